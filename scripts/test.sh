@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Sets up .venv and runs the linters, the types and every test. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/setup.sh
+mxmp_setup
+
+failed=()
+check() {
+    echo "==> $*"
+    "$@" || failed+=("$*")
+}
+check ruff check .
+check ruff format --check .
+check mypy
+check pytest "$@"
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'failed: %s\n' "${failed[@]}" >&2
+    exit 1
+fi
