@@ -1,0 +1,1 @@
+"""What the ImageNet examples share: options, data, schedule, checkpoints, table and picture."""
