@@ -9,7 +9,7 @@ from rich.table import Table
 
 Results = Dict[str, Any]
 
-# Okabe and Ito's colours, and line styles that stay apart without colour; later lines leave earlier ones visible.
+# Okabe and Ito's colours; widths and dashes keep coinciding lines apart, also without colour.
 STYLES = {
     "float32": {"color": "#0072B2", "linestyle": "-", "marker": "o", "linewidth": 3.2, "markersize": 8},
     "float16": {"color": "#E69F00", "linestyle": "--", "marker": "s", "linewidth": 2.2, "markersize": 5.5},
