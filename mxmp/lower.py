@@ -1,0 +1,128 @@
+"""The graph for a device's kernels: native where MXNet has them, emulated where it has not."""
+
+from __future__ import annotations
+
+from typing import Collection
+
+import mxnet as mx
+
+from .graph import Entry, Graph, Node
+from .plan import Plan, decide
+from .policy import Policy
+from .rewrite import FULL, MARK, Rewritten, insert_casts, is_ours, strip
+from .rules import rule_of
+
+__all__ = ["device_of", "lower", "low_graph"]
+
+
+def device_of(ctx: mx.Context | None) -> str:
+    """``"gpu"`` or ``"cpu"``: whose kernels a graph on ``ctx`` (default: the current context) meets."""
+    kind = (ctx or mx.context.current_context()).device_type
+    return "gpu" if kind == "gpu" else "cpu"
+
+
+def low_graph(
+    graph: Graph,
+    policy: Policy,
+    device: str,
+    *,
+    parameters: Collection[str] | None = None,
+    keep_output_names: bool = False,
+) -> tuple[Graph, Plan]:
+    """Decide, rewrite, lower: what both doors do with a graph. See ``decide`` for the arguments.
+
+    Casts of an earlier conversion are taken out first, so converting twice is converting once.
+    """
+    plan = decide(
+        strip(graph), policy, device, parameters=parameters, keep_output_names=keep_output_names
+    )
+    return lower(insert_casts(plan)), plan
+
+
+def lower(rewritten: Rewritten) -> Graph:
+    """The graph that runs on ``rewritten.plan.device``; takes ``rewritten.graph`` over.
+
+    - float16 on a GPU: as it is; every low-precision node is a native kernel.
+    - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does without leaving its blocked
+      memory layout.
+    - float16 on a CPU: emulated, see ``_emulate``.
+    """
+    plan = rewritten.plan
+    if plan.device == "gpu":
+        return rewritten.graph
+    if plan.policy.compute == "bfloat16":
+        return _with_amp_cast(rewritten.graph)
+    return _emulate(rewritten)
+
+
+def _with_amp_cast(graph: Graph) -> Graph:
+    for node in list(graph.nodes()):
+        if is_ours(node):
+            node.op = "amp_cast"
+        if node.op == "Convolution" and node.attrs.get("num_group", "1") != "1":
+            _unblock(node.inputs[1].node)
+    return graph
+
+
+def _unblock(cast: Node) -> None:
+    """Copy a grouped convolution's weight in front of its cast.
+
+    MXNet's FP32 inference leaves weights in oneDNN's blocked layout, and oneDNN has no reorder from
+    the grouped one to bfloat16 ("could not create a primitive descriptor for a reorder primitive").
+    The copy is plain. (``Cast`` would do, but it truncates to bfloat16 instead of rounding.)
+    """
+    if is_ours(cast) and cast.inputs[0].node.is_variable:
+        weight = cast.inputs[0]
+        copy = Node("_copy", f"{weight.node.name}_plain", {MARK: "cast"}, [weight])
+        cast.inputs[0] = Entry(copy)
+
+
+def _emulate(rewritten: Rewritten) -> Graph:
+    """Each low-precision node as a Tensor Core does it: read float16, compute in FP32, round once.
+
+    Tensors between nodes are real float16, so gradients that meet are rounded, and summed in float16,
+    as on a GPU. A node that only selects values (``Rule.exact``) passes its FP32 output straight to
+    its one reader: rounding before or after it is the same, forward and backward.
+    """
+    graph = rewritten.graph
+    readers = {entry: len(users) for entry, users in graph.consumers().items()}
+    heads = set(graph.heads)
+    outputs: dict[Node, list[Entry]] = {}
+    for entry in dict.fromkeys([*readers, *graph.heads]):
+        outputs.setdefault(entry.node, []).append(entry)
+    half: dict[Entry, Entry] = {}
+    wide: set[Entry] = set()
+    for node in list(graph.nodes()):
+        decision = rewritten.decision(node)
+        low = decision is not None and decision.low
+        for position, entry in enumerate(node.inputs):
+            if low and position not in decision.keep and entry not in wide:
+                node.inputs[position] = _widen(half.get(entry, entry), node, position)
+            else:
+                node.inputs[position] = half.get(entry, entry)
+        if not low:
+            continue
+        exact = rule_of(node.op).exact
+        for entry in outputs.get(node, ()):
+            if entry.index in decision.keep_outputs:
+                continue
+            if exact and entry not in heads and readers[entry] == 1:
+                wide.add(entry)
+            else:
+                half[entry] = _round(entry, rewritten.plan.policy.compute, is_head=entry in heads)
+    graph.heads = [half.get(entry, entry) for entry in graph.heads]
+    return graph
+
+
+def _widen(entry: Entry, node: Node, position: int) -> Entry:
+    return Entry(Node("Cast", f"{node.name}_in{position}_to_{FULL}", {"dtype": FULL, MARK: "cast"}, [entry]))
+
+
+def _round(entry: Entry, dtype: str, *, is_head: bool) -> Entry:
+    node = entry.node
+    suffix = f"_{entry.index}" if entry.index else ""
+    cast = Node("Cast", f"{node.name}{suffix}_rounded", {"dtype": dtype, MARK: "cast"}, [entry])
+    if is_head and entry.index == 0:
+        cast.attrs[MARK] = "head"
+        cast.name, node.name = node.name, f"{node.name}_{FULL}"
+    return Entry(cast)

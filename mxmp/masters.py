@@ -1,0 +1,162 @@
+"""FP32 masters: a float16 copy to compute with, an FP32 one to update, save, load and set.
+
+Updates smaller than 2**-11 of a weight vanish in float16 ("Mixed Precision Training", ICLR 2018,
+section 3.1). MXNet's ``multi_precision`` keeps the FP32 copy in the optimizer's state, made from the
+already rounded weight, and files then hold float16. Here the master belongs to the weight: the
+optimizer updates it as it updates any FP32 weight (the same bits as ``multi_precision`` for every
+optimizer of MXNet 1.9.1), and what is saved or loaded is FP32 with no trainer in sight.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+__all__ = ["LowParameter", "Updater", "master_of", "store_full", "store_low"]
+
+
+class LowParameter(gluon.Parameter):
+    """A Parameter that computes in float16 and is FP32 to everyone else.
+
+    ``data()`` and ``grad()`` are float16, ``masters()`` FP32. ``dtype`` says float32, and so do
+    ``set_data``, ``save_parameters``, ``load_parameters`` and ``export``. A write into ``data()``
+    (weight clipping, moving averages) reaches the master at the next update or save.
+    """
+
+    _masters: list[NDArray]
+    _low_dtype: str
+
+    def masters(self) -> list[NDArray]:
+        """The FP32 values, one array per context, with what was written into ``data()`` taken over."""
+        low = self._check_and_get(self._data, list)
+        for master, data in zip(self._masters, low):
+            take_over(master, data)
+        return self._masters
+
+    def set_data(self, data: NDArray) -> None:
+        """Set the value on all contexts: FP32 into the masters, rounded into ``data()``."""
+        if self._data is None:
+            super().set_data(data)
+            return
+        self.shape = data.shape
+        for master, low in zip(self._masters, self._data):
+            master[:] = data
+            publish(master, low)
+
+    def cast(self, dtype: str) -> None:
+        if dtype not in ("float32", np.float32):
+            raise ValueError(
+                f"Parameter {self.name!r} has an FP32 master and cannot be cast to {dtype}: call "
+                "mxmp.restore(net) first, or convert with another policy"
+            )
+
+    def _init_impl(self, data: NDArray, ctx_list: Sequence[mx.Context]) -> None:
+        super()._init_impl(data, ctx_list)
+        self._split()
+
+    def _reduce(self) -> NDArray:
+        masters = [m.copyto(mx.cpu()) for m in self.masters()]
+        return masters[0] if len(masters) == 1 else mx.nd.add_n(*masters) / len(masters)
+
+    def _split(self) -> None:
+        """Make the arrays that are now in ``_data`` the masters, and float16 copies the data."""
+        with autograd.pause():
+            self._masters = [a.detach() for a in self._data]
+            self._data = [m.astype(self._low_dtype) for m in self._masters]
+            self._init_grad()
+
+
+def store_low(param: gluon.Parameter, dtype: str) -> None:
+    """Turn ``param`` into a LowParameter in place: references, sharing and settings stay.
+
+    Raises
+    ------
+    TypeError
+        A plain ``gluon.Trainer`` holds the parameter: it would update float16 weights without the
+        master.
+    """
+    if isinstance(param, LowParameter):
+        return
+    trainer = param._trainer
+    if trainer is not None and not getattr(trainer, "updates_masters", False):
+        raise TypeError(
+            f"Parameter {param.name!r} is to be stored in {dtype} with an FP32 master, and a "
+            f"{type(trainer).__module__}.{type(trainer).__name__} holds it: use mxmp.Trainer, or keep the "
+            "parameters in FP32 with Policy(params='float32')"
+        )
+    kind = type(param)
+    param.__class__ = LowParameter if kind is gluon.Parameter else type(kind.__name__, (LowParameter, kind), {})
+    param._low_dtype = dtype
+    if param._data is not None:
+        param._split()
+
+
+def store_full(param: gluon.Parameter) -> None:
+    """Undo ``store_low``: an FP32 Parameter with the master's values."""
+    if not isinstance(param, LowParameter):
+        return
+    masters = param.masters() if param._data is not None else None
+    bases = type(param).__mro__
+    param.__class__ = gluon.Parameter if bases[0] is LowParameter else bases[bases.index(LowParameter) + 1]
+    del param._low_dtype
+    if masters is not None:
+        del param._masters
+        with autograd.pause():
+            param._data = masters
+            param._init_grad()
+
+
+def master_of(param: gluon.Parameter, device_index: int) -> NDArray | None:
+    """The FP32 master of ``param`` on its ``device_index``-th context, None where it has none."""
+    return param._masters[device_index] if isinstance(param, LowParameter) else None
+
+
+def take_over(master: NDArray, low: NDArray) -> None:
+    """Where ``low`` is no longer the rounded master, someone wrote into it: that value holds."""
+    with autograd.pause():
+        value = mx.nd.Cast(low, dtype="float32")
+        rounded = mx.nd.Cast(mx.nd.Cast(master, dtype=str(low.dtype.__name__)), dtype="float32")
+        mx.nd.where(rounded == value, master, value, out=master)
+
+
+def publish(master: NDArray, low: NDArray) -> None:
+    """Round the master into the array that computes."""
+    with autograd.pause():
+        mx.nd.Cast(master, dtype=low.dtype.__name__, out=low)
+
+
+class Updater(mx.optimizer.Updater):
+    """MXNet's Updater that updates the FP32 master, where a weight has one, and rounds it back.
+
+    Parameters
+    ----------
+    optimizer : mxnet.optimizer.Optimizer
+    masters : callable
+        From a weight's index to its FP32 master or None.
+    """
+
+    def __init__(self, optimizer: mx.optimizer.Optimizer, masters: Callable[[int], NDArray | None]) -> None:
+        super().__init__(optimizer)
+        self._master = masters
+
+    def __call__(self, index, grad, weight) -> None:
+        """Update one weight, or lists of indices, gradients and weights."""
+        indices, grads, weights = (
+            (index, grad, weight) if isinstance(index, (list, tuple)) else ([index], [grad], [weight])
+        )
+        pairs = [(self._master(i), low) for i, low in zip(indices, weights)]
+        for master, low in pairs:
+            if master is not None:
+                take_over(master, low)
+        super().__call__(
+            list(indices),
+            [g if m is None else g.astype("float32") for g, (m, _) in zip(grads, pairs)],
+            [low if m is None else m for m, low in pairs],
+        )
+        for master, low in pairs:
+            if master is not None:
+                publish(master, low)

@@ -1,0 +1,178 @@
+"""The precision policy: what a user may choose, as one frozen value that prints and parses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Iterable
+from urllib.parse import quote, unquote
+
+__all__ = ["Policy"]
+
+_ALLOWED = {
+    "compute": ("float16", "bfloat16"),
+    "params": (None, "float16", "float32"),
+    "norm": ("float32", "compute"),
+    "output": ("float32", "compute"),
+}
+_LISTS = ("exclude", "low_ops", "full_ops")
+_PATTERN_CHARS = "*?[]!/:@"
+
+
+@dataclass(frozen=True, init=False)
+class Policy:
+    """Which precision a network computes in, and what is kept out of it.
+
+    Parameters
+    ----------
+    compute : {"float16", "bfloat16"}
+        Dtype that convolutions, matrix products and what lies between them read and write. They
+        accumulate in FP32.
+    params : {None, "float16", "float32"}
+        Dtype in which the parameters of low-precision operators are stored. ``"float16"``: half the
+        memory and all-reduce traffic, with FP32 masters. ``"float32"``: the parameters are the
+        masters and are cast once per forward inside the graph. ``None``: ``"float16"`` for float16
+        on a GPU, ``"float32"`` on a CPU and for bfloat16 (MXNet's optimizers have no bfloat16
+        kernels). Training is the same bit for bit on one device.
+    norm : {"float32", "compute"}
+        ``"float32"`` puts casts around BatchNorm. ``"compute"`` lets it read and write the compute
+        dtype; statistics, gamma and beta stay FP32 in both.
+    output : {"float32", "compute"}
+        Dtype of the network's outputs.
+    exclude : iterable of str
+        ``fnmatch`` patterns of nodes or blocks that stay in FP32. ``"*dense0"`` keeps the block whose
+        name ends so, with all that it contains.
+    low_ops, full_ops : iterable of str
+        Operator names moved to the compute dtype or to FP32, whatever the rules say.
+
+    Raises
+    ------
+    ValueError
+        Names the field, the value and what is allowed.
+
+    Examples
+    --------
+    >>> str(Policy("float16", norm="compute"))
+    'compute=float16,norm=compute'
+    >>> Policy.parse("compute=float16,norm=compute") == Policy("float16", norm="compute")
+    True
+    """
+
+    compute: str
+    params: str | None
+    norm: str
+    output: str
+    exclude: tuple[str, ...]
+    low_ops: tuple[str, ...]
+    full_ops: tuple[str, ...]
+
+    def __init__(
+        self,
+        compute: str = "float16",
+        *,
+        params: str | None = None,
+        norm: str = "float32",
+        output: str = "float32",
+        exclude: Iterable[str] = (),
+        low_ops: Iterable[str] = (),
+        full_ops: Iterable[str] = (),
+    ) -> None:
+        given = {"compute": compute, "params": params, "norm": norm, "output": output}
+        for field, value in given.items():
+            _check_choice(field, value)
+            object.__setattr__(self, field, value)
+        for field, values in zip(_LISTS, (exclude, low_ops, full_ops)):
+            object.__setattr__(self, field, _as_names(field, values))
+        if compute == "bfloat16" and params == "float16":
+            raise ValueError(
+                "Policy(params='float16') needs compute='float16', got compute='bfloat16': store the "
+                "parameters of a bfloat16 network as params='float32'"
+            )
+        both = sorted(set(self.low_ops) & set(self.full_ops))
+        if both:
+            raise ValueError(f"Policy: {both} stand in low_ops and in full_ops; name each in one of them")
+
+    def __str__(self) -> str:
+        return ",".join(
+            f"{f.name}={_encode(getattr(self, f.name))}"
+            for f in fields(self)
+            if f.name == "compute" or getattr(self, f.name) != _DEFAULTS[f.name]
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Policy:
+        """Read ``"float16"`` or ``"compute=float16,norm=compute,exclude=*head*;*stem*"``.
+
+        Inverse of ``str(policy)``. List items are separated by ``;`` and percent-encoded where they
+        contain one of ``, ; = %``.
+        """
+        if not isinstance(text, str):
+            raise ValueError(f"Policy.parse takes a string, got {type(text).__name__}")
+        known = [f.name for f in fields(cls)]
+        if "=" not in text:
+            return cls(text.strip())
+        given: dict = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            field, eq, value = part.partition("=")
+            field = field.strip()
+            if not eq or field not in known:
+                raise ValueError(f"Policy.parse({text!r}): {part!r} is no FIELD=VALUE with FIELD one of {known}")
+            if field in given:
+                raise ValueError(f"Policy.parse({text!r}): field {field!r} is given twice")
+            given[field] = _decode(field, value.strip())
+        return cls(given.pop("compute", "float16"), **given)
+
+
+def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
+    """A Policy from a dtype name, a policy string or a Policy, with more patterns to exclude."""
+    if isinstance(policy, str):
+        policy = Policy.parse(policy)
+    if not isinstance(policy, Policy):
+        raise ValueError(
+            f"policy must be 'float16', 'bfloat16', a policy string or an mxmp.Policy, got {policy!r}"
+        )
+    more = _as_names("exclude", exclude)
+    if not more:
+        return policy
+    values = {f.name: getattr(policy, f.name) for f in fields(policy)}
+    values["exclude"] = tuple(dict.fromkeys(policy.exclude + more))
+    return Policy(values.pop("compute"), **values)
+
+
+def _check_choice(field: str, value: object) -> None:
+    allowed = _ALLOWED[field]
+    if not (value is None or isinstance(value, str)) or value not in allowed:
+        raise ValueError(f"Policy({field}={value!r}): {field} must be one of {list(allowed)}")
+
+
+def _as_names(field: str, values: object) -> tuple[str, ...]:
+    if isinstance(values, str):
+        raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings, such as [{values!r}]")
+    if not isinstance(values, Iterable):
+        raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings")
+    names = tuple(values)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"Policy({field}={list(names)!r}): {name!r} is no name or pattern")
+    return names
+
+
+def _encode(value: object) -> str:
+    if isinstance(value, tuple):
+        return ";".join(quote(name, safe=_PATTERN_CHARS) for name in value)
+    return str(value)
+
+
+def _decode(field: str, value: str) -> object:
+    if field in _LISTS:
+        return tuple(unquote(name) for name in value.split(";") if name)
+    return None if value == "None" else value
+
+
+_DEFAULTS = {
+    "params": None,
+    "norm": "float32",
+    "output": "float32",
+    "exclude": (),
+    "low_ops": (),
+    "full_ops": (),
+}

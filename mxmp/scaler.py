@@ -1,0 +1,236 @@
+"""Loss scalers: pure state machines that know nothing of MXNet.
+
+All three share four methods, so nothing asks which one it holds::
+
+    scaled = scaler.scale(loss)            # before backward
+    grad = scaler.unscale(scaled_grad)     # before the update
+    scaler.adjust(finite)                  # after the step: True for a clean one, False for a skipped
+    scaler.state_dict() / load_state_dict(state)
+
+Dynamic scaling follows "Mixed Precision Training" (ICLR 2018, section 3.2) with the constants of
+NVIDIA's and torch's implementations; hysteresis is Megatron-LM's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar, Union
+
+__all__ = ["DynamicLossScaler", "NoLossScaler", "Scaler", "StaticLossScaler", "as_scaler"]
+
+T = TypeVar("T")
+
+
+class StaticLossScaler:
+    """A constant loss scale. A step with non-finite gradients is skipped all the same.
+
+    Parameters
+    ----------
+    scale : float
+        Positive and finite. A power of two changes no bit of a gradient that stays in range.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self._scale = _positive("scale", scale)
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the next backward."""
+        return self._scale
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether an overflow cannot lower the scale any further."""
+        return True
+
+    def scale(self, value: T) -> T:
+        """``value * loss_scale``"""
+        return value * self.loss_scale  # type: ignore[operator]
+
+    def unscale(self, value: T) -> T:
+        """``value / loss_scale``"""
+        return value / self.loss_scale  # type: ignore[operator]
+
+    def adjust(self, finite: bool) -> None:
+        """Take note of a step: ``finite`` says whether it was applied."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers that ``load_state_dict`` of the same class continues from."""
+        return {"kind": type(self).__name__, "scale": self._scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state_dict()``. Raises ``ValueError``, changing nothing, on any other dict."""
+        _check_state(state, self.state_dict())
+        self._scale = _positive("scale", state["scale"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._scale:g})"
+
+
+class NoLossScaler(StaticLossScaler):
+    """Scale 1: for bfloat16 and FP32, whose range needs no scaling. Non-finite steps are still skipped."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _check_state(state, self.state_dict())
+
+    def __repr__(self) -> str:
+        return "NoLossScaler()"
+
+
+class DynamicLossScaler(StaticLossScaler):
+    """A scale that halves on overflow and doubles after ``growth_interval`` clean steps in a row.
+
+    Parameters
+    ----------
+    init_scale : float
+        Scale of the first backward.
+    growth_factor, backoff_factor : float
+        Above 1 and between 0 and 1. Powers of two change no bit of a gradient that stays in range.
+    growth_interval : int
+        Clean steps in a row before the scale grows.
+    min_scale, max_scale : float
+        Floor and ceiling; growth never passes the ceiling and so never reaches infinity.
+    hysteresis : int
+        Overflows that it takes to back off: 1 backs off on each. The count is restored when the scale
+        grows, as in Megatron-LM.
+
+    Raises
+    ------
+    ValueError
+        Names the argument and what it must be.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        min_scale: float = 1.0,
+        max_scale: float = 2.0**24,
+        hysteresis: int = 1,
+    ) -> None:
+        super().__init__(_positive("init_scale", init_scale))
+        self.growth_factor = _positive("growth_factor", growth_factor)
+        self.backoff_factor = _positive("backoff_factor", backoff_factor)
+        self.growth_interval = _count("growth_interval", growth_interval)
+        self.min_scale = _positive("min_scale", min_scale)
+        self.max_scale = _positive("max_scale", max_scale)
+        self.hysteresis = _count("hysteresis", hysteresis)
+        if self.growth_factor <= 1:
+            raise ValueError(f"growth_factor must be above 1, got {growth_factor}")
+        if self.backoff_factor >= 1:
+            raise ValueError(f"backoff_factor must be below 1, got {backoff_factor}")
+        if not self.min_scale <= self._scale <= self.max_scale:
+            raise ValueError(
+                f"init_scale must lie between min_scale and max_scale, got {init_scale} with "
+                f"min_scale={min_scale} and max_scale={max_scale}"
+            )
+        self._clean_steps = 0
+        self._tolerance = self.hysteresis
+
+    @property
+    def at_floor(self) -> bool:
+        return self._scale <= self.min_scale
+
+    def adjust(self, finite: bool) -> None:
+        if finite:
+            self._clean_steps += 1
+            if self._clean_steps >= self.growth_interval:
+                self._scale = min(self._scale * self.growth_factor, self.max_scale)
+                self._clean_steps = 0
+                self._tolerance = self.hysteresis
+        else:
+            self._clean_steps = 0
+            self._tolerance -= 1
+            if self._tolerance <= 0:
+                self._scale = max(self._scale * self.backoff_factor, self.min_scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "growth_factor": self.growth_factor,
+            "backoff_factor": self.backoff_factor,
+            "growth_interval": self.growth_interval,
+            "min_scale": self.min_scale,
+            "max_scale": self.max_scale,
+            "hysteresis": self.hysteresis,
+            "clean_steps": self._clean_steps,
+            "tolerance": self._tolerance,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _check_state(state, self.state_dict())
+        fresh = DynamicLossScaler(
+            state["scale"],
+            state["growth_factor"],
+            state["backoff_factor"],
+            state["growth_interval"],
+            state["min_scale"],
+            state["max_scale"],
+            state["hysteresis"],
+        )
+        fresh._clean_steps = _integer("clean_steps", state["clean_steps"])
+        fresh._tolerance = _integer("tolerance", state["tolerance"])
+        self.__dict__.update(fresh.__dict__)
+
+    def __repr__(self) -> str:
+        return f"DynamicLossScaler({self._scale:g}, clean_steps={self._clean_steps}/{self.growth_interval})"
+
+
+Scaler = Union[StaticLossScaler, NoLossScaler, DynamicLossScaler]
+
+
+def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
+    """A scaler from what ``loss_scale=`` takes.
+
+    Parameters
+    ----------
+    loss_scale : {"dynamic"}, float, None or a scaler
+    low_range : bool
+        False for a network that computes in bfloat16 only, where ``"dynamic"`` means no scaling.
+
+    Raises
+    ------
+    ValueError
+        For anything else.
+    """
+    if loss_scale is None:
+        return NoLossScaler()
+    if isinstance(loss_scale, str):
+        if loss_scale == "dynamic":
+            return DynamicLossScaler() if low_range else NoLossScaler()
+    elif isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool):
+        return StaticLossScaler(loss_scale)
+    elif all(hasattr(loss_scale, name) for name in ("loss_scale", "adjust", "state_dict", "load_state_dict")):
+        return loss_scale
+    raise ValueError(
+        f"loss_scale must be 'dynamic', a positive number, None or a scaler such as "
+        f"mxmp.DynamicLossScaler(), got {loss_scale!r}"
+    )
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+    return float(value)
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    if _integer(name, value) < 1:
+        raise ValueError(f"{name} must be at least 1, got {value!r}")
+    return value
+
+
+def _check_state(state: Any, own: dict[str, Any]) -> None:
+    if not isinstance(state, dict) or state.keys() != own.keys() or state["kind"] != own["kind"]:
+        raise ValueError(f"not a state of {own['kind']}: expected the keys {sorted(own)}, got {state!r}")
