@@ -15,9 +15,20 @@ except ImportError as error:
 
 from .gluon import convert, restore
 from .policy import Policy
+from .scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from .symbolic import cast_symbol
+from .trainer import Trainer
 
 __version__ = "0.1.0"
-__all__ = ["Policy", "cast_symbol", "convert", "restore"]
+__all__ = [
+    "DynamicLossScaler",
+    "NoLossScaler",
+    "Policy",
+    "StaticLossScaler",
+    "Trainer",
+    "cast_symbol",
+    "convert",
+    "restore",
+]
 
 del _mxnet

@@ -1,0 +1,75 @@
+"""Running statistics that an overflow cannot poison.
+
+BatchNorm writes its running mean and variance during forward and backward, before anyone can check the
+step. One inf in an activation leaves them NaN for ever, and evaluation with them.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+
+from .gradients import Gradient, square_sums
+
+__all__ = ["RunningStatistics"]
+
+
+class RunningStatistics:
+    """Keeps the last finite value of every running statistic.
+
+    Parameters
+    ----------
+    arrays : sequence of Gradient
+        Name and FP32 array of every statistic on every device.
+    """
+
+    def __init__(self, arrays: Sequence[Gradient]) -> None:
+        self._devices: dict[mx.Context, list[Gradient]] = {}
+        for item in arrays:
+            self._devices.setdefault(item.array.ctx, []).append(item)
+        self._pending: dict[mx.Context, NDArray] = {}
+        self._kept = {ctx: _sound(_joined(items), items) for ctx, items in self._devices.items()}
+
+    def covers(self, arrays: Sequence[NDArray]) -> bool:
+        """Whether these are the very arrays that are watched."""
+        mine = [item.array for items in self._devices.values() for item in items]
+        return len(mine) == len(arrays) and {id(a) for a in mine} == {id(a) for a in arrays}
+
+    def sums(self) -> list[NDArray]:
+        """Copy the statistics as they are now; their sums of squares, one FP32 scalar per device."""
+        with autograd.pause():
+            self._pending = {ctx: _joined(items) for ctx, items in self._devices.items()}
+            return square_sums([Gradient("", flat) for flat in self._pending.values()])
+
+    def keep(self) -> None:
+        """What ``sums`` copied last is finite: remember it."""
+        self._kept, self._pending = self._pending, {}
+
+    def restore(self) -> None:
+        """Where a statistic is not finite, put its last finite value back."""
+        with autograd.pause():
+            for ctx, items in self._devices.items():
+                start = 0
+                for item in items:
+                    size = item.array.size
+                    kept = self._kept[ctx][start : start + size].reshape(item.array.shape)
+                    finite = mx.nd.contrib.isfinite(item.array)
+                    item.array[:] = mx.nd.where(finite, item.array, kept)
+                    start += size
+            self._pending = {}
+
+
+def _sound(flat: NDArray, items: Sequence[Gradient]) -> NDArray:
+    """What is already not finite before the first step falls back to BatchNorm's initial 0 or 1."""
+    with autograd.pause():
+        initial = [mx.nd.full(i.array.size, float(i.name.endswith("var")), ctx=flat.ctx) for i in items]
+        return mx.nd.where(mx.nd.contrib.isfinite(flat), flat, mx.nd.concat(*initial, dim=0))
+
+
+def _joined(items: Sequence[Gradient]) -> NDArray:
+    with autograd.pause():
+        flat = [item.array.reshape((-1,)) for item in items]
+        return mx.nd.concat(*flat, dim=0) if len(flat) > 1 else flat[0].copy()

@@ -1,0 +1,194 @@
+"""One loss-scaled step, the same for every door: check, apply or skip, adjust.
+
+The algorithm ("Mixed Precision Training", ICLR 2018, section 3.2)::
+
+    backward of loss * s
+    gradients reduced over devices and workers
+    if they are finite on every device:
+        update with 1 / (s * batch) folded into the optimizer's rescale_grad
+    else:
+        change nothing, count, log, name the parameters
+    scaler.adjust(finite); the new s applies from the next backward
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from .gradients import Gradient, fetch, non_finite, square_sums
+from .running import RunningStatistics
+from .scaler import Scaler
+
+__all__ = ["FLOOR_PATIENCE", "ScaleEvent", "ScaledStep", "rescaled"]
+
+logger = logging.getLogger("mxmp")
+
+# Skips in a row at the lowest scale after which the gradients are at fault, not the scale.
+FLOOR_PATIENCE = 3
+
+
+class ScaleEvent(NamedTuple):
+    """From ``step`` on (counted from 1, skipped ones included) the scale is ``loss_scale``."""
+
+    step: int
+    loss_scale: float
+    skipped: bool
+
+
+class ScaledStep:
+    """Decides and remembers: the state that a Trainer or Module adds to its optimizer's.
+
+    Attributes
+    ----------
+    scaler : Scaler
+    steps, skipped_steps : int
+        Steps so far, skipped ones included; skipped ones.
+    last_step_skipped : bool
+    overflow_params : tuple of str
+        ``"name on device"`` of each non-finite gradient of the last step, empty after a clean one.
+    history : list of ScaleEvent
+        The first scale, and one event for every change of scale and every skip.
+    """
+
+    def __init__(self, scaler: Scaler) -> None:
+        self.scaler = scaler
+        self.steps = 0
+        self.skipped_steps = 0
+        self.last_step_skipped = False
+        self.overflow_params: tuple[str, ...] = ()
+        self.history = [ScaleEvent(1, scaler.loss_scale, False)]
+        self._skips_at_floor = 0
+
+    @property
+    def loss_scale(self) -> float:
+        return self.scaler.loss_scale
+
+    def run(
+        self,
+        gradients: Sequence[Gradient],
+        apply: Callable[[], None],
+        statistics: RunningStatistics | None = None,
+    ) -> bool:
+        """Check ``gradients``, then ``apply()`` or skip; adjust the scale. Synchronizes once.
+
+        Returns
+        -------
+        bool
+            Whether the step was applied.
+
+        Raises
+        ------
+        FloatingPointError
+            After ``FLOOR_PATIENCE`` skips in a row at the lowest scale; names the parameters.
+        """
+        bad = self._check(gradients, statistics)
+        if not bad:
+            apply()
+        self._note(bad)
+        return not bad
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data that ``load_state_dict`` continues from bit for bit."""
+        return {
+            "scaler": self.scaler.state_dict(),
+            "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
+            "last_step_skipped": self.last_step_skipped,
+            "skips_at_floor": self._skips_at_floor,
+            "overflow_params": list(self.overflow_params),
+            "history": [list(event) for event in self.history],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state_dict()``; on a ``ValueError`` nothing has changed."""
+        history = [ScaleEvent(*event) for event in state["history"]]
+        self.scaler.load_state_dict(state["scaler"])
+        self.steps = state["steps"]
+        self.skipped_steps = state["skipped_steps"]
+        self.last_step_skipped = state["last_step_skipped"]
+        self._skips_at_floor = state["skips_at_floor"]
+        self.overflow_params = tuple(state["overflow_params"])
+        self.history = history
+
+    def _check(self, gradients: Sequence[Gradient], statistics: RunningStatistics | None) -> list[Gradient]:
+        """The non-finite gradients. One transfer; a second only where the first says overflow."""
+        running = statistics.sums() if statistics is not None else []
+        sums = fetch([*square_sums(gradients), *running])
+        finite = np.isfinite(sums)
+        if statistics is not None:
+            if finite[len(gradients) :].all():
+                statistics.keep()
+            else:
+                statistics.restore()
+        return non_finite([g for g, ok in zip(gradients, finite) if not ok])
+
+    def _note(self, bad: Sequence[Gradient]) -> None:
+        self.steps += 1
+        self.last_step_skipped = bool(bad)
+        self.overflow_params = tuple(str(g) for g in bad)
+        at_floor, before = self.scaler.at_floor, self.scaler.loss_scale
+        self.scaler.adjust(not bad)
+        after = self.scaler.loss_scale
+        if bad:
+            self.skipped_steps += 1
+        if bad or after != before:
+            self.history.append(ScaleEvent(self.steps + 1, after, bool(bad)))
+            self._log(bad, before, after)
+        self._skips_at_floor = self._skips_at_floor + 1 if bad and at_floor else 0
+        if self._skips_at_floor >= FLOOR_PATIENCE:
+            raise FloatingPointError(
+                f"{self._skips_at_floor} steps in a row had non-finite gradients at the lowest loss scale "
+                f"({before:g}), so scaling is not the cause; weights are unchanged. Look at the learning rate, "
+                f"the data and the loss. Non-finite: {_some(self.overflow_params)}"
+            )
+
+    def _log(self, bad: Sequence[Gradient], before: float, after: float) -> None:
+        if bad:
+            logger.warning(
+                "step %d skipped: non-finite gradients in %s; loss scale %g -> %g",
+                self.steps,
+                _some(self.overflow_params),
+                before,
+                after,
+            )
+        else:
+            logger.info("loss scale %g -> %g after step %d", before, after, self.steps)
+
+
+@contextmanager
+def rescaled(optimizer: mx.optimizer.Optimizer, factor: float) -> Iterator[None]:
+    """``optimizer.rescale_grad`` times ``factor`` for the time of an update, then as it was."""
+    plain = optimizer.rescale_grad
+    optimizer.rescale_grad = _FixedPoint(plain * factor, np.float32(plain) * np.float32(factor))
+    try:
+        yield
+    finally:
+        optimizer.rescale_grad = plain
+
+
+class _FixedPoint(float):
+    """A float whose text is the fixed-point decimal of its float32 value.
+
+    MXNet passes operator attributes as text and misreads exponent notation: about a fifth of small
+    ``rescale_grad`` came out one ulp off.
+    """
+
+    def __new__(cls, value: float, rounded: np.float32) -> _FixedPoint:
+        self = super().__new__(cls, value)
+        self._text = np.format_float_positional(rounded, unique=True, trim="-")
+        return self
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+
+def _some(names: Sequence[str], limit: int = 3) -> str:
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,427 @@
+"""A ``gluon.Trainer`` whose steps are scaled, checked and, on overflow, skipped."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator, Sequence
+
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+from . import gradients as grads
+from . import states
+from .gluon import Conversion, conversion_of
+from .gradients import Gradient
+from .masters import LowParameter, Updater, master_of
+from .running import RunningStatistics
+from .scaler import Scaler, as_scaler
+from .step import ScaledStep, ScaleEvent, rescaled
+
+__all__ = ["Trainer"]
+
+
+class Trainer(gluon.Trainer):
+    """Applies an optimizer with loss scaling, FP32 masters and skipped steps on overflow.
+
+    Use it as ``gluon.Trainer``, with ``trainer.backward(loss)`` in place of ``loss.backward()``::
+
+        with autograd.record():
+            loss = loss_fn(net(x), y)
+        trainer.backward(loss)
+        trainer.step(batch_size)
+
+    No step applies a non-finite gradient, whatever the scaler. The gradients are checked after they
+    are reduced, on every device, so all devices and workers take the same decision.
+
+    Parameters
+    ----------
+    params : ParameterDict, dict or list of Parameter
+    optimizer, optimizer_params, kvstore
+        As for ``gluon.Trainer``. Masters need no ``multi_precision``; it does no harm.
+    compression_params : None
+        Refused: a threshold on scaled gradients means nothing.
+    update_on_kvstore : {None, False}
+        True would apply gradients before they are checked, and is refused.
+    loss_scale : {"dynamic"}, float, None or a scaler
+        ``"dynamic"``: a ``DynamicLossScaler()``, and no scaling where the parameters' net was
+        converted to bfloat16, whose range is FP32's. A number: static. None: scale 1.
+
+    Raises
+    ------
+    ValueError
+        For a combination that could not keep the promise above; says which and why.
+    """
+
+    # LowParameter lets only such a trainer near its float16 values.
+    updates_masters = True
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: str | mx.optimizer.Optimizer,
+        optimizer_params: dict | None = None,
+        kvstore: str | mx.kv.KVStore | None = "device",
+        compression_params: dict | None = None,
+        update_on_kvstore: bool | None = None,
+        *,
+        loss_scale: Any = "dynamic",
+    ) -> None:
+        _check_arguments(kvstore, compression_params, update_on_kvstore)
+        self._asked_scale = loss_scale
+        as_scaler(loss_scale)
+        self._step: ScaledStep | None = None
+        self._phase = _Phase()
+        self._statistics: RunningStatistics | None = None
+        super().__init__(params, optimizer, optimizer_params, kvstore=kvstore, update_on_kvstore=False)
+        self._check_parameters()
+        self._running()
+
+    # -- what the user reads ------------------------------------------------------------------------
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale of the next backward."""
+        return self._state.loss_scale
+
+    @property
+    def scaler(self) -> Scaler:
+        """The state machine behind ``loss_scale``."""
+        return self._state.scaler
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step found a non-finite gradient and changed nothing."""
+        return self._state.last_step_skipped
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were skipped so far."""
+        return self._state.skipped_steps
+
+    @property
+    def overflow_params(self) -> tuple[str, ...]:
+        """After a skip: ``"name on device"`` of each non-finite gradient. Empty after a clean step."""
+        return self._state.overflow_params
+
+    @property
+    def scale_history(self) -> list[ScaleEvent]:
+        """The first scale and one event for every change of scale and every skip."""
+        return list(self._state.history)
+
+    # -- backward -----------------------------------------------------------------------------------
+
+    def backward(self, loss: NDArray | Sequence[NDArray], retain_graph: bool = False) -> None:
+        """Backward of ``loss * loss_scale``; one loss or a list, such as one per device.
+
+        Several calls before a step accumulate where ``grad_req`` is ``"add"``; the scale does not
+        change in between. Does not synchronize.
+
+        Raises
+        ------
+        ValueError
+            A float16 loss at a scale that float16 cannot hold: compute the loss in FP32.
+        RuntimeError
+            After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first.
+        """
+        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+        with autograd.pause():
+            heads = [self._head_gradient(item) for item in losses]
+        self._begin_backward()
+        autograd.backward(losses, heads, retain_graph=retain_graph)
+
+    @contextmanager
+    def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
+        """For loops that call backward themselves; inside or outside ``autograd.record()``::
+
+            with trainer.scale_loss(loss) as scaled:
+                autograd.backward(scaled)
+        """
+        single = not isinstance(loss, (list, tuple))
+        losses = [loss] if single else list(loss)
+        for item in losses:
+            self._head_gradient(item)
+        self._begin_backward()
+        with autograd.record(train_mode=autograd.is_training()):
+            scaled = [item * self.loss_scale for item in losses]
+        yield scaled[0] if single else scaled
+
+    # -- between backward and step ------------------------------------------------------------------
+
+    def allreduce_grads(self) -> None:
+        """Sum the gradients over devices and workers; ``update`` then applies them."""
+        self._prepare()
+        self._reduce_once()
+
+    def unscale(self) -> None:
+        """Divide the gradients by the scale in place, to look at or change true ones before ``step``.
+
+        Raises
+        ------
+        RuntimeError
+            Before a scaled backward, or a second time.
+        ValueError
+            Gradients are float16, which cannot hold unscaled values; nothing is changed.
+        """
+        self._require_backward("unscale")
+        if self._phase.unscaled:
+            raise RuntimeError("unscale() was already called since the last step: the gradients are true ones")
+        grads.unscale(self._gradients(ignore_stale=True), 1.0 / self.loss_scale)
+        self._phase.unscaled = True
+
+    def clip_global_norm(self, max_norm: float) -> float:
+        """Limit the global L2 norm of the true gradients to ``max_norm``; returns the norm before.
+
+        Reduces over devices first. The norm is of unscaled gradients, summed over the batch as
+        ``gluon.utils.clip_global_norm`` sees them; what clipping multiplies is folded into the
+        update, as the scale is. A non-finite norm clips nothing, and ``step`` will skip. Synchronizes.
+        """
+        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
+            raise ValueError(f"max_norm must be a positive number, got {max_norm!r}")
+        self._require_backward("clip_global_norm")
+        self._prepare()
+        self._reduce_once()
+        first = [g for g in self._gradients(ignore_stale=True) if g.array.ctx == self._contexts[0]]
+        total = grads.norm(first) * self._phase.clip
+        if not self._phase.unscaled:
+            total /= self.loss_scale
+        if max_norm < total < float("inf"):
+            self._phase.clip *= max_norm / total
+        self._phase.clipped = True
+        return total
+
+    # -- step ---------------------------------------------------------------------------------------
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Reduce, check, and update with ``1 / (loss_scale * batch_size)``, or skip. Synchronizes once.
+
+        Raises
+        ------
+        RuntimeError
+            The gradients were never scaled (a plain ``loss.backward()``), at a scale other than 1.
+        FloatingPointError
+            Repeated overflow at the lowest scale; names the parameters.
+        """
+        self._require_backward("step")
+        self._set_rescale(batch_size)
+        self._prepare()
+        self._reduce_once()
+        self._update(ignore_stale_grad)
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """The second half of ``step``, after ``allreduce_grads``."""
+        self._require_backward("update")
+        self._set_rescale(batch_size)
+        self._prepare()
+        self._update(ignore_stale_grad)
+
+    def save_states(self, fname: str) -> None:
+        """Save optimizer states, masters, scaler and counters; the old file survives until it is written.
+
+        Between a backward and its step the gradients are part of the state and are not saved, so
+        that raises ``RuntimeError``.
+        """
+        if self._phase.backward:
+            raise RuntimeError("save_states between backward and step would lose the gradients: step first")
+        self._prepare()
+        low = {i: p for i, p in enumerate(self._params) if isinstance(p, LowParameter)}
+        states.write(
+            fname,
+            states.collect(
+                self._state.state_dict(),
+                self._optimizer,
+                self._updaters[0].states,
+                {i: param.masters()[0] for i, param in low.items()},
+                [param.shape for param in self._params],
+            ),
+        )
+
+    def load_states(self, fname: str) -> None:
+        """Continue from ``save_states``, or from the file of a plain ``gluon.Trainer``. Runs no code from it.
+
+        Raises
+        ------
+        ValueError
+            The file is damaged, or of other parameters or another optimizer; nothing has changed.
+        """
+        self._prepare()
+        found = states.read(fname)
+        commit = states.apply_states(
+            found, self._optimizer, [p.shape for p in self._params], [ctx.device_id for ctx in self._contexts]
+        )
+        if found.step is not None:
+            self._state.load_state_dict(found.step)
+        commit()
+        for updater, ctx in zip(self._updaters, self._contexts):
+            updater.states = {index: states.to_device(state, ctx) for index, state in found.states.items()}
+            updater.states_synced = dict.fromkeys(updater.states, True)
+        for index, master in found.masters.items():
+            if isinstance(self._params[index], LowParameter):
+                self._params[index].set_data(mx.nd.array(master))
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> ScaledStep:
+        if self._step is None:
+            computes = {c.policy.compute for c in self._conversions()}
+            self._step = ScaledStep(as_scaler(self._asked_scale, low_range=computes != {"bfloat16"}))
+        return self._step
+
+    def _conversions(self) -> list[Conversion]:
+        found = (conversion_of(param) for param in self._params)
+        return list(dict.fromkeys(c for c in found if c is not None))
+
+    def _head_gradient(self, loss: NDArray) -> NDArray:
+        if not isinstance(loss, NDArray):
+            raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
+        if loss.dtype == mx.base._np.float16 and self.loss_scale > 2.0**15:
+            raise ValueError(
+                f"the loss is float16, which cannot hold the loss scale {self.loss_scale:g}: compute the loss "
+                "in FP32 (loss_fn(net(x).astype('float32'), y))"
+            )
+        return loss.ones_like() * self.loss_scale
+
+    def _begin_backward(self) -> None:
+        phase = self._phase
+        if phase.unscaled or phase.clipped:
+            raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then go on")
+        if phase.reduced and any(p.grad_req == "add" for p in self._params):
+            raise RuntimeError("backward after allreduce_grads() would add to reduced gradients: update first")
+        phase.reduced = False
+        phase.backward = True
+        self._running()
+        for conversion in self._conversions():
+            conversion.head_scale.set(self.loss_scale)
+
+    def _require_backward(self, what: str) -> None:
+        if not self._phase.backward and self.loss_scale != 1.0:
+            raise RuntimeError(
+                f"{what}() before a scaled backward: call trainer.backward(loss), or scale_loss(loss), instead of "
+                f"loss.backward(); unscaled gradients would be divided by the loss scale {self.loss_scale:g}"
+            )
+
+    def _set_rescale(self, batch_size: float) -> None:
+        if isinstance(batch_size, bool) or not batch_size > 0:
+            raise ValueError(f"batch_size must be positive, got {batch_size!r}")
+        self._optimizer.rescale_grad = self._scale / batch_size
+
+    def _prepare(self) -> None:
+        if not self._kv_initialized:
+            self._init_kvstore()
+        if self._params_to_init:
+            self._init_params()
+
+    def _reduce_once(self) -> None:
+        if not self._phase.reduced:
+            self._allreduce_grads()
+            self._phase.reduced = True
+
+    def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
+        super()._init_optimizer(optimizer, optimizer_params)
+        self._make_updaters()
+
+    def _make_updaters(self) -> None:
+        self._updaters = [
+            Updater(self._optimizer, lambda index, k=k: master_of(self._params[index], k))
+            for k in range(len(self._contexts))
+        ]
+
+    def _init_kvstore(self) -> None:
+        super()._init_kvstore()
+        if self._kvstore is not None and "async" in self._kvstore.type:
+            raise ValueError(_NO_ASYNC)
+
+    def _live(self, ignore_stale: bool) -> list[tuple[int, int, NDArray, NDArray]]:
+        """Index, device, weight and gradient of everything to update; stale gradients are left out.
+
+        Raises ``UserWarning`` on a stale one unless ``ignore_stale``, as ``gluon.Trainer`` does.
+        """
+        live = []
+        for i, param in enumerate(self._params):
+            if param.grad_req == "null":
+                continue
+            for k, (data, grad) in enumerate(zip(param._check_and_get(param._data, list), param.list_grad())):
+                if data._fresh_grad:
+                    live.append((i, k, data, grad))
+                elif not ignore_stale:
+                    raise UserWarning(
+                        f"Gradient of Parameter `{param.name}` on context {data.context} has not been updated by "
+                        "backward since last `step`. If only a part of the net was used on purpose, call step with "
+                        "ignore_stale_grad=True"
+                    )
+        return live
+
+    def _gradients(self, ignore_stale: bool) -> list[Gradient]:
+        return [Gradient(self._params[i].name, grad) for i, _, _, grad in self._live(ignore_stale)]
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        live = self._live(ignore_stale_grad)
+        factor = self._phase.clip / (1.0 if self._phase.unscaled else self.loss_scale)
+
+        def apply() -> None:
+            with rescaled(self._optimizer, factor):
+                for k, updater in enumerate(self._updaters):
+                    mine = [(i, grad, data) for i, device, data, grad in live if device == k]
+                    if mine:
+                        updater(*map(list, zip(*mine)))
+
+        named = [Gradient(self._params[i].name, grad) for i, _, _, grad in live]
+        try:
+            if live:
+                self._state.run(named, apply, self._running())
+        finally:
+            for _, _, data, _ in live:
+                data._fresh_grad = False
+            self._phase = _Phase()
+
+    def _running(self) -> RunningStatistics | None:
+        """BatchNorm's statistics among the parameters: FP32, never differentiable."""
+        own = [p for p in self._params if not p._differentiable and p._data is not None]
+        items = [Gradient(p.name, array) for p in own for array in p._data]
+        if not items:
+            return None
+        if self._statistics is None or not self._statistics.covers([i.array for i in items]):
+            self._statistics = RunningStatistics(items)
+        return self._statistics
+
+    def _check_parameters(self) -> None:
+        for param in self._params:
+            if param._stype != "default":
+                raise ValueError(
+                    f"Parameter {param.name!r} has {param._stype} weights, which MXNet updates on the kvstore only, "
+                    "before any check: use dense weights (sparse_grad=False)"
+                )
+
+
+class _Phase:
+    """Where between two steps we are."""
+
+    def __init__(self) -> None:
+        self.backward = False
+        self.reduced = False
+        self.unscaled = False
+        self.clipped = False
+        self.clip = 1.0
+
+
+_NO_ASYNC = "kvstore 'dist_async' applies each worker's gradients on the server, before any check: use 'dist_sync'"
+
+
+def _check_arguments(kvstore: Any, compression: Any, update_on_kvstore: Any) -> None:
+    if update_on_kvstore:
+        raise ValueError(
+            "update_on_kvstore=True applies gradients before they are checked, so an overflow would reach the "
+            "weights: leave it None or False"
+        )
+    if compression is not None:
+        raise ValueError(
+            f"compression_params={compression!r}: 2-bit compression compares scaled gradients with its threshold, "
+            "which loses its meaning whenever the scale changes; leave it None (float16 parameters already halve "
+            "the traffic)"
+        )
+    kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
+    if "async" in kind:
+        raise ValueError(_NO_ASYNC)
+
+
