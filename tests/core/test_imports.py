@@ -81,6 +81,9 @@ def snapshot():
                     found[name, key, attr] = id(member)
     return found
 
+net = gluon.nn.Dense(2, in_units=2)
+net.initialize()
+net(mx.nd.ones((1, 2))).asnumpy()
 before, filters, environment = snapshot(), list(warnings.filters), dict(os.environ)
 import mxmp
 assert "mxmp.gluon" in sys.modules
@@ -92,8 +95,6 @@ def check():
     assert warnings.filters == filters and dict(os.environ) == environment
 
 check()
-net = gluon.nn.Dense(2, in_units=2)
-net.initialize()
 mxmp.convert(net)
 net(mx.nd.ones((1, 2))).asnumpy()
 mxmp.cast_symbol(mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=2))
