@@ -13,6 +13,7 @@ except ImportError as error:
         f"({error}). Install one build: pip install 'mxmp[cpu]', or pip install 'mxmp[cu112]' for CUDA 11.2"
     ) from error
 
+from .diagnose import explain
 from .gluon import convert, restore
 from .policy import Policy
 from .scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
@@ -28,6 +29,7 @@ __all__ = [
     "Trainer",
     "cast_symbol",
     "convert",
+    "explain",
     "restore",
 ]
 

@@ -103,6 +103,14 @@ def conversion_of(param: Parameter) -> Conversion | None:
     return getattr(param, "_mxmp", None)
 
 
+def doors(net: Block) -> Iterator[tuple[HybridBlock, _Door]]:
+    """The converted blocks of a tree with what stands in front of them, outermost first."""
+    for block in _hybrid_blocks(net):
+        door = _door_of(block)
+        if door is not None:
+            yield block, door
+
+
 class Conversion:
     """What one call of ``convert`` decided, shared by all blocks of the net."""
 
@@ -149,6 +157,7 @@ class _Built:
     out_format: Any
     device: str
     parameters: dict[str, Parameter]
+    shapes: dict[str, tuple]
 
 
 class _Key(NamedTuple):
@@ -226,8 +235,16 @@ class _Door:
         op = _LowOp(low, names, symbol.list_inputs(), [d.name for d in data], block._flags)
         if scaled:
             op.head_scale = self.conversion.head_scale
+        flat = [a for a in _flatten(args, "input")[0] if a is not None]
         return _Built(
-            op, block._cached_op_args, block._cached_graph, block._in_format, block._out_format, device, params
+            op,
+            block._cached_op_args,
+            block._cached_graph,
+            block._in_format,
+            block._out_format,
+            device,
+            params,
+            {variable.name: array.shape for variable, array in zip(data, flat)},
         )
 
     def _check_trace(self, block: HybridBlock) -> None:
