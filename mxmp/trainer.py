@@ -13,7 +13,7 @@ from . import gradients as grads
 from . import states
 from .gluon import Conversion, conversion_of
 from .gradients import Gradient
-from .masters import LowParameter, Updater, master_of
+from .masters import LowParameter, Updater, master_of, publish
 from .running import RunningStatistics
 from .scaler import Scaler, as_scaler
 from .step import ScaledStep, ScaleEvent, rescaled
@@ -331,6 +331,27 @@ class Trainer(gluon.Trainer):
         super()._init_kvstore()
         if self._kvstore is not None and "async" in self._kvstore.type:
             raise ValueError(_NO_ASYNC)
+
+    def _init_params(self) -> None:
+        ready = [p for p in self._params_to_init if not p._deferred_init]
+        super()._init_params()
+        if self._distributed:
+            self._share_initial(ready)
+
+    def _share_initial(self, params: Sequence[gluon.Parameter]) -> None:
+        """Wait until this worker holds rank 0's values, masters included, before it pushes anything.
+
+        MXNet broadcasts without waiting, and workers diverged in most runs. Synchronizes.
+        """
+        for param in params:
+            if isinstance(param, LowParameter):
+                masters = param.masters()
+                self._kvstore.broadcast(len(self._params) + self._param2idx[param.name], masters[0], masters)
+                for master, low in zip(masters, param._data):
+                    publish(master, low)
+        for param in params:
+            for array in param._data:
+                array.wait_to_read()
 
     def _live(self, ignore_stale: bool) -> list[tuple[int, int, NDArray, NDArray]]:
         """Index, device, weight and gradient of everything to update; stale gradients are left out.
