@@ -4,7 +4,7 @@
         --rec-train train.rec --rec-val val.rec --last-gamma --no-wd --label-smoothing
 
 It uses every GPU there is, otherwise the CPU. A run resumed from a checkpoint (--resume-epoch,
---resume-params, --resume-states) goes on exactly where the first one stopped.
+--resume-params, --resume-states) goes on where the first one stopped; with --optimizer sgd bit for bit.
 """
 
 import argparse

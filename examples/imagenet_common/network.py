@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 from pathlib import Path
 from typing import Any, Callable, List, Optional
 
@@ -11,6 +12,11 @@ from gluoncv.model_zoo.model_zoo import get_model_list
 from mxnet.gluon import HybridBlock
 
 from .errors import UserError
+
+OTHER_TASKS = re.compile(
+    "ssd|yolo|rcnn|fcn|psp|deeplab|danet|icnet|fastscnn|center_net|pose|monodepth|siamrpn|hrnet.*_s$"
+    "|_kinetics|_hmdb|_ucf|_sthsth|_custom|_int8"
+)
 
 
 def devices(num_gpus: Optional[int]) -> List[mx.Context]:
@@ -42,11 +48,12 @@ def build_network(options: argparse.Namespace, contexts: List[mx.Context]) -> Hy
 
 
 def _create(options: argparse.Namespace) -> HybridBlock:
-    known = get_model_list()
+    known = [name for name in get_model_list() if not OTHER_TASKS.search(name)]
     if options.model.lower() not in known:
         close = difflib.get_close_matches(options.model.lower(), known, n=5, cutoff=0.4)
         raise UserError(
-            f"--model {options.model}: GluonCV has no such network; close names: {', '.join(close) or 'none'}"
+            f"--model {options.model}: GluonCV has no classification network of this name; "
+            f"close names: {', '.join(close) or 'none'}"
         )
     extra = {"last_gamma": True} if options.last_gamma else {}
     try:

@@ -88,7 +88,12 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
 def _add_training(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--batch-size", type=_positive, default=32, help="per device")
     group.add_argument("--num-epochs", type=_positive, default=90)
-    group.add_argument("--optimizer", choices=["nag", "sgd"], default="nag")
+    group.add_argument(
+        "--optimizer",
+        choices=["nag", "sgd"],
+        default="nag",
+        help="nag is GluonCV's; on the CPU MXNet rounds its weight decay differently from run to run",
+    )
     group.add_argument("--momentum", type=float, default=0.9)
     group.add_argument("--wd", type=float, default=0.0001, help="weight decay")
     group.add_argument("--no-wd", action="store_true", help="no weight decay on bias, gamma and beta")
@@ -96,7 +101,7 @@ def _add_training(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--mixup", action="store_true")
     group.add_argument("--mixup-alpha", type=float, default=0.2, help="of the beta distribution")
     group.add_argument("--mixup-off-epoch", type=int, default=0, help="how many last epochs go without")
-    group.add_argument("--kvstore", default="device", help="local, device, dist_sync, dist_device_sync")
+    group.add_argument("--kvstore", choices=["local", "device", "nccl"], default="device")
     group.add_argument("--seed", type=int, default=0)
 
 
