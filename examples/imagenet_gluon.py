@@ -30,15 +30,18 @@ from tqdm import tqdm
 import mxmp
 
 
-def convert(net: HybridBlock, dtype: str) -> Tuple[HybridBlock, int]:
-    """The network in `dtype`, and how many casts that took."""
-    if dtype == "float32":
+def convert(net: HybridBlock, options: argparse.Namespace, context: mx.Context) -> Tuple[HybridBlock, int]:
+    """The network in `--dtype`, and how many casts that took."""
+    if options.dtype == "float32":
         return net, 0
     try:
-        net = mxmp.convert(net, dtype)
+        net = mxmp.convert(net, options.dtype)
+        report = mxmp.explain(net, mx.nd.zeros((1, 3, options.input_size, options.input_size), ctx=context))
     except ValueError as error:
-        raise UserError(f"--dtype {dtype}: {last_line(error)}") from None
-    return net, mxmp.explain(net).num_casts
+        raise UserError(f"--dtype {options.dtype}: {last_line(error)}") from None
+    if options.explain:
+        print(report)
+    return net, report.num_casts
 
 
 def make_trainer(net: HybridBlock, options: argparse.Namespace, steps_per_epoch: int) -> mxmp.Trainer:
@@ -133,9 +136,7 @@ def train(options: argparse.Namespace) -> Dict[str, Any]:
     val_records = open_records(options.rec_val, options.rec_val_idx, options.num_classes)
     mx.random.seed(options.seed)
     np.random.seed(options.seed)
-    net, casts = convert(build_network(options, contexts), options.dtype)
-    if options.explain:
-        print(mxmp.explain(net))
+    net, casts = convert(build_network(options, contexts), options, contexts[0])
     net.hybridize(static_alloc=True, static_shape=True)
     steps = -(-train_records.count // batch_size)
     trainer = make_trainer(net, options, steps)
