@@ -13,8 +13,10 @@ except ImportError as error:
         f"({error}). Install one build: pip install 'mxmp[cpu]', or pip install 'mxmp[cu112]' for CUDA 11.2"
     ) from error
 
+from .bucketing import BucketingModule
 from .diagnose import explain
 from .gluon import convert, restore
+from .module import Module
 from .policy import Policy
 from .scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from .symbolic import cast_symbol
@@ -22,7 +24,9 @@ from .trainer import Trainer
 
 __version__ = "0.1.0"
 __all__ = [
+    "BucketingModule",
     "DynamicLossScaler",
+    "Module",
     "NoLossScaler",
     "Policy",
     "StaticLossScaler",

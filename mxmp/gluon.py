@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,8 +135,13 @@ class Conversion:
 
     def build(self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str) -> Graph:
         """The graph that runs, and parameters stored as it wants them. The first graph decides."""
-        undecided = {n for n, p in params.items() if self._stored.get(n, True) and not isinstance(p, Constant)}
-        graph, plan = low_graph(Graph.from_symbol(symbol), self.policy, device, parameters=undecided)
+        graph, plan = low_graph(
+            Graph.from_symbol(symbol),
+            self.policy,
+            device,
+            parameters={n for n, p in params.items() if n not in self._stored and not isinstance(p, Constant)},
+            stored_low={n for n in params if self._stored.get(n)},
+        )
         if plan.stores_low:
             low = {variable.name for variable in plan.low_variables}
             for name, param in params.items():

@@ -26,7 +26,7 @@ class Node:
         JSON of the bodies of control-flow operators, carried as they are.
     """
 
-    __slots__ = ("op", "name", "attrs", "inputs", "control_deps", "subgraphs")
+    __slots__ = ("attrs", "control_deps", "inputs", "name", "op", "subgraphs")
 
     def __init__(
         self,

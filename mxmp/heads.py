@@ -16,7 +16,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .graph import Entry, Graph, Node
-from .rules import Kind, rule_of
+from .rules import RULES, Kind, rule_of
 
 __all__ = ["SCALE_NAME", "HeadScale", "scale_heads"]
 
@@ -28,26 +28,53 @@ def scale_heads(graph: Graph) -> bool:
 
     The scale is a variable ``SCALE_NAME``, FP32 of shape (1,). Returns whether there was a head.
     """
-    heads = [n for n in graph.nodes() if not n.is_variable and rule_of(n.op).resolve(n.attrs)[0] is Kind.HEAD]
+    heads = [(node, positions) for node in graph.nodes() if (positions := _own_gradients(node))]
     if not heads:
         return False
     scale = Entry(Node("null", SCALE_NAME, {"__shape__": "(1,)", "__dtype__": "0"}))
-    for head in heads:
-        head.inputs[0] = _scaled(head.inputs[0], scale, head.name)
+    for head, positions in heads:
+        for position in positions:
+            head.inputs[position] = _scaled(head.inputs[position], scale, f"{head.name}_in{position}")
     return True
 
 
-def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
-    def op(kind: str, *inputs: Entry) -> Entry:
-        return Entry(Node(kind, f"{name}_scale_{kind.lstrip('_')}{len(made)}", {}, list(inputs)))
+def _own_gradients(node: Node) -> tuple[int, ...]:
+    """Positions of the inputs whose gradient ignores the one from above."""
+    if node.is_variable:
+        return ()
+    if node.op == "Custom":
+        return tuple(range(len(node.inputs))) if _ignores_gradient(node) else ()
+    rule = rule_of(node.op) if node.op in RULES else None
+    return (0,) if rule is not None and rule.resolve(node.attrs)[0] is Kind.HEAD else ()
 
-    made: list[Entry] = []
-    step = op("_contrib_sign_ste", x)
-    made.append(step)
-    frozen = op("BlockGrad", step)
-    made.append(frozen)
-    zero = op("elemwise_sub", step, frozen)
-    return op("elemwise_add", op("BlockGrad", x), op("broadcast_mul", zero, scale))
+
+def _ignores_gradient(node: Node) -> bool:
+    """Whether a Custom operator's backward does without the gradient from above.
+
+    The graph does not show it. MXNet keeps the ``CustomOpProp`` of every Custom node it makes, so one
+    more is made, with the same attributes, and asked.
+    """
+    registry = mx.operator._registry.ref_holder
+    before = set(registry)
+    names = [f"in{i}" for i in range(len(node.inputs))]
+    attrs = {k: v for k, v in node.attrs.items() if not k.startswith("__")}
+    made = mx.sym.Custom(*map(mx.sym.var, names), **attrs)
+    props = [registry[k] for k in set(registry) - before if isinstance(registry[k], mx.operator.CustomOpProp)]
+    if made is None or not props:
+        return False
+    prop = props[-1]
+    outputs, inputs = range(len(prop.list_outputs())), range(len(prop.list_arguments()))
+    needed = prop.declare_backward_dependency([("out", i) for i in outputs], [("in", i) for i in inputs], [])
+    return not any(kind == "out" for kind, _ in needed)
+
+
+def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
+    def op(kind: str, role: str, *inputs: Entry) -> Entry:
+        return Entry(Node(kind, f"{name}_scale_{role}", {}, list(inputs)))
+
+    step = op("_contrib_sign_ste", "step", x)
+    zero = op("elemwise_sub", "zero", step, op("BlockGrad", "frozen", step))
+    return op("elemwise_add", "sum", op("BlockGrad", "value", x), op("broadcast_mul", "gradient", zero, scale))
 
 
 class HeadScale:

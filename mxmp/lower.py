@@ -12,7 +12,7 @@ from .policy import Policy
 from .rewrite import FULL, MARK, Rewritten, insert_casts, is_ours, strip
 from .rules import rule_of
 
-__all__ = ["device_of", "lower", "low_graph"]
+__all__ = ["device_of", "low_graph", "lower"]
 
 
 def device_of(ctx: mx.Context | None) -> str:
@@ -27,6 +27,7 @@ def low_graph(
     device: str,
     *,
     parameters: Collection[str] | None = None,
+    stored_low: Collection[str] = (),
     keep_output_names: bool = False,
 ) -> tuple[Graph, Plan]:
     """Decide, rewrite, lower: what both doors do with a graph. See ``decide`` for the arguments.
@@ -34,7 +35,12 @@ def low_graph(
     Casts of an earlier conversion are taken out first, so converting twice is converting once.
     """
     plan = decide(
-        strip(graph), policy, device, parameters=parameters, keep_output_names=keep_output_names
+        strip(graph),
+        policy,
+        device,
+        parameters=parameters,
+        stored_low=stored_low,
+        keep_output_names=keep_output_names,
     )
     return lower(insert_casts(plan)), plan
 

@@ -11,7 +11,7 @@ import mxnet as mx
 
 from .graph import Entry, Graph, Node
 from .policy import Policy
-from .rules import RULES, Kind, Rule, missing_kernel, rule_of
+from .rules import REFUSED, RULES, Kind, Rule, missing_kernel, rule_of
 
 __all__ = ["Decision", "Plan", "check_policy", "decide"]
 
@@ -94,6 +94,7 @@ def decide(
     device: str,
     *,
     parameters: Collection[str] | None = None,
+    stored_low: Collection[str] = (),
     keep_output_names: bool = False,
 ) -> Plan:
     """Plan a graph by the rules alone, in one pass from inputs to heads.
@@ -108,6 +109,8 @@ def decide(
     parameters : collection of str, optional
         Names of the variables that are parameters. Without it, those in the weight and bias slots
         of matrix operators are.
+    stored_low : collection of str
+        Names of variables that are stored low already, because another graph decided so.
     keep_output_names : bool
         Keep heads with several outputs in FP32: a cast cannot carry their output names.
 
@@ -136,10 +139,13 @@ def decide(
     plan.unmatched = excluded.unmatched()
     if plan.stores_low:
         plan.low_variables = _low_variables(graph, plan, foreign, parameters)
+        plan.low_variables |= {n for n in graph.nodes() if n.is_variable and n.name in stored_low}
     return plan
 
 
 def _rule(op: str, policy: Policy) -> Rule:
+    if op in REFUSED:
+        raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
     if op not in RULES and op in policy.full_ops + policy.low_ops:
         return Rule(Kind.FULL, "named in the policy")
     return rule_of(op)
@@ -189,9 +195,7 @@ def _foreign(node: Node, rule: Rule | None, foreign: dict[Node, str]) -> str:
     return ""
 
 
-def _low_variables(
-    graph: Graph, plan: Plan, foreign: dict[Node, str], parameters: Collection[str] | None
-) -> set[Node]:
+def _low_variables(graph: Graph, plan: Plan, foreign: dict[Node, str], parameters: Collection[str] | None) -> set[Node]:
     """Variables that only low-precision operators read, and all of them in the compute dtype."""
     heads = {entry.node for entry in graph.heads}
     low = set()

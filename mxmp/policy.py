@@ -127,9 +127,7 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
     if isinstance(policy, str):
         policy = Policy.parse(policy)
     if not isinstance(policy, Policy):
-        raise ValueError(
-            f"policy must be 'float16', 'bfloat16', a policy string or an mxmp.Policy, got {policy!r}"
-        )
+        raise ValueError(f"policy must be 'float16', 'bfloat16', a policy string or an mxmp.Policy, got {policy!r}")
     more = _as_names("exclude", exclude)
     if not more:
         return policy

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .graph import Entry, Graph, Node
 from .plan import Decision, Plan
 
-__all__ = ["MARK", "Rewritten", "insert_casts", "is_ours", "strip"]
+__all__ = ["MARK", "Rewritten", "declare_full", "insert_casts", "is_ours", "strip"]
 
 # Marks every node that mxmp inserts; MXNet carries attributes of this form through any operator.
 MARK = "__mxmp__"
@@ -72,6 +72,19 @@ def strip(graph: Graph) -> Graph:
     for node, name in renamed.items():
         new[node].name = name
     return Graph(heads, graph.attrs, numpy=graph.numpy)
+
+
+def declare_full(graph: Graph) -> None:
+    """Say that variables which only our casts read are FP32, in place.
+
+    MXNet infers the dtype of a weight from its operator; through a cast it infers nothing, and binding
+    fails where the dtypes of some inputs are given, as Module gives them.
+    """
+    for entry, users in graph.consumers().items():
+        variable = entry.node
+        undeclared = variable.is_variable and "__dtype__" not in variable.attrs
+        if undeclared and all(is_ours(node) for node, _ in users):
+            _store(variable, FULL)
 
 
 class _Rewriter:

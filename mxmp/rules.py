@@ -28,6 +28,7 @@ from typing import Mapping
 __all__ = [
     "BFLOAT16_CPU",
     "BFLOAT16_CPU_EXCEPT",
+    "REFUSED",
     "RULES",
     "Kind",
     "Rule",
@@ -273,9 +274,7 @@ _rows(
     Kind.FOLLOW,
     "bounded by its input or by 1, with a bounded slope",
     "Activation _npx_activation",
-    when=(
-        When("act_type", ("softrelu",), Kind.FULL, "softrelu is log(1 + exp(x)): the exponential needs FP32"),
-    ),
+    when=(When("act_type", ("softrelu",), Kind.FULL, "softrelu is log(1 + exp(x)): the exponential needs FP32"),),
 )
 _rows(
     Kind.FOLLOW,
@@ -686,6 +685,7 @@ _rows(
     LogisticRegressionOutput _sparse_LogisticRegressionOutput
     MAERegressionOutput _sparse_MAERegressionOutput""",
     keep=(1,),
+    when=(When("out_grad", ("True", "1", "true"), Kind.FULL, "a loss head that takes the gradient from above"),),
 )
 _rows(
     Kind.HEAD,
@@ -697,6 +697,9 @@ _rows(
     "adds its own, unscaled gradient, which float16 would lose and a scaled one would drown",
     "IdentityAttachKLSparseReg",
 )
+REFUSED = {
+    "IdentityAttachKLSparseReg": "it adds its own gradient, which no loss scale reaches; add the penalty to the loss"
+}
 
 # -- Detection --------------------------------------------------------------------------------------
 
@@ -951,9 +954,7 @@ BFLOAT16_CPU: frozenset[str] = frozenset(_BFLOAT16_CPU.split())
 # Where they do not hold after all.
 BFLOAT16_CPU_EXCEPT: dict[str, tuple[When, ...]] = {
     "Activation": (When("act_type", ("softsign",), Kind.FULL, "Activation has no bfloat16 softsign"),),
-    "LeakyReLU": (
-        When("act_type", ("prelu", "selu", "rrelu"), Kind.FULL, "LeakyReLU has no bfloat16 kernel for it"),
-    ),
+    "LeakyReLU": (When("act_type", ("prelu", "selu", "rrelu"), Kind.FULL, "LeakyReLU has no bfloat16 kernel for it"),),
     "Pooling": (
         When("pool_type", ("sum", "lp"), Kind.FULL, "Pooling has bfloat16 max and avg only"),
         When("pooling_convention", ("same",), Kind.FULL, "pooling 'same' was not seen to hold"),

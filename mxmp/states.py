@@ -12,15 +12,15 @@ import io
 import json
 import os
 import pickle
-import tempfile
 import zipfile
-from typing import Any, Callable, NamedTuple, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-__all__ = ["OptimizerStates", "apply_states", "collect", "read", "to_device", "write"]
+__all__ = ["OptimizerStates", "apply_states", "collect", "read", "replacing", "to_device", "write"]
 
 FORMAT = "mxmp-states-1"
 # What belongs to the process or to the run's arguments, not to the optimizer's progress.
@@ -78,19 +78,25 @@ def write(path: str, states: OptimizerStates) -> None:
     """Write a file so that ``path`` holds the old content or the new, whenever the process dies."""
     arrays: list[np.ndarray] = []
     tree = json.dumps({"format": FORMAT, **{k: _encode(v, arrays) for k, v in states._asdict().items()}})
+    named = {f"a{i}": array for i, array in enumerate(arrays)}
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, tree=np.frombuffer(tree.encode(), np.uint8), digest=_digest(tree, arrays), **named)
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """A temporary path beside ``path`` that takes its place when the block ends without an error."""
     path = os.fspath(path)
-    folder = os.path.dirname(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + ".", suffix=".part", dir=folder)
+    folder, name = os.path.split(os.path.abspath(path))
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
-            named = {f"a{i}": array for i, array in enumerate(arrays)}
-            np.savez(file, tree=np.frombuffer(tree.encode(), np.uint8), digest=_digest(tree, arrays), **named)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
 
 
 def read(path: str) -> OptimizerStates:
@@ -295,7 +301,7 @@ def _read_plain(path: str, content: bytes) -> OptimizerStates:
         states, optimizer = _OnlyMXNet(io.BytesIO(content)).load()
         if not isinstance(states, dict) or not isinstance(optimizer, mx.optimizer.Optimizer):
             raise TypeError("it holds no states and optimizer")
-    except Exception as error:  # noqa: BLE001  a damaged pickle raises anything
+    except Exception as error:
         raise ValueError(
             f"{path!r} is no states file of mxmp or of a gluon.Trainer, or it was truncated or changed ({error}); "
             "nothing was loaded"

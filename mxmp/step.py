@@ -24,7 +24,7 @@ from .gradients import Gradient, fetch, non_finite, square_sums
 from .running import RunningStatistics
 from .scaler import Scaler
 
-__all__ = ["FLOOR_PATIENCE", "ScaleEvent", "ScaledStep", "rescaled"]
+__all__ = ["FLOOR_PATIENCE", "ScaleEvent", "ScaledStep", "StepView", "rescaled"]
 
 logger = logging.getLogger("mxmp")
 
@@ -158,6 +158,42 @@ class ScaledStep:
             )
         else:
             logger.info("loss scale %g -> %g after step %d", before, after, self.steps)
+
+
+class StepView:
+    """What a user may read of ``self._state``, a ``ScaledStep``, on a Trainer or a Module."""
+
+    _state: ScaledStep
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale of the next backward."""
+        return self._state.loss_scale
+
+    @property
+    def scaler(self) -> Scaler:
+        """The state machine behind ``loss_scale``."""
+        return self._state.scaler
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step found a non-finite gradient and changed nothing."""
+        return self._state.last_step_skipped
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were skipped so far."""
+        return self._state.skipped_steps
+
+    @property
+    def overflow_params(self) -> tuple[str, ...]:
+        """After a skip: ``"name on device"`` of each non-finite gradient. Empty after a clean step."""
+        return self._state.overflow_params
+
+    @property
+    def scale_history(self) -> list[ScaleEvent]:
+        """The first scale and one event for every change of scale and every skip."""
+        return list(self._state.history)
 
 
 @contextmanager

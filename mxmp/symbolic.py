@@ -11,6 +11,7 @@ from .graph import Graph
 from .lower import device_of, low_graph
 from .plan import Plan
 from .policy import Policy, as_policy
+from .rewrite import declare_full
 
 __all__ = ["cast_symbol"]
 
@@ -53,6 +54,7 @@ def cast_symbol(
         raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}: for a Block use mxmp.convert")
     graph, plan = low_graph(Graph.from_symbol(sym), as_policy(policy, exclude), device_of(ctx), keep_output_names=True)
     _check_useful(plan)
+    declare_full(graph)
     return graph.to_symbol()
 
 

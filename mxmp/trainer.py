@@ -15,13 +15,13 @@ from .gluon import Conversion, conversion_of
 from .gradients import Gradient
 from .masters import LowParameter, Updater, master_of, publish
 from .running import RunningStatistics
-from .scaler import Scaler, as_scaler
-from .step import ScaledStep, ScaleEvent, rescaled
+from .scaler import as_scaler
+from .step import ScaledStep, StepView, rescaled
 
 __all__ = ["Trainer"]
 
 
-class Trainer(gluon.Trainer):
+class Trainer(StepView, gluon.Trainer):
     """Applies an optimizer with loss scaling, FP32 masters and skipped steps on overflow.
 
     Use it as ``gluon.Trainer``, with ``trainer.backward(loss)`` in place of ``loss.backward()``::
@@ -76,38 +76,6 @@ class Trainer(gluon.Trainer):
         super().__init__(params, optimizer, optimizer_params, kvstore=kvstore, update_on_kvstore=False)
         self._check_parameters()
         self._running()
-
-    # -- what the user reads ------------------------------------------------------------------------
-
-    @property
-    def loss_scale(self) -> float:
-        """The scale of the next backward."""
-        return self._state.loss_scale
-
-    @property
-    def scaler(self) -> Scaler:
-        """The state machine behind ``loss_scale``."""
-        return self._state.scaler
-
-    @property
-    def last_step_skipped(self) -> bool:
-        """Whether the last step found a non-finite gradient and changed nothing."""
-        return self._state.last_step_skipped
-
-    @property
-    def skipped_steps(self) -> int:
-        """How many steps were skipped so far."""
-        return self._state.skipped_steps
-
-    @property
-    def overflow_params(self) -> tuple[str, ...]:
-        """After a skip: ``"name on device"`` of each non-finite gradient. Empty after a clean step."""
-        return self._state.overflow_params
-
-    @property
-    def scale_history(self) -> list[ScaleEvent]:
-        """The first scale and one event for every change of scale and every skip."""
-        return list(self._state.history)
 
     # -- backward -----------------------------------------------------------------------------------
 

@@ -143,9 +143,7 @@ def explain(
         target(*inputs)
     reports = tuple(_graphs(target))
     if not reports:
-        raise ValueError(
-            f"{target.name!r} has no graph yet: call it once, or pass inputs to explain(net, x)"
-        )
+        raise ValueError(f"{target.name!r} has no graph yet: call it once, or pass inputs to explain(net, x)")
     return Explanation(reports, tuple(_unconverted(target)))
 
 

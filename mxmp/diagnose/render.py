@@ -25,8 +25,7 @@ def _graph(graph: GraphReport) -> str:
     moved = "" if size is None else f", {size / 2**20:.1f} MiB read and written per forward"
     lines = [
         f"{graph.name} ({graph.policy}, {graph.device}{mode})",
-        f"  {graph.num_low} of {len(graph.nodes)} operators in {graph.policy.compute}, "
-        f"{len(graph.casts)} casts{moved}",
+        f"  {graph.num_low} of {len(graph.nodes)} operators in {graph.policy.compute}, {len(graph.casts)} casts{moved}",
         "",
         *_table(graph),
     ]

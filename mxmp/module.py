@@ -1,0 +1,397 @@
+"""``Module``: MXNet's own, computing in low precision and stepping safely.
+
+The module's ``symbol``, its parameters and its checkpoints are the user's, in FP32. Executors are bound
+to a private symbol with casts and, in front of loss heads, the loss scale.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from . import states
+from .gradients import Gradient
+from .graph import Graph
+from .heads import SCALE_NAME, scale_heads
+from .lower import device_of, low_graph
+from .masters import Updater, publish, take_over
+from .plan import check_policy
+from .policy import Policy, as_policy
+from .rewrite import declare_full
+from .running import RunningStatistics
+from .scaler import as_scaler
+from .step import ScaledStep, StepView, rescaled
+
+__all__ = ["Module"]
+
+
+class Module(StepView, mx.mod.Module):
+    """``mx.mod.Module`` in mixed precision: the same constructor and methods, two more keywords.
+
+    Parameters
+    ----------
+    symbol, data_names, label_names, ...
+        As for ``mx.mod.Module``. ``compression_params`` is refused.
+    policy : str or Policy
+        ``"float16"``, ``"bfloat16"``, a policy string or a Policy.
+    loss_scale : {"dynamic"}, float, None or a scaler
+        As for ``mxmp.Trainer``. It multiplies whatever ``grad_scale`` the heads have, and is divided out
+        through the optimizer's ``rescale_grad``, on top of the user's.
+
+    Raises
+    ------
+    ValueError
+        The policy cannot hold, or an argument would apply gradients before they are checked.
+    """
+
+    def __init__(
+        self,
+        symbol: mx.sym.Symbol,
+        *args: Any,
+        policy: str | Policy = "float16",
+        loss_scale: Any = "dynamic",
+        **kwargs: Any,
+    ) -> None:
+        self.policy = as_policy(policy)
+        super().__init__(symbol, *args, **kwargs)
+        self._device = device_of(self._context[0])
+        check_policy(self.policy, self._device)
+        if self._compression_params is not None:
+            raise ValueError("compression_params: its threshold on scaled gradients means nothing; leave it None")
+        low_range = self.policy.compute == "float16"
+        self._core = Core(ScaledStep(as_scaler(loss_scale, low_range=low_range)))
+        self._statistics: RunningStatistics | None = None
+
+    @classmethod
+    def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
+        """``mx.mod.Module.load`` for this class; takes ``policy`` and ``loss_scale`` too."""
+        symbol, args, auxs = mx.model.load_checkpoint(prefix, epoch)
+        module = cls(symbol, **kwargs)
+        module._arg_params, module._aux_params = args, auxs
+        module.params_initialized = True
+        if load_optimizer_states:
+            module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
+        return module
+
+    # -- binding and parameters ---------------------------------------------------------------------
+
+    def bind(self, *args: Any, **kwargs: Any) -> None:
+        """As ``mx.mod.Module.bind``; the executors get the graph with casts."""
+        shared = kwargs.get("shared_module", args[5] if len(args) > 5 else None)
+        if shared is not None:
+            self._core = shared._core
+        fresh = self._arg_params is None
+        original = self._symbol
+        for_training = kwargs.get("for_training", args[2] if len(args) > 2 else True)
+        self._symbol = self._low_symbol(for_training) if not self.binded or kwargs.get("force_rebind") else original
+        try:
+            super().bind(*args, **kwargs)
+        finally:
+            self._symbol = original
+        if fresh and shared is None:
+            for name in self._core.low_names & set(self._param_names):
+                self._arg_params[name] = mx.nd.zeros(self._arg_params[name].shape)
+        self._statistics = None
+
+    def _low_symbol(self, for_training: bool) -> mx.sym.Symbol:
+        core = self._core
+        graph, plan = low_graph(
+            Graph.from_symbol(self._symbol),
+            self.policy,
+            self._device,
+            parameters=set(self._param_names) if core.low_names is None else (),
+            stored_low=core.low_names or (),
+            keep_output_names=True,
+        )
+        if core.low_names is None:
+            core.low_names = {variable.name for variable in plan.low_variables}
+        if for_training:
+            scale_heads(graph)
+        declare_full(graph)
+        return graph.to_symbol()
+
+    def init_params(self, *args: Any, **kwargs: Any) -> None:
+        super().init_params(*args, **kwargs)
+        self._refresh_masters(self._arg_params)
+
+    def set_params(
+        self,
+        arg_params: dict,
+        aux_params: dict,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        """As ``mx.mod.Module.set_params``: FP32 values, straight into the masters."""
+        super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
+        if allow_missing:
+            given = {k: v for k, v in (arg_params or {}).items() if k in self._core.low_names}
+            for name, value in given.items():
+                self._arg_params[name][:] = value
+            self._refresh_masters(given)
+
+    def _refresh_masters(self, values: dict) -> None:
+        for name, masters in self._core.masters.items():
+            if name in values:
+                for master in masters:
+                    master[:] = values[name]
+
+    def _sync_params_from_devices(self) -> None:
+        low = {name: self._arg_params[name].copy() for name in self._core.low_names}
+        super()._sync_params_from_devices()
+        arrays = dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
+        for name, value in low.items():
+            masters = self._core.masters.get(name)
+            if masters is None:
+                self._arg_params[name] = value
+                continue
+            for master, array in zip(masters, arrays[name]):
+                take_over(master, array)
+            total = mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in masters))
+            self._arg_params[name][:] = total / len(masters)
+
+    # -- optimizer ----------------------------------------------------------------------------------
+
+    def init_optimizer(self, kvstore: Any = "local", *args: Any, **kwargs: Any) -> None:
+        """As ``mx.mod.Module.init_optimizer``, never updating on the kvstore.
+
+        Raises
+        ------
+        ValueError
+            For ``dist_async``, which applies gradients before any check.
+        """
+        kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
+        if "async" in kind:
+            raise ValueError(f"kvstore {kind!r} applies gradients on the server, before any check: use 'dist_sync'")
+        self._refuse_sparse_weights()
+        if self._params_dirty:
+            self._sync_params_from_devices()
+        preload, self._preload_opt_states = self._preload_opt_states, None
+        with _updates_here(), self._keys_as_gradients():
+            super().init_optimizer(kvstore, *args, **kwargs)
+        arrays = dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
+        self._core.masters = {
+            name: [self._arg_params[name].as_in_context(a.ctx).copy() for a in arrays[name]]
+            for name in self._core.low_names
+        }
+        self._core.index = {name: i for i, name in enumerate(self._exec_group.param_names)}
+        names, devices, core = self._exec_group.param_names, len(self._context), self._core
+
+        def master_of(key: int) -> NDArray | None:
+            index, device = divmod(key, devices)
+            masters = core.masters.get(names[index])
+            return None if masters is None else masters[device]
+
+        self._updater = Updater(self._optimizer, master_of)
+        if self._kvstore is not None and "dist" in self._kvstore.type:
+            self._share_initial(arrays)
+        if preload is not None:
+            self.load_optimizer_states(preload)
+
+    @contextmanager
+    def _keys_as_gradients(self) -> Iterator[None]:
+        """Keys of the kvstore must have the gradients' dtype: an FP32 key fed with float16 hangs the job."""
+        original = self._arg_params
+        self._arg_params = {
+            k: v.astype(self.policy.compute) if k in self._core.low_names else v for k, v in original.items()
+        }
+        try:
+            yield
+        finally:
+            self._arg_params = original
+
+    def _share_initial(self, arrays: dict[str, list[NDArray]]) -> None:
+        """Wait until this worker holds rank 0's values: MXNet's Module never sends them. Synchronizes."""
+        for name, copies in arrays.items():
+            masters = self._core.masters.get(name)
+            self._kvstore.broadcast(f"{name}:initial", self._arg_params[name], masters or copies)
+            for master, low in zip(masters or (), copies):
+                publish(master, low)
+        for copies in arrays.values():
+            for array in copies:
+                array.wait_to_read()
+        self._params_dirty = True
+
+    def _refuse_sparse_weights(self) -> None:
+        for name, arrays in zip(self._exec_group.param_names, self._exec_group.param_arrays):
+            if arrays[0].stype != "default":
+                raise ValueError(
+                    f"parameter {name!r} has {arrays[0].stype} weights, which MXNet updates on the kvstore only, "
+                    "before any check: use dense weights"
+                )
+
+    # -- one step -----------------------------------------------------------------------------------
+
+    def backward(self, out_grads: Any = None) -> None:
+        """As ``mx.mod.Module.backward``, of everything times the loss scale."""
+        scale = self.loss_scale
+        self._core.scaled_by = scale
+        for executor in self._exec_group.execs:
+            if SCALE_NAME in executor.arg_dict:
+                executor.arg_dict[SCALE_NAME][:] = scale
+        if out_grads is not None:
+            out_grads = [g * scale for g in ([out_grads] if isinstance(out_grads, NDArray) else out_grads)]
+        self._watch_statistics()
+        super().backward(out_grads)
+
+    def update(self) -> None:
+        """Reduce, check, and update, or skip. Synchronizes once.
+
+        Raises
+        ------
+        FloatingPointError
+            Repeated overflow at the lowest scale; names the parameters.
+        """
+        group = self._exec_group
+        live = [
+            (self._core.index[name], name, weights, grads)
+            for name, weights, grads in zip(group.param_names, group.param_arrays, group.grad_arrays)
+            if grads[0] is not None
+        ]
+        self._params_dirty = True
+        if self._kvstore is not None:
+            for i, name, _, grads in live:
+                self._kvstore.pushpull(name, grads, priority=-i)
+        devices = len(self._context)
+
+        def apply() -> None:
+            with rescaled(self._optimizer, 1.0 / self._core.scaled_by):
+                for k in range(devices):
+                    self._updater(
+                        [i * devices + k for i, *_ in live],
+                        [grads[k] for *_, grads in live],
+                        [weights[k] for _, _, weights, _ in live],
+                    )
+
+        gradients = [Gradient(name, grad) for _, name, _, grads in live for grad in grads]
+        if gradients:
+            self._state.run(gradients, apply, self._statistics)
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> list:
+        """As ``mx.mod.Module.get_input_grads``: the true gradients, unscaled copies."""
+        found = super().get_input_grads(merge_multi_context)
+        factor = 1.0 / self._core.scaled_by
+        return [g * factor if isinstance(g, NDArray) else [each * factor for each in g] for g in found]
+
+    @property
+    def _state(self) -> ScaledStep:
+        return self._core.step
+
+    def _watch_statistics(self) -> None:
+        group = self._exec_group
+        items = [Gradient(n, a) for n, arrays in zip(group.aux_names, group.aux_arrays) for a in arrays]
+        if not items:
+            self._statistics = None
+        elif self._statistics is None or not self._statistics.covers([i.array for i in items]):
+            self._statistics = RunningStatistics(items)
+
+    # -- files --------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
+    ) -> None:
+        """Plain FP32 files that ``mx.mod.Module.load`` opens without mxmp; each appears whole or not at all."""
+        with states.replacing(f"{prefix}-symbol.json") as path:
+            self._symbol.save(path, remove_amp_cast=remove_amp_cast)
+        self.save_params(f"{prefix}-{epoch:04d}.params")
+        if save_optimizer_states:
+            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
+        self.logger.info("Saved checkpoint %s-%04d", prefix, epoch)
+
+    def save_params(self, fname: str) -> None:
+        with states.replacing(fname) as path:
+            super().save_params(path)
+
+    def save_optimizer_states(self, fname: str) -> None:
+        """Optimizer states, masters, scaler and counters, for ``load_optimizer_states``."""
+        devices = len(self._context)
+        found = states.collect(
+            self._state.state_dict(),
+            self._optimizer,
+            {key // devices: state for key, state in self._updater.states.items() if key % devices == 0},
+            {self._param_names.index(name): masters[0] for name, masters in self._core.masters.items()},
+            self._shapes(),
+        )
+        states.write(fname, found._replace(progress=_rekey(found.progress, lambda key: key // devices)))
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Continue from ``save_optimizer_states``, on any number of devices.
+
+        Raises
+        ------
+        ValueError
+            The file is damaged, or of other parameters or another optimizer; nothing has changed.
+        """
+        devices = len(self._context)
+        found = states.read(fname)
+        commit = states.apply_states(found, self._optimizer, self._shapes(), [c.device_id for c in self._context])
+        if found.step is not None:
+            self._state.load_state_dict(found.step)
+        commit()
+        _spread(self._optimizer, devices)
+        self._updater.states = {
+            index * devices + k: states.to_device(state, ctx)
+            for index, state in found.states.items()
+            for k, ctx in enumerate(self._context)
+        }
+        self._updater.states_synced = dict.fromkeys(self._updater.states, True)
+        arrays = dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
+        for index, value in found.masters.items():
+            name = self._param_names[index]
+            for master, low in zip(self._core.masters.get(name, ()), arrays[name]):
+                master[:] = mx.nd.array(value)
+                publish(master, low)
+        self._params_dirty = True
+
+    def _shapes(self) -> list[tuple]:
+        return [self._arg_params[name].shape for name in self._param_names]
+
+
+class Core:
+    """What the modules of all buckets share."""
+
+    def __init__(self, step: ScaledStep) -> None:
+        self.step = step
+        self.low_names: set[str] | None = None
+        self.masters: dict[str, list[NDArray]] = {}
+        self.index: dict[str, int] = {}
+        self.scaled_by = 1.0
+
+
+@contextmanager
+def _updates_here() -> Iterator[None]:
+    """MXNet decides by the environment whether a kvstore updates; only so ``dist_sync`` leaves it to us."""
+    name = "MXNET_UPDATE_ON_KVSTORE"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _rekey(progress: dict, new: Any) -> dict:
+    """Progress of an optimizer with the keys of its per-weight entries changed."""
+    out = {}
+    for name, value in progress.items():
+        if name == "_all_index_update_counts":
+            value = {device: {new(k): n for k, n in counts.items()} for device, counts in value.items()}
+        elif isinstance(value, dict) and value and all(isinstance(k, int) for k in value):
+            value = {new(k): v for k, v in value.items()}
+        out[name] = value
+    return out
+
+
+def _spread(optimizer: mx.optimizer.Optimizer, devices: int) -> None:
+    """Module numbers weight ``i`` on device ``k`` as ``i * devices + k``."""
+    counts = next(iter(optimizer._all_index_update_counts.values()), {})
+    wide = {i * devices + k: n for i, n in counts.items() for k in range(devices)}
+    optimizer._all_index_update_counts = {d: dict(wide) for d in optimizer._all_index_update_counts}
+    optimizer._index_update_count = optimizer._all_index_update_counts[0]
