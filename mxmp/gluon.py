@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Iterable, Iterator, NamedTuple
 
 import mxnet as mx
@@ -255,10 +256,10 @@ class _Door:
         """Inside another block's graph our casts would be lost: say so."""
         if self.conversion.tracing:
             return
-        frame = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             if frame.f_code.co_name == "_get_graph":
-                outer = frame.f_locals.get("self")
+                outer = frame.f_locals["self"]
                 raise ValueError(
                     f"{block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
                     f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
@@ -286,7 +287,7 @@ class _LowOp:
         if self.head_scale is not None:
             scale = self.head_scale.array(inputs[0].ctx)
             return self._op(*(scale if i is None else inputs[i] for i in self._order))
-        return self._op(*(inputs[i] for i in self._order))
+        return self._op(*(inputs[i] for i in self._order if i is not None))
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._op._register_op_hook(callback, monitor_all)

@@ -53,7 +53,7 @@ def square_sums(gradients: Sequence[Gradient]) -> list[NDArray]:
         together = mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
         for k, i in enumerate(members):
             sums[i] = together[k : k + 1]
-    return sums  # type: ignore[return-value]
+    return sums
 
 
 def fetch(scalars: Sequence[NDArray]) -> np.ndarray:

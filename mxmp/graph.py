@@ -56,7 +56,7 @@ class Entry(NamedTuple):
     """Output ``index`` of ``node``; ``version`` is MXNet's count of mutations, 0 nearly always."""
 
     node: Node
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]
     version: int = 0
 
 
@@ -113,7 +113,7 @@ class Graph:
     def to_json(self) -> str:
         """Symbol JSON that ``mx.sym.load_json`` reads."""
         number: dict[Node, int] = {}
-        items = []
+        items: list[dict[str, Any]] = []
         for node in self.nodes():
             item: dict[str, Any] = {"op": node.op, "name": node.name}
             if node.attrs:

@@ -100,9 +100,9 @@ def _emulate(rewritten: Rewritten) -> Graph:
     wide: set[Entry] = set()
     for node in list(graph.nodes()):
         decision = rewritten.decision(node)
-        low = decision is not None and decision.low
+        low = decision if decision is not None and decision.low else None
         for position, entry in enumerate(node.inputs):
-            if low and position not in decision.keep and entry not in wide:
+            if low and position not in low.keep and entry not in wide:
                 node.inputs[position] = _widen(half.get(entry, entry), node, position)
             else:
                 node.inputs[position] = half.get(entry, entry)
@@ -110,7 +110,7 @@ def _emulate(rewritten: Rewritten) -> Graph:
             continue
         exact = rule_of(node.op).exact
         for entry in outputs.get(node, ()):
-            if entry.index in decision.keep_outputs:
+            if entry.index in low.keep_outputs:
                 continue
             if exact and entry not in heads and readers[entry] == 1:
                 wide.add(entry)

@@ -9,7 +9,7 @@ optimizer of MXNet 1.9.1), and what is saved or loaded is FP32 with no trainer i
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -27,6 +27,7 @@ class LowParameter(gluon.Parameter):
     (weight clipping, moving averages) reaches the master at the next update or save.
     """
 
+    _data: Any
     _masters: list[NDArray]
     _low_dtype: str
 
@@ -143,7 +144,7 @@ class Updater(mx.optimizer.Updater):
         super().__init__(optimizer)
         self._master = masters
 
-    def __call__(self, index, grad, weight) -> None:
+    def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update one weight, or lists of indices, gradients and weights."""
         indices, grads, weights = (
             (index, grad, weight) if isinstance(index, (list, tuple)) else ([index], [grad], [weight])

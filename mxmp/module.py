@@ -57,6 +57,10 @@ class Module(StepView, mx.mod.Module):
         **kwargs: Any,
     ) -> None:
         self.policy = as_policy(policy)
+        self._symbol: Any
+        self._arg_params: Any
+        self._params_dirty: bool
+        self._preload_opt_states: str | None
         super().__init__(symbol, *args, **kwargs)
         self._device = device_of(self._context[0])
         check_policy(self.policy, self._device)
@@ -103,12 +107,12 @@ class Module(StepView, mx.mod.Module):
             Graph.from_symbol(self._symbol),
             self.policy,
             self._device,
-            parameters=set(self._param_names) if core.low_names is None else (),
-            stored_low=core.low_names or (),
+            parameters=() if core.decided else set(self._param_names),
+            stored_low=core.low_names,
             keep_output_names=True,
         )
-        if core.low_names is None:
-            core.low_names = {variable.name for variable in plan.low_variables}
+        if not core.decided:
+            core.decided, core.low_names = True, {variable.name for variable in plan.low_variables}
         if for_training:
             scale_heads(graph)
         declare_full(graph)
@@ -356,7 +360,8 @@ class Core:
 
     def __init__(self, step: ScaledStep) -> None:
         self.step = step
-        self.low_names: set[str] | None = None
+        self.decided = False
+        self.low_names: set[str] = set()
         self.masters: dict[str, list[NDArray]] = {}
         self.index: dict[str, int] = {}
         self.scaled_by = 1.0
@@ -391,7 +396,7 @@ def _rekey(progress: dict, new: Any) -> dict:
 
 def _spread(optimizer: mx.optimizer.Optimizer, devices: int) -> None:
     """Module numbers weight ``i`` on device ``k`` as ``i * devices + k``."""
-    counts = next(iter(optimizer._all_index_update_counts.values()), {})
+    counts: dict = next(iter(optimizer._all_index_update_counts.values()), {})
     wide = {i * devices + k: n for i, n in counts.items() for k in range(devices)}
     optimizer._all_index_update_counts = {d: dict(wide) for d in optimizer._all_index_update_counts}
     optimizer._index_update_count = optimizer._all_index_update_counts[0]

@@ -45,11 +45,11 @@ class StaticLossScaler:
 
     def scale(self, value: T) -> T:
         """``value * loss_scale``"""
-        return value * self.loss_scale  # type: ignore[operator]
+        return value * self.loss_scale  # type: ignore
 
     def unscale(self, value: T) -> T:
         """``value / loss_scale``"""
-        return value / self.loss_scale  # type: ignore[operator]
+        return value / self.loss_scale  # type: ignore
 
     def adjust(self, finite: bool) -> None:
         """Take note of a step: ``finite`` says whether it was applied."""

@@ -149,7 +149,7 @@ def apply_states(
         for name, value in found.progress.items():
             setattr(optimizer, name, to_device(value, mx.cpu()))
         counts = optimizer._all_index_update_counts
-        first = next(iter(counts.values()), {})
+        first: dict = next(iter(counts.values()), {})
         optimizer._all_index_update_counts = {d: dict(counts.get(d, first)) for d in {*devices, 0}}
         optimizer._index_update_count = optimizer._all_index_update_counts[0]
         if optimizer.lr_scheduler is not None:
@@ -270,20 +270,22 @@ def _difference(saved: Sequence[tuple], own: Sequence[tuple]) -> str:
 class _OnlyMXNet(pickle.Unpickler):
     """Admits NDArrays, MXNet's optimizers and learning-rate schedules, and plain containers."""
 
-    _NAMES = {
-        ("builtins", "set"),
-        ("builtins", "dict"),
-        ("builtins", "list"),
-        ("builtins", "bytearray"),
-        ("collections", "OrderedDict"),
-        ("collections", "defaultdict"),
-        ("copyreg", "_reconstructor"),
-        ("builtins", "object"),
-        ("numpy", "dtype"),
-        ("numpy", "ndarray"),
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy.core.multiarray", "scalar"),
-    }
+    _NAMES = frozenset(
+        {
+            ("builtins", "set"),
+            ("builtins", "dict"),
+            ("builtins", "list"),
+            ("builtins", "bytearray"),
+            ("collections", "OrderedDict"),
+            ("collections", "defaultdict"),
+            ("copyreg", "_reconstructor"),
+            ("builtins", "object"),
+            ("numpy", "dtype"),
+            ("numpy", "ndarray"),
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy.core.multiarray", "scalar"),
+        }
+    )
     _KINDS = (NDArray, mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
 
     def find_class(self, module: str, name: str) -> Any:

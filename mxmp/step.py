@@ -163,7 +163,9 @@ class ScaledStep:
 class StepView:
     """What a user may read of ``self._state``, a ``ScaledStep``, on a Trainer or a Module."""
 
-    _state: ScaledStep
+    @property
+    def _state(self) -> ScaledStep:
+        raise NotImplementedError
 
     @property
     def loss_scale(self) -> float:
@@ -213,6 +215,8 @@ class _FixedPoint(float):
     MXNet passes operator attributes as text and misreads exponent notation: about a fifth of small
     ``rescale_grad`` came out one ulp off.
     """
+
+    _text: str
 
     def __new__(cls, value: float, rounded: np.float32) -> _FixedPoint:
         self = super().__new__(cls, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -106,7 +106,7 @@ class Trainer(StepView, gluon.Trainer):
                 autograd.backward(scaled)
         """
         single = not isinstance(loss, (list, tuple))
-        losses = [loss] if single else list(loss)
+        losses: list[NDArray] = [loss] if single else list(loss)
         for item in losses:
             self._head_gradient(item)
         self._begin_backward()
@@ -290,10 +290,10 @@ class Trainer(StepView, gluon.Trainer):
         self._make_updaters()
 
     def _make_updaters(self) -> None:
-        self._updaters = [
-            Updater(self._optimizer, lambda index, k=k: master_of(self._params[index], k))
-            for k in range(len(self._contexts))
-        ]
+        def masters(k: int) -> Callable[[int], NDArray | None]:
+            return lambda index: master_of(self._params[index], k)
+
+        self._updaters = [Updater(self._optimizer, masters(k)) for k in range(len(self._contexts))]
 
     def _init_kvstore(self) -> None:
         super()._init_kvstore()
