@@ -91,7 +91,7 @@ def _emulate(rewritten: Rewritten) -> Graph:
     its one reader: rounding before or after it is the same, forward and backward.
     """
     graph = rewritten.graph
-    readers = {entry: len(users) for entry, users in graph.consumers().items()}
+    readers = graph.consumers()
     heads = set(graph.heads)
     outputs: dict[Node, list[Entry]] = {}
     for entry in dict.fromkeys([*readers, *graph.heads]):
@@ -112,7 +112,7 @@ def _emulate(rewritten: Rewritten) -> Graph:
         for entry in outputs.get(node, ()):
             if entry.index in low.keep_outputs:
                 continue
-            if exact and entry not in heads and readers[entry] == 1:
+            if exact and entry not in heads and _one_fp32_reader(readers[entry]):
                 wide.add(entry)
             else:
                 half[entry] = _round(entry, rewritten.plan.policy.compute, is_head=entry in heads)
@@ -120,8 +120,13 @@ def _emulate(rewritten: Rewritten) -> Graph:
     return graph
 
 
+def _one_fp32_reader(readers: list[tuple[Node, int]]) -> bool:
+    return len(readers) == 1 and readers[0][0].op not in _EMULATED_IN_FLOAT64
+
+
 def _widen(entry: Entry, node: Node, position: int) -> Entry:
-    return Entry(Node("Cast", f"{node.name}_in{position}_to_{FULL}", {"dtype": FULL, MARK: "cast"}, [entry]))
+    dtype = "float64" if node.op in _EMULATED_IN_FLOAT64 else FULL
+    return Entry(Node("Cast", f"{node.name}_in{position}_to_{dtype}", {"dtype": dtype, MARK: "cast"}, [entry]))
 
 
 def _round(entry: Entry, dtype: str, *, is_head: bool) -> Entry:

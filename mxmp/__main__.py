@@ -1,0 +1,141 @@
+"""Command line: convert a checkpoint on disk for inference, or explain what would be done.
+
+    python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
+    python -m mxmp explain net-symbol.json --shape data=1,3,224,224
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from contextlib import ExitStack
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from .diagnose import explain
+from .policy import as_policy
+from .states import replacing
+from .symbolic import cast_symbol
+
+_HALF = "2"  # float16 in a variable's __dtype__
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command line; returns the exit status: 0, or 2 with one line on stderr."""
+    args = _parser().parse_args(arguments)
+    try:
+        args.run(args)
+    except (ValueError, OSError) as error:
+        print(f"mxmp {args.command}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m mxmp", description="Mixed precision for MXNet checkpoints.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
+    common.add_argument("--policy", default="float16", help="float16, bfloat16 or a policy string")
+    common.add_argument("--exclude", nargs="+", default=[], help="patterns of nodes that stay FP32")
+    common.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it will run")
+    common.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes, to count bytes")
+
+    cast = commands.add_parser("cast", parents=[common], help="write a low-precision checkpoint for inference")
+    cast.add_argument("params", nargs="?", help="its parameters, NAME-0000.params")
+    cast.add_argument("out", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
+    cast.set_defaults(run=_cast)
+
+    show = commands.add_parser("explain", parents=[common], help="say what each operator would compute in, and why")
+    show.add_argument("--nodes", action="store_true", help="one line per operator as well")
+    show.set_defaults(run=_explain)
+    return parser
+
+
+def _cast(args: argparse.Namespace) -> None:
+    symbol = _load_symbol(args.symbol)
+    low = cast_symbol(symbol, as_policy(args.policy), exclude=args.exclude, ctx=mx.Context(args.device))
+    params = _load_params(args.params, symbol) if args.params else {}
+    attrs = low.attr_dict()
+    halved = {k: v.astype("float16") if _is_half(attrs, k) else v for k, v in params.items()}
+    with ExitStack() as both:
+        low.save(both.enter_context(replacing(f"{args.out}-symbol.json")), remove_amp_cast=False)
+        if args.params:
+            mx.nd.save(both.enter_context(replacing(f"{args.out}-0000.params")), halved)
+    print(explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args)))
+    print(f"\nWrote {args.out}-symbol.json" + (f" and {args.out}-0000.params" if args.params else ""))
+    if args.params:
+        before, after = (sum(v.size * v.dtype().itemsize for v in d.values()) for d in (params, halved))
+        print(f"Parameters: {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB")
+
+
+def _explain(args: argparse.Namespace) -> None:
+    found = explain(
+        _load_symbol(args.symbol),
+        policy=args.policy,
+        exclude=args.exclude,
+        ctx=mx.Context(args.device),
+        **_shapes(args),
+    )
+    print(found)
+    if args.nodes:
+        print()
+        for node in found.nodes:
+            print(f"{node.dtype:<9} {node.op:<24} {node.name}: {node.reason}")
+
+
+def _load_symbol(path: str) -> mx.sym.Symbol:
+    if not os.path.isfile(path):
+        raise ValueError(f"no file {path!r}; expected a Symbol in JSON, NAME-symbol.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            if "nodes" not in json.load(file):  # MXNet's own reader may answer a broken file with garbage
+                raise ValueError("it has no nodes")
+        return mx.sym.load(path)
+    except (mx.MXNetError, ValueError, TypeError) as error:
+        raise ValueError(f"{path!r} is no Symbol in JSON, or it is damaged: {_last_line(error)}") from error
+
+
+def _load_params(path: str, symbol: mx.sym.Symbol) -> dict[str, NDArray]:
+    if not os.path.isfile(path):
+        raise ValueError(f"no file {path!r}; expected parameters, NAME-0000.params")
+    try:
+        params = mx.nd.load(path)
+    except mx.MXNetError as error:
+        raise ValueError(f"{path!r} holds no MXNet parameters, or it is damaged: {_last_line(error)}") from error
+    if not isinstance(params, dict) or not all(k.startswith(("arg:", "aux:")) for k in params):
+        raise ValueError(f"{path!r} holds no checkpoint: expected names such as 'arg:conv0_weight'; use net.export()")
+    inputs = set(symbol.list_inputs())
+    extra = sorted(k for k in params if k[4:] not in inputs)
+    if extra:
+        raise ValueError(f"{path!r} does not fit the symbol, which has no {', '.join(extra[:5])}")
+    missing = sorted(set(symbol.list_auxiliary_states()) - {k[4:] for k in params})
+    if missing:
+        raise ValueError(f"{path!r} does not fit the symbol: it lacks {', '.join(missing[:5])}")
+    return params
+
+
+def _is_half(attrs: dict, key: str) -> bool:
+    return attrs.get(key[4:], {}).get("__dtype__") == _HALF
+
+
+def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
+    shapes = {}
+    for text in args.shape:
+        name, _, sizes = text.partition("=")
+        try:
+            shapes[name] = tuple(int(size) for size in sizes.split(","))
+        except ValueError:
+            raise ValueError(f"--shape {text!r} is not NAME=N,C,H,W") from None
+    return shapes
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
