@@ -14,6 +14,10 @@ from .rules import rule_of
 
 __all__ = ["device_of", "low_graph", "lower"]
 
+# oneDNN's backward of an FP32 Deconvolution fails ("could not execute a primitive") wherever its weight
+# is computed, as ours is by a cast; MXNet's own kernel, which float64 gets, does not.
+_EMULATED_IN_FLOAT64 = ("Deconvolution", "_npx_deconvolution")
+
 
 def device_of(ctx: mx.Context | None) -> str:
     """``"gpu"`` or ``"cpu"``: whose kernels a graph on ``ctx`` (default: the current context) meets."""
