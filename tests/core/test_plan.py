@@ -127,7 +127,7 @@ def test_operators_that_mxnet_does_not_have_are_refused(field):
 
 
 def test_bfloat16_on_a_gpu_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match="no bfloat16 kernels for a GPU.*float16"):
+    with pytest.raises(ValueError, match=r"no bfloat16 kernels for a GPU.*float16"):
         planned(block_net(), Policy("bfloat16"), "gpu")
 
 
@@ -195,4 +195,6 @@ def test_params_float16_stores_only_what_the_door_calls_parameters():
 def test_inputs_and_excluded_weights_are_not_stored_low():
     x = S.dot(S.var("data"), S.var("other"), name="d")
     plan = planned(S.Group([x, block_net()]), Policy(params="float16", exclude=["net_stage10"]))
-    assert stored(plan) == {f"net_{n}_{p}" for n in ("stage1_conv0", "dense0_fwd") for p in ("weight", "bias")}
+    assert stored(plan) == {
+        f"net_{n}_{p}" for n in ("stage1_conv0", "dense0_fwd") for p in ("weight", "bias")
+    }
