@@ -19,6 +19,8 @@ from typing import Any, TypeVar, Union
 __all__ = ["DynamicLossScaler", "NoLossScaler", "Scaler", "StaticLossScaler", "as_scaler"]
 
 T = TypeVar("T")
+# Scales multiply FP32 gradients and must be normal numbers there, and so must their inverses.
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
 
 class StaticLossScaler:
@@ -31,7 +33,7 @@ class StaticLossScaler:
     """
 
     def __init__(self, scale: float) -> None:
-        self._scale = _positive("scale", scale)
+        self._scale = _scale("scale", scale)
 
     @property
     def loss_scale(self) -> float:
@@ -61,7 +63,7 @@ class StaticLossScaler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict()``. Raises ``ValueError``, changing nothing, on any other dict."""
         _check_state(state, self.state_dict())
-        self._scale = _positive("scale", state["scale"])
+        self._scale = _scale("scale", state["scale"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._scale:g})"
@@ -92,7 +94,8 @@ class DynamicLossScaler(StaticLossScaler):
     growth_interval : int
         Clean steps in a row before the scale grows.
     min_scale, max_scale : float
-        Floor and ceiling; growth never passes the ceiling and so never reaches infinity.
+        Floor and ceiling, within FP32's range; growth never passes the ceiling and so never reaches
+        infinity.
     hysteresis : int
         Overflows that it takes to back off: 1 backs off on each. The count is restored when the scale
         grows, as in Megatron-LM.
@@ -113,12 +116,12 @@ class DynamicLossScaler(StaticLossScaler):
         max_scale: float = 2.0**24,
         hysteresis: int = 1,
     ) -> None:
-        super().__init__(_positive("init_scale", init_scale))
+        super().__init__(_scale("init_scale", init_scale))
         self.growth_factor = _positive("growth_factor", growth_factor)
         self.backoff_factor = _positive("backoff_factor", backoff_factor)
         self.growth_interval = _count("growth_interval", growth_interval)
-        self.min_scale = _positive("min_scale", min_scale)
-        self.max_scale = _positive("max_scale", max_scale)
+        self.min_scale = _scale("min_scale", min_scale)
+        self.max_scale = _scale("max_scale", max_scale)
         self.hysteresis = _count("hysteresis", hysteresis)
         if self.growth_factor <= 1:
             raise ValueError(f"growth_factor must be above 1, got {growth_factor}")
@@ -174,6 +177,8 @@ class DynamicLossScaler(StaticLossScaler):
             state["hysteresis"],
         )
         fresh._clean_steps = _integer("clean_steps", state["clean_steps"])
+        if fresh._clean_steps < 0:
+            raise ValueError(f"clean_steps must not be negative, got {fresh._clean_steps}")
         fresh._tolerance = _integer("tolerance", state["tolerance"])
         self.__dict__.update(fresh.__dict__)
 
@@ -216,6 +221,12 @@ def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
 def _positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+    return float(value)
+
+
+def _scale(name: str, value: Any) -> float:
+    if not _SMALLEST <= _positive(name, value) <= _LARGEST:
+        raise ValueError(f"{name} must be a positive number within FP32's range, 2**-126 to 2**127, got {value!r}")
     return float(value)
 
 
