@@ -1,0 +1,144 @@
+"""Every kind of loss head trains in ``mxmp.Module`` as it does in FP32, at any loss scale."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import mxmp
+
+BATCH, CLASSES = 6, 4
+MULTI = "label_per_position"
+
+
+class OwnLoss(mx.operator.CustomOp):
+    """Softmax cross-entropy that makes its own gradient."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], mx.nd.softmax(in_data[0]))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_data[0] - mx.nd.one_hot(in_data[1], CLASSES))
+        self.assign(in_grad[1], req[1], mx.nd.zeros_like(in_data[1]))
+
+
+@mx.operator.register("mxmp_test_own_loss")
+class OwnLossProp(mx.operator.CustomOpProp):
+    def __init__(self):
+        super().__init__(need_top_grad=False)
+
+    def list_arguments(self):
+        return ["data", "label"]
+
+    def infer_shape(self, in_shape):
+        return [in_shape[0], (in_shape[0][0],)], [in_shape[0]], []
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return OwnLoss()
+
+
+def body():
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=8, name="fc1")
+    return mx.sym.FullyConnected(mx.sym.relu(x), num_hidden=CLASSES, name="fc2")
+
+
+def label():
+    return mx.sym.var("label")
+
+
+HEADS = {
+    "softmax": lambda x: mx.sym.SoftmaxOutput(x, label()),
+    "softmax, grad_scale": lambda x: mx.sym.SoftmaxOutput(x, label(), grad_scale=0.25),
+    "softmax, smooth, valid": lambda x: mx.sym.SoftmaxOutput(
+        x, label(), smooth_alpha=0.1, use_ignore=True, ignore_label=0, normalization="valid"
+    ),
+    "softmax, multi_output": lambda x: mx.sym.SoftmaxOutput(
+        mx.sym.reshape(x, (BATCH, 2, 2)), mx.sym.var(MULTI), multi_output=True
+    ),
+    "linear regression": lambda x: mx.sym.LinearRegressionOutput(x, mx.sym.one_hot(label(), CLASSES)),
+    "logistic regression": lambda x: mx.sym.LogisticRegressionOutput(x, mx.sym.one_hot(label(), CLASSES)),
+    "absolute error": lambda x: mx.sym.MAERegressionOutput(x, mx.sym.one_hot(label(), CLASSES)),
+    "SVM": lambda x: mx.sym.SVMOutput(x, label()),
+    "MakeLoss": lambda x: mx.sym.MakeLoss(-mx.sym.pick(mx.sym.log_softmax(x), label()), grad_scale=0.5),
+    "make_loss": lambda x: mx.sym.make_loss(-mx.sym.pick(mx.sym.log_softmax(x), label())),
+    "softmax_cross_entropy": lambda x: mx.sym.make_loss(mx.sym.softmax_cross_entropy(x, label())),
+    "Custom": lambda x: mx.sym.Custom(x, label(), op_type="mxmp_test_own_loss"),
+    "two heads": lambda x: mx.sym.Group(
+        [mx.sym.SoftmaxOutput(x, label(), name="a"), mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(x)), name="b")]
+    ),
+    "CTC": lambda x: mx.sym.MakeLoss(
+        mx.sym.CTCLoss(
+            mx.sym.reshape(x, (BATCH, 1, CLASSES)),
+            mx.sym.slice_axis(mx.sym.reshape(label(), (1, BATCH)), axis=1, begin=1, end=3),
+        )
+    ),
+}
+
+
+def gradients(symbol, kind, **mixed):
+    """The gradients that reach the optimizer, unscaled, and the outputs."""
+    rng = np.random.RandomState(0)
+    classes = np.arange(BATCH) % CLASSES
+    labels = np.stack([classes % 2, classes // 2], 1) if MULTI in symbol.list_arguments() else classes
+    name = MULTI if MULTI in symbol.list_arguments() else "label"
+    data = mx.io.DataBatch([mx.nd.array(rng.randn(BATCH, 5))], [mx.nd.array(labels)])
+    module = kind(symbol, label_names=[name], **mixed)
+    module.bind([("data", (BATCH, 5))], [(name, data.label[0].shape)])
+    mx.random.seed(0)
+    module.init_params(mx.init.Xavier())
+    module.forward_backward(data)
+    found = {n: g[0].asnumpy() for n, g in zip(module._exec_group.param_names, module._exec_group.grad_arrays)}
+    return found, [out.asnumpy() for out in module.get_outputs()]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_gradients_are_those_of_fp32_times_the_scale(head, policy):
+    symbol = HEADS[head](body())
+    expected, outputs = gradients(symbol, mx.mod.Module)
+    for scale in (1.0, 1024.0):
+        found, low_outputs = gradients(symbol, mxmp.Module, policy=policy, loss_scale=scale)
+        for name, gradient in expected.items():
+            tolerance = {"float16": 4e-3, "bfloat16": 4e-2}[policy] * np.abs(gradient).max()
+            np.testing.assert_allclose(found[name] / scale, gradient, rtol=0, atol=tolerance, err_msg=name)
+        for low, full in zip(low_outputs, outputs):
+            assert low.dtype == np.float32
+            np.testing.assert_allclose(low, full, rtol=2e-2, atol=2e-2)
+
+
+def backward_with(symbol, head_gradient, kind, **mixed):
+    module = kind(symbol, label_names=["label"] if "label" in symbol.list_arguments() else None, **mixed)
+    labels = [("label", (BATCH,))] if module.label_names else None
+    module.bind([("data", (BATCH, 5))], labels, inputs_need_grad=True)
+    mx.random.seed(0)
+    module.init_params(mx.init.Xavier())
+    module.forward(mx.io.DataBatch([mx.nd.ones((BATCH, 5))], [mx.nd.zeros((BATCH,))]))
+    module.backward([mx.nd.full((BATCH, CLASSES), head_gradient)])
+    return module._exec_group.grad_arrays[0][0].asnumpy(), module.get_input_grads()[0].asnumpy()
+
+
+@pytest.mark.parametrize(
+    "symbol", [body(), mx.sym.SoftmaxOutput(body(), label(), out_grad=True)], ids=["plain output", "out_grad=True"]
+)
+def test_head_gradients_are_scaled_once_and_input_gradients_are_true(symbol):
+    weight, data = backward_with(symbol, 3.0, mx.mod.Module)
+    low_weight, low_data = backward_with(symbol, 3.0, mxmp.Module, loss_scale=256.0)
+    for low, full in ((low_weight / 256, weight), (low_data, data)):
+        np.testing.assert_allclose(low, full, rtol=0, atol=4e-3 * np.abs(full).max())
+
+
+def test_a_head_with_an_unscaled_gradient_of_its_own_is_refused():
+    symbol = mx.sym.SoftmaxOutput(mx.sym.IdentityAttachKLSparseReg(mx.sym.sigmoid(body())), label())
+    with pytest.raises(ValueError, match="IdentityAttachKLSparseReg.*no loss scale reaches"):
+        mxmp.cast_symbol(symbol)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.5, np.inf, -np.inf, np.nan, 6e-8])
+def test_the_scaling_identity_keeps_every_forward_value(value):
+    from mxmp.graph import Graph
+    from mxmp.heads import SCALE_NAME, scale_heads
+
+    graph = Graph.from_symbol(mx.sym.MakeLoss(mx.sym.var("x")))
+    assert scale_heads(graph)
+    x = mx.nd.array([value])
+    out = graph.to_symbol().bind(mx.cpu(), {"x": x, SCALE_NAME: mx.nd.array([1e4])}).forward()[0]
+    np.testing.assert_array_equal(out.asnumpy(), x.asnumpy())
