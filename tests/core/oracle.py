@@ -46,8 +46,12 @@ def by_symbol(
     *,
     train: bool = True,
     grads_of: list[str] | None = None,
+    heads: list[np.ndarray] | None = None,
 ) -> Result:
-    """Run a Symbol, with ``values`` for its arguments and auxiliary states, forward and backward."""
+    """Run a Symbol, with ``values`` for its arguments and auxiliary states, forward and backward.
+
+    ``heads`` are the gradients of the outputs; without them, ``head_grads``.
+    """
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     args = {name: mx.nd.array(values[name], dtype=values[name].dtype) for name in arguments}
     wanted = arguments if grads_of is None else grads_of
@@ -57,7 +61,8 @@ def by_symbol(
     )
     outputs = executor.forward(is_train=train)
     if train:
-        executor.backward(head_grads(outputs))
+        given = None if heads is None else [mx.nd.array(h, dtype=o.dtype) for h, o in zip(heads, outputs)]
+        executor.backward(given or head_grads(outputs))
     return Result([out.asnumpy() for out in outputs], {n: g.asnumpy() for n, g in grads.items()})
 
 
