@@ -9,7 +9,8 @@ optimizer of MXNet 1.9.1), and what is saved or loaded is FP32 with no trainer i
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -133,6 +134,9 @@ def publish(master: NDArray, low: NDArray) -> None:
 class Updater(mx.optimizer.Updater):
     """MXNet's Updater that updates the FP32 master, where a weight has one, and rounds it back.
 
+    The loss scale is divided out through the ``rescale_grad`` that ``step.rescaled`` sets; optimizers
+    that look at gradients before that get unscaled copies.
+
     Parameters
     ----------
     optimizer : mxnet.optimizer.Optimizer
@@ -153,11 +157,34 @@ class Updater(mx.optimizer.Updater):
         for master, low in pairs:
             if master is not None:
                 take_over(master, low)
-        super().__call__(
-            list(indices),
-            [g if m is None else g.astype("float32") for g, (m, _) in zip(grads, pairs)],
-            [low if m is None else m for m, low in pairs],
-        )
+        full = [g if m is None else g.astype("float32") for g, (m, _) in zip(grads, pairs)]
+        with self._true_gradients(full) as full:
+            super().__call__(list(indices), full, [low if m is None else m for m, low in pairs])
         for master, low in pairs:
             if master is not None:
                 publish(master, low)
+
+    @contextmanager
+    def _true_gradients(self, grads: list[NDArray]) -> Iterator[list[NDArray]]:
+        """``grads``, as unscaled copies where scaling by ``rescale_grad`` would not be the same."""
+        rescale = self.optimizer.rescale_grad
+        plain, factor = getattr(rescale, "factors", (rescale, 1.0))
+        if not (_reads_raw_gradients(self.optimizer) or (factor != 1.0 and abs(rescale) < _SMALLEST_RESCALE)):
+            yield grads
+            return
+        self.optimizer.rescale_grad = plain
+        try:
+            yield [g * factor for g in grads]
+        finally:
+            self.optimizer.rescale_grad = rescale
+
+
+# MXNet reads operator attributes from text and keeps 19 decimals: 10 zeros and an FP32's 9 digits.
+_SMALLEST_RESCALE = 1e-10
+
+
+def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether it takes norms or sums of gradients before it multiplies by ``rescale_grad``."""
+    return isinstance(optimizer, mx.optimizer.LBSGD) and (
+        optimizer.batch_scale > 1 or optimizer.warmup_strategy == "lars"
+    )

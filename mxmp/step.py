@@ -141,10 +141,11 @@ class ScaledStep:
             self._log(bad, before, after)
         self._skips_at_floor = self._skips_at_floor + 1 if bad and at_floor else 0
         if self._skips_at_floor >= FLOOR_PATIENCE:
+            cause = "lower it, or look at" if before > 1 else "so scaling is not the cause: look at"
             raise FloatingPointError(
-                f"{self._skips_at_floor} steps in a row had non-finite gradients at the lowest loss scale "
-                f"({before:g}), so scaling is not the cause; weights are unchanged. Look at the learning rate, "
-                f"the data and the loss. Non-finite: {_some(self.overflow_params)}"
+                f"{self._skips_at_floor} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
+                f"{self.scaler!r} does not lower; {cause} the learning rate, the data and the loss. Weights are "
+                f"unchanged. Non-finite: {_some(self.overflow_params)}"
             )
 
     def _log(self, bad: Sequence[Gradient], before: float, after: float) -> None:
@@ -202,24 +203,27 @@ class StepView:
 def rescaled(optimizer: mx.optimizer.Optimizer, factor: float) -> Iterator[None]:
     """``optimizer.rescale_grad`` times ``factor`` for the time of an update, then as it was."""
     plain = optimizer.rescale_grad
-    optimizer.rescale_grad = _FixedPoint(plain * factor, np.float32(plain) * np.float32(factor))
+    optimizer.rescale_grad = _Rescale(plain, factor)
     try:
         yield
     finally:
         optimizer.rescale_grad = plain
 
 
-class _FixedPoint(float):
-    """A float whose text is the fixed-point decimal of its float32 value.
+class _Rescale(float):
+    """``plain * factor``, whose text is the fixed-point decimal of its float32 value.
 
     MXNet passes operator attributes as text and misreads exponent notation: about a fifth of small
-    ``rescale_grad`` came out one ulp off.
+    ``rescale_grad`` came out one ulp off. ``masters.Updater`` reads the two factors.
     """
 
+    factors: tuple[float, float]
     _text: str
 
-    def __new__(cls, value: float, rounded: np.float32) -> _FixedPoint:
-        self = super().__new__(cls, value)
+    def __new__(cls, plain: float, factor: float) -> _Rescale:
+        self = super().__new__(cls, plain * factor)
+        self.factors = plain, factor
+        rounded = np.float32(plain) * np.float32(factor)
         self._text = np.format_float_positional(rounded, unique=True, trim="-")
         return self
 

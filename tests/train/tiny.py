@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import mxnet as mx
@@ -32,7 +33,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3},
     "sgld": {"learning_rate": 1e-4, "wd": 1e-3},
     "signum": {"learning_rate": 0.01, "wd": 1e-3},
-    "test": {},
+    "test": {"rescale_grad": -0.05},
 }
 LOSS = gluon.loss.L2Loss()
 MASTERS = mxmp.Policy("float16", params="float16")
@@ -55,6 +56,7 @@ def two_layers(
     for param in net.collect_params().values():
         param.set_data(mx.nd.array(rng.uniform(-0.5, 0.5, param.shape)))
         param.grad_req = grad_req
+    net.hybridize()
     if policy is not None:
         mxmp.convert(net, policy)
         for ctx in contexts(devices):
@@ -62,6 +64,7 @@ def two_layers(
     return net
 
 
+@functools.lru_cache(maxsize=None)
 def batch(step: int, ctx: mx.Context | None = None) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
     rng = np.random.RandomState(1000 + step)
     return mx.nd.array(rng.randn(4, 3), ctx=ctx), mx.nd.array(rng.randn(4, 2), ctx=ctx)
