@@ -79,7 +79,8 @@ def forward(net: gluon.Block, step: int, devices: int = 1) -> list[mx.nd.NDArray
 def train(net: gluon.Block, trainer: gluon.Trainer, steps: Any, devices: int = 1, batch_size: int = 4) -> None:
     for step in steps:
         losses = forward(net, step, devices)
-        mx.random.seed(step)
+        if isinstance(trainer.optimizer, mx.optimizer.SGLD):
+            mx.random.seed(step)
         if isinstance(trainer, mxmp.Trainer):
             trainer.backward(losses)
         else:
