@@ -121,7 +121,30 @@ def _emulate(rewritten: Rewritten) -> Graph:
             else:
                 half[entry] = _round(entry, rewritten.plan.policy.compute, is_head=entry in heads)
     graph.heads = [half.get(entry, entry) for entry in graph.heads]
+    for node in list(graph.nodes()):
+        if node.op == "BatchNorm" and node.attrs.get("axis", "1") == "1":
+            _reblock(node)
     return graph
+
+
+def _reblock(norm: Node) -> None:
+    """Give a BatchNorm behind a rounded convolution its input in oneDNN's blocked layout again.
+
+    Casts leave the plain layout, in which BatchNorm is five times slower. A depthwise convolution with
+    ones copies every value as it is, forward and backward, into the blocked one: a ResNet-50 step took
+    1.87 to 1.90 times FP32's instead of 1.99 to 2.08.
+    """
+    widened = norm.inputs[0]
+    rounded = widened.node.inputs[0] if is_ours(widened.node) else widened
+    source = rounded.node.inputs[0].node if is_ours(rounded.node) else None
+    if source is None or source.op != "Convolution" or source.attrs["kernel"].count(",") != 1:
+        return
+    if source.attrs.get("layout", "NCHW") not in ("NCHW", "None"):
+        return
+    channels = source.attrs["num_filter"]
+    ones = Node("_ones", f"{norm.name}_ones", {"shape": f"({channels}, 1, 1, 1)", "dtype": FULL, MARK: "copy"})
+    attrs = {"kernel": "(1, 1)", "num_filter": channels, "num_group": channels, "no_bias": "True", MARK: "copy"}
+    norm.inputs[0] = Entry(Node("Convolution", f"{norm.name}_blocked", attrs, [widened, Entry(ones)]))
 
 
 def _one_fp32_reader(readers: list[tuple[Node, int]]) -> bool:

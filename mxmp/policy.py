@@ -35,7 +35,9 @@ class Policy:
         kernels). Training is the same bit for bit on one device.
     norm : {"float32", "compute"}
         ``"float32"`` puts casts around BatchNorm. ``"compute"`` lets it read and write the compute
-        dtype; statistics, gamma and beta stay FP32 in both.
+        dtype; statistics, gamma and beta stay FP32 in both. Default: ``"float32"`` for float16,
+        ``"compute"`` for bfloat16, where the casts would cost more than bfloat16 saves (a ResNet-50
+        step on a CPU: 0.97 times FP32's speed with them, 1.46 without).
     output : {"float32", "compute"}
         Dtype of the network's outputs.
     exclude : iterable of str
@@ -70,12 +72,14 @@ class Policy:
         compute: str = "float16",
         *,
         params: str | None = None,
-        norm: str = "float32",
+        norm: str | None = None,
         output: str = "float32",
         exclude: Iterable[str] = (),
         low_ops: Iterable[str] = (),
         full_ops: Iterable[str] = (),
     ) -> None:
+        if norm is None:
+            norm = "compute" if compute == "bfloat16" else "float32"
         given = {"compute": compute, "params": params, "norm": norm, "output": output}
         for field, value in given.items():
             _check_choice(field, value)
@@ -95,8 +99,11 @@ class Policy:
         return ",".join(
             f"{f.name}={_encode(getattr(self, f.name))}"
             for f in fields(self)
-            if f.name == "compute" or getattr(self, f.name) != _DEFAULTS[f.name]
+            if f.name == "compute" or getattr(self, f.name) != self._default(f.name)
         )
+
+    def _default(self, field: str) -> object:
+        return Policy(self.compute).norm if field == "norm" else _DEFAULTS[field]
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -168,7 +175,6 @@ def _decode(field: str, value: str) -> object:
 
 _DEFAULTS = {
     "params": None,
-    "norm": "float32",
     "output": "float32",
     "exclude": (),
     "low_ops": (),

@@ -38,10 +38,17 @@ class RunningStatistics:
         mine = [item.array for items in self._devices.values() for item in items]
         return len(mine) == len(arrays) and {id(a) for a in mine} == {id(a) for a in arrays}
 
-    def sums(self) -> list[NDArray]:
-        """Copy the statistics as they are now; their sums of squares, one FP32 scalar per device."""
+    def sums(self, after: Sequence[NDArray] = ()) -> list[NDArray]:
+        """Copy the statistics as they are now; their sums of squares, one FP32 scalar per device.
+
+        ``after``: FP32 scalars that depend on all gradients. BatchNorm's backward writes the statistics
+        without telling MXNet's engine, so a copy waits for nothing unless it reads what backward made.
+        """
         with autograd.pause():
-            self._pending = {ctx: _joined(items) for ctx, items in self._devices.items()}
+            self._pending = {}
+            for ctx, items in self._devices.items():
+                done = [mx.nd.zeros_like(scalar) for scalar in after if scalar.ctx == ctx]
+                self._pending[ctx] = _joined(items, done)
             return square_sums([Gradient("", flat) for flat in self._pending.values()])
 
     def keep(self) -> None:
@@ -69,7 +76,8 @@ def _sound(flat: NDArray, items: Sequence[Gradient]) -> NDArray:
         return mx.nd.where(mx.nd.contrib.isfinite(flat), flat, mx.nd.concat(*initial, dim=0))
 
 
-def _joined(items: Sequence[Gradient]) -> NDArray:
+def _joined(items: Sequence[Gradient], zeros: Sequence[NDArray] = ()) -> NDArray:
+    flat = [item.array.reshape((-1,)) for item in items]
+    size = sum(array.size for array in flat)
     with autograd.pause():
-        flat = [item.array.reshape((-1,)) for item in items]
-        return mx.nd.concat(*flat, dim=0) if len(flat) > 1 else flat[0].copy()
+        return mx.nd.concat(*flat, *zeros, dim=0)[:size]

@@ -117,8 +117,9 @@ class ScaledStep:
 
     def _check(self, gradients: Sequence[Gradient], statistics: RunningStatistics | None) -> list[Gradient]:
         """The non-finite gradients. One transfer; a second only where the first says overflow."""
-        running = statistics.sums() if statistics is not None else []
-        sums = fetch([*square_sums(gradients), *running])
+        squares = square_sums(gradients)
+        running = statistics.sums(after=squares) if statistics is not None else []
+        sums = fetch([*squares, *running])
         finite = np.isfinite(sums)
         if statistics is not None:
             if finite[len(gradients) :].all():

@@ -1,0 +1,373 @@
+import logging
+import os
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+
+import mxmp
+
+BATCH = 32
+LOW_PARAMS = mxmp.Policy("float16", params="float16")
+SGD = {"learning_rate": 0.05, "momentum": 0.9}
+
+
+def bound(symbol, kind=mxmp.Module, context=None, optimizer="sgd", kvstore="local", grad_req="write", **mixed):
+    module = kind(symbol, context=context or mx.cpu(), **mixed)
+    module.bind([("data", (BATCH, 1, 8, 8))], [("softmax_label", (BATCH,))], grad_req=grad_req)
+    mx.random.seed(3)
+    np.random.seed(3)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(kvstore, optimizer, SGD if optimizer == "sgd" else {"learning_rate": 0.01})
+    return module
+
+
+def batches(digits, count=5):
+    for i in range(count):
+        part = slice(i * BATCH, (i + 1) * BATCH)
+        yield mx.io.DataBatch([mx.nd.array(digits.x[part])], [mx.nd.array(digits.y[part])])
+
+
+def weights(module):
+    args, auxs = module.get_params()
+    return {k: v.asnumpy() for k, v in {**args, **auxs}.items()}
+
+
+def everything(module):
+    """All that a step may change, bit for bit."""
+    arrays = [a.asnumpy() for arrays in module._exec_group.param_arrays for a in arrays]
+    arrays += [m.asnumpy() for masters in module._core.masters.values() for m in masters]
+    for state in module._updater.states.values():
+        arrays += [s.asnumpy() for s in (state if isinstance(state, tuple) else (state,)) if s is not None]
+    optimizer = module._optimizer
+    return arrays, dict(optimizer._index_update_count), optimizer.num_update
+
+
+def assert_same(left, right):
+    for a, b in zip(left[0], right[0]):
+        np.testing.assert_array_equal(a, b)
+    assert left[1:] == right[1:]
+
+
+def train(module, data):
+    for batch in data:
+        module.forward_backward(batch)
+        module.update()
+
+
+@pytest.mark.parametrize("policy", [None, "float16", "bfloat16", LOW_PARAMS], ids=["float32", "f16", "bf16", "f16 masters"])
+def test_gluon_and_symbolic_give_the_same_weights_bit_for_bit_at_every_step(net, symbol, digits, policy):
+    module = bound(symbol, kind=mx.mod.Module if policy is None else mxmp.Module, **({"policy": policy} if policy else {}))
+    module.set_params(
+        {k: p.data() for k, p in net.collect_params().items() if p._differentiable},
+        {k: p.data() for k, p in net.collect_params().items() if not p._differentiable},
+    )
+    if policy:
+        mxmp.convert(net, policy)
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", SGD, kvstore=None, loss_scale="dynamic" if policy else None)
+    for batch in batches(digits):
+        train(module, [batch])
+        with autograd.record():
+            out = net(batch.data[0], batch.label[0])
+        trainer.backward(out)
+        trainer.step(BATCH)
+        if policy:
+            assert module.loss_scale == trainer.loss_scale
+        found = weights(module)
+        for name, param in net.collect_params().items():
+            np.testing.assert_array_equal(param._reduce().asnumpy(), found[name], err_msg=name)
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_fit_reaches_fp32s_accuracy_and_recovers_from_a_scale_far_too_high(symbol, digits, policy):
+    def fit(kind, **mixed):
+        mx.random.seed(1)
+        np.random.seed(1)
+        module = kind(symbol, **mixed)
+        module.fit(digits.train(), optimizer_params=SGD, num_epoch=4, initializer=mx.init.Xavier())
+        return module, dict(module.score(digits.validation(), "acc"))["accuracy"]
+
+    _, expected = fit(mx.mod.Module)
+    scaler = mxmp.DynamicLossScaler(2.0**24) if policy == "float16" else "dynamic"
+    module, found = fit(mxmp.Module, policy=policy, loss_scale=scaler)
+    assert expected > 0.9
+    assert found > expected - 0.01
+    assert (module.skipped_steps > 3) == (policy == "float16")
+    assert module.loss_scale < 2.0**20
+
+
+def test_a_power_of_two_scale_changes_no_bit_of_fp32_training(symbol, digits):
+    everything_full = mxmp.Policy("float16", exclude=["net_dense0*", "net_norm*"])
+    plain = bound(symbol, policy=everything_full, loss_scale=None)
+    scaled = bound(symbol, policy=everything_full, loss_scale=2.0**10)
+    train(plain, batches(digits))
+    train(scaled, batches(digits))
+    dense = [k for k in weights(plain) if "dense" in k]
+    for name in dense:
+        np.testing.assert_allclose(weights(plain)[name], weights(scaled)[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "nag", "rmsprop", "lamb", "ftml", "adagrad"])
+def test_float16_parameters_with_masters_equal_fp32_parameters(symbol, digits, optimizer):
+    full = bound(symbol, optimizer=optimizer, policy="float16", loss_scale=128.0)
+    low = bound(symbol, optimizer=optimizer, policy=LOW_PARAMS, loss_scale=128.0)
+    train(full, batches(digits))
+    train(low, batches(digits))
+    assert low._exec_group.param_arrays[0][0].dtype == np.float16
+    for name, value in weights(full).items():
+        np.testing.assert_array_equal(value, weights(low)[name], err_msg=name)
+
+
+@pytest.mark.parametrize("policy", ["float16", LOW_PARAMS], ids=["FP32 params", "f16 params"])
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_overflow_on_any_device_skips_on_all_and_is_named(symbol, digits, caplog, policy, devices, grad_req, value):
+    module = bound(symbol, context=[mx.cpu(k) for k in range(devices)], policy=policy, grad_req=grad_req, loss_scale=64.0)
+    first, second = batches(digits, 2)
+    train(module, [first])
+    for name in ("net_conv0_weight", "net_dense0_bias"):
+        module.forward_backward(second)
+        before = everything(module)
+        index = module._exec_group.param_names.index(name)
+        module._exec_group.grad_arrays[index][devices - 1].reshape((-1,))[-1:] = value
+        with caplog.at_level(logging.WARNING, "mxmp"):
+            module.update()
+        assert_same(before, everything(module))
+        assert module.last_step_skipped
+        assert any(item.startswith(f"{name} on cpu") for item in module.overflow_params)
+        assert f"non-finite gradients in {name}" in caplog.text
+        for grads in module._exec_group.grad_arrays:
+            for grad in grads:
+                grad[:] = 0
+    train(module, [second])
+    assert not module.last_step_skipped
+    assert module.skipped_steps == 2
+
+
+def test_running_statistics_survive_an_overflow_in_the_forward(symbol, digits):
+    module = bound(symbol, loss_scale=64.0)
+    good, bad = batches(digits, 2)
+    train(module, [good])
+    before = weights(module)
+    bad.data[0][0, 0, 0, 0] = np.inf
+    train(module, [bad])
+    assert module.last_step_skipped
+    for name, value in weights(module).items():
+        assert np.isfinite(value).all(), name
+        if "running" not in name:
+            np.testing.assert_array_equal(value, before[name])
+
+
+def tiny(symbol_of):
+    """A head whose gradient is below float16's smallest subnormal, 2**-24, with a learning rate to match."""
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=10, name="fc", no_bias=True)
+    return symbol_of(data)
+
+
+@pytest.mark.parametrize(("loss_scale", "trains"), [(None, False), ("dynamic", True)])
+def test_gradients_below_float16s_range_train_only_with_loss_scaling(digits, loss_scale, trains):
+    symbol = tiny(lambda x: mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), grad_scale=2.0**-30, name="softmax"))
+    module = mxmp.Module(symbol, loss_scale=loss_scale)
+    rows = digits.x[:256].reshape(256, -1)
+    data = mx.io.NDArrayIter(rows, digits.y[:256], BATCH)
+    module.bind(data.provide_data, data.provide_label)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 2.0**30 * 0.5})
+    before = weights(module)["fc_weight"]
+    for _ in range(5):
+        data.reset()
+        train(module, data)
+    changed = not np.array_equal(before, weights(module)["fc_weight"])
+    assert changed == trains
+    assert (dict(module.score(data, "acc"))["accuracy"] > 0.8) == trains
+
+
+def test_the_users_rescale_grad_and_static_scaling_of_mxnets_faq_compose(symbol, digits):
+    plain = bound(symbol, loss_scale=None)
+    scaled = bound(symbol, loss_scale=mxmp.StaticLossScaler(128))
+    for module in (plain, scaled):
+        assert module._optimizer.rescale_grad == 1 / BATCH
+        module._optimizer.rescale_grad = 0.5 / BATCH
+    train(plain, batches(digits, 2))
+    train(scaled, batches(digits, 2))
+    assert scaled._optimizer.rescale_grad == 0.5 / BATCH
+    for name, value in weights(plain).items():
+        np.testing.assert_allclose(weights(scaled)[name], value, rtol=0, atol=2e-3 * max(1e-3, np.abs(value).max()))
+
+
+@pytest.mark.parametrize("policy", ["float16", LOW_PARAMS, "bfloat16"], ids=["f16", "f16 masters", "bf16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_resuming_from_a_checkpoint_is_bit_exact(symbol, digits, tmp_path, policy, optimizer):
+    prefix = str(tmp_path / "net")
+    module = bound(symbol, policy=policy, optimizer=optimizer)
+    train(module, batches(digits, 3))
+    module.save_checkpoint(prefix, 3, save_optimizer_states=True)
+    later = list(batches(digits, 6))[3:]
+    train(module, later)
+
+    resumed = mxmp.Module.load(prefix, 3, load_optimizer_states=True, policy=policy)
+    resumed.bind([("data", (BATCH, 1, 8, 8))], [("softmax_label", (BATCH,))])
+    resumed.init_optimizer("local", optimizer, SGD if optimizer == "sgd" else {"learning_rate": 0.01})
+    train(resumed, later)
+    for name, value in weights(module).items():
+        np.testing.assert_array_equal(value, weights(resumed)[name], err_msg=name)
+    assert resumed.loss_scale == module.loss_scale
+    assert resumed.scale_history == module.scale_history
+
+
+def test_states_load_on_another_number_of_devices(symbol, digits, tmp_path):
+    path = str(tmp_path / "one.states")
+    one = bound(symbol, optimizer="adam", loss_scale=64.0)
+    train(one, batches(digits, 3))
+    one.save_optimizer_states(path)
+    two = bound(symbol, optimizer="adam", context=[mx.cpu(0), mx.cpu(1)])
+    two.set_params(*one.get_params())
+    two.load_optimizer_states(path)
+    assert two._optimizer.num_update == one._optimizer.num_update == 3
+    for key in range(2 * len(one._param_names)):
+        assert two._optimizer._index_update_count[key] == 3
+    train(two, batches(digits, 1))
+    devices = two._exec_group.param_arrays
+    assert all((a[0].asnumpy() == a[1].asnumpy()).all() for a in devices)
+
+
+def test_checkpoints_are_plain_fp32_files_that_load_without_mxmp(symbol, digits, tmp_path):
+    prefix = str(tmp_path / "net")
+    module = bound(symbol, policy=LOW_PARAMS)
+    train(module, batches(digits, 2))
+    module.save_checkpoint(prefix, 1)
+    assert "mxmp" not in (tmp_path / "net-symbol.json").read_text()
+    assert sorted(os.listdir(tmp_path)) == ["net-0001.params", "net-symbol.json"]
+    plain = mx.mod.Module.load(prefix, 1)
+    plain.bind([("data", (BATCH, 1, 8, 8))], [("softmax_label", (BATCH,))], for_training=False)
+    for name, value in weights(plain).items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, weights(module)[name])
+
+
+def test_set_params_reaches_the_masters_and_the_next_update_keeps_it(symbol, digits):
+    module = bound(symbol, policy=LOW_PARAMS, loss_scale=8.0)
+    args, auxs = module.get_params()
+    value = 1.0 + 2.0**-13
+    for allow_missing in (False, True):
+        module.set_params({k: mx.nd.full(v.shape, value) for k, v in args.items()}, auxs, allow_missing=allow_missing)
+        assert weights(module)["net_conv0_weight"].flat[0] == np.float32(value)
+    module._optimizer.lr = 0.0
+    train(module, batches(digits, 1))
+    assert (weights(module)["net_conv0_weight"] == np.float32(value)).all()
+
+
+def test_a_users_write_into_an_executors_float16_weight_reaches_the_master(symbol, digits):
+    module = bound(symbol, policy=LOW_PARAMS, loss_scale=8.0)
+    index = module._exec_group.param_names.index("net_dense0_bias")
+    module._exec_group.param_arrays[index][0][:] = 3.0
+    module._optimizer.lr = 0.0
+    train(module, batches(digits, 1))
+    assert (weights(module)["net_dense0_bias"] == 3.0).all()
+
+
+def test_fixed_parameters_states_monitor_speedometer_and_predict_work(symbol, digits, tmp_path, caplog):
+    module = mxmp.Module(symbol, fixed_param_names=["net_conv0_weight"])
+    seen = []
+    monitor = mx.mon.Monitor(1, stat_func=lambda a: a.norm(), pattern=".*dense.*", sort=True)
+    monitor.toc_print = lambda: seen.extend(monitor.toc())
+    with caplog.at_level(logging.INFO):
+        module.fit(
+            digits.train(),
+            eval_data=digits.validation(),
+            batch_end_callback=mx.callback.Speedometer(64, 10),
+            epoch_end_callback=mx.callback.do_checkpoint(str(tmp_path / "cb")),
+            monitor=monitor,
+            initializer=mx.init.Xavier(),
+            optimizer_params=SGD,
+            num_epoch=1,
+        )
+    assert seen
+    assert "Speed:" in caplog.text
+    assert (tmp_path / "cb-0001.params").exists()
+    assert module.predict(digits.validation()).shape == (517, 10)
+    loaded = mx.mod.Module.load(str(tmp_path / "cb"), 1)
+    loaded.bind(digits.validation().provide_data, digits.validation().provide_label, for_training=False)
+    assert dict(loaded.score(digits.validation(), "acc")) == pytest.approx(
+        dict(module.score(digits.validation(), "acc")), abs=0.01
+    )
+
+
+def test_state_names_and_set_states_work():
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc") + mx.sym.var("state")
+    module = mxmp.Module(mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label")), state_names=["state"], loss_scale=8.0)
+    module.bind([("data", (2, 3))], [("softmax_label", (2,))])
+    module.init_params()
+    module.set_states(value=1.0)
+    module.init_optimizer()
+    train(module, [mx.io.DataBatch([mx.nd.ones((2, 3))], [mx.nd.zeros((2,))])])
+    assert not module.last_step_skipped
+
+
+def test_reshaping_to_another_batch_size_keeps_the_scale(symbol, digits):
+    module = bound(symbol, loss_scale=32.0)
+    train(module, batches(digits, 1))
+    smaller = mx.io.DataBatch([mx.nd.array(digits.x[:8])], [mx.nd.array(digits.y[:8])])
+    module.forward_backward(smaller)
+    low = module._exec_group.grad_arrays[0][0].asnumpy() / 32
+    plain = bound(symbol, loss_scale=None)
+    plain.set_params(*module.get_params())
+    plain.forward_backward(smaller)
+    np.testing.assert_allclose(low, plain._exec_group.grad_arrays[0][0].asnumpy(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("kvstore", ["dist_async"])
+def test_kvstores_that_update_before_the_check_are_refused(symbol, kvstore):
+    with pytest.raises(ValueError, match="dist_sync"):
+        bound(symbol, kvstore=kvstore)
+
+
+def test_never_updates_on_the_kvstore_and_leaves_the_environment_as_it_was(symbol, monkeypatch):
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "1")
+    module = bound(symbol, context=[mx.cpu(0), mx.cpu(1)], kvstore=mx.kv.create("device"))
+    assert not module._update_on_kvstore
+    assert os.environ["MXNET_UPDATE_ON_KVSTORE"] == "1"
+
+
+def test_compression_is_refused(symbol):
+    with pytest.raises(ValueError, match="compression_params"):
+        mxmp.Module(symbol, compression_params={"type": "2bit", "threshold": 0.5})
+
+
+def test_repeated_overflow_at_the_lowest_scale_names_the_parameters(symbol, digits):
+    module = bound(symbol, loss_scale=mxmp.DynamicLossScaler(1.0))
+    (batch,) = batches(digits, 1)
+    batch.data[0][:] = np.nan
+    with pytest.raises(FloatingPointError, match="Non-finite: net_conv0_weight on cpu"):
+        train(module, [batch] * 10)
+
+
+def test_a_damaged_states_file_changes_nothing(symbol, digits, tmp_path):
+    path = tmp_path / "net.states"
+    module = bound(symbol)
+    train(module, batches(digits, 2))
+    module.save_optimizer_states(str(path))
+    path.write_bytes(path.read_bytes()[:-200])
+    before = everything(module)
+    with pytest.raises(ValueError, match="nothing was loaded"):
+        module.load_optimizer_states(str(path))
+    assert_same(before, everything(module))
+
+
+def test_float16_inference_agrees_with_fp32_on_the_digits(symbol, digits, monkeypatch):
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
+    module = bound(symbol)
+    for _ in range(3):
+        train(module, batches(digits, 40))
+    args, auxs = module.get_params()
+
+    def answers(sym):
+        plain = mx.mod.Module(sym)
+        plain.bind(digits.validation().provide_data, digits.validation().provide_label, for_training=False)
+        plain.set_params(args, auxs)
+        return plain.predict(digits.validation()).asnumpy().argmax(1)
+
+    same = answers(symbol) == answers(mxmp.cast_symbol(symbol))
+    assert same.mean() >= 0.995
