@@ -26,7 +26,7 @@ def print_table(runs: Sequence[Results]) -> None:
     for name in (
         "val. top-1\n(%)",
         "best\nval. loss",
-        "ms/step",
+        "ms/step,\nbest epoch",
         "loss scale\nat the end",
         "skipped\nsteps",
         "casts",
