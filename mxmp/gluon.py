@@ -117,6 +117,7 @@ class Conversion:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.head_scale = HeadScale()
+        self.statistics: dict[str, Parameter] = {}
         self.lock = threading.RLock()
         self._stored: dict[str, bool] = {}
         self._local = threading.local()
@@ -136,6 +137,7 @@ class Conversion:
 
     def build(self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str) -> Graph:
         """The graph that runs, and parameters stored as it wants them. The first graph decides."""
+        self.statistics.update({name: p for name, p in params.items() if not p._differentiable})
         graph, plan = low_graph(
             Graph.from_symbol(symbol),
             self.policy,

@@ -40,18 +40,20 @@ def square_sums(gradients: Sequence[Gradient]) -> list[NDArray]:
         FP32 of shape (1,) each, on the gradients' devices, in their order.
     """
     sums: list[NDArray | None] = [None] * len(gradients)
-    batches: dict[tuple, list[int]] = {}
+    batches: dict[tuple, list[tuple[int, NDArray]]] = {}
     for i, gradient in enumerate(gradients):
         array = _values(gradient.array)
-        if array.ctx.device_type == "gpu" or array.size < _SMALL:
-            batches.setdefault((array.ctx, array.dtype), []).append(i)
+        on_gpu = array.ctx.device_type == "gpu"
+        if not on_gpu:  # there the kernels square in the array's dtype, and float16 ends at 256**2
+            array = array.astype("float32", copy=False)
+        if on_gpu or array.size < _SMALL:
+            batches.setdefault((array.ctx, array.dtype), []).append((i, array))
         else:
-            flat = array.reshape((-1,)).astype("float32", copy=False)
+            flat = array.reshape((-1,))
             sums[i] = mx.nd.dot(flat, flat).reshape((1,))
     for members in batches.values():
-        arrays = [_values(gradients[i].array) for i in members]
-        together = mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
-        for k, i in enumerate(members):
+        together = mx.nd.multi_sum_sq(*(array for _, array in members), num_arrays=len(members))
+        for k, (i, _) in enumerate(members):
             sums[i] = together[k : k + 1]
     return sums
 
@@ -110,8 +112,8 @@ def unscale(gradients: Sequence[Gradient], factor: float) -> None:
                 "clip_global_norm(), which works on the scaled ones, or Policy(params='float32')"
             )
     for gradient in gradients:
-        values = _values(gradient.array)
-        values *= factor
+        array = gradient.array  # the values of a row-sparse array are a copy: multiply the array itself
+        array *= factor
 
 
 def _values(array: NDArray) -> NDArray:

@@ -56,7 +56,12 @@ class RunningStatistics:
         self._kept, self._pending = self._pending, {}
 
     def restore(self) -> None:
-        """Where a statistic is not finite, put its last finite value back."""
+        """Where a statistic is not finite, put its last finite value back. Synchronizes.
+
+        A net hybridized with ``static_shape`` writes them in backward without telling MXNet's engine, so
+        only the end of all work makes sure that the write has happened.
+        """
+        mx.nd.waitall()
         with autograd.pause():
             for ctx, items in self._devices.items():
                 start = 0

@@ -105,15 +105,25 @@ class ScaledStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state_dict()``; on a ``ValueError`` nothing has changed."""
-        history = [ScaleEvent(*event) for event in state["history"]]
-        self.scaler.load_state_dict(state["scaler"])
-        self.steps = state["steps"]
-        self.skipped_steps = state["skipped_steps"]
-        self.last_step_skipped = state["last_step_skipped"]
-        self._skips_at_floor = state["skips_at_floor"]
-        self.overflow_params = tuple(state["overflow_params"])
-        self.history = history
+        """Continue from ``state_dict()``; on a ``ValueError`` nothing has changed.
+
+        The state of another kind of scaler sets the counters and leaves the scaler as it is.
+        """
+        try:
+            steps, skipped, at_floor = (int(state[k]) for k in ("steps", "skipped_steps", "skips_at_floor"))
+            last, names = bool(state["last_step_skipped"]), tuple(map(str, state["overflow_params"]))
+            history = [ScaleEvent(int(n), float(scale), bool(skip)) for n, scale, skip in state["history"]]
+            kind = state["scaler"]["kind"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not the state of a scaled step ({type(error).__name__}: {error})") from error
+        own = self.scaler.state_dict().get("kind")
+        if kind == own:
+            self.scaler.load_state_dict(state["scaler"])
+        else:
+            logger.warning("the saved loss scale is a %s's; this run's %r starts afresh", kind, self.scaler)
+            history.append(ScaleEvent(steps + 1, self.loss_scale, False))
+        self.steps, self.skipped_steps, self._skips_at_floor = steps, skipped, at_floor
+        self.last_step_skipped, self.overflow_params, self.history = last, names, history
 
     def _check(self, gradients: Sequence[Gradient], statistics: RunningStatistics | None) -> list[Gradient]:
         """The non-finite gradients. One transfer; a second only where the first says overflow."""
@@ -121,12 +131,13 @@ class ScaledStep:
         running = statistics.sums(after=squares) if statistics is not None else []
         sums = fetch([*squares, *running])
         finite = np.isfinite(sums)
+        bad = non_finite([g for g, ok in zip(gradients, finite) if not ok])
         if statistics is not None:
-            if finite[len(gradients) :].all():
-                statistics.keep()
-            else:
+            if bad or not finite[len(gradients) :].all():
                 statistics.restore()
-        return non_finite([g for g, ok in zip(gradients, finite) if not ok])
+            else:
+                statistics.keep()
+        return bad
 
     def _note(self, bad: Sequence[Gradient]) -> None:
         self.steps += 1

@@ -102,8 +102,8 @@ class Trainer(StepView, gluon.Trainer):
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
         """For loops that call backward themselves; inside or outside ``autograd.record()``::
 
-            with trainer.scale_loss(loss) as scaled:
-                autograd.backward(scaled)
+        with trainer.scale_loss(loss) as scaled:
+            autograd.backward(scaled)
         """
         single = not isinstance(loss, (list, tuple))
         losses: list[NDArray] = [loss] if single else list(loss)
@@ -365,9 +365,11 @@ class Trainer(StepView, gluon.Trainer):
             self._phase = _Phase()
 
     def _running(self) -> RunningStatistics | None:
-        """BatchNorm's statistics among the parameters: FP32, never differentiable."""
-        own = [p for p in self._params if not p._differentiable and p._data is not None]
-        items = [Gradient(p.name, array) for p in own for array in p._data]
+        """BatchNorm's statistics: FP32 parameters that are never differentiable, ours or the net's."""
+        found = {p.name: p for p in self._params if not p._differentiable}
+        for conversion in self._conversions():
+            found.update(conversion.statistics)
+        items = [Gradient(n, array) for n, p in found.items() if p._data is not None for array in p._data]
         if not items:
             return None
         if self._statistics is None or not self._statistics.covers([i.array for i in items]):
@@ -412,5 +414,3 @@ def _check_arguments(kvstore: Any, compression: Any, update_on_kvstore: Any) -> 
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
     if "async" in kind:
         raise ValueError(_NO_ASYNC)
-
-
