@@ -94,6 +94,14 @@ def reference(net: gluon.HybridBlock, inputs: list[np.ndarray]) -> Result:
     return by_symbol(symbol, values, grads_of=trainable(net))
 
 
+def assert_same_bits(one: Result, other: Result) -> None:
+    for value, expected in zip(one.outputs, other.outputs):
+        np.testing.assert_array_equal(value, expected)
+    assert one.grads.keys() == other.grads.keys()
+    for name, expected in other.grads.items():
+        np.testing.assert_array_equal(one.grads[name], expected, err_msg=name)
+
+
 def trainable(net: gluon.Block) -> list[str]:
     return [name for name, p in net.collect_params().items() if p.grad_req != "null"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from mxnet.gluon import nn
-from oracle import S, by_gluon, by_symbol, filled, graphs, half, native, nodes
+from oracle import S, assert_same_bits, by_gluon, by_symbol, filled, graphs, half, native, nodes
 
 import mxmp
 import mxmp.lower
@@ -351,20 +351,14 @@ def test_the_shortcut_changes_no_bit_on_random_graphs(drawn):
     values = filled(symbol, **shapes)
     results = []
     with pytest.MonkeyPatch.context() as patch:
+        # BatchNorm sums in another order where its input is in another memory layout.
+        patch.setattr(mxmp.lower, "_reblock", lambda norm: None)
         for exact in (True, False):
             if not exact:
                 patch.setattr(mxmp.lower, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
             low, _ = low_graph(Graph.from_symbol(symbol), Policy(), "cpu")
             results.append(by_symbol(low.to_symbol(), values))
     assert_same_bits(*results)
-
-
-def assert_same_bits(one: Any, other: Any) -> None:
-    for value, expected in zip(one.outputs, other.outputs):
-        np.testing.assert_array_equal(value, expected)
-    assert one.grads.keys() == other.grads.keys()
-    for name, expected in other.grads.items():
-        np.testing.assert_array_equal(one.grads[name], expected, err_msg=name)
 
 
 def matrix_inputs(symbol: mx.sym.Symbol) -> set[str | None]:
