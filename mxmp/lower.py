@@ -92,7 +92,8 @@ def _emulate(rewritten: Rewritten) -> Graph:
 
     Tensors between nodes are real float16, so gradients that meet are rounded, and summed in float16,
     as on a GPU. A node that only selects values (``Rule.exact``) passes its FP32 output straight to
-    its one reader: rounding before or after it is the same, forward and backward.
+    its one reader: rounding before or after it is the same, forward and backward. (Not where its input
+    has another reader: MXNet adds the second gradient before it rounds.)
     """
     graph = rewritten.graph
     readers = graph.consumers()
@@ -105,6 +106,7 @@ def _emulate(rewritten: Rewritten) -> Graph:
     for node in list(graph.nodes()):
         decision = rewritten.decision(node)
         low = decision if decision is not None and decision.low else None
+        alone = all(len(readers[entry]) == 1 for entry in node.inputs)
         for position, entry in enumerate(node.inputs):
             if low and position not in low.keep and entry not in wide:
                 node.inputs[position] = _widen(half.get(entry, entry), node, position)
@@ -112,7 +114,7 @@ def _emulate(rewritten: Rewritten) -> Graph:
                 node.inputs[position] = half.get(entry, entry)
         if not low:
             continue
-        exact = rule_of(node.op).exact
+        exact = alone and rule_of(node.op).exact
         for entry in outputs.get(node, ()):
             if entry.index in low.keep_outputs:
                 continue
