@@ -35,8 +35,8 @@ def cases() -> Iterator[Tuple[str, Case]]:
 
     fc = {"data": (32, 64), "weight": (24, 64), "head": (32, 24)}
     conv = {"data": (2, 16, 8, 8), "weight": (8, 16, 3, 3), "head": (2, 8, 8, 8)}
-    long_fc = {"data": (4, 2048), "weight": (4, 2048), "head": (4, 4)}
-    long_conv = {"data": (1, 256, 4, 4), "weight": (4, 256, 3, 3), "head": (1, 4, 4, 4)}
+    long_fc = {"data": (2, 2048), "weight": (3, 2048), "head": (2, 3)}
+    long_conv = {"data": (1, 256, 4, 4), "weight": (2, 256, 3, 3), "head": (1, 2, 4, 4)}
     scales = {"normal": (1.0, 1.0), "overflow": (200.0, 30.0), "subnormal": (2.0**-9, 2.0**-9)}
     for kind, shapes, long_shapes in (("fc", fc, long_fc), ("conv", conv, long_conv)):
         for case, (first, second) in scales.items():
