@@ -128,7 +128,7 @@ def test_head_gradients_are_scaled_once_and_input_gradients_are_true(symbol):
 
 def test_a_head_with_an_unscaled_gradient_of_its_own_is_refused():
     symbol = mx.sym.SoftmaxOutput(mx.sym.IdentityAttachKLSparseReg(mx.sym.sigmoid(body())), label())
-    with pytest.raises(ValueError, match="IdentityAttachKLSparseReg.*no loss scale reaches"):
+    with pytest.raises(ValueError, match=r"IdentityAttachKLSparseReg.*no loss scale reaches"):
         mxmp.cast_symbol(symbol)
 
 

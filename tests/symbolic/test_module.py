@@ -56,9 +56,13 @@ def train(module, data):
         module.update()
 
 
-@pytest.mark.parametrize("policy", [None, "float16", "bfloat16", LOW_PARAMS], ids=["float32", "f16", "bf16", "f16 masters"])
+@pytest.mark.parametrize(
+    "policy", [None, "float16", "bfloat16", LOW_PARAMS], ids=["float32", "f16", "bf16", "f16 masters"]
+)
 def test_gluon_and_symbolic_give_the_same_weights_bit_for_bit_at_every_step(net, symbol, digits, policy):
-    module = bound(symbol, kind=mx.mod.Module if policy is None else mxmp.Module, **({"policy": policy} if policy else {}))
+    module = bound(
+        symbol, kind=mx.mod.Module if policy is None else mxmp.Module, **({"policy": policy} if policy else {})
+    )
     module.set_params(
         {k: p.data() for k, p in net.collect_params().items() if p._differentiable},
         {k: p.data() for k, p in net.collect_params().items() if not p._differentiable},
@@ -124,7 +128,9 @@ def test_float16_parameters_with_masters_equal_fp32_parameters(symbol, digits, o
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_an_overflow_on_any_device_skips_on_all_and_is_named(symbol, digits, caplog, policy, devices, grad_req, value):
-    module = bound(symbol, context=[mx.cpu(k) for k in range(devices)], policy=policy, grad_req=grad_req, loss_scale=64.0)
+    module = bound(
+        symbol, context=[mx.cpu(k) for k in range(devices)], policy=policy, grad_req=grad_req, loss_scale=64.0
+    )
     first, second = batches(digits, 2)
     train(module, [first])
     for name in ("net_conv0_weight", "net_dense0_bias"):

@@ -1,0 +1,87 @@
+import os
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.__main__ import main
+
+
+@pytest.fixture
+def checkpoint(tmp_path, net, symbol):
+    symbol.save(str(tmp_path / "net-symbol.json"))
+    params = net.collect_params().items()
+    mx.nd.save(
+        str(tmp_path / "net-0003.params"),
+        {("arg:" if p._differentiable else "aux:") + k: p.data() for k, p in params},
+    )
+    return tmp_path
+
+
+def run(checkpoint, *arguments):
+    return main([a.replace("@", str(checkpoint) + os.sep) for a in arguments])
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_cast_writes_a_checkpoint_that_plain_mxnet_runs(checkpoint, digits, capsys, policy):
+    assert run(checkpoint, "cast", "@net-symbol.json", "@net-0003.params", "@low", "--policy", policy) == 0
+    assert f"2 of 5 operators in {policy}" in capsys.readouterr().out or policy == "bfloat16"
+    answers = []
+    for prefix in ("net", "low"):
+        module = mx.mod.Module.load(str(checkpoint / prefix), 3 if prefix == "net" else 0)
+        module.bind(digits.validation().provide_data, digits.validation().provide_label, for_training=False)
+        answers.append(module.predict(digits.validation()).asnumpy())
+    assert not np.array_equal(*answers)
+    np.testing.assert_allclose(*answers, atol=2e-2)
+
+
+def test_cast_for_a_gpu_halves_the_parameters_of_matrix_operators(checkpoint, capsys):
+    assert run(checkpoint, "cast", "@net-symbol.json", "@net-0003.params", "@low", "--device", "gpu") == 0
+    dtypes = {k: v.dtype for k, v in mx.nd.load(str(checkpoint / "low-0000.params")).items()}
+    assert dtypes["arg:net_dense0_weight"] == np.float16
+    assert dtypes["arg:net_batchnorm0_gamma"] == np.float32
+    assert "MiB ->" in capsys.readouterr().out
+
+
+def test_cast_without_parameters_writes_the_symbol_only(checkpoint):
+    assert run(checkpoint, "cast", "@net-symbol.json", "@low") == 0
+    assert sorted(os.listdir(checkpoint)) == ["low-symbol.json", "net-0003.params", "net-symbol.json"]
+
+
+def test_explain_prints_every_operator_with_its_reason(checkpoint, capsys):
+    assert run(checkpoint, "explain", "@net-symbol.json", "--nodes", "--shape", "data=2,1,8,8", "softmax_label=2") == 0
+    out = capsys.readouterr().out
+    assert "MiB read and written per forward" in out
+    assert "float16   Convolution" in out
+    assert "float32   SoftmaxOutput" in out
+
+
+BAD = {
+    "no such file": (["explain", "@none.json"], "no file"),
+    "corrupt JSON": (["explain", "@bad.json"], "no Symbol in JSON"),
+    "params for a symbol": (["explain", "@net-0003.params"], "no Symbol in JSON"),
+    "symbol for params": (["cast", "@net-symbol.json", "@net-symbol.json", "@low"], "no MXNet parameters"),
+    "truncated params": (["cast", "@net-symbol.json", "@short.params", "@low"], "damaged"),
+    "params of another net": (["cast", "@net-symbol.json", "@other.params", "@low"], "does not fit"),
+    "unknown dtype": (["explain", "@net-symbol.json", "--policy", "float8"], "must be one of"),
+    "bfloat16 on a GPU": (["explain", "@net-symbol.json", "--policy", "bfloat16", "--device", "gpu"], "use 'float16'"),
+    "bad shape": (["explain", "@net-symbol.json", "--shape", "data=a"], "NAME=N,C,H,W"),
+    "nothing to do": (["cast", "@pool-symbol.json", "@low"], "no matrix operator"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_that_says_what_is_wrong_and_writes_nothing(checkpoint, capsys, case):
+    arguments, message = BAD[case]
+    (checkpoint / "bad.json").write_text('{"nodes": [')
+    (checkpoint / "short.params").write_bytes((checkpoint / "net-0003.params").read_bytes()[:400])
+    mx.nd.save(str(checkpoint / "other.params"), {"arg:elsewhere": mx.nd.zeros((1,))})
+    mx.sym.Pooling(mx.sym.var("data"), global_pool=True).save(str(checkpoint / "pool-symbol.json"))
+    (checkpoint / "low-symbol.json").write_text("kept")
+    before = sorted(os.listdir(checkpoint))
+    assert run(checkpoint, *arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert "\n" not in error
+    assert sorted(os.listdir(checkpoint)) == before
+    assert (checkpoint / "low-symbol.json").read_text() == "kept"
