@@ -18,7 +18,7 @@ from mxnet.ndarray import NDArray
 from .graph import Entry, Graph, Node
 from .rules import RULES, Kind, rule_of
 
-__all__ = ["SCALE_NAME", "HeadScale", "scale_heads"]
+__all__ = ["SCALE_NAME", "HeadScale", "scale_heads", "unscaled_heads"]
 
 SCALE_NAME = "mxmp_loss_scale"
 
@@ -35,6 +35,22 @@ def scale_heads(graph: Graph) -> bool:
     for head, positions in heads:
         for position in positions:
             head.inputs[position] = _scaled(head.inputs[position], scale, f"{head.name}_in{position}")
+    return True
+
+
+def unscaled_heads(graph: Graph) -> list[str]:
+    """Operators of the loss heads of ``graph`` that ``scale_heads`` has not seen."""
+    found = [(node, positions) for node in graph.nodes() if (positions := _own_gradients(node))]
+    return [node.op for node, positions in found if not all(_is_scaled(node.inputs[p]) for p in positions)]
+
+
+def _is_scaled(x: Entry) -> bool:
+    """Whether ``x`` is what ``_scaled`` makes; by its operators, since a recorded graph has other names."""
+    steps = ("elemwise_add", "broadcast_mul", "elemwise_sub", "_contrib_sign_ste")
+    for op, position in zip(steps, (1, 0, 0, 0)):
+        if x.node.op != op:
+            return False
+        x = x.node.inputs[position]
     return True
 
 

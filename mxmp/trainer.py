@@ -13,6 +13,8 @@ from . import gradients as grads
 from . import states
 from .gluon import Conversion, conversion_of
 from .gradients import Gradient
+from .graph import Graph
+from .heads import unscaled_heads
 from .masters import LowParameter, Updater, master_of, publish
 from .running import RunningStatistics
 from .scaler import as_scaler
@@ -72,6 +74,7 @@ class Trainer(StepView, gluon.Trainer):
         as_scaler(loss_scale)
         self._step: ScaledStep | None = None
         self._phase = _Phase()
+        self._heads_checked = False
         self._statistics: RunningStatistics | None = None
         super().__init__(params, optimizer, optimizer_params, kvstore=kvstore, update_on_kvstore=False)
         self._check_parameters()
@@ -88,14 +91,15 @@ class Trainer(StepView, gluon.Trainer):
         Raises
         ------
         ValueError
-            A float16 loss at a scale that float16 cannot hold: compute the loss in FP32.
+            A float16 loss at a scale that float16 cannot hold: compute the loss in FP32. Or a loss head
+            outside any converted net that ignores the scale.
         RuntimeError
             After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first.
         """
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         with autograd.pause():
             heads = [self._head_gradient(item) for item in losses]
-        self._begin_backward()
+        self._begin_backward(losses)
         autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
@@ -109,7 +113,7 @@ class Trainer(StepView, gluon.Trainer):
         losses: list[NDArray] = [loss] if single else list(loss)
         for item in losses:
             self._head_gradient(item)
-        self._begin_backward()
+        self._begin_backward(losses)
         with autograd.record(train_mode=autograd.is_training()):
             scaled = [item * self.loss_scale for item in losses]
         yield scaled[0] if single else scaled
@@ -250,7 +254,24 @@ class Trainer(StepView, gluon.Trainer):
             )
         return loss.ones_like() * self.loss_scale
 
-    def _begin_backward(self) -> None:
+    def _check_heads(self, losses: Sequence[NDArray]) -> None:
+        """Refuse a head that would write unscaled gradients, on the first backward.
+
+        What runs inside a plain net that is hybridized with ``static_alloc`` cannot be seen.
+        """
+        if self._heads_checked or self.loss_scale == 1.0:
+            return
+        for loss in losses:
+            found = unscaled_heads(Graph.from_symbol(autograd.get_symbol(loss)))
+            if found:
+                raise ValueError(
+                    f"{found[0]} writes its own gradient and ignores the loss scale {self.loss_scale:g}, by which the "
+                    "update would divide: put it inside a net that goes through mxmp.convert, or use loss_scale=None"
+                )
+        self._heads_checked = True
+
+    def _begin_backward(self, losses: Sequence[NDArray]) -> None:
+        self._check_heads(losses)
         phase = self._phase
         if phase.unscaled or phase.clipped:
             raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then go on")

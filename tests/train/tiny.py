@@ -64,8 +64,14 @@ def two_layers(
     return net
 
 
-@functools.lru_cache(maxsize=None)
 def batch(step: int, ctx: mx.Context | None = None) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+    """Fresh handles: MXNet's backward spoils an input that another recorded graph shares."""
+    x, y = _arrays(step, ctx)
+    return x.detach(), y.detach()
+
+
+@functools.lru_cache(maxsize=None)
+def _arrays(step: int, ctx: mx.Context | None) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
     rng = np.random.RandomState(1000 + step)
     return mx.nd.array(rng.randn(4, 3), ctx=ctx), mx.nd.array(rng.randn(4, 2), ctx=ctx)
 

@@ -1,0 +1,964 @@
+"""The Trainer: legal orders, true gradients, accumulation, several trainers and losses, refusals."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from tiny import (
+    CASTS,
+    LOSS,
+    MASTERS,
+    batch,
+    contexts,
+    forward,
+    full_weights,
+    options,
+    overflow,
+    picture,
+    train,
+    tree,
+    two_layers,
+    weights,
+)
+
+import mxmp
+
+SCALE = 2.0**10
+
+
+def sgd(net, loss_scale=SCALE, **kwargs):
+    return mxmp.Trainer(net.collect_params(), "sgd", options("sgd"), loss_scale=loss_scale, **kwargs)
+
+
+def plain(net):
+    return gluon.Trainer(net.collect_params(), "sgd", options("sgd"), update_on_kvstore=False)
+
+
+# -- the scale --------------------------------------------------------------------------------------
+
+
+def test_backward_gives_gradients_times_the_scale_and_leaves_the_loss_as_it_is():
+    net, other = two_layers(), two_layers()
+    (loss,), (reference,) = forward(net, 0), forward(other, 0)
+    reference.backward()
+    sgd(net).backward(loss)
+    assert tree(loss) == tree(reference)
+    for p, q in zip(net.collect_params().values(), other.collect_params().values()):
+        assert np.array_equal(p.grad().asnumpy(), q.grad().asnumpy() * SCALE)
+
+
+def test_a_new_scale_applies_to_the_very_next_backward():
+    net = two_layers()
+    trainer = sgd(net, mxmp.DynamicLossScaler(init_scale=2.0**8, growth_interval=2))
+    seen = []
+    for step in range(6):
+        (loss,) = forward(net, step)
+        true = autograd.grad(loss, [net[0].weight.data()], retain_graph=True)[0].asnumpy()
+        trainer.backward(loss)
+        ratio = net[0].weight.grad().asnumpy() / true
+        assert (ratio == ratio.flat[0]).all()
+        seen.append(float(ratio.flat[0]))
+        if step == 3:
+            overflow(trainer)
+        trainer.step(4)
+    assert seen == [2.0**8, 2.0**8, 2.0**9, 2.0**9, 2.0**8, 2.0**8]
+    assert trainer.loss_scale == 2.0**9
+    assert [(e.step, e.loss_scale, e.skipped) for e in trainer.scale_history] == [
+        (1, 2.0**8, False),
+        (3, 2.0**9, False),
+        (5, 2.0**8, True),
+        (7, 2.0**9, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (None, mxmp.DynamicLossScaler),
+        ("float16", mxmp.DynamicLossScaler),
+        ("bfloat16", mxmp.NoLossScaler),
+    ],
+)
+def test_the_default_scale_follows_the_range_of_the_net(policy, expected):
+    assert type(mxmp.Trainer(two_layers(policy).collect_params(), "sgd").scaler) is expected
+
+
+def test_bfloat16_without_scaling_still_skips_an_overflow():
+    net = two_layers("bfloat16")
+    trainer = mxmp.Trainer(net.collect_params(), "sgd")
+    train(net, trainer, range(2))
+    before = picture(trainer)
+    trainer.backward(forward(net, 2))
+    overflow(trainer)
+    trainer.step(4)
+    assert trainer.last_step_skipped
+    assert trainer.loss_scale == 1
+    assert picture(trainer) == before
+
+
+def test_a_net_converted_after_the_trainer_was_made_decides_the_default_too():
+    net = two_layers()
+    trainer = mxmp.Trainer(net.collect_params(), "sgd")
+    mxmp.convert(net, "bfloat16")
+    train(net, trainer, range(1))
+    assert type(trainer.scaler) is mxmp.NoLossScaler
+
+
+def test_a_float16_loss_beyond_its_range_says_what_to_do():
+    net = two_layers()
+    with autograd.record():
+        loss = net(batch(0)[0]).astype("float16").sum()
+    with pytest.raises(ValueError, match=r"float16.*FP32"):
+        sgd(net, 2.0**16).backward(loss)
+    sgd(net, 2.0**10).backward(loss)
+
+
+def test_what_is_no_loss_is_refused():
+    with pytest.raises(TypeError, match="loss must be an NDArray"):
+        sgd(two_layers()).backward(3.0)
+
+
+# -- skips ------------------------------------------------------------------------------------------
+
+
+def test_a_skip_is_counted_named_and_logged(caplog):
+    net = two_layers()
+    trainer = sgd(net, "dynamic")
+    trainer.backward(forward(net, 0))
+    overflow(trainer, 1)
+    with caplog.at_level(logging.INFO, logger="mxmp"):
+        trainer.step(4)
+    name = trainer._params[1].name
+    assert trainer.overflow_params == (f"{name} on cpu(0)",)
+    assert (trainer.skipped_steps, trainer.last_step_skipped) == (1, True)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"step 1 skipped: non-finite gradients in {name} on cpu(0); loss scale 65536 -> 32768"
+    ]
+
+
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+def test_an_overflow_on_one_device_makes_all_skip(kvstore):
+    net = two_layers(MASTERS, devices=3)
+    trainer = sgd(net, 2.0**6, kvstore=kvstore)
+    train(net, trainer, range(2), devices=3)
+    before = picture(trainer)
+    trainer.backward(forward(net, 2, 3))
+    overflow(trainer, 0, device=2, value=math.nan)
+    trainer.step(12)
+    assert trainer.last_step_skipped
+    assert {n.split(" on ")[1] for n in trainer.overflow_params} == {"cpu(0)", "cpu(1)", "cpu(2)"}
+    assert picture(trainer) == before
+    train(net, trainer, range(3, 6), devices=3)
+    for param in trainer._params:
+        assert len({tree(a)[2] for a in param.list_data()}) == 1
+
+
+def test_without_a_kvstore_every_device_is_checked_not_only_the_first():
+    net = two_layers(devices=2)
+    trainer = sgd(net, kvstore=None)
+    trainer.backward(forward(net, 0, 2))
+    overflow(trainer, 1, device=1)
+    trainer.step(8)
+    assert trainer.overflow_params == (f"{trainer._params[1].name} on cpu(1)",)
+
+
+def test_schedule_multipliers_and_counts_stand_still_on_a_skip():
+    net, other = two_layers(), two_layers()
+    found = []
+    for n, skips in ((net, (1, 2, 5)), (other, ())):
+        n[0].weight.lr_mult, n[1].weight.wd_mult = 0.5, 3.0
+        more = {**options("adam"), "lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.01)}
+        trainer = mxmp.Trainer(n.collect_params(), "adam", more, loss_scale=mxmp.DynamicLossScaler(2.0**10))
+        clean = iter(range(10))
+        for step in range(5 + len(skips)):
+            if step in skips:
+                trainer.backward(forward(n, 99))
+                overflow(trainer)
+                trainer.step(4)
+            else:
+                train(n, trainer, [next(clean)])
+        assert trainer.skipped_steps == len(skips)
+        found.append(picture(trainer))
+    assert found[0] == found[1]
+
+
+def test_repeated_overflow_at_the_floor_raises_and_the_weights_are_unchanged():
+    net = two_layers()
+    trainer = sgd(net, mxmp.DynamicLossScaler(init_scale=2, min_scale=1))
+    before = weights(trainer)
+    with pytest.raises(FloatingPointError, match="net_dense0_weight"):
+        for step in range(10):
+            trainer.backward(forward(net, step))
+            overflow(trainer)
+            trainer.step(4)
+    assert step == 3
+    assert weights(trainer) == before
+
+
+# -- one transfer -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def syncs(monkeypatch):
+    """What waits for a device, counted: everything in MXNet's Python that does goes through these."""
+    calls = []
+
+    def count(owner, name):
+        original = getattr(owner, name)
+
+        def counted(*args, **kwargs):
+            calls.append(name)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    for name in ("asnumpy", "wait_to_read"):
+        count(mx.nd.NDArray, name)
+    count(mx.nd, "waitall")
+    return calls
+
+
+@pytest.mark.parametrize("policy", [None, CASTS, MASTERS, "bfloat16"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_clean_step_waits_for_the_device_exactly_once(syncs, policy, devices):
+    net = two_layers(policy, devices, bias=True)
+    trainer = mxmp.Trainer(net.collect_params(), "adam", loss_scale=2.0**4)
+    train(net, trainer, range(2), devices)
+    losses = forward(net, 2, devices)
+    syncs.clear()
+    trainer.backward(losses)
+    assert syncs == []
+    trainer.step(4)
+    assert syncs == ["asnumpy"]
+
+
+def test_batchnorm_adds_no_second_wait(syncs):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(2))
+    net.initialize()
+    mxmp.convert(net)
+    trainer = sgd(net, 2.0**4)
+    train(net, trainer, range(2))
+    losses = forward(net, 2)
+    syncs.clear()
+    trainer.backward(losses)
+    trainer.step(4)
+    assert syncs == ["asnumpy"]
+
+
+def test_only_an_overflow_waits_a_second_time(syncs):
+    net = two_layers()
+    trainer = sgd(net)
+    trainer.backward(forward(net, 0))
+    overflow(trainer)
+    syncs.clear()
+    trainer.step(4)
+    assert syncs == ["asnumpy", "asnumpy"]
+
+
+# -- legal and illegal orders -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["step", "update", "unscale", "clip_global_norm"])
+@pytest.mark.parametrize("state", ["fresh", "after a plain loss.backward()", "after a step"])
+def test_what_needs_a_scaled_backward_says_so(call, state):
+    net = two_layers()
+    trainer = sgd(net)
+    if state == "after a plain loss.backward()":
+        autograd.backward(forward(net, 0))
+    if state == "after a step":
+        train(net, trainer, [0])
+    before = picture(trainer)
+    with pytest.raises(RuntimeError, match=rf"{call}\(\) before a scaled backward.*trainer\.backward\(loss\)"):
+        getattr(trainer, call)(*([] if call == "unscale" else [1]))
+    assert picture(trainer) == before
+
+
+def test_at_scale_one_a_plain_backward_is_as_good():
+    net, other = two_layers(), two_layers()
+    ours, theirs = sgd(net, None), plain(other)
+    for step in range(3):
+        autograd.backward(forward(net, step))
+        ours.step(4)
+    train(other, theirs, range(3))
+    assert weights(ours) == weights(theirs)
+
+
+def test_unscale_twice_is_an_error():
+    net = two_layers()
+    trainer = sgd(net)
+    trainer.backward(forward(net, 0))
+    trainer.unscale()
+    with pytest.raises(RuntimeError, match="already called"):
+        trainer.unscale()
+
+
+@pytest.mark.parametrize("call", [lambda t: t.unscale(), lambda t: t.clip_global_norm(1.0)])
+def test_backward_after_true_gradients_were_looked_at_is_an_error(call):
+    net = two_layers()
+    trainer = sgd(net)
+    trainer.backward(forward(net, 0))
+    call(trainer)
+    with pytest.raises(RuntimeError, match="step first"):
+        trainer.backward(forward(net, 1))
+    trainer.step(4)
+    trainer.backward(forward(net, 1))
+
+
+def test_adding_to_reduced_gradients_is_an_error():
+    net = two_layers(devices=2, grad_req="add")
+    trainer = sgd(net)
+    trainer.backward(forward(net, 0, 2))
+    trainer.allreduce_grads()
+    with pytest.raises(RuntimeError, match="update first"):
+        trainer.backward(forward(net, 1, 2))
+
+
+@pytest.mark.parametrize("size", [0, -4, True, math.nan])
+def test_a_bad_batch_size_is_refused(size):
+    net = two_layers()
+    trainer = sgd(net)
+    trainer.backward(forward(net, 0))
+    with pytest.raises(ValueError, match="batch_size must be positive"):
+        trainer.step(size)
+
+
+# -- true gradients: unscale, clip, split -----------------------------------------------------------
+
+
+def test_unscaled_gradients_are_the_true_ones_and_the_step_is_the_same():
+    net, other = two_layers(), two_layers()
+    trainer, reference = sgd(net), plain(other)
+    trainer.backward(forward(net, 0))
+    trainer.unscale()
+    autograd.backward(forward(other, 0))
+    for p, q in zip(trainer._params, reference._params):
+        assert tree(p.grad()) == tree(q.grad())
+    trainer.step(3)
+    reference.step(3)
+    assert weights(trainer) == weights(reference)
+
+
+def test_what_the_user_does_to_true_gradients_is_what_is_applied():
+    net, other = two_layers(), two_layers()
+    trainer, reference = sgd(net), plain(other)
+    trainer.backward(forward(net, 0))
+    trainer.unscale()
+    autograd.backward(forward(other, 0))
+    for t in (trainer, reference):
+        for param in t._params:
+            param.grad()[:] = mx.nd.clip(param.grad(), -0.01, 0.01)
+        t.step(3)
+    assert weights(trainer) == weights(reference)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "look", [lambda t: t.unscale(), lambda t: t.clip_global_norm(1.0), lambda t: t.allreduce_grads()]
+)
+def test_a_gradient_spoiled_by_the_user_after_a_look_is_still_caught(look, value):
+    net = two_layers()
+    trainer = sgd(net)
+    train(net, trainer, [0])
+    before = picture(trainer)
+    trainer.backward(forward(net, 1))
+    look(trainer)
+    overflow(trainer, 1, value=value)
+    trainer.step(4)
+    assert trainer.last_step_skipped
+    assert picture(trainer) == before
+
+
+def test_unscale_of_float16_gradients_is_refused_with_the_way_out():
+    net = two_layers(MASTERS)
+    trainer = sgd(net)
+    trainer.backward(forward(net, 0))
+    before = [tree(p.grad()) for p in trainer._params]
+    with pytest.raises(ValueError, match="clip_global_norm"):
+        trainer.unscale()
+    assert [tree(p.grad()) for p in trainer._params] == before
+    trainer.step(4)
+
+
+def sequence(trainer, *calls):
+    """The norms that ``clip_global_norm`` returned in a sequence of calls."""
+    found = []
+    for call in calls:
+        result = getattr(trainer, call)(*([0.05] if call.startswith("clip") else []))
+        if result is not None:
+            found.append(result)
+    return found
+
+
+ORDERS = [
+    ("clip_global_norm",),
+    ("unscale", "clip_global_norm"),
+    ("clip_global_norm", "unscale"),
+    ("allreduce_grads", "clip_global_norm"),
+    ("allreduce_grads", "unscale", "clip_global_norm"),
+    ("unscale", "allreduce_grads", "clip_global_norm"),
+    ("clip_global_norm", "allreduce_grads", "unscale"),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("micro", [1, 3])
+def test_clipping_uses_the_true_norm_in_any_legal_order(order, devices, micro):
+    net, other = (two_layers(devices=devices, grad_req="add" if micro > 1 else "write") for _ in range(2))
+    trainer, reference = sgd(net), plain(other)
+    train(net, trainer, [0], devices)
+    train(other, reference, [0], devices)
+    for n in (net, other):
+        n.collect_params().zero_grad()
+    for step in range(micro):
+        trainer.backward(forward(net, step, devices))
+        autograd.backward(forward(other, step, devices))
+    norms = sequence(trainer, *order)
+    reference.allreduce_grads()
+    for device in range(devices):
+        grads = [p.list_grad()[device] for p in reference._params]
+        expected = gluon.utils.clip_global_norm(grads, 0.05)
+    assert norms == [pytest.approx(expected, rel=1e-5)]
+    assert expected > 0.05
+    trainer.step(4)
+    reference.update(4)
+    for p, q in zip(trainer._params, reference._params):
+        np.testing.assert_allclose(p.data().asnumpy(), q.data().asnumpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_norm_below_the_limit_changes_no_bit():
+    net, other = two_layers(), two_layers()
+    trainer, reference = sgd(net), plain(other)
+    trainer.backward(forward(net, 0))
+    assert trainer.clip_global_norm(1e6) < 1e6
+    trainer.step(3)
+    train(other, reference, [0], batch_size=3)
+    assert weights(trainer) == weights(reference)
+
+
+def test_clipping_twice_sees_the_clipped_norm():
+    net = two_layers()
+    trainer = sgd(net)
+    trainer.backward(forward(net, 0))
+    first = trainer.clip_global_norm(0.5)
+    assert first > 0.5
+    assert trainer.clip_global_norm(0.25) == pytest.approx(0.5)
+    assert trainer.clip_global_norm(1.0) == pytest.approx(0.25)
+
+
+def test_clipping_works_on_float16_gradients():
+    norms = []
+    for policy in (MASTERS, CASTS):
+        net = two_layers(policy)
+        trainer = sgd(net)
+        trainer.backward(forward(net, 0))
+        norms.append(trainer.clip_global_norm(0.05))
+        trainer.step(4)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+def test_a_norm_that_is_not_finite_clips_nothing_and_the_step_is_skipped():
+    net = two_layers()
+    trainer = sgd(net)
+    before = weights(trainer)
+    trainer.backward(forward(net, 0))
+    overflow(trainer)
+    assert not math.isfinite(trainer.clip_global_norm(1.0))
+    trainer.step(4)
+    assert trainer.last_step_skipped
+    assert weights(trainer) == before
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, "1", True, None])
+def test_a_bad_max_norm_is_refused(bad):
+    net = two_layers()
+    trainer = sgd(net)
+    trainer.backward(forward(net, 0))
+    with pytest.raises(ValueError, match="max_norm must be a positive number"):
+        trainer.clip_global_norm(bad)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_allreduce_then_update_equals_step(devices):
+    net, other = two_layers(devices=devices), two_layers(devices=devices)
+    trainer, reference = sgd(net), sgd(other)
+    for step in range(3):
+        trainer.backward(forward(net, step, devices))
+        trainer.allreduce_grads()
+        trainer.update(8)
+    train(other, reference, range(3), devices, batch_size=8)
+    assert weights(trainer) == weights(reference)
+
+
+def test_update_skips_an_overflow_too():
+    net = two_layers(devices=2)
+    trainer = sgd(net)
+    before = weights(trainer)
+    trainer.backward(forward(net, 0, 2))
+    overflow(trainer, device=1)
+    trainer.allreduce_grads()
+    trainer.update(8)
+    assert trainer.last_step_skipped
+    assert weights(trainer) == before
+
+
+# -- accumulation -----------------------------------------------------------------------------------
+
+
+def test_micro_batches_add_up_to_the_plain_trainers_and_the_scale_is_frozen_meanwhile():
+    net, other = two_layers(grad_req="add"), two_layers(grad_req="add")
+    trainer, reference = sgd(net, mxmp.DynamicLossScaler(2.0**8, growth_interval=1)), plain(other)
+    for window in range(4):
+        scales = set()
+        for n in (net, other):
+            n.collect_params().zero_grad()
+        for micro in range(3):
+            trainer.backward(forward(net, 10 * window + micro))
+            autograd.backward(forward(other, 10 * window + micro))
+            scales.add(trainer.loss_scale)
+        assert scales == {2.0 ** (8 + window)}
+        trainer.step(12)
+        reference.step(12)
+    assert weights(trainer) == weights(reference)
+
+
+@pytest.mark.parametrize("spoiled", range(3))
+def test_an_overflow_in_any_micro_batch_skips_the_window(spoiled):
+    net = two_layers(grad_req="add")
+    trainer = sgd(net)
+    train(net, trainer, [0])
+    before = picture(trainer)
+    net.collect_params().zero_grad()
+    for micro in range(3):
+        trainer.backward(forward(net, micro))
+        if micro == spoiled:
+            overflow(trainer)
+    trainer.step(12)
+    assert trainer.last_step_skipped
+    assert picture(trainer) == before
+    net.collect_params().zero_grad()
+    train(net, trainer, [4])
+    assert not trainer.last_step_skipped
+
+
+# -- which gradients --------------------------------------------------------------------------------
+
+
+class TwoBranches(gluon.Block):
+    """Only one branch runs, so the other's gradients go stale."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.left, self.right = nn.Dense(2, in_units=3), nn.Dense(2, in_units=3)
+
+    def forward(self, x, left):
+        return self.left(x) if left else self.right(x)
+
+
+def branch_step(net, trainer, left, spoil=False):
+    with autograd.record():
+        loss = net(batch(0)[0], left).sum()
+    trainer.backward(loss)
+    if spoil:
+        (net.left if left else net.right).weight.grad()[:] = math.inf
+    trainer.step(4, ignore_stale_grad=True)
+
+
+def test_a_stale_gradient_is_an_error_as_in_gluon():
+    net = TwoBranches()
+    net.initialize()
+    trainer = sgd(net)
+    with autograd.record():
+        loss = net(batch(0)[0], True).sum()
+    trainer.backward(loss)
+    with pytest.raises(UserWarning, match="ignore_stale_grad=True"):
+        trainer.step(4)
+
+
+def test_a_stale_gradient_is_neither_applied_after_a_skip_nor_checked_for_ever():
+    net = TwoBranches()
+    net.initialize()
+    trainer = sgd(net)
+    branch_step(net, trainer, True)
+    branch_step(net, trainer, False)
+    left = tree(net.left.weight.data())
+    branch_step(net, trainer, True, spoil=True)
+    assert trainer.last_step_skipped
+    for _ in range(3):
+        branch_step(net, trainer, False)
+        assert not trainer.last_step_skipped
+    assert tree(net.left.weight.data()) == left
+
+
+def test_parameters_without_gradient_stay_and_the_rest_trains():
+    net, other = two_layers(bias=True), two_layers(bias=True)
+    trainer, reference = sgd(net), plain(other)
+    for n in (net, other):
+        n[0].collect_params().setattr("grad_req", "null")
+    frozen = tree(net[0].weight.data())
+    train(net, trainer, range(3))
+    train(other, reference, range(3))
+    assert tree(net[0].weight.data()) == frozen
+    assert weights(trainer) == weights(reference)
+
+
+def test_nothing_trainable_at_all_is_no_error():
+    net = two_layers()
+    net.collect_params().setattr("grad_req", "null")
+    trainer = sgd(net, None)
+    before = weights(trainer)
+    trainer.step(4)
+    assert weights(trainer) == before
+    assert trainer.skipped_steps == 0
+
+
+class Embeds(gluon.HybridBlock):
+    def __init__(self, sparse=False, rows=10):
+        super().__init__()
+        with self.name_scope():
+            self.embedding = nn.Embedding(rows, 4, sparse_grad=sparse)
+            self.out = nn.Dense(2, in_units=4, flatten=False)
+
+    def hybrid_forward(self, F, x):
+        return self.out(self.embedding(x))
+
+
+@pytest.mark.parametrize("policy", [None, CASTS, MASTERS])
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad"])
+def test_row_sparse_gradients_stay_fp32_train_and_are_checked(policy, devices, name):
+    found = []
+    for sparse in (True, False):
+        mx.random.seed(3)
+        net = Embeds(sparse)
+        net.initialize(ctx=contexts(devices))
+        if policy:
+            mxmp.convert(net, policy)
+        more = {"learning_rate": 0.1, **({"lazy_update": False} if name == "adam" else {})}
+        trainer = mxmp.Trainer(net.collect_params(), name, more, loss_scale=2.0**6)
+        for step in range(4):
+            with autograd.record():
+                losses = [net(mx.nd.array([1, 3, 3, step], ctx=ctx)).square().sum() for ctx in contexts(devices)]
+            trainer.backward(losses)
+            grad = net.embedding.weight.list_grad()[-1]
+            assert grad.dtype == np.float32
+            assert grad.stype == ("row_sparse" if sparse else "default")
+            if step == 2:
+                before = picture(trainer)
+                net.embedding.weight.list_grad()[-1][:] = mx.nd.full(grad.shape, math.nan).tostype(grad.stype)
+            trainer.step(4)
+            assert trainer.last_step_skipped == (step == 2)
+            if step == 2:
+                assert picture(trainer) == before
+                assert trainer.overflow_params[0].startswith(net.embedding.weight.name)
+        found.append([p.data().asnumpy() for p in trainer._params])
+    for a, b in zip(*found):
+        np.testing.assert_allclose(a, b, rtol=2e-3 if policy else 1e-5, atol=1e-5)
+
+
+def test_unscale_and_clip_see_row_sparse_gradients():
+    norms = []
+    for sparse in (True, False):
+        mx.random.seed(3)
+        net = Embeds(sparse)
+        net.initialize()
+        trainer = sgd(net)
+        with autograd.record():
+            loss = net(mx.nd.array([1, 3, 3])).square().sum()
+        trainer.backward(loss)
+        norms.append(trainer.clip_global_norm(1e9))
+        trainer.unscale()
+        norms.append(trainer.clip_global_norm(1e9))
+    assert norms == [pytest.approx(norms[0], rel=1e-6)] * 4
+
+
+def test_row_sparse_weights_are_refused_with_the_reason():
+    weight = gluon.Parameter("table", shape=(5, 2), stype="row_sparse", grad_stype="row_sparse")
+    weight.initialize()
+    with pytest.raises(ValueError, match=r"table.*row_sparse.*before any check"):
+        mxmp.Trainer([weight], "sgd")
+
+
+@pytest.mark.parametrize("policy", [CASTS, MASTERS])
+def test_4096_duplicates_in_an_embedding_do_not_saturate(policy):
+    """Dense float16 embedding gradients would stop at 2,048."""
+    net = Embeds(rows=5)
+    net.initialize(mx.init.One())
+    mxmp.convert(net, policy)
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=1.0)
+    x = mx.nd.full((4096,), 2)
+    with autograd.record():
+        loss = net(x).sum()
+    trainer.backward(loss)
+    assert net.embedding.weight.grad().dtype == np.float32
+    assert net.embedding.weight.grad().asnumpy()[2].tolist() == [8192.0] * 4
+    assert net.out.weight.grad().asnumpy().tolist() == [[4096.0] * 4] * 2
+
+
+# -- several losses and trainers --------------------------------------------------------------------
+
+
+def test_two_losses_in_one_backward_equal_the_plain_trainers():
+    net, other = two_layers(), two_layers()
+    trainer, reference = sgd(net), plain(other)
+    for step in range(3):
+        losses = []
+        for n in (net, other):
+            x, y = batch(step)
+            with autograd.record():
+                out = n(x)
+                losses.append([LOSS(out, y), 0.1 * out.abs().sum()])
+        trainer.backward(losses[0])
+        autograd.backward(losses[1])
+        trainer.step(4)
+        reference.step(4)
+    assert weights(trainer) == weights(reference)
+
+
+def test_two_losses_in_two_backwards_accumulate():
+    net, other = two_layers(grad_req="add"), two_layers(grad_req="add")
+    trainer, reference = sgd(net), plain(other)
+    for n in (net, other):
+        n.collect_params().zero_grad()
+    for step in range(2):
+        trainer.backward(forward(net, step))
+        autograd.backward(forward(other, step))
+    trainer.step(4)
+    reference.step(4)
+    assert weights(trainer) == weights(reference)
+
+
+def test_two_trainers_of_a_gan_scale_independently():
+    """The generator's loss runs through the discriminator, whose next backward must see its own scale."""
+    runs = []
+    for scaled in (True, False):
+        generator, judge = two_layers(seed=1), two_layers(seed=2)
+        judge_in = nn.Dense(3, in_units=2, use_bias=False, prefix="in_")
+        judge_in.initialize(mx.init.One())
+        kinds = (
+            (sgd(generator, mxmp.DynamicLossScaler(2.0**6, growth_interval=2)), sgd(judge, "dynamic"))
+            if scaled
+            else (plain(generator), plain(judge))
+        )
+        for step in range(6):
+            x, y = batch(step)
+            for net, trainer in ((judge, kinds[1]), (generator, kinds[0])):
+                with autograd.record():
+                    fake = generator(x)
+                    fake = fake.detach() if net is judge else fake
+                    loss = LOSS(judge(judge_in(fake)), y)
+                if scaled:
+                    trainer.backward(loss)
+                    if net is judge and step == 3:
+                        true = [p.grad().copy() for p in trainer._params]
+                        overflow(trainer)
+                        trainer.step(4)
+                        assert trainer.last_step_skipped
+                        trainer.backward(LOSS_AGAIN(generator, judge, judge_in, x, y))
+                        for p, g in zip(trainer._params, true):
+                            assert np.array_equal(p.grad().asnumpy() * 2, g.asnumpy())
+                else:
+                    loss.backward()
+                trainer.step(4)
+        runs.append([weights(t) for t in kinds])
+        if scaled:
+            assert kinds[0].loss_scale == 2.0**9
+            assert kinds[1].loss_scale == 2.0**15
+            assert (kinds[0].skipped_steps, kinds[1].skipped_steps) == (0, 1)
+    assert runs[0] == runs[1]
+
+
+def LOSS_AGAIN(generator, judge, judge_in, x, y):  # noqa: N802
+    with autograd.record():
+        return LOSS(judge(judge_in(generator(x).detach())), y)
+
+
+@pytest.mark.parametrize("policy", [CASTS, MASTERS])
+def test_two_trainers_over_shared_parameters_take_turns(policy):
+    net, other = two_layers(policy), two_layers(policy)
+    first, second = sgd(net, 2.0**6), sgd(net, 2.0**4)
+    reference, reference_2 = sgd(other, 1.0), sgd(other, 1.0)
+    for step in range(6):
+        train(net, (first, second)[step % 2], [step])
+        train(other, (reference, reference_2)[step % 2], [step])
+    for p, q in zip(net.collect_params().values(), other.collect_params().values()):
+        a, b = ((m.masters() if policy is MASTERS else m.list_data())[0].asnumpy() for m in (p, q))
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4)
+
+
+def test_the_other_trainers_backward_is_not_mine():
+    net = two_layers()
+    first, second = sgd(net), sgd(net)
+    first.backward(forward(net, 0))
+    with pytest.raises(RuntimeError, match="before a scaled backward"):
+        second.step(4)
+    first.step(4)
+
+
+# -- heads that ignore the gradient from above ------------------------------------------------------
+
+
+class Head(gluon.HybridBlock):
+    """A net that computes its loss inside, with an operator that writes its own gradient."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+        with self.name_scope():
+            self.dense = nn.Dense(3, in_units=3)
+
+    def hybrid_forward(self, F, x, y):
+        z = self.dense(x)
+        if self.head == "SoftmaxOutput":
+            return F.SoftmaxOutput(z, y)
+        if self.head in ("MakeLoss", "make_loss"):
+            return getattr(F, self.head)(F.broadcast_sub(z, F.expand_dims(y, 1)).square().sum(axis=1))
+        if self.head == "SVMOutput":
+            return F.SVMOutput(z, y)
+        return getattr(F, self.head)(z, F.broadcast_like(F.expand_dims(y, 1), z))
+
+
+HEADS = [
+    "SoftmaxOutput",
+    "MakeLoss",
+    "make_loss",
+    "LinearRegressionOutput",
+    "LogisticRegressionOutput",
+    "MAERegressionOutput",
+    "SVMOutput",
+]
+HYBRIDIZE = {
+    "not": None,
+    "hybridized": {},
+    "static_alloc": {"static_alloc": True},
+    "static_shape": {"static_alloc": True, "static_shape": True},
+}
+HEAD_DATA = (mx.nd.array(np.random.RandomState(5).randn(4, 3)), mx.nd.array([0, 1, 2, 1]))
+
+
+def head_net(head, flags, policy):
+    net = Head(head)
+    net.initialize()
+    rng = np.random.RandomState(0)
+    for param in net.collect_params().values():
+        param.set_data(mx.nd.array(rng.uniform(-1, 1, param.shape)))
+    if policy:
+        mxmp.convert(net, policy)
+    if HYBRIDIZE[flags] is not None:
+        net.hybridize(**HYBRIDIZE[flags])
+    return net
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("flags", HYBRIDIZE)
+def test_heads_that_ignore_the_head_gradient_scale_too_and_at_once(head, flags):
+    """Trained at a scale that changes at every step; the FP32 policy computes what plain MXNet does."""
+    net = head_net(head, flags, mxmp.Policy("float16", full_ops=("FullyConnected",)))
+    other = head_net(head, "hybridized", None)
+    trainer, reference = sgd(net, mxmp.DynamicLossScaler(2.0**3, growth_interval=1)), plain(other)
+    for step in range(5):
+        with autograd.record():
+            out = net(*HEAD_DATA)
+        trainer.backward(out)
+        with autograd.record():
+            expected = other(*HEAD_DATA)
+        expected.backward()
+        assert tree(out) == tree(expected)
+        for p, q in zip(trainer._params, reference._params):
+            assert np.array_equal(p.grad().asnumpy(), q.grad().asnumpy() * 2.0 ** (3 + step))
+        trainer.step(4)
+        reference.step(4)
+    assert weights(trainer) == weights(reference)
+
+
+@pytest.mark.parametrize("flags", HYBRIDIZE)
+def test_after_an_overflow_the_head_runs_at_the_lower_scale_in_the_next_backward(flags):
+    net = head_net("SoftmaxOutput", flags, "float16")
+    trainer = sgd(net, mxmp.DynamicLossScaler(2.0**4))
+    grads = []
+    for step in range(2):
+        with autograd.record():
+            out = net(*HEAD_DATA)
+        trainer.backward(out)
+        grads.append(net.dense.bias.grad().asnumpy())
+        if not step:
+            overflow(trainer)
+        trainer.step(4)
+    assert np.array_equal(grads[0], grads[1] * 2)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_head_outside_any_converted_net_is_refused_instead_of_training_at_a_fraction(outside):
+    net = two_layers("float16") if outside else head_net("SoftmaxOutput", "not", None)
+    trainer = sgd(net)
+    with autograd.record():
+        out = mx.nd.SoftmaxOutput(net(batch(0)[0]), mx.nd.zeros(4)) if outside else net(*HEAD_DATA)
+    with pytest.raises(ValueError, match=r"SoftmaxOutput.*ignores.*convert"):
+        trainer.backward(out)
+    with pytest.raises(ValueError, match="SoftmaxOutput"):
+        trainer.scale_loss(out).__enter__()
+
+
+# -- refusals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "reason"),
+    [
+        ({"update_on_kvstore": True}, "before they are checked"),
+        ({"kvstore": "dist_async"}, "before any check"),
+        ({"compression_params": {"type": "2bit"}}, "threshold"),
+        ({"loss_scale": "static"}, "dynamic"),
+        ({"loss_scale": -1}, "positive"),
+    ],
+)
+def test_what_would_break_the_promise_is_refused_with_the_reason(kwargs, reason):
+    with pytest.raises(ValueError, match=reason):
+        mxmp.Trainer(two_layers().collect_params(), "sgd", **kwargs)
+
+
+# -- seams ------------------------------------------------------------------------------------------
+
+
+def test_a_subclass_that_reduces_by_itself_is_called_once_a_step_and_its_result_is_checked():
+    """What horovod.mxnet.DistributedTrainer does: override ``_allreduce_grads``, kvstore None."""
+
+    class Reduces(mxmp.Trainer):
+        calls = 0
+        spoil = False
+
+        def _allreduce_grads(self):
+            type(self).calls += 1
+            for param in self._params:
+                for grad in param.list_grad():
+                    grad *= 2
+                    if self.spoil:
+                        grad[:] = math.inf
+
+    net, other = two_layers(), two_layers()
+    trainer = Reduces(net.collect_params(), "sgd", options("sgd"), kvstore=None, loss_scale=SCALE)
+    trainer._scale /= 2  # as Horovod averages
+    reference = plain(other)
+    train(net, trainer, range(3))
+    train(other, reference, range(3))
+    assert Reduces.calls == 3
+    assert weights(trainer) == weights(reference)
+    trainer.backward(forward(net, 3))
+    trainer.clip_global_norm(1.0)
+    trainer.allreduce_grads()
+    trainer.update(4)
+    assert Reduces.calls == 4
+    Reduces.spoil = True
+    before = full_weights(trainer)
+    trainer.backward(forward(net, 4))
+    trainer.step(4)
+    assert trainer.last_step_skipped
+    assert full_weights(trainer) == before
