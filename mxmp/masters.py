@@ -158,7 +158,7 @@ class Updater(mx.optimizer.Updater):
             if master is not None:
                 take_over(master, low)
         full = [g if m is None else g.astype("float32") for g, (m, _) in zip(grads, pairs)]
-        with self._true_gradients(full) as full:
+        with self._true_gradients(full) as full, _best_aggregation(self.optimizer, weights):
             super().__call__(list(indices), full, [low if m is None else m for m, low in pairs])
         for master, low in pairs:
             if master is not None:
@@ -177,6 +177,21 @@ class Updater(mx.optimizer.Updater):
             yield [g * factor for g in grads]
         finally:
             self.optimizer.rescale_grad = rescale
+
+
+@contextmanager
+def _best_aggregation(optimizer: mx.optimizer.Optimizer, weights: list[NDArray]) -> Iterator[None]:
+    """One weight per kernel on a CPU, where MXNet's kernels for several take 1.4 times as long.
+
+    The arithmetic is the same. (SGD with momentum on ResNet-50's parameters: 110 ms instead of 157.)
+    """
+    before = optimizer.aggregate_num
+    if before > 1 and weights[0].ctx.device_type != "gpu":
+        optimizer.aggregate_num = 1
+    try:
+        yield
+    finally:
+        optimizer.aggregate_num = before
 
 
 # MXNet reads operator attributes from text and keeps 19 decimals: 10 zeros and an FP32's 9 digits.
