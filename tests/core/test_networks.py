@@ -6,6 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
+from oracle import sqnr
 
 import mxmp
 
@@ -55,3 +56,18 @@ def test_a_step_of_sgd(name, dtype, flags):
     assert all(np.isfinite(params[n].data().asnumpy()).all() for n in before)
     assert {p.dtype for p in params.values()} <= {np.float32, "float32"}
     assert net(x).dtype == np.float32
+
+
+# One rounding to float16 leaves noise 74 dB under the signal, one to bfloat16 56 dB; of 11 to 94 in a row
+# at most 20 dB are lost. Measured over two seeds: 47 dB and up in float16, 39 in bfloat16.
+@pytest.mark.parametrize(("dtype", "floor"), [("float16", 42), ("bfloat16", 33)])
+@pytest.mark.parametrize("name", SIZES)
+def test_outputs_are_near_fp32(name, dtype, floor):
+    net, x, _ = made(name)
+    if name == "mobilenetv2_1.0":  # before its running statistics are any good, its signal underflows
+        for _ in range(20):
+            with autograd.record():
+                out = net(x)
+            out.backward()
+    want = net(x).asnumpy()
+    assert floor < sqnr(want, mxmp.convert(net, dtype)(x).asnumpy()) < 80
