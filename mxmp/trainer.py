@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
@@ -76,6 +77,7 @@ class Trainer(StepView, gluon.Trainer):
         self._phase = _Phase()
         self._heads_checked = False
         self._statistics: RunningStatistics | None = None
+        self._watched: list[NDArray] = []
         super().__init__(params, optimizer, optimizer_params, kvstore=kvstore, update_on_kvstore=False)
         self._check_parameters()
         self._running()
@@ -247,12 +249,13 @@ class Trainer(StepView, gluon.Trainer):
     def _head_gradient(self, loss: NDArray) -> NDArray:
         if not isinstance(loss, NDArray):
             raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
-        if loss.dtype == mx.base._np.float16 and self.loss_scale > 2.0**15:
+        if loss.dtype == np.float16 and self.loss_scale > 2.0**15:
             raise ValueError(
                 f"the loss is float16, which cannot hold the loss scale {self.loss_scale:g}: compute the loss "
                 "in FP32 (loss_fn(net(x).astype('float32'), y))"
             )
-        return loss.ones_like() * self.loss_scale
+        kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
+        return kind.ones_like(loss) * self.loss_scale
 
     def _check_heads(self, losses: Sequence[NDArray]) -> None:
         """Refuse a head that would write unscaled gradients, on the first backward.
@@ -287,7 +290,8 @@ class Trainer(StepView, gluon.Trainer):
         if not self._phase.backward and self.loss_scale != 1.0:
             raise RuntimeError(
                 f"{what}() before a scaled backward: call trainer.backward(loss), or scale_loss(loss), instead of "
-                f"loss.backward(); unscaled gradients would be divided by the loss scale {self.loss_scale:g}"
+                "loss.backward() (an Estimator takes batch_processor=mxmp.BatchProcessor()); unscaled gradients "
+                f"would be divided by the loss scale {self.loss_scale:g}"
             )
 
     def _set_rescale(self, batch_size: float) -> None:
@@ -363,7 +367,7 @@ class Trainer(StepView, gluon.Trainer):
         return live
 
     def _gradients(self, ignore_stale: bool) -> list[Gradient]:
-        return [Gradient(self._params[i].name, grad) for i, _, _, grad in self._live(ignore_stale)]
+        return [Gradient(self._params[i].name, grad.as_nd_ndarray()) for i, _, _, grad in self._live(ignore_stale)]
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         live = self._live(ignore_stale_grad)
@@ -376,7 +380,7 @@ class Trainer(StepView, gluon.Trainer):
                     if mine:
                         updater(*map(list, zip(*mine)))
 
-        named = [Gradient(self._params[i].name, grad) for i, _, _, grad in live]
+        named = [Gradient(self._params[i].name, grad.as_nd_ndarray()) for i, _, _, grad in live]
         try:
             if live:
                 self._state.run(named, apply, self._running())
@@ -390,11 +394,11 @@ class Trainer(StepView, gluon.Trainer):
         found = {p.name: p for p in self._params if not p._differentiable}
         for conversion in self._conversions():
             found.update(conversion.statistics)
-        items = [Gradient(n, array) for n, p in found.items() if p._data is not None for array in p._data]
-        if not items:
-            return None
-        if self._statistics is None or not self._statistics.covers([i.array for i in items]):
-            self._statistics = RunningStatistics(items)
+        arrays = [(n, array) for n, p in found.items() if p._data is not None for array in p._data]
+        if len(arrays) != len(self._watched) or any(a is not b for (_, a), b in zip(arrays, self._watched)):
+            self._watched = [array for _, array in arrays]
+            items = [Gradient(n, array.as_nd_ndarray()) for n, array in arrays]
+            self._statistics = RunningStatistics(items) if items else None
         return self._statistics
 
     def _check_parameters(self) -> None:

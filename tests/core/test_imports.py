@@ -16,10 +16,10 @@ PACKAGE = Path(mxmp.__file__).parent
 ORDER = [
     *("policy", "rules", "graph", "plan", "rewrite", "lower", "heads"),
     *("scaler", "gradients", "running", "masters", "step", "states"),
-    *("gluon", "trainer", "symbolic", "module", "bucketing"),
+    *("gluon", "trainer", "estimator", "symbolic", "module", "bucketing"),
     *("diagnose", "__main__", "__init__"),
 ]
-DOORS = [{"gluon", "trainer"}, {"symbolic", "module", "bucketing"}]
+DOORS = [{"gluon", "trainer", "estimator"}, {"symbolic", "module", "bucketing"}]
 WITHOUT_MXNET = ["policy", "rules", "scaler"]
 
 

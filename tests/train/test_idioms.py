@@ -1,0 +1,168 @@
+"""Loops as users write them: record, contrib.amp, the Estimator, the numpy interface."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator
+from tiny import CASTS, LOSS, MASTERS, batch, forward, options, overflow, train, two_layers, weights
+
+import mxmp
+from mxmp import estimator as ours
+
+
+def trainer_of(net, scale=2.0**8):
+    return mxmp.Trainer(net.collect_params(), "sgd", options("sgd"), loss_scale=scale)
+
+
+# -- loops ported from contrib.amp ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["inside record", "outside record"])
+@pytest.mark.parametrize("policy", [None, CASTS, MASTERS])
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_scale_loss_inside_and_outside_record_equals_backward(where, policy, hybridize):
+    net, other = two_layers(policy), two_layers(policy)
+    for n in (net, other):
+        n.hybridize(hybridize)
+    trainer, reference = trainer_of(net), trainer_of(other)
+    for step in range(3):
+        x, y = batch(step * 10)
+        if where == "inside record":
+            with autograd.record():
+                loss = LOSS(net(x), y)
+                with trainer.scale_loss(loss) as scaled:
+                    autograd.backward(scaled)
+        else:
+            with autograd.record():
+                loss = LOSS(net(x), y)
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+        trainer.step(4)
+    train(other, reference, range(3))
+    assert weights(trainer) == weights(reference)
+
+
+def test_scale_loss_of_a_list_gives_a_list():
+    net, other = two_layers(devices=2), two_layers(devices=2)
+    trainer, reference = trainer_of(net), trainer_of(other)
+    losses = forward(net, 0, 2)
+    with trainer.scale_loss(losses) as scaled:
+        assert [s.ctx for s in scaled] == [mx.cpu(0), mx.cpu(1)]
+        autograd.backward(scaled)
+    trainer.step(4)
+    train(other, reference, [0], 2)
+    assert weights(trainer) == weights(reference)
+
+
+def test_scale_loss_keeps_the_mode_of_dropout():
+    net = two_layers()
+    trainer = trainer_of(net)
+    with autograd.record(train_mode=False):
+        loss = net(batch(0)[0]).sum()
+        with trainer.scale_loss(loss):
+            assert not autograd.is_training()
+
+
+def test_a_skip_in_a_ported_loop_changes_nothing():
+    net = two_layers()
+    trainer = trainer_of(net)
+    before = weights(trainer)
+    with autograd.record():
+        loss = LOSS(net(batch(0)[0]), batch(0)[1])
+        with trainer.scale_loss(loss) as scaled:
+            autograd.backward(scaled)
+    overflow(trainer)
+    trainer.step(4)
+    assert trainer.last_step_skipped
+    assert weights(trainer) == before
+
+
+# -- the Estimator ----------------------------------------------------------------------------------
+
+
+def data_loader():
+    rng = np.random.RandomState(0)
+    arrays = [mx.nd.array(rng.randn(32, n)) for n in (3, 2)]
+    return gluon.data.DataLoader(gluon.data.ArrayDataset(*arrays), batch_size=8)
+
+
+def fit(trainer_class, processor, policy=None, devices=1, epochs=2, **kwargs):
+    net = two_layers(policy, devices)
+    trainer = trainer_class(net.collect_params(), "sgd", options("sgd"), update_on_kvstore=False, **kwargs)
+    estimator = Estimator(
+        net,
+        LOSS,
+        train_metrics=mx.metric.MSE(),
+        trainer=trainer,
+        context=[mx.cpu(i) for i in range(devices)],
+        batch_processor=processor,
+    )
+    estimator.logger.handlers.clear()
+    estimator.fit(data_loader(), epochs=epochs)
+    return trainer, estimator
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_estimator_trains_with_our_batch_processor_bit_for_bit(devices):
+    reference, _ = fit(gluon.Trainer, BatchProcessor(), devices=devices)
+    trainer, _ = fit(mxmp.Trainer, ours.BatchProcessor(), devices=devices, loss_scale=2.0**10)
+    assert weights(trainer) == weights(reference)
+
+
+def test_the_estimator_trains_a_converted_net_and_evaluates():
+    trainer, estimator = fit(mxmp.Trainer, ours.BatchProcessor(), MASTERS, loss_scale=2.0**8)
+    assert trainer.skipped_steps == 0
+    estimator.evaluate(data_loader())
+    assert math.isfinite(estimator.val_metrics[0].get()[1])
+
+
+def test_the_estimator_skips_an_overflow_and_goes_on():
+    class Spoils(ours.BatchProcessor):
+        batches = 0
+
+        def fit_batch(self, estimator, train_batch, batch_axis=0):
+            found = super().fit_batch(estimator, train_batch, batch_axis)
+            self.batches += 1
+            if self.batches == 3:
+                overflow(estimator.trainer)
+            return found
+
+    trainer, _ = fit(mxmp.Trainer, Spoils(), loss_scale="dynamic")
+    assert trainer.skipped_steps == 1
+    assert trainer.loss_scale == 2.0**15
+
+
+def test_without_our_batch_processor_the_estimator_says_what_to_do():
+    with pytest.raises(RuntimeError, match=r"BatchProcessor"):
+        fit(mxmp.Trainer, None, loss_scale=2.0**10)
+
+
+# -- the numpy interface ----------------------------------------------------------------------------
+
+
+def test_a_net_of_the_numpy_interface_trains_scaled_and_skips():
+    mx.npx.set_np()
+    try:
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Dense(4, in_units=3), gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(2, in_units=4))
+        net.initialize()
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=2.0**8)
+        x = mx.np.array(np.random.RandomState(0).randn(4, 3), dtype="float32")
+        for value in (x, x, x * math.inf, x):
+            before = [p.data().asnumpy() for p in trainer._params if p.grad_req != "null"]
+            with autograd.record():
+                loss = (net(value) ** 2).sum()
+            trainer.backward(loss)
+            trainer.clip_global_norm(10.0)
+            trainer.step(4)
+            after = [p.data().asnumpy() for p in trainer._params if p.grad_req != "null"]
+            same = all(np.array_equal(a, b) for a, b in zip(before, after))
+            assert same == trainer.last_step_skipped == (value is not x)
+        assert all(np.isfinite(p.data().asnumpy()).all() for p in trainer._params)
+    finally:
+        mx.npx.reset_np()
