@@ -58,9 +58,7 @@ def make_trainer(net: HybridBlock, options: argparse.Namespace, steps_per_epoch:
     }
     loss_scale = None if options.loss_scale == "none" else options.loss_scale
     parameters = net.collect_params()
-    trainer = mxmp.Trainer(
-        parameters, options.optimizer, settings, kvstore=options.kvstore, loss_scale=loss_scale
-    )
+    trainer = mxmp.Trainer(parameters, options.optimizer, settings, kvstore=options.kvstore, loss_scale=loss_scale)
     if options.resume_states:
         load(trainer.load_states, options.resume_states, "--resume-states")
         trainer.optimizer.lr_scheduler = schedule
@@ -155,9 +153,7 @@ def train(options: argparse.Namespace) -> Dict[str, Any]:
         label = f"{options.dtype} {epoch + 1}/{options.num_epochs}"
         with tqdm(total=steps, desc=label, unit="step", disable=None, leave=False) as bar:
             batches = train_batches(train_records, options, batch_size, epoch)
-            curve = train_epoch(
-                net, trainer, batches, Targets(options, epoch), contexts, bar, options.log_interval
-            )
+            curve = train_epoch(net, trainer, batches, Targets(options, epoch), contexts, bar, options.log_interval)
         mx.nd.waitall()
         entry: Dict[str, Any] = {
             "epoch": epoch + 1,

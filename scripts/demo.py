@@ -65,11 +65,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     options, extra = parser.parse_known_args(arguments)
     start = time.perf_counter()
-    print(
-        "==> data: {} digits to train on, {} to validate on".format(
-            *make_digits.make(options.folder / "data")
-        )
-    )
+    print("==> data: {} digits to train on, {} to validate on".format(*make_digits.make(options.folder / "data")))
     runs = [train(dtype, options.folder / "data", options.folder, extra) for dtype in options.dtypes]
     picture = options.folder / "curves.png"
     draw(runs, picture)

@@ -53,11 +53,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--size", type=int, default=32, help="width and height of the images (default: 32)")
     options = parser.parse_args(arguments)
-    print(
-        "{}: {} digits to train on, {} to validate on".format(
-            options.folder, *make(options.folder, options.size)
-        )
-    )
+    print("{}: {} digits to train on, {} to validate on".format(options.folder, *make(options.folder, options.size)))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ STYLES = {
 
 def print_table(runs: Sequence[Results]) -> None:
     """One row a run."""
-    table = Table(
-        title=f"{runs[0]['model']}, {len(runs[0]['history'])} epochs, same seed and hyper-parameters"
-    )
+    table = Table(title=f"{runs[0]['model']}, {len(runs[0]['history'])} epochs, same seed and hyper-parameters")
     table.add_column("dtype")
     for name in (
         "val. top-1\n(%)",

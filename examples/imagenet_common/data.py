@@ -53,9 +53,7 @@ def open_records(path: Path, index: Optional[Path], num_classes: int) -> Records
     if size == 0:
         raise UserError(f"{path}: the data set is empty (0 bytes)")
     if size % 4:
-        raise UserError(
-            f"{path}: corrupt: {size} bytes is no multiple of 4, so the file was cut or is no RecordIO"
-        )
+        raise UserError(f"{path}: corrupt: {size} bytes is no multiple of 4, so the file was cut or is no RecordIO")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
         check = _Check(path, buffer, num_classes)
         if index_path.is_file():
@@ -160,9 +158,7 @@ def _augmentation(kind: str, size: int) -> Dict[str, Any]:
     return {"resize": size}
 
 
-def train_batches(
-    records: Records, options: argparse.Namespace, batch_size: int, epoch: int
-) -> Iterator[Batch]:
+def train_batches(records: Records, options: argparse.Namespace, batch_size: int, epoch: int) -> Iterator[Batch]:
     """One epoch in the order, and with the augmentation, that `--seed` and the epoch give."""
     seed = options.seed * 1000 + epoch
     extra = _augmentation(options.augment, options.input_size)

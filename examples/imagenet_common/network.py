@@ -57,9 +57,7 @@ def _create(options: argparse.Namespace) -> HybridBlock:
         )
     extra = {"last_gamma": True} if options.last_gamma else {}
     try:
-        return get_model(
-            options.model, classes=options.num_classes, pretrained=options.use_pretrained, **extra
-        )
+        return get_model(options.model, classes=options.num_classes, pretrained=options.use_pretrained, **extra)
     except TypeError as error:
         raise UserError(f"--model {options.model} does not take these options: {error}") from None
 
@@ -70,9 +68,7 @@ def load(method: Callable[..., Any], path: Path, option: str, **arguments: Any) 
         raise UserError(f"{option} {path}: no such file")
     try:
         method(str(path), **arguments)
-    except (
-        Exception
-    ) as error:  # AssertionError, MXNetError, UnpicklingError: MXNet has no class for a bad file
+    except Exception as error:  # AssertionError, MXNetError, UnpicklingError: MXNet has no class for a bad file
         raise UserError(f"{option} {path}: not loadable here: {last_line(error)}") from error
 
 

@@ -59,16 +59,12 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
         help="dynamic, none or a number; when not given: dynamic for float16, otherwise none",
     )
     group.add_argument("--last-gamma", action="store_true", help="start each block's last gamma at 0")
-    group.add_argument(
-        "--num-gpus", type=int, default=None, help="when not given: all there are, else the CPU"
-    )
+    group.add_argument("--num-gpus", type=int, default=None, help="when not given: all there are, else the CPU")
 
 
 def _add_data(group: "argparse._ArgumentGroup") -> None:
     home = Path("~/.mxnet/datasets/imagenet/rec")
-    group.add_argument(
-        "--use-rec", action="store_true", help="accepted as in GluonCV; RecordIO is always used"
-    )
+    group.add_argument("--use-rec", action="store_true", help="accepted as in GluonCV; RecordIO is always used")
     group.add_argument("--rec-train", type=Path, default=home / "train.rec")
     group.add_argument("--rec-train-idx", type=Path, default=None, help="when not given: beside the .rec")
     group.add_argument("--rec-val", type=Path, default=home / "val.rec")

@@ -29,8 +29,7 @@ def start_log(options: argparse.Namespace) -> None:
 def log_epoch(entry: Dict[str, Any], options: argparse.Namespace, images: int) -> None:
     """The line that stays on the screen for an epoch."""
     log.info(
-        "epoch %d/%d: train loss %.4f, val loss %.4f, top-1 %.4f, top-5 %.4f, "
-        "%.0f images/s, loss scale %g, skipped %d",
+        "epoch %d/%d: train loss %.4f, val loss %.4f, top-1 %.4f, top-5 %.4f, %.0f images/s, loss scale %g, skipped %d",
         *(
             entry["epoch"],
             options.num_epochs,
@@ -43,9 +42,7 @@ def log_epoch(entry: Dict[str, Any], options: argparse.Namespace, images: int) -
     )
 
 
-def summarize(
-    options: argparse.Namespace, history: List[Dict[str, Any]], steps: int, casts: int
-) -> Dict[str, Any]:
+def summarize(options: argparse.Namespace, history: List[Dict[str, Any]], steps: int, casts: int) -> Dict[str, Any]:
     """What the table and the picture need. Time per step: the fastest epoch's, data loading included."""
     return {
         "model": options.model,
