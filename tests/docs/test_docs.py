@@ -1,0 +1,94 @@
+"""The documentation holds: its Python runs, its links lead somewhere, and it names every public name.
+
+The ``python`` blocks of a page run in order in one namespace, in an empty folder, with warnings as errors.
+A block marked ``python no-run`` is only compiled.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import mxmp
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)?([^\n]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`[^`\n]+`")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FILE = re.compile(r"\b(?:examples|scripts|tests|docs|mxmp)/[\w/.-]+\.(?:py|sh|md|npz)\b")
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page):
+    """(language, flags, code, first line) of every fenced block."""
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        yield found[1] or "", found[2].strip(), found[3], text.count("\n", 0, found.start()) + 2
+
+
+@pytest.fixture
+def _apart(tmp_path, monkeypatch):
+    """An empty current folder; environment variables that a page sets end with it."""
+    before = dict(os.environ)
+    monkeypatch.chdir(tmp_path)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("_apart")
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_of_the_page_runs(page):
+    namespace = {"__name__": "__main__"}
+    for language, flags, code, line in blocks(page):
+        if language != "python":
+            continue
+        compiled = compile("\n" * (line - 1) + code, name_of(page), "exec")
+        if flags != "no-run":
+            exec(compiled, namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_are_marked(page):
+    for language, flags, _, line in blocks(page):
+        assert language in ("python", "console", "text"), f"line {line}: {language!r}"
+        assert flags in ("", "no-run"), f"line {line}: {flags!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_and_files_exist(page):
+    text = page.read_text(encoding="utf-8")
+    prose = CODE.sub("code", BLOCK.sub("", text))
+    for target in LINK.findall(prose):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        other = (page.parent / path).resolve() if path else page
+        assert other.exists(), target
+        assert not anchor or anchor in anchors(other), target
+    for file in FILE.findall(text):
+        assert (ROOT / file).exists(), file
+
+
+def anchors(page):
+    """The fragments that headings of a page give, as GitHub makes them."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = {target.partition("#")[0] for target in LINK.findall(index)}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+
+
+@pytest.mark.parametrize("name", mxmp.__all__)
+def test_every_public_name_is_documented(name):
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert re.search(rf"\b{name}\b", text)
