@@ -38,10 +38,12 @@ def build_network(options: argparse.Namespace, contexts: List[mx.Context]) -> Hy
     size = options.input_size
     try:
         output = net(mx.nd.zeros((1, 3, size, size), ctx=contexts[0]))
+        net(mx.sym.Variable("data"))  # some of GluonCV's networks have no graph
     except (mx.base.MXNetError, ValueError) as error:
-        raise UserError(f"--input-size {size} does not fit {options.model}: {last_line(error)}") from None
-    if getattr(output, "shape", None) != (1, options.num_classes):
-        raise UserError(f"--model {options.model} does not classify: its output is not (batch, classes)")
+        raise UserError(f"--model {options.model} with --input-size {size}: {last_line(error)}") from None
+    shape = getattr(output, "shape", type(output).__name__)
+    if shape != (1, options.num_classes):
+        raise UserError(f"--model {options.model}: its output is {shape}, not (1, {options.num_classes})")
     if options.resume_params:
         load(net.load_parameters, options.resume_params, "--resume-params", ctx=contexts)
     return net
@@ -56,6 +58,8 @@ def _create(options: argparse.Namespace) -> HybridBlock:
             f"close names: {', '.join(close) or 'none'}"
         )
     extra = {"last_gamma": True} if options.last_gamma else {}
+    if options.model.lower().startswith("nasnet"):
+        extra["use_aux"] = False
     try:
         return get_model(options.model, classes=options.num_classes, pretrained=options.use_pretrained, **extra)
     except TypeError as error:
@@ -75,4 +79,4 @@ def load(method: Callable[..., Any], path: Path, option: str, **arguments: Any) 
 def last_line(error: Exception) -> str:
     """What MXNet says, without its native traceback."""
     lines = str(error).strip().splitlines()
-    return lines[-1].strip() if lines else type(error).__name__
+    return re.sub(r"^(MXNetError: )?(Check failed: )?", "", lines[-1].strip()) if lines else type(error).__name__

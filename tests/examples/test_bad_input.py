@@ -28,6 +28,7 @@ def copy(digits, tmp_path):
         ({"model": "resnet20_v1b"}, ["resnet20_v1b", "close names", "resnet"]),
         ({"model": "yolo3_darknet53_voc"}, ["yolo3_darknet53_voc", "classification"]),
         ({"model": "inceptionv3"}, ["--input-size 16", "inceptionv3"]),
+        ({"model": "hrnet_w18_small_v1_c", "input_size": 64}, ["hrnet_w18_small_v1_c", "(1, 1000)", "(1, 10)"]),
         ({"model": "alexnet", "last_gamma": True}, ["alexnet", "last_gamma"]),
         ({"batch_size": 0}, ["--batch-size", "'0'", "from 1"]),
         ({"loss_scale": "-3"}, ["--loss-scale", "-3", "dynamic"]),
