@@ -20,6 +20,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from .layouts import Layout, agree, check_states, difference, map_leaves, with_attributes
+
 __all__ = ["OptimizerStates", "apply_states", "collect", "read", "replacing", "to_device", "write"]
 
 FORMAT = "mxmp-states-1"
@@ -61,16 +63,23 @@ class OptimizerStates(NamedTuple):
 def collect(
     step: dict, optimizer: mx.optimizer.Optimizer, states: dict, masters: dict, shapes: Sequence[tuple]
 ) -> OptimizerStates:
-    """The states of one device (all devices hold the same) as host arrays. Synchronizes."""
+    """The states of one device (all devices hold the same) as host arrays. Synchronizes.
+
+    Masters that ``multi_precision`` keeps inside a state are taken out, so that all states are those of
+    an FP32 weight.
+    """
     own = {k: v for k, v in optimizer.__dict__.items() if k not in _NOT_STATE}
+    layout = Layout(optimizer)
+    apart = {index: layout.split(state) for index, state in states.items()}
+    inner = {index: master for index, (_, master) in apart.items() if master is not None}
     return OptimizerStates(
         step,
         type(optimizer).__name__,
         {k: _to_host(v) for k, v in own.items() if _is_data(v)},
         _describe(optimizer.lr_scheduler),
-        {index: _to_host(state) for index, state in states.items()},
-        {index: master.asnumpy() for index, master in masters.items()},
-        [tuple(shape) for shape in shapes],
+        {index: map_leaves(_full, _to_host(state)) for index, (state, _) in apart.items()},
+        {index: master.asnumpy() for index, master in {**inner, **masters}.items()},
+        [tuple(shape or ()) for shape in shapes],
     )
 
 
@@ -127,30 +136,39 @@ def read(path: str) -> OptimizerStates:
 
 
 def apply_states(
-    found: OptimizerStates, optimizer: mx.optimizer.Optimizer, shapes: Sequence[tuple], devices: Sequence[int]
+    found: OptimizerStates,
+    optimizer: mx.optimizer.Optimizer,
+    shapes: Sequence[tuple],
+    devices: Sequence[int],
+    ctx: mx.Context | None = None,
 ) -> Callable[[], None]:
     """Check that ``found`` fits, and return what sets the optimizer's progress.
 
     Update counts are replicated to all ``devices`` (MXNet restores the saved ones only, and Adam on the
-    others then diverges).
+    others then diverges). A dimension of ``shapes`` that is not known yet is 0.
     """
     if found.optimizer != type(optimizer).__name__:
         raise ValueError(f"the states are of optimizer {found.optimizer}, this one is {type(optimizer).__name__}")
-    if found.shapes is not None and found.shapes != [tuple(s) for s in shapes]:
-        raise ValueError(f"the states are of other parameters: {_difference(found.shapes, shapes)}")
+    own_shapes = [tuple(shape or ()) for shape in shapes]
+    if found.shapes is not None:
+        pairs = list(zip(found.shapes, own_shapes))
+        if len(found.shapes) != len(own_shapes) or not all(agree(a, b) for a, b in pairs):
+            raise ValueError(f"the states are of other parameters: {difference(found.shapes, own_shapes)}")
     own = _describe(optimizer.lr_scheduler)
     if _kinds(found.scheduler) != _kinds(own):
         raise ValueError(
             f"the states were saved with the learning-rate schedule {_kinds(found.scheduler)}, this optimizer "
             f"has {_kinds(own)}"
         )
+    progress = {k: v for k, v in found.progress.items() if k in vars(optimizer) and k not in _NOT_STATE}
+    check_states(found.states, found.masters, with_attributes(optimizer, progress), own_shapes)
 
     def commit() -> None:
-        for name, value in found.progress.items():
-            setattr(optimizer, name, to_device(value, mx.cpu()))
-        counts = optimizer._all_index_update_counts
-        first: dict = next(iter(counts.values()), {})
-        optimizer._all_index_update_counts = {d: dict(counts.get(d, first)) for d in {*devices, 0}}
+        for name, value in progress.items():
+            setattr(optimizer, name, to_device(value, ctx or mx.cpu()))
+        saved = optimizer._all_index_update_counts.values()
+        counts: dict = max(saved, key=lambda each: sum(each.values()), default={})
+        optimizer._all_index_update_counts = {device: dict(counts) for device in {*devices, 0}}
         optimizer._index_update_count = optimizer._all_index_update_counts[0]
         if optimizer.lr_scheduler is not None:
             _restore_schedule(optimizer.lr_scheduler, found.scheduler)
@@ -169,24 +187,20 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, (*_PLAIN, NDArray, np.ndarray))
 
 
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _map(function, v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(function, v) for v in value)
-    return function(value)
-
-
 def _to_host(value: Any) -> Any:
     """Copies all the way down; row-sparse states become dense."""
-    return _map(lambda leaf: leaf.asnumpy() if isinstance(leaf, NDArray) else copy.copy(leaf), value)
+    return map_leaves(lambda leaf: leaf.asnumpy() if isinstance(leaf, NDArray) else copy.copy(leaf), value)
+
+
+def _full(leaf: Any) -> Any:
+    return leaf.astype(np.float32) if isinstance(leaf, np.ndarray) and leaf.dtype == np.float16 else leaf
 
 
 def to_device(value: Any, ctx: mx.Context) -> Any:
     def leaf(item: Any) -> Any:
         return mx.nd.array(item, ctx=ctx, dtype=item.dtype) if isinstance(item, np.ndarray) else item
 
-    return _map(leaf, value)
+    return map_leaves(leaf, value)
 
 
 # -- learning-rate schedules ------------------------------------------------------------------------
@@ -257,13 +271,6 @@ def _digest(tree: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.frombuffer(digest.digest(), np.uint8)
 
 
-def _difference(saved: Sequence[tuple], own: Sequence[tuple]) -> str:
-    if len(saved) != len(own):
-        return f"{len(saved)} of them, this trainer has {len(own)}"
-    index = next(i for i, (a, b) in enumerate(zip(saved, own)) if tuple(a) != tuple(b))
-    return f"number {index} has shape {tuple(saved[index])}, this trainer's has {tuple(own[index])}"
-
-
 # -- files of plain MXNet ---------------------------------------------------------------------------
 
 
@@ -303,10 +310,10 @@ def _read_plain(path: str, content: bytes) -> OptimizerStates:
         states, optimizer = _OnlyMXNet(io.BytesIO(content)).load()
         if not isinstance(states, dict) or not isinstance(optimizer, mx.optimizer.Optimizer):
             raise TypeError("it holds no states and optimizer")
+        found = collect({}, optimizer, states, {}, [])
     except Exception as error:
         raise ValueError(
             f"{path!r} is no states file of mxmp or of a gluon.Trainer, or it was truncated or changed ({error}); "
             "nothing was loaded"
         ) from error
-    found = collect({}, optimizer, states, {}, [])
     return found._replace(step=None, shapes=None)

@@ -16,6 +16,7 @@ from .gluon import Conversion, conversion_of
 from .gradients import Gradient
 from .graph import Graph
 from .heads import unscaled_heads
+from .layouts import for_weight
 from .masters import LowParameter, Updater, master_of, publish
 from .running import RunningStatistics
 from .scaler import as_scaler
@@ -197,8 +198,7 @@ class Trainer(StepView, gluon.Trainer):
         """
         if self._phase.backward:
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")
-        self._prepare()
-        low = {i: p for i, p in enumerate(self._params) if isinstance(p, LowParameter)}
+        low = {i: p for i, p in enumerate(self._params) if isinstance(p, LowParameter) and p._data is not None}
         states.write(
             fname,
             states.collect(
@@ -213,25 +213,48 @@ class Trainer(StepView, gluon.Trainer):
     def load_states(self, fname: str) -> None:
         """Continue from ``save_states``, or from the file of a plain ``gluon.Trainer``. Runs no code from it.
 
+        Before or after the first step, with another number of devices, in FP32 or with float16
+        parameters: masters in the file set the weights, whatever those are stored in. Gradients of an
+        unfinished step are forgotten.
+
         Raises
         ------
         ValueError
             The file is damaged, or of other parameters or another optimizer; nothing has changed.
         """
-        self._prepare()
         found = states.read(fname)
-        commit = states.apply_states(
-            found, self._optimizer, [p.shape for p in self._params], [ctx.device_id for ctx in self._contexts]
-        )
+        shapes = [p.shape for p in self._params]
+        devices = [ctx.device_id for ctx in self._contexts]
+        commit = states.apply_states(found, self._optimizer, shapes, devices, self._contexts[0])
         if found.step is not None:
             self._state.load_state_dict(found.step)
         commit()
-        for updater, ctx in zip(self._updaters, self._contexts):
-            updater.states = {index: states.to_device(state, ctx) for index, state in found.states.items()}
-            updater.states_synced = dict.fromkeys(updater.states, True)
         for index, master in found.masters.items():
-            if isinstance(self._params[index], LowParameter):
+            if self._params[index]._data is not None or self._params[index]._deferred_init:
                 self._params[index].set_data(mx.nd.array(master))
+        fitting = {index: self._fitting(index, found) for index in found.states}
+        for updater, ctx in zip(self._updaters, self._contexts):
+            updater.states = {index: states.to_device(state, ctx) for index, state in fitting.items()}
+            updater.states_synced = dict.fromkeys(updater.states, True)
+        self._forget_gradients()
+
+    def _fitting(self, index: int, found: states.OptimizerStates) -> Any:
+        """A state for the array that our updater will hand to the optimizer."""
+        param = self._params[index]
+        if isinstance(param, LowParameter) or param._data is None:
+            return found.states[index]
+        weight = param._data[0]
+        master = found.masters.get(index)
+        if master is None and weight.dtype == np.float16:
+            master = weight.asnumpy().astype(np.float32)
+        return for_weight(self._optimizer, found.states[index], master, weight.dtype)
+
+    def _forget_gradients(self) -> None:
+        """Gradients of before belong to another scale and another point of the run."""
+        self._phase = _Phase()
+        for param in self._params:
+            for data in param._data or ():
+                data._fresh_grad = False
 
     # -- inside -------------------------------------------------------------------------------------
 

@@ -1,0 +1,113 @@
+"""How optimizers nest the state of a weight, with and without ``multi_precision``, and whether a state fits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+__all__ = ["Layout", "agree", "check_states", "difference", "for_weight", "map_leaves", "with_attributes"]
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """``function`` of everything in a nesting of dicts, lists and tuples."""
+    if isinstance(value, dict):
+        return {k: map_leaves(function, v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_leaves(function, v) for v in value)
+    return function(value)
+
+
+def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray | None, dtype: Any) -> Any:
+    """``state`` of an FP32 weight as the optimizer wants it for a weight of ``dtype`` without a LowParameter."""
+    if np.dtype(dtype) != np.float16:
+        return state
+    if optimizer.multi_precision and master is not None:
+        return Layout(optimizer).join(state, master)
+    return map_leaves(lambda leaf: leaf.astype(dtype) if isinstance(leaf, np.ndarray) else leaf, state)
+
+
+class Layout:
+    """How an optimizer nests its state of an FP32 weight, and where ``multi_precision`` puts the master.
+
+    Learned from what it makes for a small weight: some put the master first, some last.
+    """
+
+    def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
+        probe = with_attributes(optimizer, {"multi_precision": True})
+        weight = mx.nd.full((2, 3), 0.5)
+        self.state = probe.create_state(0, weight)
+        self._kind = _nesting(self.state)
+        pair = probe.create_state_multi_precision(0, weight.astype("float16"))
+        self._master: int | None = None
+        if isinstance(pair, (list, tuple)) and len(pair) == 2:
+            for k, (item, other) in enumerate((pair, pair[::-1])):
+                if _nesting(other) == self._kind and isinstance(item, NDArray) and (item.asnumpy() == 0.5).all():
+                    self._master = k
+
+    def split(self, state: Any) -> tuple[Any, Any]:
+        """State and master; None where there is no master inside."""
+        pair = isinstance(state, (list, tuple)) and len(state) == 2 and _nesting(state) != self._kind
+        if not pair or self._master is None or _nesting(state[1 - self._master]) != self._kind:
+            return state, None
+        return state[1 - self._master], state[self._master]
+
+    def join(self, state: Any, master: Any) -> tuple:
+        """The inverse of ``split``."""
+        return (master, state) if self._master == 0 else (state, master)
+
+
+def _nesting(state: Any) -> Any:
+    if isinstance(state, (list, tuple)):
+        return tuple(map(_nesting, state))
+    return None if state is None else "array"
+
+
+def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.optimizer.Optimizer:
+    """A shallow copy with other attributes."""
+    other = copy.copy(optimizer)
+    vars(other).update(attributes)
+    return other
+
+
+def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer, shapes: Sequence[tuple]) -> None:
+    """Raise ``ValueError`` unless these are states that ``optimizer`` makes for parameters of ``shapes``."""
+    model = Layout(optimizer).state
+    for index, state in states.items():
+        if not isinstance(index, int) or not 0 <= index < len(shapes):
+            raise ValueError(f"the states are of other parameters: number {index} of {len(shapes)}")
+        if _nesting(state) != _nesting(model):
+            raise ValueError(
+                f"the state of parameter number {index} is not what {type(optimizer).__name__} makes with these options"
+            )
+        for leaf, like in zip(_leaves(state), _leaves(model)):
+            if like.shape == (2, 3) and not agree(leaf.shape, shapes[index]):
+                raise ValueError(f"the states are of other parameters: {_mismatch(index, leaf.shape, shapes[index])}")
+    for index, master in masters.items():
+        if not agree(master.shape, shapes[index]):
+            raise ValueError(f"the states are of other parameters: {_mismatch(index, master.shape, shapes[index])}")
+
+
+def _leaves(state: Any) -> list:
+    if isinstance(state, (list, tuple)):
+        return [leaf for item in state for leaf in _leaves(item)]
+    return [] if state is None else [state]
+
+
+def agree(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Equal shapes, where those that are not known yet (0 or -1, or no dimensions at all) agree with any."""
+    return not a or not b or (len(a) == len(b) and all(x == y or x < 1 or y < 1 for x, y in zip(a, b)))
+
+
+def difference(saved: Sequence[tuple], own: Sequence[tuple]) -> str:
+    if len(saved) != len(own):
+        return f"{len(saved)} of them, here are {len(own)}"
+    index = next(i for i, (a, b) in enumerate(zip(saved, own)) if not agree(a, b))
+    return _mismatch(index, saved[index], own[index])
+
+
+def _mismatch(index: int, saved: Sequence[int], own: Sequence[int]) -> str:
+    return f"number {index} has shape {tuple(saved)}, here it has {tuple(own)}"
