@@ -255,6 +255,20 @@ def test_hybridize_warns_of_nothing_and_restore_gives_the_users_choice_back():
     assert dict(net._flags)["static_alloc"]
 
 
+def test_new_flags_make_a_new_graph_and_the_same_flags_do_not():
+    net, x = made("mlp")
+    mxmp.convert(net).hybridize()
+    ops = []
+    for flags in ({}, {"static_alloc": True}, {}):
+        net.hybridize(**flags)
+        for _ in range(2):
+            net(mx.nd.array(x))
+            ops.append(net._cached_op)
+    assert ops[0] is ops[1]
+    assert ops[2] is ops[3]
+    assert len(set(map(id, ops))) == 3
+
+
 def test_the_shape_of_the_input_may_change():
     net, x = made("mlp")
     mxmp.convert(net)
@@ -290,8 +304,10 @@ def test_training_and_inference_have_graphs_of_their_own(flags):
         with autograd.record():
             left, (right, same) = net(x)
         np.testing.assert_array_equal(same.asnumpy(), x.asnumpy())
+        assert len(net._cached_graph[1].list_outputs()) == 3  # what export would write
         together = net(x)
         assert isinstance(together, mx.nd.NDArray)
+        assert len(net._cached_graph[1].list_outputs()) == 1
         assert sqnr((left + right).asnumpy(), together.asnumpy()) > 50
         with autograd.record(train_mode=False):
             assert isinstance(net(x), mx.nd.NDArray)
