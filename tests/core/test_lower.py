@@ -19,6 +19,7 @@ from mxmp import Policy
 from mxmp.graph import Entry, Graph, Node
 from mxmp.lower import low_graph
 from mxmp.plan import decide
+from mxmp.rewrite import strip
 from mxmp.rules import RULES, Kind, missing_kernel, rule_of
 
 # -- Matrix operators in NumPy ----------------------------------------------------------------------
@@ -416,3 +417,13 @@ def test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32():
     got = by_gluon(net, [x], train=False).outputs[0]
     assert 0 < np.abs(got - want).max() < 0.05 * np.abs(want).max()
     assert np.isfinite(by_gluon(net, [x]).outputs[0]).all()
+
+
+def test_a_chain_of_100000_nodes_is_lowered_and_stripped():
+    node = Node("dot", "dot", inputs=[Entry(Node("null", "x")), Entry(Node("null", "w"))])
+    for index in range(100_000):
+        node = Node("tanh" if index % 2 else "exp", f"n{index}", inputs=[Entry(node)])
+    graph = Graph([Entry(node)])
+    low, plan = low_graph(graph, Policy(low_ops=["tanh"]), "cpu")
+    assert plan.num_low == 50_001
+    assert [n.name for n in strip(low).nodes()] == [n.name for n in graph.nodes()]
