@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-__all__ = ["Gradient", "fetch", "non_finite", "norm", "square_sums", "unscale"]
+__all__ = ["Gradient", "Scalars", "fetch", "non_finite", "norm", "square_sums", "unscale"]
 
 # Measured on the CPU: below this size one multi_sum_sq over many arrays beats a dot for each; above it
 # dot is twice as fast.
@@ -31,70 +31,97 @@ class Gradient(NamedTuple):
         return f"{self.name} on {self.array.ctx}"
 
 
-def square_sums(gradients: Sequence[Gradient]) -> list[NDArray]:
-    """The sum of squares of every gradient, in FP32, without waiting.
+class Scalars(NamedTuple):
+    """FP32 scalars that wait on their devices.
 
-    Returns
-    -------
-    list of NDArray
-        FP32 of shape (1,) each, on the gradients' devices, in their order.
+    Attributes
+    ----------
+    arrays : list of NDArray
+        FP32 of shape (n,), one per device.
+    members : list of int
+        What the elements of ``arrays``, one after the other, belong to.
     """
-    sums: list[NDArray | None] = [None] * len(gradients)
+
+    arrays: list[NDArray]
+    members: list[int]
+
+
+def square_sums(gradients: Sequence[Gradient]) -> Scalars:
+    """The sum of squares of every gradient, in FP32, without waiting."""
+    made: dict[mx.Context, list[tuple[NDArray, list[int]]]] = {}
     batches: dict[tuple, list[tuple[int, NDArray]]] = {}
     for i, gradient in enumerate(gradients):
         array = _values(gradient.array)
-        on_gpu = array.ctx.device_type == "gpu"
+        ctx = array.ctx
+        on_gpu = ctx.device_type == "gpu"
         if not on_gpu:  # there the kernels square in the array's dtype, and float16 ends at 256**2
             array = array.astype("float32", copy=False)
         if on_gpu or array.size < _SMALL:
-            batches.setdefault((array.ctx, array.dtype), []).append((i, array))
+            batches.setdefault((ctx, array.dtype), []).append((i, array))
         else:
             flat = array.reshape((-1,))
-            sums[i] = mx.nd.dot(flat, flat).reshape((1,))
-    for members in batches.values():
+            made.setdefault(ctx, []).append((mx.nd.dot(flat, flat), [i]))
+    for (ctx, _), members in batches.items():
         together = mx.nd.multi_sum_sq(*(array for _, array in members), num_arrays=len(members))
-        for k, (i, _) in enumerate(members):
-            sums[i] = together[k : k + 1]
-    return sums
+        made.setdefault(ctx, []).append((together, [i for i, _ in members]))
+    return _scalars(made)
 
 
-def fetch(scalars: Sequence[NDArray]) -> np.ndarray:
-    """Bring FP32 scalars of any devices to the host, in one transfer. Synchronizes.
+def _scalars(made: dict[mx.Context, list[tuple[NDArray, list[int]]]]) -> Scalars:
+    arrays = [mx.nd.concat(*(array for array, _ in items), dim=0) for items in made.values()]
+    return Scalars(arrays, [i for items in made.values() for _, members in items for i in members])
+
+
+def fetch(*groups: Scalars) -> list[np.ndarray]:
+    """Bring scalars of any devices to the host, in one transfer. Synchronizes.
 
     Returns
     -------
-    numpy.ndarray
-        float32 of shape (len(scalars),).
+    list of numpy.ndarray
+        For every group, float32 by member.
     """
-    if not scalars:
-        return np.zeros((0,), np.float32)
-    by_device: dict[mx.Context, list[int]] = {}
-    for i, scalar in enumerate(scalars):
-        by_device.setdefault(scalar.ctx, []).append(i)
-    home = scalars[0].ctx
-    parts = [mx.nd.concat(*(scalars[i] for i in members), dim=0) for members in by_device.values()]
-    joined = mx.nd.concat(*(part.as_in_context(home) for part in parts), dim=0).asnumpy()
-    out = np.empty(len(scalars), np.float32)
-    out[[i for members in by_device.values() for i in members]] = joined
+    arrays = [array for group in groups for array in group.arrays]
+    if not arrays:
+        return [np.zeros((0,), np.float32) for _ in groups]
+    by_device: dict[mx.Context, list[NDArray]] = {}
+    for array in arrays:
+        by_device.setdefault(array.ctx, []).append(array)
+    home = arrays[0].ctx
+    parts = [mx.nd.concat(*members, dim=0).as_in_context(home) for members in by_device.values()]
+    joined = (mx.nd.concat(*parts, dim=0) if len(parts) > 1 else parts[0]).asnumpy()
+    cut: dict[int, np.ndarray] = {}
+    start = 0
+    for members in by_device.values():
+        for array in members:
+            cut[id(array)] = joined[start : start + array.size]
+            start += array.size
+    out = []
+    for group in groups:
+        values = np.empty(len(group.members), np.float32)
+        if group.arrays:
+            values[group.members] = np.concatenate([cut[id(array)] for array in group.arrays])
+        out.append(values)
     return out
 
 
 def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
     """Those that hold an inf or NaN, element by element. Synchronizes."""
-    if not gradients:
-        return []
-    flags = [mx.nd.all_finite(_values(g.array).astype("float32", copy=False)) for g in gradients]
-    return [g for g, finite in zip(gradients, fetch(flags)) if not finite]
+    made: dict[mx.Context, list[tuple[NDArray, list[int]]]] = {}
+    for i, gradient in enumerate(gradients):
+        flag = mx.nd.all_finite(_values(gradient.array).astype("float32", copy=False))
+        made.setdefault(flag.ctx, []).append((flag, [i]))
+    (flags,) = fetch(_scalars(made))
+    return [gradient for gradient, finite in zip(gradients, flags) if not finite]
 
 
 def norm(gradients: Sequence[Gradient]) -> float:
     """The global L2 norm; inf or NaN only where an element is. Synchronizes."""
-    total = math.sqrt(float(np.sum(fetch(square_sums(gradients)), dtype=np.float64)))
+    total = math.sqrt(float(np.sum(fetch(square_sums(gradients))[0], dtype=np.float64)))
     if math.isfinite(total) or non_finite(gradients):
         return total
     # Finite elements whose squares overflow FP32: sum the squares of a rescaled copy.
     shrunk = [Gradient(g.name, _values(g.array).astype("float32") * _SHRINK) for g in gradients]
-    return math.sqrt(float(np.sum(fetch(square_sums(shrunk)), dtype=np.float64))) / _SHRINK
+    return math.sqrt(float(np.sum(fetch(square_sums(shrunk))[0], dtype=np.float64))) / _SHRINK
 
 
 def unscale(gradients: Sequence[Gradient], factor: float) -> None:

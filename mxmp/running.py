@@ -12,7 +12,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from .gradients import Gradient, square_sums
+from .gradients import Gradient, Scalars, square_sums
 
 __all__ = ["RunningStatistics"]
 
@@ -38,16 +38,16 @@ class RunningStatistics:
         mine = [item.array for items in self._devices.values() for item in items]
         return len(mine) == len(arrays) and {id(a) for a in mine} == {id(a) for a in arrays}
 
-    def sums(self, after: Sequence[NDArray] = ()) -> list[NDArray]:
-        """Copy the statistics as they are now; their sums of squares, one FP32 scalar per device.
+    def sums(self, after: Scalars) -> Scalars:
+        """Copy the statistics as they are now; their sums of squares, one per device.
 
-        ``after``: FP32 scalars that depend on all gradients. BatchNorm's backward writes the statistics
-        without telling MXNet's engine, so a copy waits for nothing unless it reads what backward made.
+        ``after``: scalars that depend on all gradients. BatchNorm's backward writes the statistics without
+        telling MXNet's engine, so a copy waits for nothing unless it reads what backward made.
         """
         with autograd.pause():
             self._pending = {}
             for ctx, items in self._devices.items():
-                done = [mx.nd.zeros_like(scalar) for scalar in after if scalar.ctx == ctx]
+                done = [mx.nd.zeros_like(array) for array in after.arrays if array.ctx == ctx]
                 self._pending[ctx] = _joined(items, done)
             return square_sums([Gradient("", flat) for flat in self._pending.values()])
 
@@ -82,7 +82,8 @@ def _sound(flat: NDArray, items: Sequence[Gradient]) -> NDArray:
 
 
 def _joined(items: Sequence[Gradient], zeros: Sequence[NDArray] = ()) -> NDArray:
-    flat = [item.array.reshape((-1,)) for item in items]
-    size = sum(array.size for array in flat)
+    """All values, one after the other; read after ``zeros`` are there."""
+    size = sum(item.array.size for item in items)
     with autograd.pause():
+        flat = [item.array if item.array.ndim == 1 else item.array.reshape((-1,)) for item in items]
         return mx.nd.concat(*flat, *zeros, dim=0)[:size]

@@ -128,12 +128,12 @@ class ScaledStep:
     def _check(self, gradients: Sequence[Gradient], statistics: RunningStatistics | None) -> list[Gradient]:
         """The non-finite gradients. One transfer; a second only where the first says overflow."""
         squares = square_sums(gradients)
-        running = statistics.sums(after=squares) if statistics is not None else []
-        sums = fetch([*squares, *running])
-        finite = np.isfinite(sums)
-        bad = non_finite([g for g, ok in zip(gradients, finite) if not ok])
+        running = [statistics.sums(after=squares)] if statistics is not None else []
+        sums, *running_sums = fetch(squares, *running)
+        suspects = [g for g, ok in zip(gradients, np.isfinite(sums)) if not ok]
+        bad = non_finite(suspects) if suspects else []
         if statistics is not None:
-            if bad or not finite[len(gradients) :].all():
+            if bad or not np.isfinite(running_sums).all():
                 statistics.restore()
             else:
                 statistics.keep()
