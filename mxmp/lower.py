@@ -15,7 +15,7 @@ from .rules import rule_of
 __all__ = ["device_of", "low_graph", "lower"]
 
 # oneDNN's backward of an FP32 Deconvolution fails ("could not execute a primitive") wherever its weight
-# is computed, as ours is by a cast; MXNet's own kernel, which float64 gets, does not.
+# is computed, as ours is by a cast; MXNet's own kernel, which float64 gets in 1-D and 2-D, does not.
 _EMULATED_IN_FLOAT64 = ("Deconvolution", "_npx_deconvolution")
 
 
@@ -150,11 +150,15 @@ def _reblock(norm: Node) -> None:
 
 
 def _one_fp32_reader(readers: list[tuple[Node, int]]) -> bool:
-    return len(readers) == 1 and readers[0][0].op not in _EMULATED_IN_FLOAT64
+    return len(readers) == 1 and not _in_float64(readers[0][0])
+
+
+def _in_float64(node: Node) -> bool:
+    return node.op in _EMULATED_IN_FLOAT64 and node.attrs["kernel"].count(",") < 2
 
 
 def _widen(entry: Entry, node: Node, position: int) -> Entry:
-    dtype = "float64" if node.op in _EMULATED_IN_FLOAT64 else FULL
+    dtype = "float64" if _in_float64(node) else FULL
     return Entry(Node("Cast", f"{node.name}_in{position}_to_{dtype}", {"dtype": dtype, MARK: "cast"}, [entry]))
 
 

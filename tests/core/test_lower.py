@@ -213,6 +213,14 @@ def test_matrix_operators_are_within_an_ulp_of_numpy_on_real_numbers(case):
         assert np.mean(error > 0) < 0.02
 
 
+def test_deconvolutions_in_3d_run_where_mxnet_has_an_fp32_kernel_only():
+    symbol = S.Deconvolution(S.var("data"), kernel=(2, 2, 2), num_filter=3, name="deconv")
+    values = filled(symbol, data=(1, 2, 3, 3, 3))
+    got = by_symbol(mxmp.cast_symbol(symbol), values, train=False).outputs[0]
+    rounded = {name: half(value) for name, value in values.items()}
+    np.testing.assert_array_equal(got, half(by_symbol(symbol, rounded, train=False).outputs[0]))
+
+
 def test_every_operator_that_the_rules_call_a_matrix_product_is_tested_here():
     low = {name for name, rule in RULES.items() if rule.kind is Kind.LOW}
     aliases = {"_npx_convolution", "_npx_deconvolution", "_npx_fully_connected", "_sparse_FullyConnected"}
@@ -422,8 +430,20 @@ def test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32():
 def test_a_chain_of_100000_nodes_is_lowered_and_stripped():
     node = Node("dot", "dot", inputs=[Entry(Node("null", "x")), Entry(Node("null", "w"))])
     for index in range(100_000):
-        node = Node("tanh" if index % 2 else "exp", f"n{index}", inputs=[Entry(node)])
+        node = Node("tanh" if index % 4 == 0 else "relu", f"n{index}", inputs=[Entry(node)])
     graph = Graph([Entry(node)])
-    low, plan = low_graph(graph, Policy(low_ops=["tanh"]), "cpu")
-    assert plan.num_low == 50_001
+    low, plan = low_graph(graph, Policy(), "cpu")
+    assert plan.num_low == 100_001
     assert [n.name for n in strip(low).nodes()] == [n.name for n in graph.nodes()]
+
+
+def test_bfloat16_warns_once_on_a_cpu_without_its_instructions(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags : fpu avx2 avx512f\n")
+    with pytest.warns(UserWarning, match="neither AVX512-BF16 nor AMX"):
+        mxmp.lower._warn_of_slow_bfloat16(str(cpuinfo))
+    mxmp.lower._warn_of_slow_bfloat16(str(cpuinfo))
+    fast = tmp_path / "fast"
+    fast.write_text("flags : fpu avx512_bf16\n")
+    mxmp.lower._warn_of_slow_bfloat16(str(fast))
+    mxmp.lower._warn_of_slow_bfloat16(str(tmp_path / "none"))
