@@ -7,14 +7,15 @@ Importing mxmp changes nothing in MXNet.
 
 try:
     import mxnet as _mxnet
-except ImportError as error:
+except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which NumPy 1.24 no longer has
     raise ImportError(
-        "mxmp needs Apache MXNet 1.9.1, which cannot be imported here "
-        f"({error}). Install one build: pip install 'mxmp[cpu]', or pip install 'mxmp[cu112]' for CUDA 11.2"
+        f"mxmp needs Apache MXNet 1.9.1, which cannot be imported here ({error}). Install one build with a NumPy "
+        "that it knows: pip install 'mxmp[cpu]' 'numpy<1.24', or pip install 'mxmp[cu112]' 'numpy<1.24' for CUDA 11.2"
     ) from error
 
 from .bucketing import BucketingModule
 from .diagnose import explain
+from .estimator import BatchProcessor
 from .gluon import convert, restore
 from .module import Module
 from .policy import Policy
@@ -24,6 +25,7 @@ from .trainer import Trainer
 
 __version__ = "0.1.0"
 __all__ = [
+    "BatchProcessor",
     "BucketingModule",
     "DynamicLossScaler",
     "Module",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import lru_cache
 from typing import Collection
 
 import mxnet as mx
@@ -49,6 +51,21 @@ def low_graph(
     return lower(insert_casts(plan)), plan
 
 
+@lru_cache(maxsize=None)
+def _warn_of_slow_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> None:
+    """Once: without its instructions bfloat16 is emulated by oneDNN, several times slower than FP32."""
+    try:
+        with open(cpuinfo) as file:
+            known = file.read()
+    except OSError:
+        return
+    if "flags" in known and not ("avx512_bf16" in known or "amx_bf16" in known):
+        warnings.warn(
+            "this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is slower than FP32 here; it computes the same",
+            stacklevel=4,
+        )
+
+
 def lower(rewritten: Rewritten) -> Graph:
     """The graph that runs on ``rewritten.plan.device``; takes ``rewritten.graph`` over.
 
@@ -61,6 +78,7 @@ def lower(rewritten: Rewritten) -> Graph:
     if plan.device == "gpu":
         return rewritten.graph
     if plan.policy.compute == "bfloat16":
+        _warn_of_slow_bfloat16()
         return _with_amp_cast(rewritten.graph)
     return _emulate(rewritten)
 

@@ -49,6 +49,10 @@ class LowParameter(gluon.Parameter):
             master[:] = data
             publish(master, low)
 
+    def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
+        _check_trainer(self, trainer, self._low_dtype)
+        super()._set_trainer(trainer)
+
     def cast(self, dtype: str) -> None:
         if dtype not in ("float32", np.float32):
             raise ValueError(
@@ -83,18 +87,21 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
     """
     if isinstance(param, LowParameter):
         return
-    trainer = param._trainer
-    if trainer is not None and not getattr(trainer, "updates_masters", False):
-        raise TypeError(
-            f"Parameter {param.name!r} is to be stored in {dtype} with an FP32 master, and a "
-            f"{type(trainer).__module__}.{type(trainer).__name__} holds it: use mxmp.Trainer, or keep the "
-            "parameters in FP32 with Policy(params='float32')"
-        )
+    _check_trainer(param, param._trainer, dtype)
     kind = type(param)
     param.__class__ = LowParameter if kind is gluon.Parameter else type(kind.__name__, (LowParameter, kind), {})
     param._low_dtype = dtype
     if param._data is not None:
         param._split()
+
+
+def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:
+    if trainer is not None and not getattr(trainer, "updates_masters", False):
+        raise TypeError(
+            f"Parameter {param.name!r} is stored in {dtype} with an FP32 master, which a "
+            f"{type(trainer).__module__}.{type(trainer).__name__} would not update: use mxmp.Trainer, or keep the "
+            "parameters in FP32 with Policy(params='float32')"
+        )
 
 
 def store_full(param: gluon.Parameter) -> None:

@@ -7,7 +7,7 @@ to a private symbol with casts and, in front of loss heads, the loss scale.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Iterator
 
 import mxnet as mx
@@ -92,8 +92,14 @@ class Module(StepView, mx.mod.Module):
         original = self._symbol
         for_training = kwargs.get("for_training", args[2] if len(args) > 2 else True)
         self._symbol = self._low_symbol(for_training) if not self.binded or kwargs.get("force_rebind") else original
+        # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
+        # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
+        unfused = (
+            nullcontext() if "MXNET_SUBGRAPH_BACKEND" in os.environ else _environment("MXNET_SUBGRAPH_BACKEND", "NONE")
+        )
         try:
-            super().bind(*args, **kwargs)
+            with unfused:
+                super().bind(*args, **kwargs)
         finally:
             self._symbol = original
         if fresh and shared is None:
@@ -160,7 +166,13 @@ class Module(StepView, mx.mod.Module):
 
     # -- optimizer ----------------------------------------------------------------------------------
 
-    def init_optimizer(self, kvstore: Any = "local", *args: Any, **kwargs: Any) -> None:
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
         """As ``mx.mod.Module.init_optimizer``, never updating on the kvstore.
 
         Raises
@@ -168,6 +180,9 @@ class Module(StepView, mx.mod.Module):
         ValueError
             For ``dist_async``, which applies gradients before any check.
         """
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning("optimizer already initialized, ignoring...")
+            return
         kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
         if "async" in kind:
             raise ValueError(f"kvstore {kind!r} applies gradients on the server, before any check: use 'dist_sync'")
@@ -175,8 +190,9 @@ class Module(StepView, mx.mod.Module):
         if self._params_dirty:
             self._sync_params_from_devices()
         preload, self._preload_opt_states = self._preload_opt_states, None
-        with _updates_here(), self._keys_as_gradients():
-            super().init_optimizer(kvstore, *args, **kwargs)
+        # Only so does MXNet leave the update to us, dist_sync included.
+        with _environment("MXNET_UPDATE_ON_KVSTORE", "0"), self._keys_as_gradients():
+            super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         arrays = dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
         self._core.masters = {
             name: [self._arg_params[name].as_in_context(a.ctx).copy() for a in arrays[name]]
@@ -368,11 +384,10 @@ class Core:
 
 
 @contextmanager
-def _updates_here() -> Iterator[None]:
-    """MXNet decides by the environment whether a kvstore updates; only so ``dist_sync`` leaves it to us."""
-    name = "MXNET_UPDATE_ON_KVSTORE"
+def _environment(name: str, value: str) -> Iterator[None]:
+    """``name`` set to ``value`` for a call of MXNet's that takes no argument for it."""
     before = os.environ.get(name)
-    os.environ[name] = "0"
+    os.environ[name] = value
     try:
         yield
     finally:

@@ -253,8 +253,9 @@ class Trainer(StepView, gluon.Trainer):
         """Gradients of before belong to another scale and another point of the run."""
         self._phase = _Phase()
         for param in self._params:
-            for data in param._data or ():
-                data._fresh_grad = False
+            if param.grad_req != "null":
+                for data in param._data or ():
+                    data._fresh_grad = False
 
     # -- inside -------------------------------------------------------------------------------------
 

@@ -223,6 +223,18 @@ def test_resuming_from_a_checkpoint_is_bit_exact(symbol, digits, tmp_path, polic
     assert resumed.scale_history == module.scale_history
 
 
+def test_fit_goes_on_with_an_optimizer_that_was_made_and_loaded_before(symbol, digits, tmp_path):
+    path = str(tmp_path / "net.states")
+    module = bound(symbol, loss_scale=64.0)
+    train(module, batches(digits, 3))
+    module.save_optimizer_states(path)
+    updater = module._updater
+    with pytest.warns(UserWarning, match="Parameters already initialized"):
+        module.fit(digits.train(BATCH), num_epoch=1)
+    assert module._updater is updater
+    assert module._optimizer.num_update == 3 + 40
+
+
 def test_states_load_on_another_number_of_devices(symbol, digits, tmp_path):
     path = str(tmp_path / "one.states")
     one = bound(symbol, optimizer="adam", loss_scale=64.0)
