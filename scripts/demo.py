@@ -24,7 +24,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 HYPER_PARAMETERS = (
     "--model cifar_resnet20_v1 --num-classes 10 --input-size 32 --crop-ratio 1 --augment shift "
     "--batch-size 32 --num-epochs 10 --optimizer sgd "
-    "--lr 0.05 --lr-mode cosine --warmup-epochs 1 --wd 0.0005 --no-wd "
+    "--lr 0.05 --lr-mode cosine --warmup-epochs 1 --wd 0.0005 --no-wd --label-smoothing "
     "--seed 1 --num-workers 2 --log-interval 9 --save-frequency 0"
 )
 
