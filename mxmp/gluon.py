@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from .graph import Graph
 from .heads import SCALE_NAME, HeadScale, scale_heads
 from .lower import device_of, low_graph
 from .masters import LowParameter, store_full, store_low
-from .plan import check_policy
+from .plan import Plan, check_policy
 from .policy import Policy, as_policy
 
 __all__ = ["Conversion", "conversion_of", "convert", "restore"]
@@ -74,7 +75,7 @@ def convert(net: Block, policy: str | Policy = "float16", *, exclude: Iterable[s
     restore(net)
     conversion = Conversion(policy)
     for block in blocks:
-        _attach(block, _Door(conversion))
+        _attach(block, _Door(conversion, is_root=block is net))
     for param in params:
         param._mxmp = conversion
     return net
@@ -135,7 +136,7 @@ class Conversion:
         finally:
             self._local.tracing = before
 
-    def build(self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str) -> Graph:
+    def build(self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str) -> tuple[Graph, Plan]:
         """The graph that runs, and parameters stored as it wants them. The first graph decides."""
         self.statistics.update({name: p for name, p in params.items() if not p._differentiable})
         graph, plan = low_graph(
@@ -150,7 +151,7 @@ class Conversion:
             for name, param in params.items():
                 if self._stored.setdefault(name, name in low):
                     store_low(param, self.policy.compute)
-        return graph
+        return graph, plan
 
 
 @dataclass
@@ -176,8 +177,9 @@ class _Key(NamedTuple):
 class _Door:
     """The forward pre-hook of one block: puts the right low-precision graph in place for the call."""
 
-    def __init__(self, conversion: Conversion) -> None:
+    def __init__(self, conversion: Conversion, is_root: bool) -> None:
         self.conversion = conversion
+        self.is_root = is_root
         self.graphs: dict[_Key, _Built] = {}
         self._user_active: bool | None = None
         self._flags: list | None = None
@@ -235,7 +237,13 @@ class _Door:
             block._build_cache(*args)
         data, symbol = block._cached_graph
         params = {param.name: param for is_data, param in block._cached_op_args if not is_data}
-        graph = self.conversion.build(symbol, params, device)
+        graph, plan = self.conversion.build(symbol, params, device)
+        if self.is_root and not plan.num_low:
+            warnings.warn(
+                f"nothing in {block.name!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
+                "print(mxmp.explain(net)) says why",
+                stacklevel=4,
+            )
         scaled = scale_heads(graph)
         low = graph.to_symbol()
         names = low.list_inputs()

@@ -657,3 +657,11 @@ def test_a_backend_is_refused_with_the_way_out():
 def test_restore_takes_a_block():
     with pytest.raises(TypeError, match="gluon Block, got int"):
         mxmp.restore(3)
+
+
+def test_a_net_in_which_nothing_runs_low_says_so_at_the_first_forward():
+    net = nn.HybridSequential()
+    net.add(nn.Activation("relu"), nn.MaxPool2D())
+    mxmp.convert(net)
+    with pytest.warns(UserWarning, match="no matrix operator"):
+        net(mx.nd.ones((1, 1, 4, 4)))
