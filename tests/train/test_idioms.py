@@ -12,7 +12,6 @@ from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator
 from tiny import CASTS, LOSS, MASTERS, batch, forward, options, overflow, train, two_layers, weights
 
 import mxmp
-from mxmp import estimator as ours
 
 
 def trainer_of(net, scale=2.0**8):
@@ -110,19 +109,19 @@ def fit(trainer_class, processor, policy=None, devices=1, epochs=2, **kwargs):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_estimator_trains_with_our_batch_processor_bit_for_bit(devices):
     reference, _ = fit(gluon.Trainer, BatchProcessor(), devices=devices)
-    trainer, _ = fit(mxmp.Trainer, ours.BatchProcessor(), devices=devices, loss_scale=2.0**10)
+    trainer, _ = fit(mxmp.Trainer, mxmp.BatchProcessor(), devices=devices, loss_scale=2.0**10)
     assert weights(trainer) == weights(reference)
 
 
 def test_the_estimator_trains_a_converted_net_and_evaluates():
-    trainer, estimator = fit(mxmp.Trainer, ours.BatchProcessor(), MASTERS, loss_scale=2.0**8)
+    trainer, estimator = fit(mxmp.Trainer, mxmp.BatchProcessor(), MASTERS, loss_scale=2.0**8)
     assert trainer.skipped_steps == 0
     estimator.evaluate(data_loader())
     assert math.isfinite(estimator.val_metrics[0].get()[1])
 
 
 def test_the_estimator_skips_an_overflow_and_goes_on():
-    class Spoils(ours.BatchProcessor):
+    class Spoils(mxmp.BatchProcessor):
         batches = 0
 
         def fit_batch(self, estimator, train_batch, batch_axis=0):

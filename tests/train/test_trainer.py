@@ -856,6 +856,7 @@ def head_net(head, flags, policy):
     return net
 
 
+@pytest.mark.filterwarnings("ignore:nothing in 'head:UserWarning")
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("flags", HYBRIDIZE)
 def test_heads_that_ignore_the_head_gradient_scale_too_and_at_once(head, flags):
