@@ -331,8 +331,19 @@ class Trainer(StepView, gluon.Trainer):
 
     def _reduce_once(self) -> None:
         if not self._phase.reduced:
+            if self._kvstore is not None and len(self._contexts) > 1:
+                self._clear_stale()
             self._allreduce_grads()
             self._phase.reduced = True
+
+    def _clear_stale(self) -> None:
+        """Where only some devices ran a parameter, what the others hold is of an earlier step: no part of the sum."""
+        for param in self._params:
+            if param.grad_req != "null":
+                fresh = [data._fresh_grad for data in param._check_and_get(param._data, list)]
+                if any(fresh) and not all(fresh):
+                    for grad in (g for g, ok in zip(param.list_grad(), fresh) if not ok):
+                        grad[:] = 0
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
         super()._init_optimizer(optimizer, optimizer_params)

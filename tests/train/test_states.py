@@ -94,6 +94,27 @@ def test_a_resumed_run_continues_bit_for_bit(name, stored, phase, tmp_path):
     assert resumed.skipped_steps == 3
 
 
+@pytest.mark.parametrize("stored", PRECISIONS)
+def test_a_run_resumes_in_the_middle_of_an_lbsgd_window(stored, tmp_path):
+    params, fname = files(tmp_path)
+
+    def fresh(seed):
+        net = two_layers(PRECISIONS[stored], seed=seed)
+        more = {**OPTIMIZERS["lbsgd"], "batch_scale": 3}
+        return net, mxmp.Trainer(net.collect_params(), "lbsgd", more, loss_scale=scaler())
+
+    net, trainer = fresh(1)
+    steps(net, trainer, range(2))
+    net.save_parameters(params)
+    trainer.save_states(fname)
+    other, resumed = fresh(2)
+    other.load_parameters(params)
+    resumed.load_states(fname)
+    for n, t in ((net, trainer), (other, resumed)):
+        steps(n, t, range(2, 8))
+    assert whole(resumed) == whole(trainer)
+
+
 def test_the_phases_are_what_they_are_called():
     net = two_layers()
     trainer = trainer_of(net)

@@ -321,6 +321,17 @@ def test_adding_to_reduced_gradients_is_an_error():
         trainer.backward(forward(net, 1, 2))
 
 
+def test_backward_again_after_a_reduction_is_reduced_again():
+    net, other = two_layers(devices=2), two_layers(devices=2)
+    trainer, reference = sgd(net), sgd(other)
+    trainer.backward(forward(net, 0, 2))
+    trainer.allreduce_grads()
+    trainer.backward(forward(net, 1, 2))
+    trainer.step(8)
+    train(other, reference, [1], 2, batch_size=8)
+    assert weights(trainer) == weights(reference)
+
+
 @pytest.mark.parametrize("size", [0, -4, True, math.nan])
 def test_a_bad_batch_size_is_refused(size):
     net = two_layers()
@@ -595,6 +606,21 @@ def test_a_stale_gradient_is_neither_applied_after_a_skip_nor_checked_for_ever()
         branch_step(net, trainer, False)
         assert not trainer.last_step_skipped
     assert tree(net.left.weight.data()) == left
+
+
+def test_what_a_device_holds_from_an_earlier_step_is_no_part_of_the_sum():
+    """One device meets an overflow and does not run that branch again: the others must not skip for ever."""
+    net = TwoBranches()
+    net.initialize(ctx=contexts(2))
+    trainer = sgd(net)
+    for step in range(4):
+        with autograd.record():
+            losses = [net(batch(step, ctx)[0], step == 0 or k == 0).sum() for k, ctx in enumerate(contexts(2))]
+        trainer.backward(losses)
+        if step == 0:
+            net.left.weight.list_grad()[1][:] = math.inf
+        trainer.step(4, ignore_stale_grad=True)
+        assert trainer.last_step_skipped == (step == 0)
 
 
 def test_parameters_without_gradient_stay_and_the_rest_trains():
