@@ -1,7 +1,7 @@
 """Command line: convert a checkpoint on disk for inference, or explain what would be done.
 
-    python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
-    python -m mxmp explain net-symbol.json --shape data=1,3,224,224
+python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
+python -m mxmp explain net-symbol.json --shape data=1,3,224,224
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Trains one GluonCV network on real digits in float32, float16 and bfloat16, and compares the three runs.
+"""Trains one GluonCV network on real digits in float32, float16 and bfloat16, and compares the runs.
 
-Each run is a process of its own, `python examples/imagenet_gluon.py ...`, so that its peak memory is its own.
+Three runs go through Gluon, and one through the Symbolic Module. Each is a process of its own,
+`python examples/imagenet_gluon.py ...`, so that its peak memory is its own.
 """
 
 import argparse
@@ -20,7 +21,12 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 from imagenet_common.compare import draw, print_table  # noqa: E402
 
-DTYPES = ("float32", "float16", "bfloat16")
+RUNS = {
+    "float32": ("imagenet_gluon.py", "float32"),
+    "float16": ("imagenet_gluon.py", "float16"),
+    "bfloat16": ("imagenet_gluon.py", "bfloat16"),
+    "float16, Symbolic": ("imagenet_symbolic.py", "float16"),
+}
 HYPER_PARAMETERS = (
     "--model cifar_resnet20_v1 --num-classes 10 --input-size 32 --crop-ratio 1 --augment shift "
     "--batch-size 32 --num-epochs 10 --optimizer sgd "
@@ -29,9 +35,10 @@ HYPER_PARAMETERS = (
 )
 
 
-def train(dtype: str, data: Path, folder: Path, extra: Sequence[str]) -> Dict[str, Any]:
+def train(name: str, data: Path, folder: Path, extra: Sequence[str]) -> Dict[str, Any]:
     """One run of the example in its own process."""
-    results = folder / f"{dtype}.json"
+    example, dtype = RUNS[name]
+    results = folder / f"{name.replace(', ', '-').lower()}.json"
     files = [
         "--rec-train",
         str(data / "train.rec"),
@@ -40,13 +47,13 @@ def train(dtype: str, data: Path, folder: Path, extra: Sequence[str]) -> Dict[st
         "--results",
         str(results),
     ]
-    script = os.path.relpath(ROOT / "examples" / "imagenet_gluon.py")
+    script = os.path.relpath(ROOT / "examples" / example)
     command = [sys.executable, script, *HYPER_PARAMETERS.split(), *files, "--dtype", dtype, *extra]
     print("\n==> " + " ".join(map(shlex.quote, ["python", *command[1:]])), flush=True)
     status = subprocess.run(command, env={"PYTHONWARNINGS": "ignore", **os.environ})
     if status.returncode:
-        sys.exit(f"error: the {dtype} run failed (status {status.returncode})")
-    return json.loads(results.read_text())
+        sys.exit(f"error: the {name} run failed (status {status.returncode})")
+    return {**json.loads(results.read_text()), "label": name}
 
 
 def verdict(runs: Sequence[Dict[str, Any]]) -> List[str]:
@@ -55,24 +62,24 @@ def verdict(runs: Sequence[Dict[str, Any]]) -> List[str]:
     short = [] if base >= 0.97 else [f"float32 reached {100 * base:.2f} %, less than 97 %"]
     for run in runs[1:]:
         if abs(run["top1"] - base) > 0.01 + 1e-9:
-            short.append(f"{run['dtype']} is {100 * (run['top1'] - base):+.2f} points from float32")
+            short.append(f"{run['label']} is {100 * (run['top1'] - base):+.2f} points from float32")
     return short
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "demo", help="where data and results go")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
     options, extra = parser.parse_known_args(arguments)
     start = time.perf_counter()
     print("==> data: {} digits to train on, {} to validate on".format(*make_digits.make(options.folder / "data")))
-    runs = [train(dtype, options.folder / "data", options.folder, extra) for dtype in options.dtypes]
+    runs = [train(name, options.folder / "data", options.folder, extra) for name in options.runs]
     picture = options.folder / "curves.png"
     draw(runs, picture)
     print()
     print_table(runs)
     print(f"curves: {os.path.relpath(picture)}; whole demo: {time.perf_counter() - start:.0f} s")
-    short = verdict(runs) if runs[0]["dtype"] == "float32" else []
+    short = verdict(runs) if runs[0]["label"] == "float32" else []
     for line in short:
         print(f"not as promised: {line}", file=sys.stderr)
     return 1 if short else 0

@@ -43,8 +43,7 @@ def launch(command: list[str], workers: int, servers: int = 1, timeout: float = 
     }
     roles = [("scheduler", _ROLE_ONLY)] + [("server", _ROLE_ONLY)] * servers + [("worker", command)] * workers
     jobs = [
-        (role, subprocess.Popen(line, env={**base, "DMLC_ROLE": role}, start_new_session=True))
-        for role, line in roles
+        (role, subprocess.Popen(line, env={**base, "DMLC_ROLE": role}, start_new_session=True)) for role, line in roles
     ]
     try:
         return _watch(jobs, time.monotonic() + timeout)

@@ -13,14 +13,20 @@ Results = Dict[str, Any]
 STYLES = {
     "float32": {"color": "#0072B2", "linestyle": "-", "marker": "o", "linewidth": 3.2, "markersize": 8},
     "float16": {"color": "#E69F00", "linestyle": "--", "marker": "s", "linewidth": 2.2, "markersize": 5.5},
+    "float16, Symbolic": {"color": "#009E73", "linestyle": "-.", "marker": "D", "linewidth": 1.8, "markersize": 4.5},
     "bfloat16": {"color": "#000000", "linestyle": ":", "marker": "^", "linewidth": 1.6, "markersize": 4},
 }
+
+
+def label(run: Results) -> str:
+    """What to call a run: its dtype, and its interface where that is not Gluon."""
+    return run.get("label", run["dtype"])
 
 
 def print_table(runs: Sequence[Results]) -> None:
     """One row a run."""
     table = Table(title=f"{runs[0]['model']}, {len(runs[0]['history'])} epochs, same seed and hyper-parameters")
-    table.add_column("dtype")
+    table.add_column("run")
     for name in (
         "val. top-1\n(%)",
         "best\nval. loss",
@@ -33,7 +39,7 @@ def print_table(runs: Sequence[Results]) -> None:
         table.add_column(name, justify="right")
     for run in runs:
         table.add_row(
-            run["dtype"],
+            label(run),
             f"{100 * run['top1']:.2f}",
             f"{run['best_loss']:.4f}",
             f"{run['ms_per_step']:.1f}",
@@ -65,12 +71,12 @@ def draw(runs: Sequence[Results], path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     for run in runs:
-        style = STYLES[run["dtype"]]
+        style = STYLES[label(run)]
         line = {name: value for name, value in style.items() if not name.startswith("marker")}
-        left.semilogy(*training_curve(run), label=run["dtype"], **line)
+        left.semilogy(*training_curve(run), label=label(run), **line)
         epochs = [entry["epoch"] for entry in run["history"]]
         accuracy = [100 * entry["top1"] for entry in run["history"]]
-        right.plot(epochs, accuracy, label=f"{run['dtype']}: {accuracy[-1]:.2f} %", **style)
+        right.plot(epochs, accuracy, label=f"{label(run)}: {accuracy[-1]:.2f} %", **style)
     left.set(xlabel="epoch", ylabel="training loss", title="Training loss")
     right.set(xlabel="epoch", ylabel="validation top-1 (%)", title="Validation accuracy")
     right.xaxis.get_major_locator().set_params(integer=True)
@@ -78,7 +84,7 @@ def draw(runs: Sequence[Results], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc=place, frameon=False, handlelength=3.5)
-    figure.suptitle(f"{runs[0]['model']}: one seed, one set of hyper-parameters, {len(runs)} dtypes")
+    figure.suptitle(f"{runs[0]['model']}: one seed, one set of hyper-parameters, {len(runs)} runs")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)

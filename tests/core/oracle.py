@@ -56,9 +56,7 @@ def by_symbol(
     args = {name: mx.nd.array(values[name], dtype=values[name].dtype) for name in arguments}
     wanted = arguments if grads_of is None else grads_of
     grads = {name: mx.nd.zeros(args[name].shape, dtype=args[name].dtype) for name in wanted}
-    executor = symbol.bind(
-        mx.cpu(), args, grads, aux_states={name: mx.nd.array(values[name]) for name in states}
-    )
+    executor = symbol.bind(mx.cpu(), args, grads, aux_states={name: mx.nd.array(values[name]) for name in states})
     outputs = executor.forward(is_train=train)
     if train:
         given = None if heads is None else [mx.nd.array(h, dtype=o.dtype) for h, o in zip(heads, outputs)]
@@ -113,11 +111,7 @@ def nodes(symbol: mx.sym.Symbol) -> list[dict]:
 def casts(symbol: mx.sym.Symbol) -> list[tuple[str, str]]:
     """For every cast in a Symbol: what it reads and the dtype that it makes."""
     every = nodes(symbol)
-    return [
-        (every[n["inputs"][0][0]]["name"], n["attrs"]["dtype"])
-        for n in every
-        if n["op"] in ("Cast", "amp_cast")
-    ]
+    return [(every[n["inputs"][0][0]]["name"], n["attrs"]["dtype"]) for n in every if n["op"] in ("Cast", "amp_cast")]
 
 
 def native(symbol: mx.sym.Symbol, policy: str | mxmp.Policy = "params=float32", **kwargs) -> mx.sym.Symbol:

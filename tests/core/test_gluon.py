@@ -25,9 +25,7 @@ class Residual(nn.HybridBlock):
         super().__init__()
         with self.name_scope():
             self.body = nn.HybridSequential()
-            self.body.add(
-                nn.Conv2D(channels, 3, padding=1, use_bias=False), nn.BatchNorm(), nn.Activation(act)
-            )
+            self.body.add(nn.Conv2D(channels, 3, padding=1, use_bias=False), nn.BatchNorm(), nn.Activation(act))
             self.body.add(nn.Conv2D(channels, 3, padding=1, groups=2, use_bias=False), nn.BatchNorm())
             self.act = nn.Activation(act)
 
@@ -100,9 +98,7 @@ NETS: dict[str, tuple[Callable[[], nn.HybridBlock], tuple[int, ...]]] = {
 }
 
 
-def made(
-    name: str = "convnet", ctx: Any = None, hybridize: bool = False
-) -> tuple[nn.HybridBlock, np.ndarray]:
+def made(name: str = "convnet", ctx: Any = None, hybridize: bool = False) -> tuple[nn.HybridBlock, np.ndarray]:
     """A net with all its parameters set, and an input."""
     build, shape = NETS[name]
     net = build()
@@ -355,9 +351,7 @@ def test_initialisation_may_come_after_convert():
 
     x = np.random.normal(0, 1, (2, 3, 8, 8)).astype("float32")
     late, early = built(True), built(False)
-    for value, expected in zip(
-        [*late.outputs, *late.grads.values()], [*early.outputs, *early.grads.values()]
-    ):
+    for value, expected in zip([*late.outputs, *late.grads.values()], [*early.outputs, *early.grads.values()]):
         np.testing.assert_array_equal(value, expected)
 
 
@@ -372,9 +366,7 @@ def test_several_contexts_compute_the_same(policy):
             out = net(mx.nd.array(x, ctx=ctx))
         out.backward()
         assert out.ctx == ctx
-        grads.append(
-            (out.asnumpy(), [p.grad(ctx).asnumpy() for p in net.collect_params(".*weight").values()])
-        )
+        grads.append((out.asnumpy(), [p.grad(ctx).asnumpy() for p in net.collect_params(".*weight").values()]))
     np.testing.assert_array_equal(grads[0][0], grads[1][0])
     for one, other in zip(grads[0][1], grads[1][1]):
         np.testing.assert_array_equal(one, other)
@@ -423,9 +415,7 @@ class Plain(gluon.Block):
             self.first, self.second = mlp(), nn.Dense(2)
 
     def forward(self, x):
-        return (
-            self.second(self.first(x) * 2) if float(x.sum().asscalar()) == 0 else self.second(self.first(x))
-        )
+        return self.second(self.first(x) * 2) if float(x.sum().asscalar()) == 0 else self.second(self.first(x))
 
 
 def test_a_plain_block_has_its_hybrid_children_converted():

@@ -25,9 +25,7 @@ from mxmp.rules import RULES, Kind, missing_kernel, rule_of
 # -- Matrix operators in NumPy ----------------------------------------------------------------------
 
 
-def np_conv(
-    x: np.ndarray, w: np.ndarray, b: Any = 0, stride: int = 1, pad: int = 0, group: int = 1
-) -> np.ndarray:
+def np_conv(x: np.ndarray, w: np.ndarray, b: Any = 0, stride: int = 1, pad: int = 0, group: int = 1) -> np.ndarray:
     x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     (n, _, height, width), (f, c, kh, kw) = x.shape, w.shape
     out = np.zeros((n, f, (height - kh) // stride + 1, (width - kw) // stride + 1))
@@ -38,9 +36,7 @@ def np_conv(
     return out + np.reshape(b, (-1, 1, 1))
 
 
-def np_deconv(
-    x: np.ndarray, w: np.ndarray, stride: int = 1, pad: int = 0, adj: int = 0, group: int = 1
-) -> np.ndarray:
+def np_deconv(x: np.ndarray, w: np.ndarray, stride: int = 1, pad: int = 0, adj: int = 0, group: int = 1) -> np.ndarray:
     (n, c, height, width), (_, f, kh, kw) = x.shape, w.shape
     out = np.zeros((n, f * group, (height - 1) * stride + kh + adj, (width - 1) * stride + kw + adj))
     for i, j, k in product(range(c), range(height), range(width)):
@@ -274,9 +270,7 @@ EDGES = [
     ("just over a tie", (2048, 1.5), (1, 1), 2050),
 ]
 TWO_TERMS = {
-    "FullyConnected": lambda x, w: S.FullyConnected(
-        x.reshape((1, 2)), w.reshape((1, 2)), no_bias=True, num_hidden=1
-    ),
+    "FullyConnected": lambda x, w: S.FullyConnected(x.reshape((1, 2)), w.reshape((1, 2)), no_bias=True, num_hidden=1),
     "Convolution": lambda x, w: S.Convolution(
         x.reshape((1, 2, 1, 1)), w.reshape((1, 2, 1, 1)), no_bias=True, kernel=(1, 1), num_filter=1
     ),
@@ -335,9 +329,7 @@ def mixed() -> mx.sym.Symbol:
     y = S.relu(S.Convolution(x, kernel=(1, 1), num_filter=4, name="c2"))
     x = S.Concat(x, S.transpose(y, axes=(0, 1, 3, 2)), S.abs(y), name="cat")
     left, right = S.SliceChannel(x, num_outputs=2, name="split")
-    x = S.relu(S.Deconvolution(-left, kernel=(2, 2), num_filter=6, name="d")).slice_axis(
-        axis=2, begin=0, end=6
-    )
+    x = S.relu(S.Deconvolution(-left, kernel=(2, 2), num_filter=6, name="d")).slice_axis(axis=2, begin=0, end=6)
     x = S.tanh(x.slice_axis(axis=3, begin=0, end=6)) + right
     return S.FullyConnected(S.flatten(x), num_hidden=5, name="fc")
 
@@ -406,17 +398,13 @@ def test_bfloat16_is_low_only_where_no_kernel_is_missing(drawn):
 
 
 def test_bfloat16_casts_are_amp_casts():
-    inserted = [
-        n["op"] for n in nodes(mxmp.cast_symbol(mixed(), "bfloat16")) if "__mxmp__" in n.get("attrs", {})
-    ]
+    inserted = [n["op"] for n in nodes(mxmp.cast_symbol(mixed(), "bfloat16")) if "__mxmp__" in n.get("attrs", {})]
     assert set(inserted) == {"amp_cast"}
 
 
 def test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32():
     net = nn.HybridSequential()
-    net.add(
-        nn.Conv2D(32, 3, padding=1, groups=4, in_channels=32), nn.Conv2D(32, 3, groups=32, in_channels=32)
-    )
+    net.add(nn.Conv2D(32, 3, padding=1, groups=4, in_channels=32), nn.Conv2D(32, 3, groups=32, in_channels=32))
     net.initialize()
     net.hybridize()
     x = np.random.normal(0, 1, (2, 32, 12, 12)).astype("float32")

@@ -195,6 +195,4 @@ def test_params_float16_stores_only_what_the_door_calls_parameters():
 def test_inputs_and_excluded_weights_are_not_stored_low():
     x = S.dot(S.var("data"), S.var("other"), name="d")
     plan = planned(S.Group([x, block_net()]), Policy(params="float16", exclude=["net_stage10"]))
-    assert stored(plan) == {
-        f"net_{n}_{p}" for n in ("stage1_conv0", "dense0_fwd") for p in ("weight", "bias")
-    }
+    assert stored(plan) == {f"net_{n}_{p}" for n in ("stage1_conv0", "dense0_fwd") for p in ("weight", "bias")}

@@ -243,9 +243,7 @@ def test_random_graphs_keep_their_names_infer_and_cast_twice_as_once(drawn):
         assert len(args) == len(cast.list_arguments())
         assert set(states) <= {np.float32}
         assert policy.output == "compute" or set(outs) == {np.float32}
-        assert mxmp.cast_symbol(cast, policy).tojson(remove_amp_cast=False) == cast.tojson(
-            remove_amp_cast=False
-        )
+        assert mxmp.cast_symbol(cast, policy).tojson(remove_amp_cast=False) == cast.tojson(remove_amp_cast=False)
     for policy, cast in results.items():
         for other in results.values():
             again = mxmp.cast_symbol(other, policy)

@@ -61,9 +61,7 @@ def describe(name: str) -> Registered:
     check_call(_LIB.MXSymbolGetAtomicSymbolInfo(handle(name), *map(ctypes.byref, out)))
     pairs = [(args[i].decode(), types[i].decode()) for i in range(count.value)]
     inputs = tuple(arg for arg, kind in pairs if "NDArray" in kind or "Symbol" in kind)
-    return Registered(
-        real.value.decode(), inputs, bool(variadic.value), {a: t for a, t in pairs if a not in inputs}
-    )
+    return Registered(real.value.decode(), inputs, bool(variadic.value), {a: t for a, t in pairs if a not in inputs})
 
 
 OPS = registered()

@@ -10,9 +10,7 @@ from oracle import S, by_symbol, filled, nodes, sqnr
 import mxmp
 from mxmp import Policy
 
-FC = S.FullyConnected(
-    S.relu(S.FullyConnected(S.var("data"), num_hidden=8, name="fc1")), num_hidden=3, name="fc2"
-)
+FC = S.FullyConnected(S.relu(S.FullyConnected(S.var("data"), num_hidden=8, name="fc1")), num_hidden=3, name="fc2")
 SOFTMAX = S.SoftmaxOutput(FC, S.var("softmax_label"), name="softmax")
 SHAPES = {"data": (4, 5)}
 DTYPES = ["float16", "bfloat16"]
@@ -30,9 +28,7 @@ def test_the_symbol_that_came_in_is_untouched(policy):
 
 @pytest.mark.parametrize("policy", [*DTYPES, "params=float16"])
 def test_a_plain_module_binds_a_cast_symbol_and_fits(policy):
-    module = mx.mod.Module(
-        mxmp.cast_symbol(SOFTMAX, policy), data_names=["data"], label_names=["softmax_label"]
-    )
+    module = mx.mod.Module(mxmp.cast_symbol(SOFTMAX, policy), data_names=["data"], label_names=["softmax_label"])
     x, y = np.random.normal(0, 1, (8, 5)), np.array([0, 1, 2, 0] * 2)
     data = mx.io.NDArrayIter(x.astype("float32"), y.astype("float32"), 4)
     module.fit(data, num_epoch=1, optimizer_params={"learning_rate": 0.1, "multi_precision": True})

@@ -175,10 +175,15 @@ def test_a_bad_state_is_refused_and_changes_nothing(spoil):
 
 def test_rescale_grad_is_put_back_whatever_happens():
     optimizer = mx.optimizer.create("sgd", rescale_grad=0.25)
-    manager = rescaled(optimizer, 0.5)
-    manager.__enter__()
-    assert optimizer.rescale_grad == 0.125
-    assert not manager.__exit__(KeyError, KeyError(), None)
+    seen = []
+
+    def update():
+        seen.append(float(optimizer.rescale_grad))
+        raise KeyError
+
+    with pytest.raises(KeyError), rescaled(optimizer, 0.5):
+        update()
+    assert seen == [0.125]
     assert optimizer.rescale_grad == 0.25
     assert type(optimizer.rescale_grad) is float
 
