@@ -12,13 +12,16 @@ of the graph, so a new scale rebinds nothing.
 
 from __future__ import annotations
 
+from typing import Sequence
+
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 
 from .graph import Entry, Graph, Node
 from .rules import RULES, Kind, rule_of
 
-__all__ = ["SCALE_NAME", "HeadScale", "scale_heads", "unscaled_heads"]
+__all__ = ["SCALE_NAME", "HeadScale", "check_loss", "head_gradient", "refuse_unscaled_heads", "scale_heads"]
 
 SCALE_NAME = "mxmp_loss_scale"
 
@@ -38,10 +41,37 @@ def scale_heads(graph: Graph) -> bool:
     return True
 
 
-def unscaled_heads(graph: Graph) -> list[str]:
-    """Operators of the loss heads of ``graph`` that ``scale_heads`` has not seen."""
-    found = [(node, positions) for node in graph.nodes() if (positions := _own_gradients(node))]
-    return [node.op for node, positions in found if not all(_is_scaled(node.inputs[p]) for p in positions)]
+def check_loss(loss: NDArray, scale: float) -> None:
+    """Raise where ``loss`` is no NDArray (``TypeError``), or is float16 that cannot hold the scale."""
+    if not isinstance(loss, NDArray):
+        raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
+    if loss.dtype == np.float16 and scale > 2.0**15:
+        raise ValueError(
+            f"the loss is float16, which cannot hold the loss scale {scale:g}: compute the loss in FP32 "
+            "(loss_fn(net(x).astype('float32'), y))"
+        )
+
+
+def head_gradient(loss: NDArray, scale: float) -> NDArray:
+    """What backward of ``loss * scale`` starts from, in the loss's dtype, shape and kind of array."""
+    check_loss(loss, scale)
+    kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
+    return kind.ones_like(loss) * scale
+
+
+def refuse_unscaled_heads(losses: Sequence[NDArray], scale: float) -> None:
+    """Raise ``ValueError`` for a recorded head that would write unscaled gradients.
+
+    What runs inside a plain net that is hybridized with ``static_alloc`` cannot be seen.
+    """
+    for loss in losses:
+        graph = Graph.from_symbol(mx.autograd.get_symbol(loss))
+        for node in graph.nodes():
+            if not all(_is_scaled(node.inputs[p]) for p in _own_gradients(node)):
+                raise ValueError(
+                    f"{node.op} writes its own gradient and ignores the loss scale {scale:g}, by which the update "
+                    "would divide: put it inside a net that goes through mxmp.convert, or use loss_scale=None"
+                )
 
 
 def _is_scaled(x: Entry) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["LowParameter", "Updater", "master_of", "store_full", "store_low"]
+__all__ = ["LowParameter", "Updater", "master_of", "share_initial", "store_full", "store_low"]
 
 
 class LowParameter(gluon.Parameter):
@@ -136,6 +136,28 @@ def publish(master: NDArray, low: NDArray) -> None:
     """Round the master into the array that computes."""
     with autograd.pause():
         mx.nd.Cast(master, dtype=low.dtype.__name__, out=low)
+
+
+def share_initial(kvstore: mx.kv.KVStore, masters: dict, arrays: Sequence[NDArray]) -> None:
+    """Wait until this worker holds rank 0's values, masters included, before it pushes anything. Synchronizes.
+
+    MXNet broadcasts without waiting, and workers diverged in most runs.
+
+    Parameters
+    ----------
+    kvstore : KVStore
+        Has the ``arrays`` on their way already.
+    masters : dict
+        From a free key to the masters of one parameter and the arrays that compute with them.
+    arrays : sequence of NDArray
+        All that must have arrived.
+    """
+    for key, (full, low) in masters.items():
+        kvstore.broadcast(key, full[0], full)
+        for master, array in zip(full, low):
+            publish(master, array)
+    for array in arrays:
+        array.wait_to_read()
 
 
 class Updater(mx.optimizer.Updater):

@@ -17,8 +17,9 @@ from . import states
 from .gradients import Gradient
 from .graph import Graph
 from .heads import SCALE_NAME, scale_heads
+from .kvstores import check_kvstore, refuse_compression, refuse_sparse_weight
 from .lower import device_of, low_graph
-from .masters import Updater, publish, take_over
+from .masters import Updater, publish, share_initial, take_over
 from .plan import check_policy
 from .policy import Policy, as_policy
 from .rewrite import declare_full
@@ -64,8 +65,7 @@ class Module(StepView, mx.mod.Module):
         super().__init__(symbol, *args, **kwargs)
         self._device = device_of(self._context[0])
         check_policy(self.policy, self._device)
-        if self._compression_params is not None:
-            raise ValueError("compression_params: its threshold on scaled gradients means nothing; leave it None")
+        refuse_compression(self._compression_params)
         low_range = self.policy.compute == "float16"
         self._core = Core(ScaledStep(as_scaler(loss_scale, low_range=low_range)))
         self._statistics: RunningStatistics | None = None
@@ -183,10 +183,9 @@ class Module(StepView, mx.mod.Module):
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
-        kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
-        if "async" in kind:
-            raise ValueError(f"kvstore {kind!r} applies gradients on the server, before any check: use 'dist_sync'")
-        self._refuse_sparse_weights()
+        check_kvstore(kvstore)
+        for name, arrays in zip(self._exec_group.param_names, self._exec_group.param_arrays):
+            refuse_sparse_weight(name, arrays[0].stype)
         if self._params_dirty:
             self._sync_params_from_devices()
         preload, self._preload_opt_states = self._preload_opt_states, None
@@ -195,8 +194,9 @@ class Module(StepView, mx.mod.Module):
             super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         arrays = dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
         self._core.masters = {
-            name: [self._arg_params[name].as_in_context(a.ctx).copy() for a in arrays[name]]
-            for name in self._core.low_names
+            name: [self._arg_params[name].as_in_context(a.ctx).copy() for a in copies]
+            for name, copies in arrays.items()  # in one order on all workers, who number their keys by it
+            if name in self._core.low_names
         }
         self._core.index = {name: i for i, name in enumerate(self._exec_group.param_names)}
         names, devices, core = self._exec_group.param_names, len(self._context), self._core
@@ -225,24 +225,14 @@ class Module(StepView, mx.mod.Module):
             self._arg_params = original
 
     def _share_initial(self, arrays: dict[str, list[NDArray]]) -> None:
-        """Wait until this worker holds rank 0's values: MXNet's Module never sends them. Synchronizes."""
+        """MXNet's Module never sends rank 0's parameters to the other workers."""
+        masters = self._core.masters
         for name, copies in arrays.items():
-            masters = self._core.masters.get(name)
-            self._kvstore.broadcast(f"{name}:initial", self._arg_params[name], masters or copies)
-            for master, low in zip(masters or (), copies):
-                publish(master, low)
-        for copies in arrays.values():
-            for array in copies:
-                array.wait_to_read()
+            if name not in masters:
+                self._kvstore.broadcast(f"{name}:initial", self._arg_params[name], copies)
+        low = {f"{name}:initial": (full, arrays[name]) for name, full in masters.items()}
+        share_initial(self._kvstore, low, [array for copies in arrays.values() for array in copies])
         self._params_dirty = True
-
-    def _refuse_sparse_weights(self) -> None:
-        for name, arrays in zip(self._exec_group.param_names, self._exec_group.param_arrays):
-            if arrays[0].stype != "default":
-                raise ValueError(
-                    f"parameter {name!r} has {arrays[0].stype} weights, which MXNet updates on the kvstore only, "
-                    "before any check: use dense weights"
-                )
 
     # -- one step -----------------------------------------------------------------------------------
 

@@ -10,14 +10,14 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
+from . import fresh, states
 from . import gradients as grads
-from . import states
 from .gluon import Conversion, conversion_of
 from .gradients import Gradient
-from .graph import Graph
-from .heads import unscaled_heads
+from .heads import check_loss, head_gradient, refuse_unscaled_heads
+from .kvstores import check_kvstore, refuse_compression, refuse_sparse_weight
 from .layouts import for_weight
-from .masters import LowParameter, Updater, master_of, publish
+from .masters import LowParameter, Updater, master_of, share_initial
 from .running import RunningStatistics
 from .scaler import as_scaler
 from .step import ScaledStep, StepView, rescaled
@@ -71,7 +71,8 @@ class Trainer(StepView, gluon.Trainer):
         *,
         loss_scale: Any = "dynamic",
     ) -> None:
-        _check_arguments(kvstore, compression_params, update_on_kvstore)
+        check_kvstore(kvstore, update_on_kvstore)
+        refuse_compression(compression_params)
         self._asked_scale = loss_scale
         as_scaler(loss_scale)
         self._step: ScaledStep | None = None
@@ -80,7 +81,8 @@ class Trainer(StepView, gluon.Trainer):
         self._statistics: RunningStatistics | None = None
         self._watched: list[NDArray] = []
         super().__init__(params, optimizer, optimizer_params, kvstore=kvstore, update_on_kvstore=False)
-        self._check_parameters()
+        for param in self._params:
+            refuse_sparse_weight(param.name, param._stype)
         self._running()
 
     # -- backward -----------------------------------------------------------------------------------
@@ -101,21 +103,23 @@ class Trainer(StepView, gluon.Trainer):
         """
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         with autograd.pause():
-            heads = [self._head_gradient(item) for item in losses]
+            heads = [head_gradient(item, self.loss_scale) for item in losses]
         self._begin_backward(losses)
         autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
-        """For loops that call backward themselves; inside or outside ``autograd.record()``::
+        """The loss times the scale, for loops that call backward themselves.
 
-        with trainer.scale_loss(loss) as scaled:
-            autograd.backward(scaled)
+        Inside or outside ``autograd.record()``::
+
+            with trainer.scale_loss(loss) as scaled:
+                autograd.backward(scaled)
         """
         single = not isinstance(loss, (list, tuple))
         losses: list[NDArray] = [loss] if single else list(loss)
         for item in losses:
-            self._head_gradient(item)
+            check_loss(item, self.loss_scale)
         self._begin_backward(losses)
         with autograd.record(train_mode=autograd.is_training()):
             scaled = [item * self.loss_scale for item in losses]
@@ -141,7 +145,8 @@ class Trainer(StepView, gluon.Trainer):
         self._require_backward("unscale")
         if self._phase.unscaled:
             raise RuntimeError("unscale() was already called since the last step: the gradients are true ones")
-        grads.unscale(self._gradients(ignore_stale=True), 1.0 / self.loss_scale)
+        found = [item.gradient for item in fresh.live(self._params, ignore_stale=True)]
+        grads.unscale(found, 1.0 / self.loss_scale)
         self._phase.unscaled = True
 
     def clip_global_norm(self, max_norm: float) -> float:
@@ -156,7 +161,7 @@ class Trainer(StepView, gluon.Trainer):
         self._require_backward("clip_global_norm")
         self._prepare()
         self._reduce_once()
-        first = [g for g in self._gradients(ignore_stale=True) if g.array.ctx == self._contexts[0]]
+        first = [i.gradient for i in fresh.live(self._params, ignore_stale=True) if i.device == 0]
         total = grads.norm(first) * self._phase.clip
         if not self._phase.unscaled:
             total /= self.loss_scale
@@ -236,7 +241,8 @@ class Trainer(StepView, gluon.Trainer):
         for updater, ctx in zip(self._updaters, self._contexts):
             updater.states = {index: states.to_device(state, ctx) for index, state in fitting.items()}
             updater.states_synced = dict.fromkeys(updater.states, True)
-        self._forget_gradients()
+        self._phase = _Phase()  # gradients of before belong to another scale
+        fresh.forget(self._params)
 
     def _fitting(self, index: int, found: states.OptimizerStates) -> Any:
         """A state for the array that our updater will hand to the optimizer."""
@@ -248,14 +254,6 @@ class Trainer(StepView, gluon.Trainer):
         if master is None and weight.dtype == np.float16:
             master = weight.asnumpy().astype(np.float32)
         return for_weight(self._optimizer, found.states[index], master, weight.dtype)
-
-    def _forget_gradients(self) -> None:
-        """Gradients of before belong to another scale and another point of the run."""
-        self._phase = _Phase()
-        for param in self._params:
-            if param.grad_req != "null":
-                for data in param._data or ():
-                    data._fresh_grad = False
 
     # -- inside -------------------------------------------------------------------------------------
 
@@ -270,35 +268,10 @@ class Trainer(StepView, gluon.Trainer):
         found = (conversion_of(param) for param in self._params)
         return list(dict.fromkeys(c for c in found if c is not None))
 
-    def _head_gradient(self, loss: NDArray) -> NDArray:
-        if not isinstance(loss, NDArray):
-            raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
-        if loss.dtype == np.float16 and self.loss_scale > 2.0**15:
-            raise ValueError(
-                f"the loss is float16, which cannot hold the loss scale {self.loss_scale:g}: compute the loss "
-                "in FP32 (loss_fn(net(x).astype('float32'), y))"
-            )
-        kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
-        return kind.ones_like(loss) * self.loss_scale
-
-    def _check_heads(self, losses: Sequence[NDArray]) -> None:
-        """Refuse a head that would write unscaled gradients, on the first backward.
-
-        What runs inside a plain net that is hybridized with ``static_alloc`` cannot be seen.
-        """
-        if self._heads_checked or self.loss_scale == 1.0:
-            return
-        for loss in losses:
-            found = unscaled_heads(Graph.from_symbol(autograd.get_symbol(loss)))
-            if found:
-                raise ValueError(
-                    f"{found[0]} writes its own gradient and ignores the loss scale {self.loss_scale:g}, by which the "
-                    "update would divide: put it inside a net that goes through mxmp.convert, or use loss_scale=None"
-                )
-        self._heads_checked = True
-
     def _begin_backward(self, losses: Sequence[NDArray]) -> None:
-        self._check_heads(losses)
+        if not self._heads_checked and self.loss_scale != 1.0:
+            refuse_unscaled_heads(losses, self.loss_scale)
+            self._heads_checked = True
         phase = self._phase
         if phase.unscaled or phase.clipped:
             raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then go on")
@@ -332,18 +305,9 @@ class Trainer(StepView, gluon.Trainer):
     def _reduce_once(self) -> None:
         if not self._phase.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
-                self._clear_stale()
+                fresh.clear_stale(self._params)
             self._allreduce_grads()
             self._phase.reduced = True
-
-    def _clear_stale(self) -> None:
-        """Where only some devices ran a parameter, what the others hold is of an earlier step: no part of the sum."""
-        for param in self._params:
-            if param.grad_req != "null":
-                fresh = [data._fresh_grad for data in param._check_and_get(param._data, list)]
-                if any(fresh) and not all(fresh):
-                    for grad in (g for g, ok in zip(param.list_grad(), fresh) if not ok):
-                        grad[:] = 0
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
         super()._init_optimizer(optimizer, optimizer_params)
@@ -357,71 +321,39 @@ class Trainer(StepView, gluon.Trainer):
 
     def _init_kvstore(self) -> None:
         super()._init_kvstore()
-        if self._kvstore is not None and "async" in self._kvstore.type:
-            raise ValueError(_NO_ASYNC)
+        check_kvstore(self._kvstore)
 
     def _init_params(self) -> None:
         ready = [p for p in self._params_to_init if not p._deferred_init]
         super()._init_params()
         if self._distributed:
-            self._share_initial(ready)
-
-    def _share_initial(self, params: Sequence[gluon.Parameter]) -> None:
-        """Wait until this worker holds rank 0's values, masters included, before it pushes anything.
-
-        MXNet broadcasts without waiting, and workers diverged in most runs. Synchronizes.
-        """
-        for param in params:
-            if isinstance(param, LowParameter):
-                masters = param.masters()
-                self._kvstore.broadcast(len(self._params) + self._param2idx[param.name], masters[0], masters)
-                for master, low in zip(masters, param._data):
-                    publish(master, low)
-        for param in params:
-            for array in param._data:
-                array.wait_to_read()
-
-    def _live(self, ignore_stale: bool) -> list[tuple[int, int, NDArray, NDArray]]:
-        """Index, device, weight and gradient of everything to update; stale gradients are left out.
-
-        Raises ``UserWarning`` on a stale one unless ``ignore_stale``, as ``gluon.Trainer`` does.
-        """
-        live = []
-        for i, param in enumerate(self._params):
-            if param.grad_req == "null":
-                continue
-            for k, (data, grad) in enumerate(zip(param._check_and_get(param._data, list), param.list_grad())):
-                if data._fresh_grad:
-                    live.append((i, k, data, grad))
-                elif not ignore_stale:
-                    raise UserWarning(
-                        f"Gradient of Parameter `{param.name}` on context {data.context} has not been updated by "
-                        "backward since last `step`. If only a part of the net was used on purpose, call step with "
-                        "ignore_stale_grad=True"
-                    )
-        return live
-
-    def _gradients(self, ignore_stale: bool) -> list[Gradient]:
-        return [Gradient(self._params[i].name, grad.as_nd_ndarray()) for i, _, _, grad in self._live(ignore_stale)]
+            share_initial(
+                self._kvstore,
+                {
+                    len(self._params) + self._param2idx[p.name]: (p.masters(), p._data)
+                    for p in ready
+                    if isinstance(p, LowParameter)
+                },
+                [array for p in ready for array in p._data],
+            )
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        live = self._live(ignore_stale_grad)
+        live = fresh.live(self._params, ignore_stale=ignore_stale_grad)
         factor = self._phase.clip / (1.0 if self._phase.unscaled else self.loss_scale)
 
         def apply() -> None:
             with rescaled(self._optimizer, factor):
                 for k, updater in enumerate(self._updaters):
-                    mine = [(i, grad, data) for i, device, data, grad in live if device == k]
+                    mine = [item for item in live if item.device == k]
                     if mine:
-                        updater(*map(list, zip(*mine)))
+                        updater([m.index for m in mine], [m.grad for m in mine], [m.data for m in mine])
 
-        named = [Gradient(self._params[i].name, grad.as_nd_ndarray()) for i, _, _, grad in live]
         try:
             if live:
-                self._state.run(named, apply, self._running())
+                self._state.run([item.gradient for item in live], apply, self._running())
         finally:
-            for _, _, data, _ in live:
-                data._fresh_grad = False
+            for item in live:
+                item.data._fresh_grad = False
             self._phase = _Phase()
 
     def _running(self) -> RunningStatistics | None:
@@ -436,14 +368,6 @@ class Trainer(StepView, gluon.Trainer):
             self._statistics = RunningStatistics(items) if items else None
         return self._statistics
 
-    def _check_parameters(self) -> None:
-        for param in self._params:
-            if param._stype != "default":
-                raise ValueError(
-                    f"Parameter {param.name!r} has {param._stype} weights, which MXNet updates on the kvstore only, "
-                    "before any check: use dense weights (sparse_grad=False)"
-                )
-
 
 class _Phase:
     """Where between two steps we are."""
@@ -454,23 +378,3 @@ class _Phase:
         self.unscaled = False
         self.clipped = False
         self.clip = 1.0
-
-
-_NO_ASYNC = "kvstore 'dist_async' applies each worker's gradients on the server, before any check: use 'dist_sync'"
-
-
-def _check_arguments(kvstore: Any, compression: Any, update_on_kvstore: Any) -> None:
-    if update_on_kvstore:
-        raise ValueError(
-            "update_on_kvstore=True applies gradients before they are checked, so an overflow would reach the "
-            "weights: leave it None or False"
-        )
-    if compression is not None:
-        raise ValueError(
-            f"compression_params={compression!r}: 2-bit compression compares scaled gradients with its threshold, "
-            "which loses its meaning whenever the scale changes; leave it None (float16 parameters already halve "
-            "the traffic)"
-        )
-    kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
-    if "async" in kind:
-        raise ValueError(_NO_ASYNC)

@@ -15,7 +15,7 @@ PACKAGE = Path(mxmp.__file__).parent
 # A module imports modules further up only.
 ORDER = [
     *("policy", "rules", "graph", "plan", "rewrite", "lower", "heads"),
-    *("scaler", "gradients", "running", "masters", "step", "layouts", "states"),
+    *("scaler", "gradients", "fresh", "running", "masters", "step", "layouts", "states", "kvstores"),
     *("gluon", "trainer", "estimator", "symbolic", "module", "bucketing"),
     *("diagnose", "__main__", "__init__"),
 ]
