@@ -17,11 +17,11 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
+from imagenet_common.command import run
 from imagenet_common.data import Batch, open_records, train_batches, val_batches
 from imagenet_common.errors import UserError
 from imagenet_common.network import build_network, devices, last_line, load
-from imagenet_common.options import parse_options
-from imagenet_common.results import finish, log, log_epoch, start_log, summarize
+from imagenet_common.results import log, log_epoch, summarize
 from imagenet_common.schedule import learning_rate_schedule
 from imagenet_common.targets import Targets
 from tqdm import tqdm
@@ -214,14 +214,7 @@ def train(options: argparse.Namespace) -> Dict[str, Any]:
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Runs the command line; bad input is one line on stderr and status 2."""
     os.environ.setdefault("MXNET_SUBGRAPH_BACKEND", "NONE")  # MXNet's own fusion is wrong on some residual networks
-    try:
-        options = parse_options(__doc__.splitlines()[0], arguments)
-        start_log(options)
-        finish(train(options), options)
-    except (UserError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run(__doc__.splitlines()[0], train, arguments)
 
 
 if __name__ == "__main__":
