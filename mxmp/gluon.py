@@ -23,8 +23,9 @@ from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 from mxnet.gluon.block import _flatten
 from mxnet.ndarray import NDArray
 
+from .block import LowOp, QuietHooks
 from .graph import Graph
-from .heads import SCALE_NAME, HeadScale, scale_heads
+from .heads import HeadScale, scale_heads
 from .lower import device_of, low_graph
 from .masters import LowParameter, store_full, store_low
 from .plan import Plan, check_policy
@@ -158,7 +159,7 @@ class Conversion:
 class _Built:
     """One block's graph for one training mode and input structure, as MXNet's block wants it."""
 
-    cached_op: _LowOp
+    cached_op: LowOp
     cached_op_args: list
     cached_graph: tuple
     in_format: Any
@@ -176,6 +177,8 @@ class _Key(NamedTuple):
 
 class _Door:
     """The forward pre-hook of one block: puts the right low-precision graph in place for the call."""
+
+    quiet = True  # for QuietHooks
 
     def __init__(self, conversion: Conversion, is_root: bool) -> None:
         self.conversion = conversion
@@ -209,7 +212,7 @@ class _Door:
         hooks = block._forward_pre_hooks
         for key in [k for k, hook in hooks.items() if hook is self]:
             del hooks[key]
-        if isinstance(hooks, _QuietHooks):
+        if isinstance(hooks, QuietHooks):
             block._forward_pre_hooks = OrderedDict(hooks)
         if self._user_active is not None:
             block._active = self._user_active
@@ -247,7 +250,7 @@ class _Door:
         scaled = scale_heads(graph)
         low = graph.to_symbol()
         names = low.list_inputs()
-        op = _LowOp(low, names, symbol.list_inputs(), [d.name for d in data], block._flags)
+        op = LowOp(low, names, symbol.list_inputs(), [d.name for d in data], block._flags)
         if scaled:
             op.head_scale = self.conversion.head_scale
         flat = [a for a in _flatten(args, "input")[0] if a is not None]
@@ -277,46 +280,9 @@ class _Door:
             frame = frame.f_back
 
 
-class _LowOp:
-    """Stands in ``_cached_op``: MXNet's CachedOp on the low graph, called with the FP32 graph's inputs."""
-
-    def __init__(self, low: mx.sym.Symbol, names: list, given: list, data: list, flags: list) -> None:
-        position = {name: i for i, name in enumerate(given)}
-        self._order = [position.get(name) for name in names]
-        self.head_scale: HeadScale | None = None
-        self._op = mx.nd.CachedOp(
-            low,
-            [
-                ("data_indices", [i for i, name in enumerate(names) if name in data or name == SCALE_NAME]),
-                ("param_indices", [i for i, name in enumerate(names) if name not in data and name != SCALE_NAME]),
-                *flags,
-            ],
-        )
-
-    def __call__(self, *inputs: NDArray) -> Any:
-        if self.head_scale is not None:
-            scale = self.head_scale.array(inputs[0].ctx)
-            return self._op(*(scale if i is None else inputs[i] for i in self._order))
-        return self._op(*(inputs[i] for i in self._order if i is not None))
-
-    def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
-        self._op._register_op_hook(callback, monitor_all)
-
-
-class _QuietHooks(OrderedDict):
-    """Hooks of a block that has only ours: false, or ``hybridize`` warns that a hook is lost.
-
-    MXNet reads ``active and hooks or pre_hooks`` there, a precedence slip that ``hybridize(False)``
-    meets as well.
-    """
-
-    def __bool__(self) -> bool:
-        return any(not isinstance(hook, _Door) for hook in self.values())
-
-
 def _attach(block: HybridBlock, door: _Door) -> None:
     if not block._forward_pre_hooks:
-        block._forward_pre_hooks = _QuietHooks()
+        block._forward_pre_hooks = QuietHooks()
     block.register_forward_pre_hook(door)
     block._clear_cached_op()
 

@@ -13,18 +13,19 @@ from typing import Any, Iterator
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from . import states
 from .gradients import Gradient
 from .graph import Graph
 from .heads import SCALE_NAME, scale_heads
 from .kvstores import check_kvstore, refuse_compression, refuse_sparse_weight
 from .lower import device_of, low_graph
-from .masters import Updater, publish, share_initial, take_over
+from .masters import Updater, share_initial, take_over
+from .module_states import load, save
 from .plan import check_policy
 from .policy import Policy, as_policy
 from .rewrite import declare_full
 from .running import RunningStatistics
 from .scaler import as_scaler
+from .states import replacing
 from .step import ScaledStep, StepView, rescaled
 
 __all__ = ["Module"]
@@ -314,7 +315,7 @@ class Module(StepView, mx.mod.Module):
         self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
     ) -> None:
         """Plain FP32 files that ``mx.mod.Module.load`` opens without mxmp; each appears whole or not at all."""
-        with states.replacing(f"{prefix}-symbol.json") as path:
+        with replacing(f"{prefix}-symbol.json") as path:
             self._symbol.save(path, remove_amp_cast=remove_amp_cast)
         self.save_params(f"{prefix}-{epoch:04d}.params")
         if save_optimizer_states:
@@ -322,20 +323,12 @@ class Module(StepView, mx.mod.Module):
         self.logger.info("Saved checkpoint %s-%04d", prefix, epoch)
 
     def save_params(self, fname: str) -> None:
-        with states.replacing(fname) as path:
+        with replacing(fname) as path:
             super().save_params(path)
 
     def save_optimizer_states(self, fname: str) -> None:
         """Optimizer states, masters, scaler and counters, for ``load_optimizer_states``."""
-        devices = len(self._context)
-        found = states.collect(
-            self._state.state_dict(),
-            self._optimizer,
-            {key // devices: state for key, state in self._updater.states.items() if key % devices == 0},
-            {self._param_names.index(name): masters[0] for name, masters in self._core.masters.items()},
-            self._shapes(),
-        )
-        states.write(fname, found._replace(progress=_rekey(found.progress, lambda key: key // devices)))
+        save(self, fname)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Continue from ``save_optimizer_states``, on any number of devices.
@@ -345,29 +338,7 @@ class Module(StepView, mx.mod.Module):
         ValueError
             The file is damaged, or of other parameters or another optimizer; nothing has changed.
         """
-        devices = len(self._context)
-        found = states.read(fname)
-        commit = states.apply_states(found, self._optimizer, self._shapes(), [c.device_id for c in self._context])
-        if found.step is not None:
-            self._state.load_state_dict(found.step)
-        commit()
-        _spread(self._optimizer, devices)
-        self._updater.states = {
-            index * devices + k: states.to_device(state, ctx)
-            for index, state in found.states.items()
-            for k, ctx in enumerate(self._context)
-        }
-        self._updater.states_synced = dict.fromkeys(self._updater.states, True)
-        arrays = dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
-        for index, value in found.masters.items():
-            name = self._param_names[index]
-            for master, low in zip(self._core.masters.get(name, ()), arrays[name]):
-                master[:] = mx.nd.array(value)
-                publish(master, low)
-        self._params_dirty = True
-
-    def _shapes(self) -> list[tuple]:
-        return [self._arg_params[name].shape for name in self._param_names]
+        load(self, fname)
 
 
 class Core:
@@ -394,23 +365,3 @@ def _environment(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def _rekey(progress: dict, new: Any) -> dict:
-    """Progress of an optimizer with the keys of its per-weight entries changed."""
-    out = {}
-    for name, value in progress.items():
-        if name == "_all_index_update_counts":
-            value = {device: {new(k): n for k, n in counts.items()} for device, counts in value.items()}
-        elif isinstance(value, dict) and value and all(isinstance(k, int) for k in value):
-            value = {new(k): v for k, v in value.items()}
-        out[name] = value
-    return out
-
-
-def _spread(optimizer: mx.optimizer.Optimizer, devices: int) -> None:
-    """Module numbers weight ``i`` on device ``k`` as ``i * devices + k``."""
-    counts: dict = next(iter(optimizer._all_index_update_counts.values()), {})
-    wide = {i * devices + k: n for i, n in counts.items() for k in range(devices)}
-    optimizer._all_index_update_counts = {d: dict(wide) for d in optimizer._all_index_update_counts}
-    optimizer._index_update_count = optimizer._all_index_update_counts[0]

@@ -16,10 +16,10 @@ PACKAGE = Path(mxmp.__file__).parent
 ORDER = [
     *("policy", "rules", "graph", "plan", "rewrite", "lower", "heads"),
     *("scaler", "gradients", "fresh", "running", "masters", "step", "layouts", "states", "kvstores"),
-    *("gluon", "trainer", "estimator", "symbolic", "module", "bucketing"),
+    *("block", "gluon", "trainer", "estimator", "symbolic", "module_states", "module", "bucketing"),
     *("diagnose", "__main__", "__init__"),
 ]
-DOORS = [{"gluon", "trainer", "estimator"}, {"symbolic", "module", "bucketing"}]
+DOORS = [{"block", "gluon", "trainer", "estimator"}, {"symbolic", "module_states", "module", "bucketing"}]
 WITHOUT_MXNET = ["policy", "rules", "scaler"]
 
 
