@@ -29,6 +29,7 @@ __all__ = [
     "BFLOAT16_CPU",
     "BFLOAT16_CPU_EXCEPT",
     "BFLOAT16_CPU_SLOW",
+    "CUDA_BUILD_ONLY",
     "REFUSED",
     "RULES",
     "Kind",
@@ -625,7 +626,7 @@ _rows(
 _rows(
     Kind.NORM,
     "batch statistics in FP32 (ICLR 2018, 3.3); kernels take low-precision data beside FP32 gamma and beta",
-    "BatchNorm _npx_batch_norm _contrib_BatchNormWithReLU",
+    "BatchNorm _npx_batch_norm _contrib_BatchNormWithReLU CuDNNBatchNorm",
     keep=(1, 2, 3, 4),
     keep_outputs=(1, 2),
 )
@@ -718,7 +719,7 @@ _rows(
     """_contrib_MultiBoxPrior _npx_multibox_prior _contrib_MultiBoxTarget _npx_multibox_target
     _contrib_MultiBoxDetection _npx_multibox_detection _contrib_Proposal _contrib_MultiProposal
     _contrib_box_iou _contrib_box_nms _contrib_box_non_maximum_suppression _contrib_box_encode
-    _contrib_box_decode""",
+    _contrib_box_decode _contrib_mrcnn_mask_target""",
 )
 _rows(
     Kind.ALONE,
@@ -821,7 +822,7 @@ _rows(
 _rows(
     Kind.ALONE,
     "part of MXNet's own machinery, never a node of a user's graph",
-    "_CachedOp _CachedOpThreadSafe _NoGradient",
+    "_CachedOp _CachedOpThreadSafe _NoGradient _FusedOp _FusedOpHelper _FusedOpOutHelper",
 )
 _rows(
     Kind.ALONE,
@@ -928,6 +929,11 @@ _rows(
     Kind.ALONE,
     "a fused oneDNN subgraph, made for FP32 or 8-bit inference after all casts are in place",
     "_sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt",
+)
+
+# Registered by MXNet's CUDA build only.
+CUDA_BUILD_ONLY = frozenset(
+    ["CuDNNBatchNorm", "_FusedOp", "_FusedOpHelper", "_FusedOpOutHelper", "_contrib_mrcnn_mask_target"]
 )
 
 # -- Kernel facts -----------------------------------------------------------------------------------

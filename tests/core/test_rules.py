@@ -19,6 +19,7 @@ from mxnet.base import _LIB, check_call
 from mxmp.rules import (
     BFLOAT16_CPU,
     BFLOAT16_CPU_EXCEPT,
+    CUDA_BUILD_ONLY,
     RULES,
     Kind,
     Rule,
@@ -73,7 +74,7 @@ def without_rule(names: Iterable[str]) -> list[str]:
 
 
 def test_every_registered_forward_operator_has_a_rule():
-    assert len(FORWARD) == 892
+    assert len(set(FORWARD) - CUDA_BUILD_ONLY) == 892
     assert without_rule(FORWARD) == []
     assert without_rule([*FORWARD, "made_up_operator"]) == ["made_up_operator"]
 
@@ -87,7 +88,7 @@ def test_every_registered_backward_operator_resolves_to_alone():
 
 
 def test_the_table_names_only_operators_that_mxnet_has():
-    assert set(RULES) - set(FORWARD) == set()
+    assert set(RULES) - set(FORWARD) <= CUDA_BUILD_ONLY
     assert set(RULES) >= BFLOAT16_CPU
     assert set(BFLOAT16_CPU_EXCEPT) <= BFLOAT16_CPU
 
@@ -102,8 +103,8 @@ def test_every_reason_is_one_specific_line():
 
 
 def test_positions_are_among_the_operators_inputs():
-    for name, rule in RULES.items():
-        op = FORWARD[name]
+    for name, op in FORWARD.items():
+        rule = RULES[name]
         if not op.variadic:
             assert all(0 <= position < len(op.inputs) for position in rule.keep + rule.params), name
 
@@ -139,7 +140,8 @@ def test_exceptions_and_scalars_name_real_attributes_and_no_exception_holds_a_de
         default = re.search(r"default='(.*)'", declared)
         assert all(f"'{value}'" in declared for value in when.values), (name, when)
         assert default is None or default.group(1) not in when.values, (name, when)
-    for name, rule in RULES.items():
+    for name in FORWARD:
+        rule = RULES[name]
         assert set(rule.scalars) <= set(FORWARD[name].attrs), name
 
 
