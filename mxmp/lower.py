@@ -152,7 +152,7 @@ def _reblock(norm: Node) -> None:
 
     Casts leave the plain layout, in which BatchNorm is five times slower. A depthwise convolution with
     ones copies every value as it is, forward and backward, into the blocked one: a ResNet-50 step took
-    1.93 times FP32's instead of 2.08.
+    1.93 times FP32's instead of 2.08 (on noise).
     """
     widened = norm.inputs[0]
     rounded = widened.node.inputs[0] if is_ours(widened.node) else widened
