@@ -1,8 +1,16 @@
 """Fixtures that every test may use."""
 
+import os
+
 import mxnet as mx
 import numpy as np
 import pytest
+from hypothesis import settings
+
+# Continuous integration tries the same examples every time; at home each run tries new ones.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("home", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 
 def pytest_collection_modifyitems(items):
