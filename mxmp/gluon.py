@@ -164,8 +164,7 @@ class _Built:
     cached_graph: tuple
     in_format: Any
     out_format: Any
-    device: str
-    parameters: dict[str, Parameter]
+    plan: Plan
     shapes: dict[str, tuple]
 
 
@@ -260,8 +259,7 @@ class _Door:
             block._cached_graph,
             block._in_format,
             block._out_format,
-            device,
-            params,
+            plan,
             {variable.name: array.shape for variable, array in zip(data, flat)},
         )
 

@@ -12,7 +12,6 @@ from .graph import Entry, Graph, Node
 from .plan import Plan, decide
 from .policy import Policy
 from .rewrite import FULL, MARK, Rewritten, insert_casts, is_ours, strip
-from .rules import rule_of
 
 __all__ = ["device_of", "low_graph", "lower"]
 
@@ -53,7 +52,7 @@ def low_graph(
 
 @lru_cache(maxsize=None)
 def _warn_of_slow_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> None:
-    """Once: without its instructions bfloat16 is emulated by oneDNN, several times slower than FP32."""
+    """Once: without its instructions oneDNN emulates bfloat16 in FP32 ones."""
     try:
         with open(cpuinfo) as file:
             known = file.read()
@@ -61,7 +60,7 @@ def _warn_of_slow_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> None:
         return
     if "flags" in known and not ("avx512_bf16" in known or "amx_bf16" in known):
         warnings.warn(
-            "this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is slower than FP32 here; it computes the same",
+            "this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is emulated: expect no gain over FP32",
             stacklevel=4,
         )
 
@@ -70,8 +69,8 @@ def lower(rewritten: Rewritten) -> Graph:
     """The graph that runs on ``rewritten.plan.device``; takes ``rewritten.graph`` over.
 
     - float16 on a GPU: as it is; every low-precision node is a native kernel.
-    - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does without leaving its blocked
-      memory layout.
+    - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does; ``Cast`` truncates to bfloat16
+      instead of rounding, and is slower.
     - float16 on a CPU: emulated, see ``_emulate``.
     """
     plan = rewritten.plan
@@ -126,15 +125,15 @@ def _emulate(rewritten: Rewritten) -> Graph:
         low = decision if decision is not None and decision.low else None
         alone = all(len(readers[entry]) == 1 for entry in node.inputs)
         for position, entry in enumerate(node.inputs):
-            if low and position not in low.keep and entry not in wide:
+            if low and position not in low.rule.keep and entry not in wide:
                 node.inputs[position] = _widen(half.get(entry, entry), node, position)
             else:
                 node.inputs[position] = half.get(entry, entry)
         if not low:
             continue
-        exact = alone and rule_of(node.op).exact
+        exact = alone and low.rule.exact
         for entry in outputs.get(node, ()):
-            if entry.index in low.keep_outputs:
+            if entry.index in low.rule.keep_outputs:
                 continue
             if exact and entry not in heads and _one_fp32_reader(readers[entry]):
                 wide.add(entry)

@@ -23,7 +23,7 @@ from .module_states import load, save
 from .plan import check_policy
 from .policy import Policy, as_policy
 from .rewrite import declare_full
-from .running import RunningStatistics
+from .running import RunningStatistics, watching
 from .scaler import as_scaler
 from .states import replacing
 from .step import ScaledStep, StepView, rescaled
@@ -163,7 +163,7 @@ class Module(StepView, mx.mod.Module):
     def _sync_params_from_devices(self) -> None:
         low = {name: self._arg_params[name].copy() for name in self._core.low_names}
         super()._sync_params_from_devices()
-        arrays = dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
+        arrays = self._arrays()
         for name, value in low.items():
             masters = self._core.masters.get(name)
             if masters is None:
@@ -173,6 +173,10 @@ class Module(StepView, mx.mod.Module):
                 take_over(master, array)
             total = mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in masters))
             self._arg_params[name][:] = total / len(masters)
+
+    def _arrays(self) -> dict[str, list[NDArray]]:
+        """What the executors compute with: by parameter, one array per device."""
+        return dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
 
     # -- optimizer ----------------------------------------------------------------------------------
 
@@ -194,15 +198,15 @@ class Module(StepView, mx.mod.Module):
             self.logger.warning("optimizer already initialized, ignoring...")
             return
         check_kvstore(kvstore)
-        for name, arrays in zip(self._exec_group.param_names, self._exec_group.param_arrays):
-            refuse_sparse_weight(name, arrays[0].stype)
+        arrays = self._arrays()
+        for name, copies in arrays.items():
+            refuse_sparse_weight(name, copies[0].stype)
         if self._params_dirty:
             self._sync_params_from_devices()
         preload, self._preload_opt_states = self._preload_opt_states, None
         # Only so does MXNet leave the update to us, dist_sync included.
         with _environment("MXNET_UPDATE_ON_KVSTORE", "0"), self._keys_as_gradients():
             super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
-        arrays = dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
         self._core.masters = {
             name: [self._arg_params[name].as_in_context(a.ctx).copy() for a in copies]
             for name, copies in arrays.items()  # in one order on all workers, who number their keys by it
@@ -304,10 +308,7 @@ class Module(StepView, mx.mod.Module):
     def _watch_statistics(self) -> None:
         group = self._exec_group
         items = [Gradient(n, a) for n, arrays in zip(group.aux_names, group.aux_arrays) for a in arrays]
-        if not items:
-            self._statistics = None
-        elif self._statistics is None or not self._statistics.covers([i.array for i in items]):
-            self._statistics = RunningStatistics(items)
+        self._statistics = watching(self._statistics, items)
 
     # -- files --------------------------------------------------------------------------------------
 

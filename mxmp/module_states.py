@@ -43,7 +43,7 @@ def load(module: mx.mod.Module, fname: str) -> None:
         for k, ctx in enumerate(module._context)
     }
     module._updater.states_synced = dict.fromkeys(module._updater.states, True)
-    arrays = dict(zip(module._exec_group.param_names, module._exec_group.param_arrays))
+    arrays = module._arrays()
     for index, value in found.masters.items():
         name = module._param_names[index]
         for master, low in zip(module._core.masters.get(name, ()), arrays[name]):

@@ -29,12 +29,11 @@ _WEIGHT_SLOTS = {
 
 @dataclass(frozen=True)
 class Decision:
-    """One node's precision. ``keep``/``keep_outputs``: positions that stay FP32 in a low node."""
+    """One node's precision, why, and the rule that says which inputs and outputs stay FP32 in a low node."""
 
     low: bool
     reason: str
-    keep: tuple[int, ...] = ()
-    keep_outputs: tuple[int, ...] = ()
+    rule: Rule
 
 
 @dataclass
@@ -53,12 +52,12 @@ class Plan:
         decision = self.decisions.get(entry.node)
         if decision is None:
             return entry.node in self.low_variables
-        return decision.low and entry.index not in decision.keep_outputs
+        return decision.low and entry.index not in decision.rule.keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
         """Whether ``node`` reads its input at ``position`` in the compute dtype."""
         decision = self.decisions[node]
-        return decision.low and position not in decision.keep
+        return decision.low and position not in decision.rule.keep
 
     @property
     def num_low(self) -> int:
@@ -125,17 +124,18 @@ def decide(
     foreign: dict[Node, str] = {}
     heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
     for node in graph.nodes():
-        excluded.see(node.name)
+        unwanted = excluded.match(node.name)
         rule = None if node.is_variable else _rule(node.op, policy)
         reason = _foreign(node, rule, foreign)
         if reason:
             foreign[node] = reason
         if rule is None:
             continue
-        fixed = reason or excluded.reason(node.name)
+        fixed = reason or unwanted
         if node in heads:
             fixed = fixed or "a head with several outputs keeps its names only without casts"
-        plan.decisions[node] = Decision(False, fixed) if fixed else _by_rule(node, rule, plan)
+        low, why = (False, fixed) if fixed else _by_rule(node, rule, plan)
+        plan.decisions[node] = Decision(low, why, rule)
     plan.unmatched = excluded.unmatched()
     if plan.stores_low:
         plan.low_variables = _low_variables(graph, plan, foreign, parameters)
@@ -151,22 +151,23 @@ def _rule(op: str, policy: Policy) -> Rule:
     return rule_of(op)
 
 
-def _by_rule(node: Node, rule: Rule, plan: Plan) -> Decision:
+def _by_rule(node: Node, rule: Rule, plan: Plan) -> tuple[bool, str]:
+    """Whether a node that nothing else fixes computes low, and why."""
     policy = plan.policy
     kind, reason = rule.resolve(node.attrs, policy.compute)
     if node.op in policy.full_ops:
-        return Decision(False, "named in the policy's full_ops")
+        return False, "named in the policy's full_ops"
     if node.op in policy.low_ops:
         kind, reason = Kind.LOW, "named in the policy's low_ops"
     if kind is Kind.NORM:
         if policy.norm == "float32":
-            return Decision(False, reason)
+            return False, reason
         kind = Kind.FOLLOW
     if kind not in (Kind.LOW, Kind.FOLLOW):
-        return Decision(False, reason)
+        return False, reason
     missing = missing_kernel(node.op, node.attrs, policy.compute, plan.device)
     if missing:
-        return Decision(False, missing)
+        return False, missing
     if kind is Kind.FOLLOW:
         votes = [
             plan.is_low(entry)
@@ -174,8 +175,8 @@ def _by_rule(node: Node, rule: Rule, plan: Plan) -> Decision:
             if position not in rule.keep and position not in rule.params
         ]
         if not votes or not all(votes):
-            return Decision(False, "follows its inputs, and one of them is FP32" if votes else reason)
-    return Decision(True, reason, rule.keep, rule.keep_outputs)
+            return False, "follows its inputs, and one of them is FP32" if votes else reason
+    return True, reason
 
 
 def _foreign(node: Node, rule: Rule | None, foreign: dict[Node, str]) -> str:
@@ -219,16 +220,11 @@ class _Patterns:
         self._compiled = [(p, re.compile(f"{translate(p)}|{translate(p + '_*')}")) for p in patterns]
         self._matched: set[str] = set()
 
-    def see(self, name: str) -> None:
-        for pattern, compiled in self._compiled:
-            if compiled.match(name):
-                self._matched.add(pattern)
-
-    def reason(self, name: str) -> str:
-        for pattern, compiled in self._compiled:
-            if compiled.match(name):
-                return f"excluded by {pattern!r}"
-        return ""
+    def match(self, name: str) -> str:
+        """Why ``name`` is excluded, or an empty string."""
+        found = [pattern for pattern, compiled in self._compiled if compiled.match(name)]
+        self._matched.update(found)
+        return f"excluded by {found[0]!r}" if found else ""
 
     def unmatched(self) -> tuple[str, ...]:
         return tuple(p for p, _ in self._compiled if p not in self._matched)

@@ -14,7 +14,7 @@ from mxnet.ndarray import NDArray
 
 from .gradients import Gradient, Scalars, square_sums
 
-__all__ = ["RunningStatistics"]
+__all__ = ["RunningStatistics", "watching"]
 
 
 class RunningStatistics:
@@ -27,16 +27,16 @@ class RunningStatistics:
     """
 
     def __init__(self, arrays: Sequence[Gradient]) -> None:
+        self._watched = [item.array for item in arrays]
         self._devices: dict[mx.Context, list[Gradient]] = {}
-        for item in arrays:
-            self._devices.setdefault(item.array.ctx, []).append(item)
+        for name, array in arrays:
+            self._devices.setdefault(array.ctx, []).append(Gradient(name, array.as_nd_ndarray()))
         self._pending: dict[mx.Context, NDArray] = {}
         self._kept = {ctx: _sound(_joined(items), items) for ctx, items in self._devices.items()}
 
     def covers(self, arrays: Sequence[NDArray]) -> bool:
-        """Whether these are the very arrays that are watched."""
-        mine = [item.array for items in self._devices.values() for item in items]
-        return len(mine) == len(arrays) and {id(a) for a in mine} == {id(a) for a in arrays}
+        """Whether these are the very arrays that are watched, in their order."""
+        return len(self._watched) == len(arrays) and all(a is b for a, b in zip(self._watched, arrays))
 
     def sums(self, after: Scalars) -> Scalars:
         """Copy the statistics as they are now; their sums of squares, one per device.
@@ -72,6 +72,15 @@ class RunningStatistics:
                     item.array[:] = mx.nd.where(finite, item.array, kept)
                     start += size
             self._pending = {}
+
+
+def watching(current: RunningStatistics | None, arrays: Sequence[Gradient]) -> RunningStatistics | None:
+    """``current`` if it watches these very arrays, else a new one; None where there are none."""
+    if not arrays:
+        return None
+    if current is not None and current.covers([item.array for item in arrays]):
+        return current
+    return RunningStatistics(arrays)
 
 
 def _sound(flat: NDArray, items: Sequence[Gradient]) -> NDArray:

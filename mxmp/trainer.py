@@ -18,7 +18,7 @@ from .heads import check_loss, head_gradient, refuse_unscaled_heads
 from .kvstores import check_kvstore, refuse_compression, refuse_sparse_weight
 from .layouts import for_weight
 from .masters import LowParameter, Updater, master_of, share_initial
-from .running import RunningStatistics
+from .running import RunningStatistics, watching
 from .scaler import as_scaler
 from .step import ScaledStep, StepView, rescaled
 
@@ -79,7 +79,6 @@ class Trainer(StepView, gluon.Trainer):
         self._phase = _Phase()
         self._heads_checked = False
         self._statistics: RunningStatistics | None = None
-        self._watched: list[NDArray] = []
         super().__init__(params, optimizer, optimizer_params, kvstore=kvstore, update_on_kvstore=False)
         for param in self._params:
             refuse_sparse_weight(param.name, param._stype)
@@ -361,11 +360,8 @@ class Trainer(StepView, gluon.Trainer):
         found = {p.name: p for p in self._params if not p._differentiable}
         for conversion in self._conversions():
             found.update(conversion.statistics)
-        arrays = [(n, array) for n, p in found.items() if p._data is not None for array in p._data]
-        if len(arrays) != len(self._watched) or any(a is not b for (_, a), b in zip(arrays, self._watched)):
-            self._watched = [array for _, array in arrays]
-            items = [Gradient(n, array.as_nd_ndarray()) for n, array in arrays]
-            self._statistics = RunningStatistics(items) if items else None
+        items = [Gradient(n, array) for n, p in found.items() if p._data is not None for array in p._data]
+        self._statistics = watching(self._statistics, items)
         return self._statistics
 
 

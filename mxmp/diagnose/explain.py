@@ -15,7 +15,7 @@ from ..lower import device_of
 from ..plan import Plan, decide
 from ..policy import Policy, as_policy
 from ..rewrite import FULL, insert_casts, strip
-from ..rules import Kind, rule_of
+from ..rules import Kind
 from .render import render
 
 __all__ = ["CastReport", "Explanation", "GraphReport", "NodeReport", "explain"]
@@ -137,11 +137,12 @@ def explain(
         raise TypeError(f"explain takes a gluon Block or a Symbol, got {type(target).__name__}")
     if policy is not None or shapes:
         raise ValueError("policy and shapes are for Symbols: a net is explained as it was converted")
-    if not list(doors(target)):
+    if not any(doors(target)):
         raise ValueError(f"{target.name!r} is not converted: call mxmp.convert(net) first, or explain a Symbol")
-    if not list(_graphs(target)) and inputs:
-        target(*inputs)
     reports = tuple(_graphs(target))
+    if not reports and inputs:
+        target(*inputs)
+        reports = tuple(_graphs(target))
     if not reports:
         raise ValueError(f"{target.name!r} has no graph yet: call it once, or pass inputs to explain(net, x)")
     return Explanation(reports, tuple(_unconverted(target)))
@@ -150,9 +151,7 @@ def explain(
 def _graphs(net: Block) -> Iterator[GraphReport]:
     for block, door in doors(net):
         for key, built in door.graphs.items():
-            graph = Graph.from_symbol(built.cached_graph[1])
-            plan = decide(graph, door.conversion.policy, built.device, parameters=built.parameters)
-            yield _report(block.name, key.training, plan, built.shapes)
+            yield _report(block.name, key.training, built.plan, built.shapes)
 
 
 def _unconverted(net: Block) -> Iterator[str]:
@@ -179,7 +178,7 @@ def _report(name: str, training: bool | None, plan: Plan, shapes: dict) -> Graph
                     plan.policy.compute if decision.low else FULL,
                     decision.reason,
                     sum(entry.node in cast_inputs for entry in new.inputs),
-                    rule_of(old.op).kind is Kind.ALONE,
+                    decision.rule.kind is Kind.ALONE,
                 )
             )
     variables = [node for node in plan.graph.nodes() if node.is_variable]

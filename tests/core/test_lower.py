@@ -339,7 +339,7 @@ def test_the_shortcut_of_exact_operators_changes_no_bit(policy, monkeypatch):
     symbol = mixed()
     values = filled(symbol, data=(2, 3, 6, 6))
     short = mxmp.cast_symbol(symbol, policy)
-    monkeypatch.setattr(mxmp.lower, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
+    monkeypatch.setattr(mxmp.plan, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
     full = mxmp.cast_symbol(symbol, policy)
     assert len(nodes(short)) < len(nodes(full))
     assert_same_bits(by_symbol(short, values), by_symbol(full, values))
@@ -356,7 +356,7 @@ def test_the_shortcut_changes_no_bit_on_random_graphs(drawn):
         patch.setattr(mxmp.lower, "_reblock", lambda norm: None)
         for exact in (True, False):
             if not exact:
-                patch.setattr(mxmp.lower, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
+                patch.setattr(mxmp.plan, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
             low, _ = low_graph(Graph.from_symbol(symbol), Policy(), "cpu")
             results.append(by_symbol(low.to_symbol(), values))
     assert_same_bits(*results)

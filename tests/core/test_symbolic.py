@@ -9,6 +9,7 @@ from oracle import S, by_symbol, filled, nodes, sqnr
 
 import mxmp
 from mxmp import Policy
+from mxmp.rules import RULES
 
 FC = S.FullyConnected(S.relu(S.FullyConnected(S.var("data"), num_hidden=8, name="fc1")), num_hidden=3, name="fc2")
 SOFTMAX = S.SoftmaxOutput(FC, S.var("softmax_label"), name="softmax")
@@ -106,3 +107,15 @@ def test_control_flow_runs_between_casts(policy):
 def test_bad_input_is_named_with_what_is_allowed(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("field", ["low_ops", "full_ops"])
+def test_an_operator_without_a_rule_goes_where_the_policy_names_it(monkeypatch, field):
+    symbol = mx.sym.tanh(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="act")
+    monkeypatch.delitem(RULES, "tanh")
+    with pytest.raises(ValueError, match="no precision rule for operator 'tanh'"):
+        mxmp.cast_symbol(symbol)
+    policy = mxmp.Policy(**{field: ["tanh"]})
+    assert mxmp.cast_symbol(symbol, policy).list_outputs() == ["act_output"]
+    dtypes = {node.name: node.dtype for node in mxmp.explain(symbol, policy=policy).nodes}
+    assert dtypes == {"fc": "float16", "act": "float16" if field == "low_ops" else "float32"}
