@@ -13,15 +13,12 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
         "that it knows: pip install 'mxmp[cpu]' 'numpy<1.24', or pip install 'mxmp[cu112]' 'numpy<1.24' for CUDA 11.2"
     ) from error
 
-from .bucketing import BucketingModule
 from .diagnose import explain
-from .estimator import BatchProcessor
-from .gluon import convert, restore
-from .module import Module
+from .gluon import BatchProcessor, Trainer, convert, restore
 from .policy import Policy
-from .scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
-from .symbolic import cast_symbol
-from .trainer import Trainer
+from .precision.plan import Plan
+from .step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
+from .symbolic import BucketingModule, Module, cast_symbol
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,6 +27,7 @@ __all__ = [
     "DynamicLossScaler",
     "Module",
     "NoLossScaler",
+    "Plan",
     "Policy",
     "StaticLossScaler",
     "Trainer",

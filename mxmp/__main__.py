@@ -16,8 +16,8 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .diagnose import explain
+from .files import replacing
 from .policy import as_policy
-from .states import replacing
 from .symbolic import cast_symbol
 
 _HALF = "2"  # float16 in a variable's __dtype__

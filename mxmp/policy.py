@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Iterable
 from urllib.parse import quote, unquote
 
@@ -95,15 +95,20 @@ class Policy:
         if both:
             raise ValueError(f"Policy: {both} stand in low_ops and in full_ops; name each in one of them")
 
-    def __str__(self) -> str:
-        return ",".join(
-            f"{f.name}={_encode(getattr(self, f.name))}"
-            for f in fields(self)
-            if f.name == "compute" or getattr(self, f.name) != self._default(f.name)
-        )
+    def stores_low(self, device: str) -> bool:
+        """Whether parameters of low-precision operators are stored in float16 on ``"cpu"`` or ``"gpu"``."""
+        if self.params is not None:
+            return self.params == "float16"
+        return self.compute == "float16" and device == "gpu"
 
-    def _default(self, field: str) -> object:
-        return Policy(self.compute).norm if field == "norm" else _DEFAULTS[field]
+    def __str__(self) -> str:
+        plain = Policy(self.compute)
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return ",".join(
+            f"{name}={_encode(value)}"
+            for name, value in given.items()
+            if name == "compute" or value != getattr(plain, name)
+        )
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -138,9 +143,7 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
     more = _as_names("exclude", exclude)
     if not more:
         return policy
-    values = {f.name: getattr(policy, f.name) for f in fields(policy)}
-    values["exclude"] = tuple(dict.fromkeys(policy.exclude + more))
-    return Policy(values.pop("compute"), **values)
+    return replace(policy, exclude=tuple(dict.fromkeys(policy.exclude + more)))
 
 
 def _check_choice(field: str, value: object) -> None:
@@ -171,12 +174,3 @@ def _decode(field: str, value: str) -> object:
     if field in _LISTS:
         return tuple(unquote(name) for name in value.split(";") if name)
     return None if value == "None" else value
-
-
-_DEFAULTS = {
-    "params": None,
-    "output": "float32",
-    "exclude": (),
-    "low_ops": (),
-    "full_ops": (),
-}

@@ -16,7 +16,7 @@ import mxnet as mx
 import numpy as np
 
 import mxmp
-from mxmp.rules import RULES, Kind
+from mxmp.precision.rules import RULES, Kind
 
 NETWORKS = [
     "resnet18_v1b",

@@ -2,8 +2,8 @@
 
 python scripts/record_tensor_core.py [--output tests/data/tensor_core.npz]
 
-It needs PyTorch and an NVIDIA GPU of compute capability 7.0 or newer, and refuses without. tests/core/
-test_tensor_core.py then holds the CPU's emulation of float16 against the file.
+It needs PyTorch and an NVIDIA GPU of compute capability 7.0 or newer, and refuses without. tests/
+precision/test_tensor_core.py then holds the CPU's emulation of float16 against the file.
 
 The file, all arrays float16 but for the first:
 

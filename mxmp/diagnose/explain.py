@@ -1,73 +1,25 @@
-"""``explain``: per node the dtype and the reason, the casts, and what was left alone. Data only."""
+"""``explain``: per node the dtype and the reason, the casts, and what was left alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Iterable, Iterator
 
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..gluon import doors
-from ..graph import Entry, Graph
-from ..lower import device_of
-from ..plan import Plan, decide
+from ..gluon._mxnet import children
+from ..gluon.hook import hooks
 from ..policy import Policy, as_policy
-from ..rewrite import FULL, insert_casts, strip
-from ..rules import Kind
+from ..precision.casts import strip
+from ..precision.decide import decide
+from ..precision.devices import device_of
+from ..precision.graph import Graph
+from .measure import measure
 from .render import render
+from .report import GraphReport, NodeReport
 
-__all__ = ["CastReport", "Explanation", "GraphReport", "NodeReport", "explain"]
-
-_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
-
-
-@dataclass(frozen=True)
-class NodeReport:
-    """One operator: the dtype it computes in, why, and how many of its inputs are cast for it."""
-
-    name: str
-    op: str
-    dtype: str
-    reason: str
-    casts: int
-    left_alone: bool
-
-
-@dataclass(frozen=True)
-class CastReport:
-    """One cast: of which tensor, to which dtype. ``bytes``: read and written once, None without shapes."""
-
-    tensor: str
-    dtype: str
-    bytes: int | None
-
-
-@dataclass(frozen=True)
-class GraphReport:
-    """One graph: of a Symbol, or of one block for one training mode."""
-
-    name: str
-    training: bool | None
-    device: str
-    policy: Policy
-    nodes: tuple[NodeReport, ...]
-    casts: tuple[CastReport, ...]
-    low_params: tuple[str, ...]
-    full_params: tuple[str, ...]
-    unmatched: tuple[str, ...]
-
-    @property
-    def cast_bytes(self) -> int | None:
-        """Bytes that one forward moves for casts, None without shapes."""
-        sizes = [cast.bytes for cast in self.casts]
-        return None if None in sizes else sum(sizes)  # type: ignore[arg-type]
-
-    @property
-    def num_low(self) -> int:
-        """Operators that compute in the compute dtype."""
-        return sum(node.dtype == self.policy.compute for node in self.nodes)
+__all__ = ["Explanation", "explain"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +52,7 @@ class Explanation:
         return tuple(g for g in self.graphs if g.training) or self.graphs
 
     def __str__(self) -> str:
-        return render(self)
+        return render(self.graphs, self.unconverted)
 
 
 def explain(
@@ -132,12 +84,12 @@ def explain(
     if isinstance(target, mx.sym.Symbol):
         graph = strip(Graph.from_symbol(target))
         plan = decide(graph, as_policy(policy or "float16", exclude), device_of(ctx), keep_output_names=True)
-        return Explanation((_report(target.name or "symbol", None, plan, shapes),))
+        return Explanation((measure(target.name or "symbol", None, graph, plan, shapes),))
     if not isinstance(target, Block):
         raise TypeError(f"explain takes a gluon Block or a Symbol, got {type(target).__name__}")
     if policy is not None or shapes:
         raise ValueError("policy and shapes are for Symbols: a net is explained as it was converted")
-    if not any(doors(target)):
+    if not any(hooks(target)):
         raise ValueError(f"{target.name!r} is not converted: call mxmp.convert(net) first, or explain a Symbol")
     reports = tuple(_graphs(target))
     if not reports and inputs:
@@ -149,62 +101,17 @@ def explain(
 
 
 def _graphs(net: Block) -> Iterator[GraphReport]:
-    for block, door in doors(net):
-        for key, built in door.graphs.items():
-            yield _report(block.name, key.training, built.plan, built.shapes)
+    for block, hook in hooks(net):
+        for key, built in hook.graphs.items():
+            graph = strip(Graph.from_symbol(built.traced.graph[1]))
+            yield measure(block.name, key.training, graph, built.plan, built.shapes)
 
 
 def _unconverted(net: Block) -> Iterator[str]:
-    converted = {id(block) for block, _ in doors(net)}
+    converted = {id(block) for block, _ in hooks(net)}
     stack = [net]
     while stack:
         block = stack.pop()
         if id(block) not in converted:
             yield block.name
-            stack.extend(block._children.values())
-
-
-def _report(name: str, training: bool | None, plan: Plan, shapes: dict) -> GraphReport:
-    rewritten = insert_casts(plan)
-    cast_inputs = set(rewritten.casts)
-    nodes = []
-    for new, old in rewritten.source.items():
-        decision = plan.decisions.get(old)
-        if decision is not None:
-            nodes.append(
-                NodeReport(
-                    old.name,
-                    old.op,
-                    plan.policy.compute if decision.low else FULL,
-                    decision.reason,
-                    sum(entry.node in cast_inputs for entry in new.inputs),
-                    decision.rule.kind is Kind.ALONE,
-                )
-            )
-    variables = [node for node in plan.graph.nodes() if node.is_variable]
-    low = {node.name for node in plan.low_variables}
-    return GraphReport(
-        name,
-        training,
-        plan.device,
-        plan.policy,
-        tuple(nodes),
-        tuple(_casts(rewritten.casts, rewritten.graph, plan.policy.compute, shapes)),
-        tuple(sorted(low)),
-        tuple(node.name for node in variables if node.name not in low),
-        plan.unmatched,
-    )
-
-
-def _casts(casts: list, graph: Graph, compute: str, shapes: dict) -> Iterator[CastReport]:
-    sizes: list[int | None] = [None] * len(casts)
-    if casts and shapes:
-        symbol = Graph([Entry(c) for c in casts], graph.attrs, numpy=graph.numpy).to_symbol()
-        known = {k: v for k, v in shapes.items() if k in symbol.list_inputs()}
-        _, found, _ = symbol.infer_shape_partial(**known)
-        each = _ITEMSIZE[compute] + _ITEMSIZE[FULL]
-        sizes = [prod(shape) * each if shape and all(shape) else None for shape in found]
-    for cast, size in zip(casts, sizes):
-        entry = cast.inputs[0]
-        suffix = f"[{entry.index}]" if entry.index else ""
-        yield CastReport(entry.node.name + suffix, cast.attrs["dtype"], size)
+            stack.extend(children(block))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Iterable
+from typing import Iterable, Sequence
 
-if TYPE_CHECKING:
-    from .explain import Explanation, GraphReport
+from .report import GraphReport
 
 __all__ = ["render"]
 
 
-def render(explanation: Explanation) -> str:
+def render(graphs: Sequence[GraphReport], unconverted: Sequence[str]) -> str:
     """The summary that ``print(mxmp.explain(net))`` shows."""
-    parts = [_graph(graph) for graph in explanation.graphs]
-    if explanation.unconverted:
-        parts.append(f"Runs as Python, in FP32: {_some(explanation.unconverted)}")
+    parts = [_graph(graph) for graph in graphs]
+    if unconverted:
+        parts.append(f"Runs as Python, in FP32: {_some(unconverted)}")
     return "\n\n".join(parts)
 
 

@@ -134,8 +134,8 @@ def test_a_head_with_an_unscaled_gradient_of_its_own_is_refused():
 
 @pytest.mark.parametrize("value", [0.0, -1.5, np.inf, -np.inf, np.nan, 6e-8])
 def test_the_scaling_identity_keeps_every_forward_value(value):
-    from mxmp.graph import Graph
-    from mxmp.heads import SCALE_NAME, scale_heads
+    from mxmp.precision.graph import Graph
+    from mxmp.precision.heads import SCALE_NAME, scale_heads
 
     graph = Graph.from_symbol(mx.sym.MakeLoss(mx.sym.var("x")))
     assert scale_heads(graph)

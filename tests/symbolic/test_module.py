@@ -38,8 +38,9 @@ def everything(module):
     """All that a step may change, bit for bit."""
     arrays = [a.asnumpy() for arrays in module._exec_group.param_arrays for a in arrays]
     arrays += [m.asnumpy() for masters in module._core.masters.values() for m in masters]
-    for state in module._updater.states.values():
-        arrays += [s.asnumpy() for s in (state if isinstance(state, tuple) else (state,)) if s is not None]
+    for updater in module._updater:
+        for state in updater.states.values():
+            arrays += [s.asnumpy() for s in (state if isinstance(state, tuple) else (state,)) if s is not None]
     optimizer = module._optimizer
     return arrays, dict(optimizer._index_update_count), optimizer.num_update
 
@@ -244,8 +245,9 @@ def test_states_load_on_another_number_of_devices(symbol, digits, tmp_path):
     two.set_params(*one.get_params())
     two.load_optimizer_states(path)
     assert two._optimizer.num_update == one._optimizer.num_update == 3
-    for key in range(2 * len(one._param_names)):
-        assert two._optimizer._index_update_count[key] == 3
+    for device in (0, 1):
+        counts = two._optimizer._all_index_update_counts[device]
+        assert counts == dict.fromkeys(range(len(one._param_names)), 3)
     train(two, batches(digits, 1))
     devices = two._exec_group.param_arrays
     assert all((a[0].asnumpy() == a[1].asnumpy()).all() for a in devices)

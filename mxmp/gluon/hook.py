@@ -1,0 +1,167 @@
+"""The forward pre-hook of one block: puts the right low-precision graph in place for the call.
+
+MXNet calls what stands in the block's cached op; the FP32 graph stays beside it, so exports and
+checkpoints stay FP32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Iterator, NamedTuple
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock
+from mxnet.ndarray import NDArray
+
+from ..precision.devices import device_of
+from ..precision.heads import SCALE_NAME, HeadScale, scale_heads
+from ..precision.plan import Plan
+from . import _mxnet
+from .conversion import Conversion
+
+__all__ = ["BuiltGraph", "GraphKey", "Hook", "hook_of", "hooks", "hybrid_blocks"]
+
+
+class GraphKey(NamedTuple):
+    """What tells the graphs of one block apart."""
+
+    training: bool
+    structure: str
+    device: str
+
+
+class BuiltGraph(NamedTuple):
+    """One graph of a block: what it runs, the plan behind it, and the shapes that it was first called with."""
+
+    traced: _mxnet.Traced
+    plan: Plan
+    shapes: dict[str, tuple]
+
+
+class Hook:
+    """Builds the graphs of one block on demand and keeps them apart by training mode, structure and device."""
+
+    quiet = True  # for _mxnet.add_hook
+
+    def __init__(self, conversion: Conversion, is_root: bool) -> None:
+        self.conversion = conversion
+        self.is_root = is_root
+        self.graphs: dict[GraphKey, BuiltGraph] = {}
+        self._user_active: bool | None = None
+        self._flags: list | None = None
+
+    def __call__(self, block: HybridBlock, args: tuple) -> None:
+        flat, structure = _mxnet.flatten(args)
+        if any(isinstance(a, mx.sym.Symbol) for a in flat):
+            self._check_trace(block)
+            return
+        ctx = next((a.ctx for a in flat if isinstance(a, NDArray)), None)
+        if ctx is None:
+            return
+        key = GraphKey(autograd.is_training(), repr(structure), device_of(ctx))
+        with self.conversion.lock:
+            self._follow_hybridize(block)
+            if key not in self.graphs:
+                self.graphs[key] = self._build(block, args, key.device)
+            _mxnet.run_as(block, self.graphs[key].traced)
+
+    def detach(self, block: HybridBlock) -> None:
+        """Leave ``block`` as if it had never been converted."""
+        _mxnet.remove_hook(block, self)
+        if self._user_active is not None:
+            _mxnet.set_active(block, self._user_active)
+        _mxnet.forget_graph(block)
+
+    def _follow_hybridize(self, block: HybridBlock) -> None:
+        """MXNet clears the graph there, and so do we."""
+        if _mxnet.backend(block):
+            raise ValueError(
+                f"{block.name}: hybridize(backend={_mxnet.backend(block)!r}) partitions the FP32 graph, and a "
+                "converted net runs its own: drop the backend, or call mxmp.restore(net) first"
+            )
+        active, kept = _mxnet.is_active(block), _mxnet.has_graph(block)
+        if self._user_active is None or not active or not kept:
+            self._user_active = active
+        if not kept or self._flags != _mxnet.flags(block):
+            self.graphs.clear()
+            self._flags = _mxnet.flags(block)
+
+    def _build(self, block: HybridBlock, args: tuple, device: str) -> BuiltGraph:
+        """Trace the block as MXNet does, then make the cached op from the low-precision graph."""
+        with self.conversion.trace():
+            traced = _mxnet.trace(block, args)
+        data, symbol = traced.graph
+        params = {param.name: param for is_data, param in traced.op_args if not is_data}
+        graph, plan = self.conversion.build(symbol, params, device)
+        if self.is_root and not plan.num_low:
+            warnings.warn(
+                f"nothing in {block.name!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
+                "print(mxmp.explain(net)) says why",
+                stacklevel=4,
+            )
+        head_scale = self.conversion.head_scale if scale_heads(graph) else None
+        op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block), head_scale)
+        flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
+        shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
+        return BuiltGraph(traced._replace(op=op), plan, shapes)
+
+    def _check_trace(self, block: HybridBlock) -> None:
+        """Inside another block's graph our casts would be lost: say so."""
+        outer = None if self.conversion.tracing else _mxnet.block_being_traced()
+        if outer is not None:
+            raise ValueError(
+                f"{block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
+                f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
+            )
+
+
+class _LowOp:
+    """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs."""
+
+    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list, head_scale: HeadScale | None) -> None:
+        names = low.list_inputs()
+        position = {name: i for i, name in enumerate(given)}
+        fed = [*data, SCALE_NAME]
+        self._order = [position.get(name) for name in names]
+        self._head_scale = head_scale
+        self._op = mx.nd.CachedOp(
+            low,
+            [
+                ("data_indices", [i for i, name in enumerate(names) if name in fed]),
+                ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
+                *flags,
+            ],
+        )
+
+    def __call__(self, *inputs: NDArray) -> Any:
+        scale = None if self._head_scale is None else self._head_scale.array(inputs[0].ctx)
+        return self._op(*(scale if i is None else inputs[i] for i in self._order))
+
+    def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+        self._op._register_op_hook(callback, monitor_all)
+
+
+def hook_of(block: Block) -> Hook | None:
+    """The block's hook, None where it is not converted."""
+    return next((hook for hook in _mxnet.hooks(block) if isinstance(hook, Hook)), None)
+
+
+def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
+    """The converted blocks of a tree with their hooks, outermost first."""
+    for block in hybrid_blocks(net):
+        hook = hook_of(block)
+        if hook is not None:
+            yield block, hook
+
+
+def hybrid_blocks(net: Block) -> list[HybridBlock]:
+    """Every HybridBlock of the tree once, outermost first."""
+    found: dict[int, HybridBlock] = {}
+    stack: list[Block] = [net]
+    while stack:
+        block = stack.pop()
+        if isinstance(block, HybridBlock):
+            found.setdefault(id(block), block)
+        stack.extend(reversed(_mxnet.children(block)))
+    return list(found.values())

@@ -1,0 +1,116 @@
+"""A Parameter that computes in float16 and is FP32 to everyone else."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+from ..step.masters import assign, take_over
+from . import _mxnet
+
+__all__ = ["LowParameter", "master_of", "store_full", "store_low"]
+
+
+class LowParameter(gluon.Parameter):
+    """A Parameter that computes in float16 and is FP32 to everyone else.
+
+    ``data()`` and ``grad()`` are float16, ``masters()`` FP32. ``dtype`` says float32, and so do
+    ``set_data``, ``save_parameters``, ``load_parameters`` and ``export``. A write into ``data()``
+    (weight clipping, moving averages) reaches the master at the next update or save.
+    """
+
+    _data: Any
+    _masters: list[NDArray]
+    _low_dtype: str
+
+    def masters(self) -> list[NDArray]:
+        """The FP32 values, one array per context, with what was written into ``data()`` taken over."""
+        low = self._check_and_get(self._data, list)
+        for master, data in zip(self._masters, low):
+            take_over(master, data)
+        return self._masters
+
+    def set_data(self, data: NDArray) -> None:
+        """Set the value on all contexts: FP32 into the masters, rounded into ``data()``."""
+        if self._data is None:
+            super().set_data(data)
+            return
+        self.shape = data.shape
+        assign(data, self._masters, self._data)
+
+    def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
+        _check_trainer(self, trainer, self._low_dtype)
+        super()._set_trainer(trainer)
+
+    def cast(self, dtype: str) -> None:
+        if dtype not in ("float32", np.float32):
+            raise ValueError(
+                f"Parameter {self.name!r} has an FP32 master and cannot be cast to {dtype}: call "
+                "mxmp.restore(net) first, or convert with another policy"
+            )
+
+    def _init_impl(self, data: NDArray, ctx_list: Sequence[mx.Context]) -> None:
+        super()._init_impl(data, ctx_list)
+        self._split()
+
+    def _reduce(self) -> NDArray:
+        masters = [m.copyto(mx.cpu()) for m in self.masters()]
+        return masters[0] if len(masters) == 1 else mx.nd.add_n(*masters) / len(masters)
+
+    def _split(self) -> None:
+        """Make the arrays that are now in ``_data`` the masters, and float16 copies the data."""
+        with autograd.pause():
+            self._masters = [a.detach() for a in self._data]
+            self._data = [m.astype(self._low_dtype) for m in self._masters]
+            self._init_grad()
+
+
+def store_low(param: gluon.Parameter, dtype: str) -> None:
+    """Turn ``param`` into a LowParameter in place: references, sharing and settings stay.
+
+    Raises
+    ------
+    TypeError
+        A plain ``gluon.Trainer`` holds the parameter: it would update float16 weights without the
+        master.
+    """
+    if isinstance(param, LowParameter):
+        return
+    _check_trainer(param, _mxnet.trainer_of(param), dtype)
+    kind = type(param)
+    param.__class__ = LowParameter if kind is gluon.Parameter else type(kind.__name__, (LowParameter, kind), {})
+    param._low_dtype = dtype
+    if _mxnet.is_initialized(param):
+        param._split()
+
+
+def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:
+    if trainer is not None and not getattr(trainer, "updates_masters", False):
+        raise TypeError(
+            f"Parameter {param.name!r} is stored in {dtype} with an FP32 master, which a "
+            f"{type(trainer).__module__}.{type(trainer).__name__} would not update: use mxmp.Trainer, or keep the "
+            "parameters in FP32 with Policy(params='float32')"
+        )
+
+
+def store_full(param: gluon.Parameter) -> None:
+    """Undo ``store_low``: an FP32 Parameter with the master's values."""
+    if not isinstance(param, LowParameter):
+        return
+    masters = param.masters() if _mxnet.is_initialized(param) else None
+    bases = type(param).__mro__
+    param.__class__ = gluon.Parameter if bases[0] is LowParameter else bases[bases.index(LowParameter) + 1]
+    del param._low_dtype
+    if masters is not None:
+        del param._masters
+        with autograd.pause():
+            _mxnet.set_arrays(param, masters)
+
+
+def master_of(param: gluon.Parameter, device_index: int) -> NDArray | None:
+    """The FP32 master of ``param`` on its ``device_index``-th context, None where it has none."""
+    return param._masters[device_index] if isinstance(param, LowParameter) else None

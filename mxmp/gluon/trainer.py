@@ -1,0 +1,315 @@
+"""A ``gluon.Trainer`` whose steps are scaled, checked and, on overflow, skipped."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator, Sequence
+
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+from ..precision.heads import check_loss, head_gradient, refuse_unscaled_heads
+from ..step import gradients as grads
+from ..step import states
+from ..step.gradients import Gradient
+from ..step.masters import Weight, share_initial
+from ..step.phase import Event, Phase, Progress
+from ..step.refusals import check_kvstore, refuse_compression, refuse_sparse_weight
+from ..step.scaler import as_scaler
+from ..step.statistics import RunningStatistics
+from ..step.step import ScaledStep, StepView
+from ..step.updater import Updaters
+from . import _mxnet
+from . import fresh_gradients as fresh
+from .conversion import Conversion, conversion_of
+from .parameter import LowParameter, master_of
+
+__all__ = ["Trainer"]
+
+
+class Trainer(StepView, gluon.Trainer):
+    """Applies an optimizer with loss scaling, FP32 masters and skipped steps on overflow.
+
+    Use it as ``gluon.Trainer``, with ``trainer.backward(loss)`` in place of ``loss.backward()``::
+
+        with autograd.record():
+            loss = loss_fn(net(x), y)
+        trainer.backward(loss)
+        trainer.step(batch_size)
+
+    No step applies a non-finite gradient, whatever the scaler. The gradients are checked after they
+    are reduced, on every device, so all devices and workers take the same decision.
+
+    Parameters
+    ----------
+    params : ParameterDict, dict or list of Parameter
+    optimizer, optimizer_params, kvstore
+        As for ``gluon.Trainer``. Masters need no ``multi_precision``; it does no harm.
+    compression_params : None
+        Refused: a threshold on scaled gradients means nothing.
+    update_on_kvstore : {None, False}
+        True would apply gradients before they are checked, and is refused.
+    loss_scale : {"dynamic"}, float, None or a scaler
+        ``"dynamic"``: a ``DynamicLossScaler()``, and no scaling where the parameters' net was
+        converted to bfloat16, whose range is FP32's. A number: static. None: scale 1.
+
+    Raises
+    ------
+    ValueError
+        For a combination that could not keep the promise above; says which and why.
+    """
+
+    # LowParameter lets only such a trainer near its float16 values.
+    updates_masters = True
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: str | mx.optimizer.Optimizer,
+        optimizer_params: dict | None = None,
+        kvstore: str | mx.kv.KVStore | None = "device",
+        compression_params: dict | None = None,
+        update_on_kvstore: bool | None = None,
+        *,
+        loss_scale: Any = "dynamic",
+    ) -> None:
+        check_kvstore(kvstore, update_on_kvstore)
+        refuse_compression(compression_params)
+        self._asked_scale = loss_scale
+        as_scaler(loss_scale)
+        self._step: ScaledStep | None = None
+        self._progress = Progress()
+        self._heads_checked = False
+        self._statistics = RunningStatistics()
+        super().__init__(params, optimizer, optimizer_params, kvstore=kvstore, update_on_kvstore=False)
+        for param in self._params:
+            refuse_sparse_weight(param.name, _mxnet.storage(param))
+        self._watch_statistics()
+
+    # -- backward -----------------------------------------------------------------------------------
+
+    def backward(self, loss: NDArray | Sequence[NDArray], retain_graph: bool = False) -> None:
+        """Backward of ``loss * loss_scale``; one loss or a list, such as one per device.
+
+        Several calls before a step accumulate where ``grad_req`` is ``"add"``; the scale does not
+        change in between. Does not synchronize.
+
+        Raises
+        ------
+        ValueError
+            A float16 loss at a scale that float16 cannot hold: compute the loss in FP32. Or a loss head
+            outside any converted net that ignores the scale.
+        RuntimeError
+            After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first.
+        """
+        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+        with autograd.pause():
+            heads = [head_gradient(item, self.loss_scale) for item in losses]
+        self._begin_backward(losses)
+        autograd.backward(losses, heads, retain_graph=retain_graph)
+
+    @contextmanager
+    def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
+        """The loss times the scale, for loops that call backward themselves.
+
+        Inside or outside ``autograd.record()``::
+
+            with trainer.scale_loss(loss) as scaled:
+                autograd.backward(scaled)
+        """
+        single = not isinstance(loss, (list, tuple))
+        losses: list[NDArray] = [loss] if single else list(loss)
+        for item in losses:
+            check_loss(item, self.loss_scale)
+        self._begin_backward(losses)
+        with autograd.record(train_mode=autograd.is_training()):
+            scaled = [item * self.loss_scale for item in losses]
+        yield scaled[0] if single else scaled
+
+    # -- between backward and step ------------------------------------------------------------------
+
+    def allreduce_grads(self) -> None:
+        """Sum the gradients over devices and workers, once a step; ``update`` then applies them."""
+        self._prepare()
+        if not self._progress.reduced:
+            if self._kvstore is not None and len(self._contexts) > 1:
+                fresh.clear_stale(self._params)
+            self._allreduce_grads()
+        self._progress.note(Event.REDUCE, self.loss_scale)
+
+    def unscale(self) -> None:
+        """Divide the gradients by the scale in place, to look at or change true ones before ``step``.
+
+        Raises
+        ------
+        RuntimeError
+            Before a scaled backward, or a second time.
+        ValueError
+            Gradients are float16, which cannot hold unscaled values; nothing is changed.
+        """
+        self._progress.check(Event.UNSCALE, self.loss_scale)
+        found = [update.gradient for update in fresh.fresh_updates(self._params, ignore_stale=True)]
+        grads.unscale(found, 1.0 / self.loss_scale)
+        self._progress.note(Event.UNSCALE, self.loss_scale)
+
+    def clip_global_norm(self, max_norm: float) -> float:
+        """Limit the global L2 norm of the true gradients to ``max_norm``; returns the norm before.
+
+        Reduces over devices first. The norm is of unscaled gradients, summed over the batch as
+        ``gluon.utils.clip_global_norm`` sees them; what clipping multiplies is folded into the
+        update, as the scale is. A non-finite norm clips nothing, and ``step`` will skip. Synchronizes.
+        """
+        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
+            raise ValueError(f"max_norm must be a positive number, got {max_norm!r}")
+        self._progress.check(Event.CLIP, self.loss_scale)
+        self.allreduce_grads()
+        updates = fresh.fresh_updates(self._params, ignore_stale=True)
+        total = grads.norm([update.gradient for update in updates if update.device == 0]) * self._factor
+        if max_norm < total < float("inf"):
+            self._progress.clip *= max_norm / total
+        self._progress.note(Event.CLIP, self.loss_scale)
+        return total
+
+    # -- step ---------------------------------------------------------------------------------------
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Reduce, check, and update with ``1 / (loss_scale * batch_size)``, or skip. Synchronizes once.
+
+        Raises
+        ------
+        RuntimeError
+            The gradients were never scaled (a plain ``loss.backward()``), at a scale other than 1.
+        FloatingPointError
+            Repeated overflow at the lowest scale; names the parameters.
+        """
+        self._begin_update("step", batch_size)
+        self.allreduce_grads()
+        self._update(ignore_stale_grad)
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """The second half of ``step``, after ``allreduce_grads``."""
+        self._begin_update("update", batch_size)
+        self._prepare()
+        self._update(ignore_stale_grad)
+
+    def save_states(self, fname: str) -> None:
+        """Save optimizer states, masters, scaler and counters; the old file survives until it is written.
+
+        Between a backward and its step the gradients are part of the state and are not saved, so
+        that raises ``RuntimeError``.
+        """
+        if self._progress.phase is not Phase.READY:
+            raise RuntimeError("save_states between backward and step would lose the gradients: step first")
+        states.save(fname, self._state, self._updaters, self._weights())
+
+    def load_states(self, fname: str) -> None:
+        """Continue from ``save_states``, or from the file of a plain ``gluon.Trainer``. Runs no code from it.
+
+        Before or after the first step, with another number of devices, in FP32 or with float16
+        parameters: masters in the file set the weights, whatever those are stored in. Gradients of an
+        unfinished step are forgotten.
+
+        Raises
+        ------
+        ValueError
+            The file is damaged, or of other parameters or another optimizer; nothing has changed.
+        """
+        states.load(fname, self._state, self._updaters, self._weights(), self._contexts)
+        self._progress = Progress()  # gradients of before belong to another scale
+        fresh.forget(self._params)
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> ScaledStep:
+        if self._step is None:
+            computes = {c.policy.compute for c in self._conversions()}
+            self._step = ScaledStep(as_scaler(self._asked_scale, low_range=computes != {"bfloat16"}))
+        return self._step
+
+    def _conversions(self) -> list[Conversion]:
+        found = (conversion_of(param) for param in self._params)
+        return list(dict.fromkeys(c for c in found if c is not None))
+
+    @property
+    def _factor(self) -> float:
+        """From the gradients as they are to the true, clipped ones."""
+        return self._progress.clip / (1.0 if self._progress.unscaled else self.loss_scale)
+
+    def _weights(self) -> list[Weight]:
+        def weight(param: gluon.Parameter) -> Weight:
+            ready = _mxnet.is_initialized(param)
+            masters = param.masters() if ready and isinstance(param, LowParameter) else None
+            known = ready or _mxnet.is_deferred(param)
+            return Weight(
+                param.name, param.shape, _mxnet.arrays(param), masters, param.set_data if known else lambda value: None
+            )
+
+        return [weight(param) for param in self._params]
+
+    def _begin_backward(self, losses: Sequence[NDArray]) -> None:
+        if not self._heads_checked and self.loss_scale != 1.0:
+            refuse_unscaled_heads(losses, self.loss_scale)
+            self._heads_checked = True
+        accumulates = any(p.grad_req == "add" for p in self._params)
+        self._progress.check(Event.BACKWARD, self.loss_scale, accumulates=accumulates)
+        self._progress.note(Event.BACKWARD, self.loss_scale)
+        self._watch_statistics()
+        for conversion in self._conversions():
+            conversion.head_scale.set(self.loss_scale)
+
+    def _begin_update(self, called: str, batch_size: float) -> None:
+        self._progress.check(Event.UPDATE, self.loss_scale, called=called)
+        if isinstance(batch_size, bool) or not batch_size > 0:
+            raise ValueError(f"batch_size must be positive, got {batch_size!r}")
+        self._optimizer.rescale_grad = self._scale / batch_size
+
+    def _prepare(self) -> None:
+        if not self._kv_initialized:
+            self._init_kvstore()
+        if self._params_to_init:
+            self._init_params()
+
+    def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
+        super()._init_optimizer(optimizer, optimizer_params)
+        self._updaters = Updaters(
+            self._optimizer, len(self._contexts), lambda index, device: master_of(self._params[index], device)
+        )
+
+    def _init_kvstore(self) -> None:
+        super()._init_kvstore()
+        check_kvstore(self._kvstore)
+
+    def _init_params(self) -> None:
+        waiting = {p.name for p in self._params_to_init}
+        super()._init_params()
+        if self._distributed:
+            waiting -= {p.name for p in self._params_to_init}
+            ready = {self._param2idx[w.name]: w for w in self._weights() if w.name in waiting}
+            share_initial(
+                self._kvstore,
+                {len(self._params) + index: weight for index, weight in ready.items() if weight.masters},
+                [array for weight in ready.values() for array in weight.arrays],
+            )
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        updates = fresh.fresh_updates(self._params, ignore_stale=ignore_stale_grad)
+        factor = self._factor
+        try:
+            if updates:
+                self._state.run(
+                    [update.gradient for update in updates],
+                    lambda: self._updaters.apply(updates, factor),
+                    self._watch_statistics(),
+                )
+        finally:
+            fresh.forget(self._params)
+            self._progress = Progress()
+
+    def _watch_statistics(self) -> RunningStatistics:
+        """BatchNorm's statistics: FP32 parameters that are never differentiable, ours or the net's."""
+        found = {p.name: p for p in self._params if not _mxnet.is_differentiable(p)}
+        for conversion in self._conversions():
+            found.update(conversion.statistics)
+        return self._statistics.watch([Gradient(n, array) for n, p in found.items() for array in _mxnet.arrays(p)])

@@ -1,0 +1,195 @@
+"""The plan by the rules: what is safe under a policy, with the kernels of a device."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+from typing import Collection
+
+from ..policy import Policy
+from . import _mxnet
+from .graph import Entry, Graph, Node
+from .plan import Decision, Plan, PlannedGraph, rule_under
+from .rules import RULES, Kind, Rule, missing_kernel
+
+__all__ = ["check_policy", "decide"]
+
+# Symbol JSON writes a variable's dtype as MXNet's type code (mshadow/base.h), an operator's as a name.
+_FLOAT32 = ("0", "float32", "None", "-1")
+_DENSE = ("0", "-1", "default")
+# Slots that hold trainable weights where no one says which variables are parameters.
+_WEIGHT_SLOTS = {
+    "Convolution": (1, 2),
+    "Deconvolution": (1, 2),
+    "FullyConnected": (1, 2),
+    "RNN": (1,),
+}
+
+
+def check_policy(policy: Policy, device: str) -> None:
+    """Raise ``ValueError`` where a policy names what MXNet or the device does not have."""
+    if policy.compute == "bfloat16" and device == "gpu":
+        raise ValueError(
+            "MXNet 1.9.1 has no bfloat16 kernels for a GPU: use 'float16' there, or run bfloat16 on the CPU"
+        )
+    for name in ("low_ops", "full_ops"):
+        for op in getattr(policy, name):
+            if op not in RULES and not _mxnet.has_operator(op):
+                raise ValueError(f"Policy({name}=[{op!r}]): MXNet has no operator {op!r}")
+            rule = RULES.get(op)
+            if rule and name == "low_ops" and rule.kind in (Kind.HEAD, Kind.ALONE):
+                raise ValueError(f"Policy(low_ops=[{op!r}]): {op} cannot run in {policy.compute}: {rule.reason}")
+
+
+def decide(
+    graph: Graph,
+    policy: Policy,
+    device: str,
+    *,
+    parameters: Collection[str] | None = None,
+    stored_low: Collection[str] = (),
+    keep_output_names: bool = False,
+) -> Plan:
+    """Plan a graph by the rules alone, in one pass from inputs to heads.
+
+    Parameters
+    ----------
+    graph : Graph
+        In FP32, without casts of ours.
+    policy : Policy
+    device : {"cpu", "gpu"}
+        Whose kernels the graph will meet.
+    parameters : collection of str, optional
+        Names of the variables that are parameters. Without it, those in the weight and bias slots
+        of matrix operators are.
+    stored_low : collection of str
+        Names of variables that are stored low already, because another graph decided so.
+    keep_output_names : bool
+        Keep heads with several outputs in FP32: a cast cannot carry their output names.
+
+    Raises
+    ------
+    ValueError
+        Where the policy cannot hold on the device, or the graph has an operator without a rule.
+    """
+    check_policy(policy, device)
+    draft = _Draft(policy, device)
+    excluded = _Patterns(policy.exclude)
+    heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
+    for node in graph.nodes():
+        unwanted = excluded.match(node.name)
+        rule = None if node.is_variable else rule_under(policy, node.op)
+        foreign = draft.note_foreign(node, rule)
+        if rule is None:
+            continue
+        fixed = foreign or unwanted
+        if node in heads:
+            fixed = fixed or "a head with several outputs keeps its names only without casts"
+        low, why = (False, fixed) if fixed else draft.by_rule(node, rule)
+        draft.rules[node], draft.decisions[node] = rule, Decision(node.op, low, why)
+    names = graph.names()
+    decisions = {names[node]: decision for node, decision in draft.decisions.items()}
+    plan = Plan(policy, device, decisions, unmatched=excluded.unmatched())
+    if not policy.stores_low(device):
+        return plan
+    low_variables = _low_variables(PlannedGraph(graph, plan), draft.foreign, parameters)
+    low_variables |= {n for n in graph.nodes() if n.is_variable and n.name in stored_low}
+    return Plan(policy, device, decisions, frozenset(names[n] for n in low_variables), plan.unmatched)
+
+
+class _Draft:
+    """Decisions so far, for the operators whose inputs are all decided."""
+
+    def __init__(self, policy: Policy, device: str) -> None:
+        self._policy = policy
+        self._device = device
+        self.rules: dict[Node, Rule] = {}
+        self.decisions: dict[Node, Decision] = {}
+        self.foreign: dict[Node, str] = {}
+
+    def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
+        """Whether a node that nothing else fixes computes low, and why."""
+        policy = self._policy
+        kind, reason = rule.resolve(node.attrs, policy.compute)
+        if node.op in policy.full_ops:
+            return False, "named in the policy's full_ops"
+        if node.op in policy.low_ops:
+            kind, reason = Kind.LOW, "named in the policy's low_ops"
+        if kind is Kind.NORM:
+            if policy.norm == "float32":
+                return False, reason
+            kind = Kind.FOLLOW
+        if kind not in (Kind.LOW, Kind.FOLLOW):
+            return False, reason
+        missing = missing_kernel(node.op, node.attrs, policy.compute, self._device)
+        if missing:
+            return False, missing
+        if kind is Kind.FOLLOW:
+            votes = [
+                self._is_low(entry)
+                for position, entry in enumerate(node.inputs)
+                if position not in rule.keep and position not in rule.params
+            ]
+            if not votes or not all(votes):
+                return False, "follows its inputs, and one of them is FP32" if votes else reason
+        return True, reason
+
+    def _is_low(self, entry: Entry) -> bool:
+        decision = self.decisions.get(entry.node)
+        return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs
+
+    def note_foreign(self, node: Node, rule: Rule | None) -> str:
+        """Why a node's outputs are not dense FP32 tensors of ours to cast, or an empty string."""
+        reason = self._foreign(node, rule)
+        if reason:
+            self.foreign[node] = reason
+        return reason
+
+    def _foreign(self, node: Node, rule: Rule | None) -> str:
+        attrs = node.attrs
+        dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")
+        if dtype is not None and dtype not in _FLOAT32:
+            return f"the graph asks for dtype {dtype} here"
+        storage = attrs.get("__storage_type__", attrs.get("stype", "0"))
+        if storage not in _DENSE:
+            return "sparse storage"
+        if rule is None or dtype is not None:
+            return ""
+        for position, entry in enumerate(node.inputs):
+            if position not in rule.keep and entry.node in self.foreign:
+                return self.foreign[entry.node]
+        return ""
+
+
+def _low_variables(planned: PlannedGraph, foreign: dict[Node, str], parameters: Collection[str] | None) -> set[Node]:
+    """Variables that only low-precision operators read, and all of them in the compute dtype."""
+    heads = {entry.node for entry in planned.graph.heads}
+    low = set()
+    for entry, users in planned.graph.consumers().items():
+        variable = entry.node
+        if not variable.is_variable or variable in foreign or variable in heads:
+            continue
+        if all(planned.wants_low(node, position) for node, position in users) and (
+            variable.name in parameters
+            if parameters is not None
+            else all(position in _WEIGHT_SLOTS.get(node.op, ()) for node, position in users)
+        ):
+            low.add(variable)
+    return low
+
+
+class _Patterns:
+    """The policy's ``exclude``: a pattern names nodes, or a block and thereby all that it contains."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self._compiled = [(p, re.compile(f"{translate(p)}|{translate(p + '_*')}")) for p in patterns]
+        self._matched: set[str] = set()
+
+    def match(self, name: str) -> str:
+        """Why ``name`` is excluded, or an empty string."""
+        found = [pattern for pattern, compiled in self._compiled if compiled.match(name)]
+        self._matched.update(found)
+        return f"excluded by {found[0]!r}" if found else ""
+
+    def unmatched(self) -> tuple[str, ...]:
+        return tuple(p for p, _ in self._compiled if p not in self._matched)

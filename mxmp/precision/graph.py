@@ -1,0 +1,177 @@
+"""A small graph over MXNet's Symbol JSON: nodes with named operators and edges to walk and rewire."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Iterator, NamedTuple
+
+import mxnet as mx
+
+from . import _mxnet
+
+__all__ = ["Entry", "Graph", "Node"]
+
+VARIABLE = "null"
+
+
+class Node:
+    """One operator or variable (``op == "null"``) of a graph.
+
+    Attributes
+    ----------
+    op, name : str
+    attrs : dict of str to str
+        Operator parameters and ``__hidden__`` attributes, as MXNet writes them.
+    inputs : list of Entry
+    control_deps : list of Node
+    subgraphs : list
+        JSON of the bodies of control-flow operators, carried as they are.
+    """
+
+    __slots__ = ("attrs", "control_deps", "inputs", "name", "op", "subgraphs")
+
+    def __init__(
+        self,
+        op: str,
+        name: str,
+        attrs: dict[str, str] | None = None,
+        inputs: list[Entry] | None = None,
+        control_deps: list[Node] | None = None,
+        subgraphs: list | None = None,
+    ) -> None:
+        self.op = op
+        self.name = name
+        self.attrs = attrs if attrs is not None else {}
+        self.inputs = inputs if inputs is not None else []
+        self.control_deps = control_deps if control_deps is not None else []
+        self.subgraphs = subgraphs
+
+    @property
+    def is_variable(self) -> bool:
+        return self.op == VARIABLE
+
+    def __repr__(self) -> str:
+        return f"Node({self.op}, {self.name!r})"
+
+
+class Entry(NamedTuple):
+    """Output ``index`` of ``node``; ``version`` is MXNet's count of mutations, 0 nearly always."""
+
+    node: Node
+    index: int = 0  # type: ignore[assignment]
+    version: int = 0
+
+
+class Graph:
+    """Heads and all that they reach. ``attrs`` are the graph-level attributes of the JSON."""
+
+    def __init__(self, heads: list[Entry], attrs: dict[str, Any] | None = None, *, numpy: bool = False) -> None:
+        self.heads = heads
+        self.attrs = attrs or {}
+        self.numpy = numpy
+
+    @classmethod
+    def from_symbol(cls, symbol: mx.sym.Symbol) -> Graph:
+        """Read a Symbol; ``symbol`` is not touched."""
+        text = symbol.tojson(remove_amp_cast=False)
+        return cls.from_json(text, numpy=_mxnet.is_numpy(symbol))
+
+    @classmethod
+    def from_json(cls, text: str, *, numpy: bool = False) -> Graph:
+        """Read Symbol JSON as MXNet 1.9 writes it (older files: pass them through ``mx.sym.load``)."""
+        raw = json.loads(text)
+        nodes: list[Node] = []
+        for item in raw["nodes"]:
+            node = Node(item["op"], item["name"], dict(item.get("attrs") or {}), subgraphs=item.get("subgraphs"))
+            node.inputs = [Entry(nodes[i], index, *rest) for i, index, *rest in item["inputs"]]
+            node.control_deps = [nodes[i] for i in item.get("control_deps", ())]
+            nodes.append(node)
+        heads = [Entry(nodes[i], index, *rest) for i, index, *rest in raw["heads"]]
+        return cls(heads, raw.get("attrs"), numpy=numpy)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node once, inputs before users, in MXNet's own order (depth first from the heads).
+
+        MXNet derives ``list_arguments()`` from this order, so a rewrite that only puts single-input
+        nodes on edges keeps the order of arguments.
+        """
+        seen: set[Node] = set()
+        for head in self.heads:
+            if head.node in seen:
+                continue
+            seen.add(head.node)
+            stack = [(head.node, iter(_predecessors(head.node)))]
+            while stack:
+                node, pending = stack[-1]
+                for before in pending:
+                    if before not in seen:
+                        seen.add(before)
+                        stack.append((before, iter(_predecessors(before))))
+                        break
+                else:
+                    stack.pop()
+                    yield node
+
+    def names(self) -> dict[Node, str]:
+        """A name for every node that no other has, in graph order.
+
+        Layers that are called twice, and users, give nodes the same name: the second is ``name:1``, the
+        third ``name:2``, skipping names that a node has by itself.
+        """
+        nodes = list(self.nodes())
+        taken = {node.name for node in nodes}
+        met: dict[str, int] = {}
+        names: dict[Node, str] = {}
+        for node in nodes:
+            name = node.name
+            count = met.get(name, 0)
+            while count and name in taken:
+                name = f"{node.name}:{count}"
+                count += 1
+            met[node.name] = max(count, 1)
+            taken.add(name)
+            names[node] = name
+        return names
+
+    def to_json(self) -> str:
+        """Symbol JSON that ``mx.sym.load_json`` reads."""
+        number: dict[Node, int] = {}
+        items: list[dict[str, Any]] = []
+        for node in self.nodes():
+            item: dict[str, Any] = {"op": node.op, "name": node.name}
+            if node.attrs:
+                item["attrs"] = node.attrs
+            item["inputs"] = [[number[e.node], e.index, e.version] for e in node.inputs]
+            if node.control_deps:
+                item["control_deps"] = [number[n] for n in node.control_deps]
+            if node.subgraphs:
+                item["subgraphs"] = node.subgraphs
+            number[node] = len(items)
+            items.append(item)
+        return json.dumps(
+            {
+                "nodes": items,
+                "arg_nodes": [i for node, i in number.items() if node.is_variable],
+                "heads": [[number[e.node], e.index, e.version] for e in self.heads],
+                "attrs": self.attrs,
+            }
+        )
+
+    def to_symbol(self) -> mx.sym.Symbol:
+        """A new Symbol, of the NumPy kind where this graph was read from one."""
+        symbol = mx.sym.load_json(self.to_json())
+        return symbol.as_np_ndarray() if self.numpy else symbol
+
+    def consumers(self) -> dict[Entry, list[tuple[Node, int]]]:
+        """For every entry that is read: the nodes that read it, with the position of the input."""
+        users: dict[Entry, list[tuple[Node, int]]] = {}
+        for node in self.nodes():
+            for position, entry in enumerate(node.inputs):
+                users.setdefault(entry, []).append((node, position))
+        return users
+
+
+def _predecessors(node: Node) -> list[Node]:
+    if not node.control_deps:
+        return [e.node for e in node.inputs]
+    return [e.node for e in node.inputs] + node.control_deps

@@ -1,0 +1,127 @@
+"""Loss scaling for heads that ignore the gradient from above (SoftmaxOutput, MakeLoss, ...).
+
+Such a head writes its own gradient, with a ``grad_scale`` that is fixed when the graph is bound. A
+scaled loss never reaches it, so the scale goes behind it instead: an identity in front of the head
+that multiplies the gradient by ``s``::
+
+    t = sign_ste(x);  y = BlockGrad(x) + (t - BlockGrad(t)) * s
+
+Forward, ``y`` is ``x``, infinities and NaN included; backward, dx is dy * s exactly. ``s`` is an input
+of the graph, so a new scale rebinds nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from . import _mxnet
+from .graph import Entry, Graph, Node
+from .rules import RULES, Kind, rule_of
+
+__all__ = ["SCALE_NAME", "HeadScale", "check_loss", "head_gradient", "refuse_unscaled_heads", "scale_heads"]
+
+SCALE_NAME = "mxmp_loss_scale"
+
+
+def scale_heads(graph: Graph) -> bool:
+    """Put the scaling identity in front of every loss head of ``graph``, in place.
+
+    The scale is a variable ``SCALE_NAME``, FP32 of shape (1,). Returns whether there was a head.
+    """
+    heads = [(node, positions) for node in graph.nodes() if (positions := _own_gradients(node))]
+    if not heads:
+        return False
+    scale = Entry(Node("null", SCALE_NAME, {"__shape__": "(1,)", "__dtype__": "0"}))
+    for head, positions in heads:
+        for position in positions:
+            head.inputs[position] = _scaled(head.inputs[position], scale, f"{head.name}_in{position}")
+    return True
+
+
+def check_loss(loss: NDArray, scale: float) -> None:
+    """Raise where ``loss`` is no NDArray (``TypeError``), or is float16 that cannot hold the scale."""
+    if not isinstance(loss, NDArray):
+        raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
+    if loss.dtype == np.float16 and scale > 2.0**15:
+        raise ValueError(
+            f"the loss is float16, which cannot hold the loss scale {scale:g}: compute the loss in FP32 "
+            "(loss_fn(net(x).astype('float32'), y))"
+        )
+
+
+def head_gradient(loss: NDArray, scale: float) -> NDArray:
+    """What backward of ``loss * scale`` starts from, in the loss's dtype, shape and kind of array."""
+    check_loss(loss, scale)
+    kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
+    return kind.ones_like(loss) * scale
+
+
+def refuse_unscaled_heads(losses: Sequence[NDArray], scale: float) -> None:
+    """Raise ``ValueError`` for a recorded head that would write unscaled gradients.
+
+    What runs inside a plain net that is hybridized with ``static_alloc`` cannot be seen.
+    """
+    for loss in losses:
+        graph = Graph.from_symbol(mx.autograd.get_symbol(loss))
+        for node in graph.nodes():
+            if not all(_is_scaled(node.inputs[p]) for p in _own_gradients(node)):
+                raise ValueError(
+                    f"{node.op} writes its own gradient and ignores the loss scale {scale:g}, by which the update "
+                    "would divide: put it inside a net that goes through mxmp.convert, or use loss_scale=None"
+                )
+
+
+def _is_scaled(x: Entry) -> bool:
+    """Whether ``x`` is what ``_scaled`` makes; by its operators, since a recorded graph has other names."""
+    steps = ("elemwise_add", "broadcast_mul", "elemwise_sub", "_contrib_sign_ste")
+    for op, position in zip(steps, (1, 0, 0, 0)):
+        if x.node.op != op:
+            return False
+        x = x.node.inputs[position]
+    return True
+
+
+def _own_gradients(node: Node) -> tuple[int, ...]:
+    """Positions of the inputs whose gradient ignores the one from above."""
+    if node.is_variable:
+        return ()
+    if node.op == "Custom":
+        attrs = {k: v for k, v in node.attrs.items() if not k.startswith("__")}
+        return () if _mxnet.custom_op_reads_gradient(attrs, len(node.inputs)) else tuple(range(len(node.inputs)))
+    rule = rule_of(node.op) if node.op in RULES else None
+    return (0,) if rule is not None and rule.resolve(node.attrs)[0] is Kind.HEAD else ()
+
+
+def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
+    def op(kind: str, role: str, *inputs: Entry) -> Entry:
+        return Entry(Node(kind, f"{name}_scale_{role}", {}, list(inputs)))
+
+    step = op("_contrib_sign_ste", "step", x)
+    zero = op("elemwise_sub", "zero", step, op("BlockGrad", "frozen", step))
+    return op("elemwise_add", "sum", op("BlockGrad", "value", x), op("broadcast_mul", "gradient", zero, scale))
+
+
+class HeadScale:
+    """The value of ``SCALE_NAME`` on every context that asks for it."""
+
+    def __init__(self) -> None:
+        self._value = 1.0
+        self._arrays: dict[mx.Context, NDArray] = {}
+
+    def array(self, ctx: mx.Context) -> NDArray:
+        """FP32 of shape (1,) on ``ctx``, kept at the current scale."""
+        if ctx not in self._arrays:
+            self._arrays[ctx] = mx.nd.full((1,), self._value, ctx=ctx, dtype="float32")
+        return self._arrays[ctx]
+
+    def set(self, value: float) -> None:
+        """Use ``value`` from the next backward on, also for forwards that have already run."""
+        if value == self._value:
+            return
+        self._value = value
+        for array in self._arrays.values():
+            array[:] = value

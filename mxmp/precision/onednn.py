@@ -1,0 +1,50 @@
+"""Tensors in the memory layouts that oneDNN's CPU kernels want: no value changes here."""
+
+from __future__ import annotations
+
+from .casts import FULL, MARK, is_ours
+from .graph import Entry, Graph, Node
+
+__all__ = ["blocked_batch_norms", "plain_grouped_weights"]
+
+
+def plain_grouped_weights(graph: Graph) -> None:
+    """Copy a grouped convolution's weight in front of its bfloat16 cast, in place.
+
+    MXNet's FP32 inference leaves weights in oneDNN's blocked layout, and oneDNN has no reorder from
+    the grouped one to bfloat16 ("could not create a primitive descriptor for a reorder primitive").
+    The copy is plain. (``Cast`` would do, but it truncates to bfloat16 instead of rounding.)
+    """
+    for node in list(graph.nodes()):
+        if node.op != "Convolution" or node.attrs.get("num_group", "1") == "1":
+            continue
+        cast = node.inputs[1].node
+        if is_ours(cast) and cast.inputs[0].node.is_variable:
+            weight = cast.inputs[0]
+            cast.inputs[0] = Entry(Node("_copy", f"{weight.node.name}_plain", {MARK: "cast"}, [weight]))
+
+
+def blocked_batch_norms(graph: Graph) -> None:
+    """Give a BatchNorm behind a rounded convolution its input in oneDNN's blocked layout again, in place.
+
+    Casts leave the plain layout, in which BatchNorm is five times slower. A depthwise convolution with
+    ones copies every value as it is, forward and backward, into the blocked one: a ResNet-50 step took
+    1.93 times FP32's instead of 2.08 (on noise).
+    """
+    for node in list(graph.nodes()):
+        if node.op == "BatchNorm" and node.attrs.get("axis", "1") == "1":
+            _block(node)
+
+
+def _block(norm: Node) -> None:
+    widened = norm.inputs[0]
+    rounded = widened.node.inputs[0] if is_ours(widened.node) else widened
+    source = rounded.node.inputs[0].node if is_ours(rounded.node) else None
+    if source is None or source.op != "Convolution" or source.attrs["kernel"].count(",") != 1:
+        return
+    if source.attrs.get("layout", "NCHW") not in ("NCHW", "None"):
+        return
+    channels = source.attrs["num_filter"]
+    ones = Node("_ones", f"{norm.name}_ones", {"shape": f"({channels}, 1, 1, 1)", "dtype": FULL, MARK: "copy"})
+    attrs = {"kernel": "(1, 1)", "num_filter": channels, "num_group": channels, "no_bias": "True", MARK: "copy"}
+    norm.inputs[0] = Entry(Node("Convolution", f"{norm.name}_blocked", attrs, [widened, Entry(ones)]))

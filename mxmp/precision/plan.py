@@ -1,0 +1,175 @@
+"""A precision plan: a decision for every operator of a graph, by node name, as plain data.
+
+A plan can be saved, read by a person, compared with another and used in another process: the same graph
+and the same plan give the same low-precision graph.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+from ..files import replacing
+from ..policy import Policy
+from .graph import Entry, Graph, Node
+from .rules import REFUSED, RULES, Kind, Rule, rule_of
+
+__all__ = ["Decision", "Plan", "PlannedGraph", "rule_under"]
+
+FORMAT = "mxmp-plan-1"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether an operator computes in the compute dtype, and why."""
+
+    op: str
+    low: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which operators of one graph compute low, and which variables are stored low.
+
+    Attributes
+    ----------
+    policy : Policy
+        What the decisions were made for.
+    device : {"cpu", "gpu"}
+        Whose kernels the graph meets.
+    decisions : mapping of str to Decision
+        By node name, in graph order. Of nodes that share a name the second is ``name:1``, and so on
+        (``Graph.names``).
+    low_variables : frozenset of str
+        Names of the variables that are stored in float16, with FP32 masters.
+    unmatched : tuple of str
+        Patterns of ``policy.exclude`` that matched nothing.
+    """
+
+    policy: Policy
+    device: str
+    decisions: Mapping[str, Decision]
+    low_variables: frozenset[str] = frozenset()
+    unmatched: tuple[str, ...] = ()
+
+    @property
+    def num_low(self) -> int:
+        """How many operators compute in the compute dtype."""
+        return sum(d.low for d in self.decisions.values())
+
+    def differences(self, other: Plan) -> dict[str, tuple[Decision | None, Decision | None]]:
+        """The nodes that the two plans treat differently: this plan's decision and the other's."""
+        names = dict.fromkeys([*self.decisions, *other.decisions])
+        pairs = {name: (self.decisions.get(name), other.decisions.get(name)) for name in names}
+        return {name: (a, b) for name, (a, b) in pairs.items() if a is None or b is None or a.low != b.low}
+
+    def save(self, path: str) -> None:
+        """Write the plan as JSON; the file appears whole or not at all."""
+        with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            file.write(self.to_json())
+
+    @classmethod
+    def load(cls, path: str) -> Plan:
+        """Read what ``save`` wrote. Raises ``ValueError`` where the file holds no plan."""
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        try:
+            return cls.from_json(text)
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)!r}: {error}") from error
+
+    def to_json(self) -> str:
+        """JSON, one operator a line."""
+        head = {
+            "format": FORMAT,
+            "policy": str(self.policy),
+            "device": self.device,
+            "low_variables": sorted(self.low_variables),
+            "unmatched": list(self.unmatched),
+        }
+        rows = [json.dumps([n, d.op, self._dtype(d), d.reason]) for n, d in self.decisions.items()]
+        operators = ",\n  ".join(rows)
+        return json.dumps(head, indent=1)[:-2] + f',\n "operators": [\n  {operators}\n ]\n}}\n'
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The inverse of ``to_json``. Raises ``ValueError`` for any other text."""
+        try:
+            raw = json.loads(text)
+            if raw["format"] != FORMAT:
+                raise ValueError(f"format {raw['format']!r}")
+            policy = Policy.parse(raw["policy"])
+            dtypes = {policy.compute: True, "float32": False}
+            decisions = {str(n): Decision(str(op), dtypes[t], str(why)) for n, op, t, why in raw["operators"]}
+            if len(decisions) != len(raw["operators"]) or raw["device"] not in ("cpu", "gpu"):
+                raise ValueError("a name stands in it twice, or its device is unknown")
+            return cls(policy, raw["device"], decisions, frozenset(raw["low_variables"]), tuple(raw["unmatched"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"not a precision plan as Plan.save writes it ({type(error).__name__}: {error})"
+            ) from error
+
+    def _dtype(self, decision: Decision) -> str:
+        return self.policy.compute if decision.low else "float32"
+
+    def __hash__(self) -> int:
+        return hash((self.policy, self.device, tuple(self.decisions.items())))
+
+
+class PlannedGraph:
+    """A graph and its plan, joined by node: what the passes over a graph read.
+
+    Raises
+    ------
+    ValueError
+        The plan is of another graph; names the first operators that differ.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        names = graph.names()
+        _check_fit({names[n]: n.op for n in graph.nodes() if not n.is_variable}, plan)
+        self.graph = graph
+        self.plan = plan
+        self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
+        self.rules = {n: rule_under(plan.policy, n.op) for n in self.decisions}
+        self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
+
+    def is_low(self, entry: Entry) -> bool:
+        """Whether the tensor is produced in the compute dtype."""
+        if entry.node.is_variable:
+            return entry.node in self.low_variables
+        return self.decisions[entry.node].low and entry.index not in self.rules[entry.node].keep_outputs
+
+    def wants_low(self, node: Node, position: int) -> bool:
+        """Whether ``node`` reads its input at ``position`` in the compute dtype."""
+        return self.decisions[node].low and position not in self.rules[node].keep
+
+
+def rule_under(policy: Policy, op: str) -> Rule:
+    """The operator's rule; one that only the policy knows is FP32 unless ``low_ops`` names it.
+
+    Raises
+    ------
+    ValueError
+        The operator cannot be trained with loss scaling, or nobody knows it.
+    """
+    if op in REFUSED:
+        raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
+    if op not in RULES and op in policy.full_ops + policy.low_ops:
+        return Rule(Kind.FULL, "named in the policy")
+    return rule_of(op)
+
+
+def _check_fit(operators: dict[str, str], plan: Plan) -> None:
+    planned: dict[str, Any] = {name: decision.op for name, decision in plan.decisions.items()}
+    if operators == planned:
+        return
+    missing = sorted(operators.items() - planned.items())[:3]
+    extra = sorted(planned.items() - operators.items())[:3]
+    raise ValueError(
+        f"the plan is of another graph: it has {len(planned)} operators, the graph {len(operators)}; "
+        f"only in the graph: {missing or 'none'}; only in the plan: {extra or 'none'}"
+    )

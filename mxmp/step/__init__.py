@@ -1,0 +1,14 @@
+"""One safe step, for every door: check → apply or skip → adjust.
+
+=================  ================================================================================
+``scaler``         the loss scale: static, dynamic or none
+``gradients``      finite check, norm, unscale; the only wait for a device
+``statistics``     running statistics that an overflow cannot poison
+``masters``        FP32 masters of float16 weights
+``updater``        every optimizer of MXNet on the masters, the loss scale divided out
+``step``           one scaled step and what it remembers
+``phase``          what a trainer may do between two steps
+``states``         all of that saved and continued from; ``state_file`` on disk, ``state_layout`` in memory
+``refusals``       what would apply gradients before they are checked
+=================  ================================================================================
+"""

@@ -1,0 +1,85 @@
+"""FP32 masters: a float16 array to compute with, an FP32 one to update, save, load and set.
+
+Updates smaller than 2**-11 of a weight vanish in float16 ("Mixed Precision Training", ICLR 2018,
+section 3.1). MXNet's ``multi_precision`` keeps the FP32 copy in the optimizer's state, made from the
+already rounded weight, and files then hold float16. Here the master belongs to the weight: the
+optimizer updates it as it updates any FP32 weight (the same bits as ``multi_precision`` for every
+optimizer of MXNet 1.9.1), and what is saved or loaded is FP32 with no trainer in sight.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+
+__all__ = ["Weight", "assign", "publish", "share_initial", "take_over"]
+
+
+class Weight(NamedTuple):
+    """One parameter on every device of this worker, as files and other workers see it.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+        0 where it is not known yet.
+    arrays : sequence of NDArray
+        What computes, one per device; empty before initialization.
+    masters : sequence of NDArray or None
+        FP32, one per device.
+    assign : callable
+        Takes an FP32 NDArray and makes it the value on every device.
+    """
+
+    name: str
+    shape: tuple
+    arrays: Sequence[NDArray]
+    masters: Sequence[NDArray] | None
+    assign: Callable[[NDArray], Any]
+
+
+def take_over(master: NDArray, low: NDArray) -> None:
+    """Where ``low`` is no longer the rounded master, someone wrote into it: that value holds."""
+    with autograd.pause():
+        value = mx.nd.Cast(low, dtype="float32")
+        rounded = mx.nd.Cast(mx.nd.Cast(master, dtype=low.dtype.__name__), dtype="float32")
+        mx.nd.where(rounded == value, master, value, out=master)
+
+
+def publish(master: NDArray, low: NDArray) -> None:
+    """Round the master into the array that computes."""
+    with autograd.pause():
+        mx.nd.Cast(master, dtype=low.dtype.__name__, out=low)
+
+
+def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]) -> None:
+    """Make ``value`` the master on every device, and round it into what computes there."""
+    for master, low in zip(masters, arrays):
+        master[:] = value
+        publish(master, low)
+
+
+def share_initial(kvstore: mx.kv.KVStore, low: Mapping[Any, Weight], arrays: Sequence[NDArray]) -> None:
+    """Wait until this worker holds rank 0's values, masters included, before it pushes anything. Synchronizes.
+
+    MXNet broadcasts without waiting, and workers diverged in most runs.
+
+    Parameters
+    ----------
+    kvstore : KVStore
+        Has the ``arrays`` on their way already.
+    low : mapping
+        From a key that the kvstore does not know to a weight with masters.
+    arrays : sequence of NDArray
+        All that must have arrived.
+    """
+    for key, weight in low.items():
+        masters = weight.masters or ()
+        kvstore.broadcast(key, masters[0], list(masters))
+        for master, array in zip(masters, weight.arrays):
+            publish(master, array)
+    for array in arrays:
+        array.wait_to_read()

@@ -1,0 +1,124 @@
+"""The file of optimizer states: arrays and plain data, written whole, read without running code.
+
+A file is a NumPy ``.npz`` without pickles: one JSON text that names the format and holds counters,
+hyper-parameters and the nesting of the states, and the arrays that it refers to by number. Files of a
+plain MXNet updater are pickles; only MXNet's own optimizers and arrays come out of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+import zipfile
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from ..files import replacing
+
+__all__ = ["read", "read_pickle", "write"]
+
+FORMAT = "mxmp-states-1"
+
+
+def write(path: str, content: dict[str, Any]) -> None:
+    """Write nested plain data and arrays; ``path`` holds the old content or the new, whenever the process dies."""
+    arrays: list[np.ndarray] = []
+    tree = json.dumps({"format": FORMAT, **{k: _encode(v, arrays) for k, v in content.items()}})
+    named = {f"a{i}": array for i, array in enumerate(arrays)}
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, tree=np.frombuffer(tree.encode(), np.uint8), digest=_digest(tree, arrays), **named)
+
+
+def read(path: str, content: bytes) -> dict[str, Any]:
+    """What ``write`` wrote. Raises ``ValueError`` where the content is truncated, changed or of another kind."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            tree = archive["tree"].tobytes().decode()
+            arrays = [archive[f"a{i}"] for i in range(len(archive.files) - 2)]
+            digest = archive["digest"]
+        raw = json.loads(tree)
+        if raw.pop("format") != FORMAT or not np.array_equal(digest, _digest(tree, arrays)):
+            raise ValueError("its content does not match its digest")
+        return {k: _decode(v, arrays) for k, v in raw.items()}
+    except (zipfile.BadZipFile, KeyError, TypeError, IndexError, EOFError, OSError, ValueError) as error:
+        raise ValueError(
+            f"{path!r} is no states file of mxmp, or it was truncated or changed ({error}); nothing was loaded"
+        ) from error
+
+
+def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer]:
+    """States and optimizer as ``Updater.get_states(dump_optimizer=True)`` pickles them.
+
+    Raises whatever a pickle that is something else makes Python raise.
+    """
+    states, optimizer = _OnlyMXNet(io.BytesIO(content)).load()
+    if not isinstance(states, dict) or not isinstance(optimizer, mx.optimizer.Optimizer):
+        raise TypeError("it holds no states and optimizer")
+    return states, optimizer
+
+
+def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
+    if isinstance(value, np.ndarray):
+        arrays.append(value)
+        return {"array": len(arrays) - 1}
+    if isinstance(value, dict):
+        return {"dict": [[k, _encode(v, arrays)] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_encode(v, arrays) for v in value]}
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
+
+
+def _decode(value: Any, arrays: list[np.ndarray]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "array":
+        return arrays[content]
+    if kind == "dict":
+        return {k: _decode(v, arrays) for k, v in content}
+    return (tuple if kind == "tuple" else list)(_decode(v, arrays) for v in content)
+
+
+def _digest(tree: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    digest = hashlib.sha256(tree.encode())
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)
+
+
+class _OnlyMXNet(pickle.Unpickler):
+    """Admits NDArrays, MXNet's optimizers and learning-rate schedules, and plain containers."""
+
+    _NAMES = frozenset(
+        {
+            ("builtins", "set"),
+            ("builtins", "dict"),
+            ("builtins", "list"),
+            ("builtins", "bytearray"),
+            ("collections", "OrderedDict"),
+            ("collections", "defaultdict"),
+            ("copyreg", "_reconstructor"),
+            ("builtins", "object"),
+            ("numpy", "dtype"),
+            ("numpy", "ndarray"),
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy.core.multiarray", "scalar"),
+        }
+    )
+    _KINDS = (NDArray, mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in self._NAMES:
+            return super().find_class(module, name)
+        if module.split(".")[0] in ("mxnet", "gluoncv", "gluonnlp"):
+            found = super().find_class(module, name)
+            if isinstance(found, type) and issubclass(found, self._KINDS):
+                return found
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array or optimizer of MXNet")

@@ -1,0 +1,214 @@
+"""One loss-scaled step, the same for every door: check, apply or skip, adjust.
+
+The algorithm ("Mixed Precision Training", ICLR 2018, section 3.2)::
+
+    backward of loss * s
+    gradients reduced over devices and workers
+    if they are finite on every device:
+        update with 1 / (s * batch) folded into the optimizer's rescale_grad
+    else:
+        change nothing, count, log, name the parameters
+    scaler.adjust(finite); the new s applies from the next backward
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+
+from .gradients import Gradient, fetch, non_finite, square_sums
+from .scaler import Scaler
+from .statistics import RunningStatistics
+
+__all__ = ["FLOOR_PATIENCE", "ScaleEvent", "ScaledStep", "StepView"]
+
+logger = logging.getLogger("mxmp")
+
+# Skips in a row at the lowest scale after which the gradients are at fault, not the scale.
+FLOOR_PATIENCE = 3
+
+
+class ScaleEvent(NamedTuple):
+    """From ``step`` on (counted from 1, skipped ones included) the scale is ``loss_scale``."""
+
+    step: int
+    loss_scale: float
+    skipped: bool
+
+
+class ScaledStep:
+    """Decides and remembers: the state that a Trainer or Module adds to its optimizer's.
+
+    Attributes
+    ----------
+    scaler : Scaler
+    steps, skipped_steps : int
+        Steps so far, skipped ones included; skipped ones.
+    last_step_skipped : bool
+    overflow_params : tuple of str
+        ``"name on device"`` of each non-finite gradient of the last step, empty after a clean one.
+    history : list of ScaleEvent
+        The first scale, and one event for every change of scale and every skip.
+    """
+
+    def __init__(self, scaler: Scaler) -> None:
+        self.scaler = scaler
+        self.steps = 0
+        self.skipped_steps = 0
+        self.last_step_skipped = False
+        self.overflow_params: tuple[str, ...] = ()
+        self.history = [ScaleEvent(1, scaler.loss_scale, False)]
+        self._skips_at_floor = 0
+
+    @property
+    def loss_scale(self) -> float:
+        return self.scaler.loss_scale
+
+    def run(
+        self,
+        gradients: Sequence[Gradient],
+        apply: Callable[[], None],
+        statistics: RunningStatistics | None = None,
+    ) -> bool:
+        """Check ``gradients``, then ``apply()`` or skip; adjust the scale. Synchronizes once.
+
+        Returns
+        -------
+        bool
+            Whether the step was applied.
+
+        Raises
+        ------
+        FloatingPointError
+            After ``FLOOR_PATIENCE`` skips in a row at the lowest scale; names the parameters.
+        """
+        bad = self._check(gradients, statistics)
+        if not bad:
+            apply()
+        self._note(bad)
+        return not bad
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data that ``load_state_dict`` continues from bit for bit."""
+        return {
+            "scaler": self.scaler.state_dict(),
+            "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
+            "last_step_skipped": self.last_step_skipped,
+            "skips_at_floor": self._skips_at_floor,
+            "overflow_params": list(self.overflow_params),
+            "history": [list(event) for event in self.history],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state_dict()``; on a ``ValueError`` nothing has changed.
+
+        The state of another kind of scaler sets the counters and leaves the scaler as it is.
+        """
+        try:
+            steps, skipped, at_floor = (int(state[k]) for k in ("steps", "skipped_steps", "skips_at_floor"))
+            last, names = bool(state["last_step_skipped"]), tuple(map(str, state["overflow_params"]))
+            history = [ScaleEvent(int(n), float(scale), bool(skip)) for n, scale, skip in state["history"]]
+            kind = state["scaler"]["kind"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not the state of a scaled step ({type(error).__name__}: {error})") from error
+        own = self.scaler.state_dict().get("kind")
+        if kind == own:
+            self.scaler.load_state_dict(state["scaler"])
+        else:
+            logger.warning("the saved loss scale is a %s's; this run's %r starts afresh", kind, self.scaler)
+            history.append(ScaleEvent(steps + 1, self.loss_scale, False))
+        self.steps, self.skipped_steps, self._skips_at_floor = steps, skipped, at_floor
+        self.last_step_skipped, self.overflow_params, self.history = last, names, history
+
+    def _check(self, gradients: Sequence[Gradient], statistics: RunningStatistics | None) -> list[Gradient]:
+        """The non-finite gradients. One transfer; a second only where the first says overflow."""
+        squares = square_sums(gradients)
+        running = [statistics.sums(after=squares)] if statistics else []
+        sums, *running_sums = fetch(squares, *running)
+        suspects = [g for g, ok in zip(gradients, np.isfinite(sums)) if not ok]
+        bad = non_finite(suspects) if suspects else []
+        if statistics:
+            if bad or not np.isfinite(running_sums).all():
+                statistics.restore()
+            else:
+                statistics.keep()
+        return bad
+
+    def _note(self, bad: Sequence[Gradient]) -> None:
+        self.steps += 1
+        self.last_step_skipped = bool(bad)
+        self.overflow_params = tuple(str(g) for g in bad)
+        at_floor, before = self.scaler.at_floor, self.scaler.loss_scale
+        self.scaler.adjust(not bad)
+        after = self.scaler.loss_scale
+        if bad:
+            self.skipped_steps += 1
+        if bad or after != before:
+            self.history.append(ScaleEvent(self.steps + 1, after, bool(bad)))
+            self._log(bad, before, after)
+        self._skips_at_floor = self._skips_at_floor + 1 if bad and at_floor else 0
+        if self._skips_at_floor >= FLOOR_PATIENCE:
+            cause = "lower it, or look at" if before > 1 else "so scaling is not the cause: look at"
+            raise FloatingPointError(
+                f"{self._skips_at_floor} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
+                f"{self.scaler!r} does not lower; {cause} the learning rate, the data and the loss. Weights are "
+                f"unchanged. Non-finite: {_some(self.overflow_params)}"
+            )
+
+    def _log(self, bad: Sequence[Gradient], before: float, after: float) -> None:
+        if bad:
+            logger.warning(
+                "step %d skipped: non-finite gradients in %s; loss scale %g -> %g",
+                self.steps,
+                _some(self.overflow_params),
+                before,
+                after,
+            )
+        else:
+            logger.info("loss scale %g -> %g after step %d", before, after, self.steps)
+
+
+class StepView:
+    """What a user may read of ``self._state``, a ``ScaledStep``, on a Trainer or a Module."""
+
+    @property
+    def _state(self) -> ScaledStep:
+        raise NotImplementedError
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale of the next backward."""
+        return self._state.loss_scale
+
+    @property
+    def scaler(self) -> Scaler:
+        """The state machine behind ``loss_scale``."""
+        return self._state.scaler
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step found a non-finite gradient and changed nothing."""
+        return self._state.last_step_skipped
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were skipped so far."""
+        return self._state.skipped_steps
+
+    @property
+    def overflow_params(self) -> tuple[str, ...]:
+        """After a skip: ``"name on device"`` of each non-finite gradient. Empty after a clean step."""
+        return self._state.overflow_params
+
+    @property
+    def scale_history(self) -> list[ScaleEvent]:
+        """The first scale and one event for every change of scale and every skip."""
+        return list(self._state.history)
+
+
+def _some(names: Sequence[str], limit: int = 3) -> str:
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,106 @@
+"""``BucketingModule``: one ``Module`` per bucket, with shared masters, scaler and counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from ..policy import Policy, as_policy
+from ..step.scaler import as_scaler
+from ..step.step import ScaledStep, StepView
+from .module import Core, Module
+
+__all__ = ["BucketingModule"]
+
+
+class BucketingModule(StepView, mx.mod.BucketingModule):
+    """``mx.mod.BucketingModule`` in mixed precision: all buckets share masters, scaler and counters.
+
+    Parameters
+    ----------
+    sym_gen, default_bucket_key, ...
+        As for ``mx.mod.BucketingModule``.
+    policy, loss_scale
+        As for ``Module``. The default bucket's graph decides which parameters are stored low.
+    """
+
+    def __init__(
+        self, *args: Any, policy: str | Policy = "float16", loss_scale: Any = "dynamic", **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._mixed = {"policy": as_policy(policy), "loss_scale": loss_scale}
+        as_scaler(loss_scale)
+        self._core: Core | None = None
+
+    def _module(self, key: Any) -> Module:
+        symbol, data_names, label_names = self._call_sym_gen(key)
+        module = Module(
+            symbol,
+            data_names,
+            label_names,
+            logger=self.logger,
+            context=self._context,
+            work_load_list=self._work_load_list,
+            fixed_param_names=self._fixed_param_names,
+            state_names=self._state_names,
+            group2ctxs=self._group2ctxs,
+            compression_params=self._compression_params,
+            **self._mixed,
+        )
+        if self._core is None:
+            self._core = module._core
+        module._core = self._core
+        return module
+
+    # MXNet's methods bind a bucket that they find and make one of MXNet's own where they find none, so
+    # ours are put there first.
+
+    def _reset_bind(self) -> None:
+        super()._reset_bind()
+        self._buckets[self._default_bucket_key] = self._module(self._default_bucket_key)
+
+    def bind(self, *args: Any, **kwargs: Any) -> None:
+        if self._default_bucket_key not in self._buckets:
+            self._buckets[self._default_bucket_key] = self._module(self._default_bucket_key)
+        super().bind(*args, **kwargs)
+
+    def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
+        fresh = bucket_key not in self._buckets
+        if fresh:
+            self._buckets[bucket_key] = self._module(bucket_key)
+        try:
+            super().switch_bucket(bucket_key, data_shapes, label_shapes)
+        except BaseException:
+            if fresh:
+                del self._buckets[bucket_key]
+            raise
+        if fresh and self._monitor is not None:
+            self._curr_module.install_monitor(self._monitor)
+
+    def save_optimizer_states(self, fname: str) -> None:
+        """As ``Module.save_optimizer_states``."""
+        self._buckets[self._default_bucket_key].save_optimizer_states(fname)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """As ``Module.load_optimizer_states``."""
+        self._buckets[self._default_bucket_key].load_optimizer_states(fname)
+        self._params_dirty = True
+
+    @property
+    def _state(self) -> ScaledStep:
+        if self._core is None:
+            raise RuntimeError("bind() first: the default bucket's graph decides the precision")
+        return self._core.step
+
+    @classmethod
+    def load(
+        cls, prefix: str, epoch: int, sym_gen: Any = None, default_bucket_key: Any = None, **kwargs: Any
+    ) -> BucketingModule:
+        """``mx.mod.BucketingModule.load`` for this class; takes ``policy`` and ``loss_scale`` too."""
+        module = cls(sym_gen, default_bucket_key, **kwargs)
+        default = module._buckets[default_bucket_key] = module._module(default_bucket_key)
+        default._arg_params, default._aux_params = mx.model.load_params(prefix, epoch)
+        default.params_initialized = module.params_initialized = True
+        module._curr_module = default
+        return module

@@ -1,0 +1,73 @@
+"""The Symbolic door: a Symbol in, a Symbol with casts out."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Iterable
+
+import mxnet as mx
+
+from ..policy import Policy, as_policy
+from ..precision.casts import declare_full
+from ..precision.devices import device_of
+from ..precision.graph import Graph
+from ..precision.pipeline import low_graph
+from ..precision.plan import Plan
+
+__all__ = ["cast_symbol"]
+
+
+def cast_symbol(
+    sym: mx.sym.Symbol,
+    policy: str | Policy | Plan = "float16",
+    *,
+    exclude: Iterable[str] = (),
+    ctx: mx.Context | None = None,
+) -> mx.sym.Symbol:
+    """A new Symbol that computes in low precision where that is safe; ``sym`` is untouched.
+
+    Arguments, auxiliary states and output names are those of ``sym``. Casting a cast Symbol again
+    replaces the first cast.
+
+    Parameters
+    ----------
+    sym : mxnet.symbol.Symbol
+    policy : str, Policy or Plan
+        ``"float16"``, ``"bfloat16"``, a policy string, a Policy, or a Plan of this very Symbol.
+    exclude : iterable of str
+        Patterns of nodes or blocks to keep in FP32, added to the policy's.
+    ctx : mxnet.Context, optional
+        Whose kernels the Symbol will meet (default: the current context). On a CPU float16 is
+        emulated, on a GPU it is native; the two Symbols differ.
+
+    Returns
+    -------
+    mxnet.symbol.Symbol
+
+    Raises
+    ------
+    TypeError
+        ``sym`` is no Symbol.
+    ValueError
+        The policy cannot hold on ``ctx``, an operator has no rule, or nothing would run low.
+    """
+    if not isinstance(sym, mx.sym.Symbol):
+        raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}: for a Block use mxmp.convert")
+    if isinstance(policy, Plan) and list(exclude):
+        raise ValueError("exclude is part of the policy that a Plan was made for: make the Plan with it")
+    how = policy if isinstance(policy, Plan) else as_policy(policy, exclude)
+    graph, plan = low_graph(Graph.from_symbol(sym), how, device_of(ctx), keep_output_names=True)
+    _check_useful(plan)
+    declare_full(graph)
+    return graph.to_symbol()
+
+
+def _check_useful(plan: Plan) -> None:
+    if plan.unmatched:
+        warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=3)
+    if not plan.num_low:
+        reasons = sorted({d.reason for d in plan.decisions.values()})[:5]
+        raise ValueError(
+            f"nothing in this Symbol would run in {plan.policy.compute}: it has no matrix operator that may. "
+            f"Reasons: {'; '.join(reasons) or 'it has no operator at all'}"
+        )

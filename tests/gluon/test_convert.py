@@ -1,0 +1,657 @@
+"""The Gluon door: convert in place, run as a graph in low precision, restore without a trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Callable
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from oracle import assert_same_bits, by_gluon, by_symbol, reference, sqnr, traced, trainable
+
+import mxmp
+from mxmp import Policy
+from mxmp.gluon.parameter import LowParameter
+
+DTYPES = ["float16", "bfloat16"]
+
+
+class Residual(nn.HybridBlock):
+    def __init__(self, channels: int, act: str) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.HybridSequential()
+            self.body.add(nn.Conv2D(channels, 3, padding=1, use_bias=False), nn.BatchNorm(), nn.Activation(act))
+            self.body.add(nn.Conv2D(channels, 3, padding=1, groups=2, use_bias=False), nn.BatchNorm())
+            self.act = nn.Activation(act)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.act(x + self.body(x))
+
+
+def convnet(act: str = "relu") -> nn.HybridBlock:
+    pool = nn.MaxPool2D if act == "relu" else nn.AvgPool2D
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, padding=1, use_bias=False), nn.BatchNorm(), nn.Activation(act), pool(2, 2))
+    net.add(Residual(8, act), nn.Dropout(0), nn.Dense(5))
+    return net
+
+
+def smooth() -> nn.HybridBlock:
+    return convnet("tanh")
+
+
+def mlp() -> nn.HybridBlock:
+    net = nn.HybridSequential()
+    net.add(nn.Dense(16, activation="tanh"), nn.Dense(4))
+    return net
+
+
+class Attention(nn.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.qkv = nn.Dense(3 * 8, flatten=False)
+            self.norm = nn.LayerNorm()
+            self.out = nn.Dense(6, flatten=False)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        qkv = self.qkv(x)
+        score = F.contrib.interleaved_matmul_selfatt_qk(qkv, heads=2)
+        x = F.contrib.interleaved_matmul_selfatt_valatt(qkv, F.softmax(score), heads=2)
+        return self.out(self.norm(x))
+
+
+def tied() -> nn.HybridBlock:
+    net = nn.HybridSequential()
+    first = nn.Dense(6, in_units=6, activation="sigmoid")
+    net.add(first, nn.Dense(6, params=first.params), nn.Dense(2))
+    return net
+
+
+class Upscale(nn.HybridBlock):
+    """Two outputs: of a transposed convolution, and of a recurrent layer behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.stem = nn.Conv2D(3, 1)
+            self.up = nn.Conv2DTranspose(4, 4, strides=2, padding=1)
+            self.lstm = gluon.rnn.LSTM(5, input_size=4)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        x = F.relu(self.up(self.stem(x)))
+        return x, self.lstm(F.transpose(F.max(x, axis=3), axes=(2, 0, 1)))
+
+
+NETS: dict[str, tuple[Callable[[], nn.HybridBlock], tuple[int, ...]]] = {
+    "convnet": (convnet, (8, 3, 16, 16)),
+    "smooth": (smooth, (8, 3, 16, 16)),
+    "mlp": (mlp, (4, 6)),
+    "attention": (Attention, (5, 2, 4)),
+    "tied": (tied, (3, 6)),
+    "upscale": (Upscale, (2, 3, 4, 4)),
+}
+
+
+def made(name: str = "convnet", ctx: Any = None, hybridize: bool = False) -> tuple[nn.HybridBlock, np.ndarray]:
+    """A net with all its parameters set, and an input."""
+    build, shape = NETS[name]
+    net = build()
+    net.initialize(mx.init.Xavier(), ctx=ctx or mx.cpu())
+    x = np.random.normal(0, 1, shape).astype("float32")
+    net(mx.nd.array(x, ctx=(ctx or [mx.cpu()])[0]))
+    if hybridize:
+        net.hybridize()
+    return net, x
+
+
+# -- Numbers ----------------------------------------------------------------------------------------
+
+# One rounding leaves noise 74 dB (float16) or 56 dB (bfloat16) under the signal; n independent ones in a
+# row take off 10 log10 n, and what is nearly cancelled, such as a softmax's or a batch norm's gradient,
+# some more. Where there are kinks, an activation within the error of zero changes its side of a relu, or
+# of a pair its place in a max, and the whole value is noise: its power is near the rounding error itself,
+# not its square (33 and 24 dB), before batch norm's gradient takes most of the signal away.
+# Lowest of six seeds, measured: outputs 53 and 38 dB; gradients 55 and 34, with kinks 21 and 18.
+KINKED = ("convnet", "upscale")
+FLOORS = {"float16": (48, 50, 16), "bfloat16": (33, 29, 13)}
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_outputs_and_gradients_are_near_fp32_through_either_door(name, dtype):
+    net, x = made(name)
+    want = reference(net, [x])
+    symbol, values = traced(net, [x])
+    got = by_gluon(mxmp.convert(net, dtype), [x])
+    out, grad = FLOORS[dtype][0], FLOORS[dtype][1 + (name in KINKED)]
+    assert got.grads.keys() == want.grads.keys()
+    for expected, value in zip(want.outputs, got.outputs):
+        assert value.dtype == np.float32
+        assert sqnr(expected, value) > out
+    for parameter, expected in want.grads.items():
+        if np.abs(expected).max() > 1e-5:
+            assert sqnr(expected, got.grads[parameter]) > grad, parameter
+    assert not all(np.array_equal(a, b) for a, b in zip(want.outputs, got.outputs))
+    other = by_symbol(mxmp.cast_symbol(symbol, dtype), values, grads_of=trainable(net))
+    assert_same_bits(got, other)
+
+
+# -- What convert keeps -----------------------------------------------------------------------------
+
+
+def picture(net: gluon.Block) -> dict[str, Any]:
+    """All that a user may hold of a net: the tree, its objects and their attributes, hooks of their own."""
+    blocks: list[Any] = []
+    net.apply(blocks.append)
+    params = net.collect_params()
+    return {
+        "blocks": [(id(b), type(b), b.name, b.prefix, sorted(b._children), sorted(vars(b))) for b in blocks],
+        "hooks": [list(b._forward_hooks.values()) for b in blocks],
+        "params": [(name, id(p), p.lr_mult, p.wd_mult, p.grad_req, p.shape) for name, p in params.items()],
+        "structural": sorted(net._collect_params_with_prefix()),
+    }
+
+
+@pytest.mark.parametrize("policy", [*DTYPES, "params=float16"])
+def test_convert_keeps_objects_names_sharing_settings_and_hooks(policy):
+    net, x = made("tied")
+    calls: list[str] = []
+    net.register_forward_pre_hook(lambda block, args: calls.append("before"))
+    net.register_forward_hook(lambda block, args, out: calls.append("after"))
+    weight = net[0].weight
+    weight.lr_mult, weight.wd_mult, net[0].bias.grad_req = 0.5, 0.25, "null"
+    before = picture(net)
+    assert mxmp.convert(net, policy) is net
+    by_gluon(net, [x])
+    assert picture(net) == before
+    assert calls == ["before", "after"]
+    assert net[1].weight is weight
+
+
+@pytest.mark.parametrize("policy", [*DTYPES, "params=float16", "norm=compute"])
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_restore_leaves_nothing_behind(policy, hybridize):
+    net, x = made("convnet", hybridize=hybridize)
+    kinds = [type(p) for p in net.collect_params().values()]
+    attributes = [sorted(vars(p)) for p in net.collect_params().values()]
+    before, want = picture(net), net(mx.nd.array(x)).asnumpy()
+    mxmp.convert(net, policy)
+    assert not np.array_equal(net(mx.nd.array(x)).asnumpy(), want)
+    assert mxmp.restore(net) is net
+    np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy(), want)
+    assert picture(net) == before
+    assert [type(p) for p in net.collect_params().values()] == kinds
+    assert [sorted(vars(p)) for p in net.collect_params().values()] == attributes
+    blocks: list[Any] = []
+    net.apply(blocks.append)
+    assert all(not b._forward_pre_hooks for b in blocks)
+    assert all(b._active is hybridize for b in blocks if isinstance(b, nn.HybridBlock))
+    assert mxmp.restore(net) is net
+
+
+def test_restore_keeps_what_was_learned_and_what_the_user_hooked():
+    net, x = made("mlp")
+    hook = net.register_forward_pre_hook(lambda block, args: None)
+    mxmp.convert(net, "params=float16")
+    net(mx.nd.array(x))
+    net[0].weight.data()[:] = 0.5
+    mxmp.restore(net)
+    assert net[0].weight.data().dtype == np.float32
+    assert (net[0].weight.data().astype("float16") == 0.5).asnumpy().all()
+    assert len(net._forward_pre_hooks) == 1
+    hook.detach()
+
+
+# -- Hybridize --------------------------------------------------------------------------------------
+
+FLAGS = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}, {"inline_limit": 0}]
+
+
+@pytest.mark.parametrize("name", ["attention", "upscale"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_way_to_hybridize_computes_the_same_bits(name, dtype):
+    net, x = made(name)
+    mxmp.convert(net, dtype)
+    want, inference = by_gluon(net, [x]), by_gluon(net, [x], train=False)
+    for flags in FLAGS:
+        net.hybridize(**flags)
+        assert_same_bits(by_gluon(net, [x]), want)
+        assert_same_bits(by_gluon(net, [x], train=False), inference)
+    net.hybridize(False)
+    assert_same_bits(by_gluon(net, [x]), want)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_hybridize_may_come_first(flags):
+    net, x = made("mlp")
+    want = by_gluon(mxmp.convert(net), [x])
+    mxmp.restore(net)
+    net.hybridize(**flags)
+    net(mx.nd.array(x))
+    mxmp.convert(net)
+    assert net._active
+    assert_same_bits(by_gluon(net, [x]), want)
+
+
+def test_hybridize_warns_of_nothing_and_restore_gives_the_users_choice_back():
+    net, x = made("mlp")
+    mxmp.convert(net)
+    net.hybridize(False)
+    net(mx.nd.array(x))
+    net.hybridize(static_alloc=True)
+    net(mx.nd.array(x))
+    mxmp.restore(net)
+    assert net._active
+    assert dict(net._flags)["static_alloc"]
+
+
+def test_new_flags_make_a_new_graph_and_the_same_flags_do_not():
+    net, x = made("mlp")
+    mxmp.convert(net).hybridize()
+    ops = []
+    for flags in ({}, {"static_alloc": True}, {}):
+        net.hybridize(**flags)
+        for _ in range(2):
+            net(mx.nd.array(x))
+            ops.append(net._cached_op)
+    assert ops[0] is ops[1]
+    assert ops[2] is ops[3]
+    assert len(set(map(id, ops))) == 3
+
+
+def test_the_shape_of_the_input_may_change():
+    net, x = made("mlp")
+    mxmp.convert(net)
+    for flags in FLAGS[:2]:
+        net.hybridize(**flags)
+        np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy()[:2], net(mx.nd.array(x[:2])).asnumpy())
+
+
+# -- Graphs of their own ----------------------------------------------------------------------------
+
+
+class Branches(nn.HybridBlock):
+    """Like SSD and YOLO: training returns parts, inference what they make together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.left, self.right = nn.Dense(3, in_units=4), nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        if autograd.is_training():
+            return self.left(x), [self.right(x), x]
+        return self.left(x) + self.right(x)
+
+
+@pytest.mark.parametrize("flags", FLAGS[:3])
+def test_training_and_inference_have_graphs_of_their_own(flags):
+    net = Branches()
+    net.initialize()
+    mxmp.convert(net).hybridize(**flags)
+    x = mx.nd.random.normal(shape=(2, 4))
+    for _ in range(2):
+        with autograd.record():
+            left, (right, same) = net(x)
+        np.testing.assert_array_equal(same.asnumpy(), x.asnumpy())
+        assert len(net._cached_graph[1].list_outputs()) == 3  # what export would write
+        together = net(x)
+        assert isinstance(together, mx.nd.NDArray)
+        assert len(net._cached_graph[1].list_outputs()) == 1
+        assert sqnr((left + right).asnumpy(), together.asnumpy()) > 50
+        with autograd.record(train_mode=False):
+            assert isinstance(net(x), mx.nd.NDArray)
+
+
+class Optional(nn.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, x, pair=None, mask=None):  # noqa: N803
+        x = self.dense(x)
+        if pair is not None:
+            x = x + self.dense(pair[0]) * self.dense(pair[1])
+        return x if mask is None else F.where(mask, x, F.zeros_like(x))
+
+
+def test_inputs_may_be_none_or_nested():
+    net = Optional()
+    net.initialize()
+    plain = Optional()
+    for mine, theirs in zip(plain.collect_params().values(), net.collect_params().values()):
+        mine.initialize()
+        mine.set_data(theirs.data())
+    mxmp.convert(net)
+    x, y, z = (mx.nd.random.normal(shape=(2, 4)) for _ in range(3))
+    mask = mx.nd.array([[1, 0, 1], [0, 1, 1]], dtype="int32")
+    for args in [(x,), (x, [y, z]), (x, None, mask), (x, [y, z], mask), (x,)]:
+        want, got = plain(*args).asnumpy(), net(*args).asnumpy()
+        assert sqnr(want, got) > 50
+        assert not np.array_equal(want, got)
+
+
+def test_initialisation_may_come_after_convert():
+    def built(late: bool) -> Any:
+        mx.random.seed(5)
+        net = convnet()
+        if late:
+            mxmp.convert(net)
+        net.initialize(mx.init.Xavier())
+        if not late:
+            mxmp.convert(net)
+        return by_gluon(net, [x])
+
+    x = np.random.normal(0, 1, (2, 3, 8, 8)).astype("float32")
+    late, early = built(True), built(False)
+    for value, expected in zip([*late.outputs, *late.grads.values()], [*early.outputs, *early.grads.values()]):
+        np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("policy", ["float16", "params=float16", "bfloat16"])
+def test_several_contexts_compute_the_same(policy):
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net, x = made("smooth", ctx=contexts)
+    mxmp.convert(net, policy)
+    grads = []
+    for ctx in contexts:
+        with autograd.record():
+            out = net(mx.nd.array(x, ctx=ctx))
+        out.backward()
+        assert out.ctx == ctx
+        grads.append((out.asnumpy(), [p.grad(ctx).asnumpy() for p in net.collect_params(".*weight").values()]))
+    np.testing.assert_array_equal(grads[0][0], grads[1][0])
+    for one, other in zip(grads[0][1], grads[1][1]):
+        np.testing.assert_array_equal(one, other)
+
+
+def without_versions(path: str) -> dict:
+    """A Symbol file, less MXNet's count of how often a variable has been part of a trace."""
+    raw = json.loads(Path(path).read_text())
+    for node in raw["nodes"]:
+        node["inputs"] = [entry[:2] for entry in node["inputs"]]
+    return raw
+
+
+def exported(net: nn.HybridBlock, x: np.ndarray, path: Any) -> tuple[str, str]:
+    if not net._active:
+        net.hybridize()
+    net(mx.nd.array(x))
+    net.export(str(path), remove_amp_cast=False)
+    return f"{path}-symbol.json", f"{path}-0000.params"
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type for:UserWarning")  # SymbolBlock.imports, of any file
+@pytest.mark.parametrize("policy", [*DTYPES, "params=float16"])
+def test_symbol_blocks_convert_and_restore(policy, tmp_path):
+    net, x = made("convnet")
+    files = exported(net, x, tmp_path / "plain")
+    want = net(mx.nd.array(x)).asnumpy()
+    block = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    plain = json.loads(block._cached_graph[1].tojson(remove_amp_cast=False))
+    mxmp.convert(block, policy)
+    low = block(mx.nd.array(x)).asnumpy()
+    np.testing.assert_array_equal(low, mxmp.convert(net, policy)(mx.nd.array(x)).asnumpy())
+    assert not np.array_equal(low, want)
+    for flags in FLAGS[:3]:
+        block.hybridize(**flags)
+        np.testing.assert_array_equal(block(mx.nd.array(x)).asnumpy(), low)
+    assert json.loads(block._cached_graph[1].tojson(remove_amp_cast=False)) == plain
+    mxmp.restore(block)
+    np.testing.assert_array_equal(block(mx.nd.array(x)).asnumpy(), want)
+
+
+class Plain(gluon.Block):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.first, self.second = mlp(), nn.Dense(2)
+
+    def forward(self, x):
+        return self.second(self.first(x) * 2) if float(x.sum().asscalar()) == 0 else self.second(self.first(x))
+
+
+def test_a_plain_block_has_its_hybrid_children_converted():
+    net = Plain()
+    net.initialize()
+    x = mx.nd.random.normal(shape=(3, 6))
+    want = net(x).asnumpy()
+    mxmp.convert(net)
+    got = net(x).asnumpy()
+    assert got.dtype == np.float32
+    assert not np.array_equal(got, want)
+    assert sqnr(want, got) > 45
+    np.testing.assert_array_equal(mxmp.restore(net)(x).asnumpy(), want)
+
+
+def test_a_converted_child_of_an_unconverted_graph_is_an_error_that_names_both():
+    net, x = made("mlp")
+    mxmp.convert(net[0])
+    net.hybridize()
+    with pytest.raises(ValueError, match=rf"{net[0].name}.*{net.name}.*outermost.*mxmp\.convert") as caught:
+        net(mx.nd.array(x))
+    assert "casts would be lost" in str(caught.value)
+    mxmp.convert(net)
+    net(mx.nd.array(x))
+
+
+def test_a_child_of_a_converted_net_can_be_called_alone():
+    net, x = made("mlp")
+    want = net[0](mx.nd.array(x)).asnumpy()
+    mxmp.convert(net)
+    for _ in range(2):
+        child = net[0](mx.nd.array(x))
+        assert child.dtype == np.float32
+        assert not np.array_equal(child.asnumpy(), want)
+        assert sqnr(want, child.asnumpy()) > 55
+        net(mx.nd.array(x))
+
+
+# -- Again, and otherwise ---------------------------------------------------------------------------
+
+
+def test_converting_twice_is_converting_once():
+    net, x = made("smooth")
+    mxmp.convert(net, "bfloat16")
+    once = by_gluon(net, [x])
+    hooks = len(net._forward_pre_hooks)
+    graph = net._cached_op
+    mxmp.convert(net, Policy("bfloat16"))
+    assert_same_bits(by_gluon(net, [x]), once)
+    assert len(net._forward_pre_hooks) == hooks
+    assert net._cached_op is graph
+
+
+@pytest.mark.parametrize("first", ["bfloat16", "params=float16", "norm=compute"])
+def test_another_policy_replaces_the_first(first):
+    net, x = made("smooth")
+    want = by_gluon(mxmp.convert(net), [x])
+    mxmp.restore(net)
+    mxmp.convert(net, first)
+    by_gluon(net, [x])
+    assert_same_bits(by_gluon(mxmp.convert(net), [x]), want)
+    assert not any(isinstance(p, LowParameter) for p in net.collect_params().values())
+
+
+def test_converting_the_parent_takes_a_converted_child_over():
+    net, x = made("mlp")
+    want = by_gluon(mxmp.convert(net), [x])
+    mxmp.restore(net)
+    mxmp.convert(net[0], "bfloat16")
+    net[0](mx.nd.array(x))
+    assert_same_bits(by_gluon(mxmp.convert(net), [x]), want)
+
+
+def test_exclude_keeps_a_block_in_fp32():
+    net, x = made("mlp")
+    want = net[0](mx.nd.array(x)).asnumpy()
+    mxmp.convert(net, exclude=[net[0].name])
+    np.testing.assert_array_equal(net[0](mx.nd.array(x)).asnumpy(), want)
+    mxmp.convert(net)
+    assert not np.array_equal(net[0](mx.nd.array(x)).asnumpy(), want)
+
+
+def test_indices_arrive_exactly():
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(5000, 2), nn.Dense(2, use_bias=False, flatten=False))
+    net.initialize()
+    table = np.stack([np.arange(5000) % 64, np.arange(5000) // 64], 1).astype("float32")
+    ids = mx.nd.array([[2049, 4097, 4999]], dtype="int32")
+    mxmp.convert(net)
+    net(ids)
+    net[0].weight.set_data(mx.nd.array(table))
+    net[1].weight.set_data(mx.nd.eye(2))
+    np.testing.assert_array_equal(net(ids).asnumpy(), table[ids.asnumpy()])
+    np.testing.assert_array_equal(net(ids.astype("float32")).asnumpy(), table[ids.asnumpy()])
+
+
+# -- Files ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type for:UserWarning")  # SymbolBlock.imports, of any file
+@pytest.mark.parametrize("policy", [*DTYPES, "params=float16"])
+def test_files_of_a_converted_net_are_plain_fp32(policy, tmp_path):
+    net, x = made("convnet")
+    plain_files = exported(net, x, tmp_path / "plain")
+    net.save_parameters(str(tmp_path / "plain.params"))
+    want = net(mx.nd.array(x)).asnumpy()
+    mxmp.convert(net, policy)
+    by_gluon(net, [x], train=False)
+    files = exported(net, x, tmp_path / "low")
+    assert without_versions(files[0]) == without_versions(plain_files[0])
+    net.save_parameters(str(tmp_path / "low.params"))
+    for low, plain in [(files[1], plain_files[1]), (tmp_path / "low.params", tmp_path / "plain.params")]:
+        low, plain = mx.nd.load(str(low)), mx.nd.load(str(plain))
+        assert low.keys() == plain.keys()
+        for name, value in plain.items():
+            assert low[name].dtype == np.float32
+            np.testing.assert_array_equal(low[name].asnumpy(), value.asnumpy())
+    block = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    np.testing.assert_array_equal(block(mx.nd.array(x)).asnumpy(), want)
+
+
+@pytest.mark.parametrize("policy", ["float16", "params=float16"])
+def test_block_save_writes_the_fp32_graph(policy, tmp_path):
+    net, x = made("mlp")
+    mxmp.convert(net, policy)
+    by_gluon(net, [x])
+    net.save(str(tmp_path / "net"))
+    text = "".join(path.read_text() for path in tmp_path.glob("*.json"))
+    assert "FullyConnected" in text
+    assert "Cast" not in text
+    assert "mxmp" not in text
+    assert {v.dtype for v in mx.nd.load(str(tmp_path / "net-model.params")).values()} == {np.float32}
+
+
+@pytest.mark.parametrize("policy", ["float16", "params=float16"])
+def test_parameters_load_into_a_converted_net(policy, tmp_path):
+    net, x = made("mlp")
+    net.save_parameters(str(tmp_path / "p"))
+    want = by_gluon(mxmp.convert(net, policy), [x])
+    other, _ = made("mlp")
+    mxmp.convert(other, policy)
+    other(mx.nd.array(x))
+    other.load_parameters(str(tmp_path / "p"))
+    np.testing.assert_array_equal(by_gluon(other, [x]).outputs[0], want.outputs[0])
+
+
+# -- Parameters in float16 --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_float16_parameters_change_no_bit(name):
+    net, x = made(name)
+    want = by_gluon(mxmp.convert(net, "params=float32"), [x])
+    mxmp.restore(net)
+    mxmp.convert(net, "params=float16")
+    got = by_gluon(net, [x])
+    assert any(isinstance(p, LowParameter) for p in net.collect_params().values())
+    for value, expected in zip(got.outputs, want.outputs):
+        np.testing.assert_array_equal(value, expected)
+    for parameter, expected in want.grads.items():
+        np.testing.assert_array_equal(got.grads[parameter], expected)
+
+
+def test_only_parameters_of_low_operators_are_stored_low():
+    net, x = made("convnet")
+    mxmp.convert(net, "params=float16")
+    by_gluon(net, [x])
+    low = {name for name, p in net.collect_params().items() if isinstance(p, LowParameter)}
+    assert low == set(net.collect_params(".*(conv|dense).*"))
+    assert all(p.dtype in ("float32", np.float32) for p in net.collect_params().values())
+
+
+def test_a_plain_trainer_is_refused_where_parameters_are_float16():
+    net, x = made("mlp")
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    mxmp.convert(net, "params=float16")
+    with pytest.raises(TypeError, match=r"mxmp\.Trainer.*params='float32'"):
+        net(mx.nd.array(x))
+    del trainer
+
+
+# -- Bad input --------------------------------------------------------------------------------------
+
+
+def float16_net() -> nn.HybridBlock:
+    net = mlp()
+    net.cast("float16")
+    return net
+
+
+@pytest.mark.parametrize(
+    ("build", "policy", "error", "message"),
+    [
+        (lambda: mx.sym.var("x"), "float16", TypeError, r"gluon Block, got Symbol.*mxmp\.cast_symbol"),
+        (lambda: "net", "float16", TypeError, "gluon Block, got str"),
+        (gluon.Block, "float16", ValueError, "nothing to convert: Block.*no HybridBlock"),
+        (mlp, "float8", ValueError, "compute='float8'.*float16.*bfloat16"),
+        (mlp, 16, ValueError, "policy must be.*16"),
+        (mlp, Policy(low_ops=["nonsense"]), ValueError, "low_ops=.*nonsense.*no operator"),
+        (float16_net, "float16", ValueError, r"dense\d+_weight.*float16.*FP32 net.*cast\('float32'\)"),
+    ],
+)
+def test_bad_input_is_named_and_leaves_the_net_as_it_was(build, policy, error, message):
+    net = build()
+    before = picture(net) if isinstance(net, gluon.Block) else None
+    with pytest.raises(error, match=message):
+        mxmp.convert(net, policy)
+    if before:
+        assert picture(net) == before
+        assert not any(hasattr(p, "_mxmp") for p in net.collect_params().values())
+
+
+def test_a_bad_second_policy_keeps_the_first():
+    net, x = made("mlp")
+    want = by_gluon(mxmp.convert(net), [x])
+    with pytest.raises(ValueError, match="compute"):
+        mxmp.convert(net, "float8")
+    assert_same_bits(by_gluon(net, [x]), want)
+
+
+def test_a_backend_is_refused_with_the_way_out():
+    net, x = made("mlp")
+    mxmp.convert(net)
+    net.hybridize(backend="MKLDNN")
+    with pytest.raises(ValueError, match=r"backend='MKLDNN'.*mxmp\.restore"):
+        net(mx.nd.array(x))
+
+
+def test_restore_takes_a_block():
+    with pytest.raises(TypeError, match="gluon Block, got int"):
+        mxmp.restore(3)
+
+
+def test_a_net_in_which_nothing_runs_low_says_so_at_the_first_forward():
+    net = nn.HybridSequential()
+    net.add(nn.Activation("relu"), nn.MaxPool2D())
+    mxmp.convert(net)
+    with pytest.warns(UserWarning, match="no matrix operator"):
+        net(mx.nd.ones((1, 1, 4, 4)))

@@ -1,0 +1,622 @@
+"""Save and resume: bit-exact at every phase, across devices and precisions; damaged files change nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+from tiny import (
+    CASTS,
+    MASTERS,
+    OPTIMIZERS,
+    batch,
+    forward,
+    full_weights,
+    options,
+    overflow,
+    picture,
+    train,
+    tree,
+    two_layers,
+)
+
+import mxmp
+from mxmp.step import states
+
+PRECISIONS = {"float32": None, "float16": MASTERS}
+
+
+def scaler():
+    return mxmp.DynamicLossScaler(init_scale=2.0**8, growth_interval=3, hysteresis=2)
+
+
+def trainer_of(net, name="adam", loss_scale=None, scheduled=True, **kwargs):
+    return mxmp.Trainer(
+        net.collect_params(), name, options(name, scheduled), loss_scale=loss_scale or scaler(), **kwargs
+    )
+
+
+def steps(net, trainer, which, devices=1):
+    """Train; steps in ``SPOILED`` overflow."""
+    for step in which:
+        if step in SPOILED:
+            trainer.backward(forward(net, step, devices))
+            overflow(trainer)
+            trainer.step(4)
+        else:
+            train(net, trainer, [step], devices)
+
+
+SPOILED = (4, 8, 9)
+LAST = 14
+PHASES = {"fresh": 0, "mid-interval": 2, "after growth": 3, "right after a skip": 5, "hysteresis used up": 10}
+
+
+def whole(trainer):
+    """Everything that a resumed run must have in common with one that was not interrupted."""
+    return picture(trainer), trainer._state.state_dict(), full_weights(trainer)
+
+
+def files(tmp_path):
+    return str(tmp_path / "net.params"), str(tmp_path / "trainer.states")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("stored", PRECISIONS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_resumed_run_continues_bit_for_bit(name, stored, phase, tmp_path):
+    params, fname = files(tmp_path)
+    net = two_layers(PRECISIONS[stored])
+    trainer = trainer_of(net, name)
+    steps(net, trainer, range(PHASES[phase]))
+    net.save_parameters(params)
+    trainer.save_states(fname)
+    steps(net, trainer, range(PHASES[phase], LAST))
+
+    other = two_layers(PRECISIONS[stored], seed=99)
+    other.load_parameters(params)
+    resumed = trainer_of(other, name, mxmp.DynamicLossScaler())
+    resumed.load_states(fname)
+    steps(other, resumed, range(PHASES[phase], LAST))
+    assert whole(resumed) == whole(trainer)
+    assert resumed.skipped_steps == 3
+
+
+@pytest.mark.parametrize("stored", PRECISIONS)
+def test_a_run_resumes_in_the_middle_of_an_lbsgd_window(stored, tmp_path):
+    params, fname = files(tmp_path)
+
+    def fresh(seed):
+        net = two_layers(PRECISIONS[stored], seed=seed)
+        more = {**OPTIMIZERS["lbsgd"], "batch_scale": 3}
+        return net, mxmp.Trainer(net.collect_params(), "lbsgd", more, loss_scale=scaler())
+
+    net, trainer = fresh(1)
+    steps(net, trainer, range(2))
+    net.save_parameters(params)
+    trainer.save_states(fname)
+    other, resumed = fresh(2)
+    other.load_parameters(params)
+    resumed.load_states(fname)
+    for n, t in ((net, trainer), (other, resumed)):
+        steps(n, t, range(2, 8))
+    assert whole(resumed) == whole(trainer)
+
+
+def test_the_phases_are_what_they_are_called():
+    net = two_layers()
+    trainer = trainer_of(net)
+    seen = {}
+    for step in range(LAST):
+        seen[step] = trainer.scaler.state_dict()
+        steps(net, trainer, [step])
+    assert (seen[2]["clean_steps"], seen[2]["tolerance"]) == (2, 2)
+    assert (seen[3]["clean_steps"], seen[3]["scale"]) == (0, 2.0**9)
+    assert (seen[5]["clean_steps"], seen[5]["tolerance"]) == (0, 1)
+    assert (seen[10]["tolerance"], seen[10]["scale"]) == (0, 2.0**9)
+
+
+def test_masters_come_from_the_states_file_too(tmp_path):
+    _, fname = files(tmp_path)
+    net, other = two_layers(MASTERS), two_layers(MASTERS, seed=99)
+    trainer, resumed = trainer_of(net), trainer_of(other)
+    steps(net, trainer, range(3))
+    trainer.save_states(fname)
+    resumed.load_states(fname)
+    assert full_weights(resumed) == full_weights(trainer)
+    assert picture(resumed)["weights"] == picture(trainer)["weights"]
+
+
+@pytest.mark.parametrize("between", [lambda t: None, lambda t: t.allreduce_grads(), lambda t: t.clip_global_norm(1.0)])
+def test_saving_between_backward_and_step_is_refused(between, tmp_path):
+    net = two_layers(grad_req="add")
+    trainer = trainer_of(net)
+    trainer.backward(forward(net, 0))
+    between(trainer)
+    with pytest.raises(RuntimeError, match="would lose the gradients: step first"):
+        trainer.save_states(files(tmp_path)[1])
+    assert os.listdir(tmp_path) == []
+    trainer.step(4)
+    trainer.save_states(files(tmp_path)[1])
+
+
+def test_loading_between_backward_and_step_forgets_the_gradients(tmp_path):
+    _, fname = files(tmp_path)
+    net = two_layers()
+    trainer = trainer_of(net)
+    steps(net, trainer, range(2))
+    trainer.save_states(fname)
+    trainer.backward(forward(net, 2))
+    trainer.load_states(fname)
+    with pytest.raises(RuntimeError, match="before a scaled backward"):
+        trainer.step(4)
+    steps(net, trainer, [2])
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb", "nag", "ftml"])
+@pytest.mark.parametrize(("saved_on", "loaded_on"), [(1, 2), (2, 1), (2, 3)])
+def test_update_counts_and_states_reach_another_number_of_devices(name, saved_on, loaded_on, tmp_path):
+    params, fname = files(tmp_path)
+    net = two_layers(MASTERS, saved_on)
+    trainer = trainer_of(net, name)
+    steps(net, trainer, range(5), saved_on)
+    net.save_parameters(params)
+    trainer.save_states(fname)
+    other = two_layers(MASTERS, loaded_on, seed=99)
+    other.load_parameters(params, ctx=[mx.cpu(i) for i in range(loaded_on)])
+    resumed = trainer_of(other, name)
+    resumed.load_states(fname)
+    assert resumed._optimizer.num_update == trainer._optimizer.num_update
+    for step in range(5, 8):
+        train(other, resumed, [step], loaded_on)
+        for param in resumed._params:
+            assert len({tree(a)[2] for a in param.masters()}) == 1
+    counts = resumed._optimizer._all_index_update_counts
+    assert all(counts[d] == counts[0] for d in range(loaded_on))
+
+
+def test_counts_of_a_run_on_another_context_alone_are_found(tmp_path):
+    """A run on device 1 only leaves an empty table for device 0."""
+    _, fname = files(tmp_path)
+
+    def on(device):
+        net = nn.Dense(2, in_units=3, prefix="net_")
+        net.initialize(mx.init.One(), ctx=mx.cpu(device))
+        return net, mxmp.Trainer(net.collect_params(), "adam", options("adam"), loss_scale=scaler())
+
+    def step_on(net, trainer, device, step):
+        x, y = batch(step, mx.cpu(device))
+        with mx.autograd.record():
+            loss = ((net(x) - y) ** 2).sum()
+        trainer.backward(loss)
+        trainer.step(4)
+
+    net, trainer = on(1)
+    for step in range(3):
+        step_on(net, trainer, 1, step)
+    trainer.save_states(fname)
+    other, resumed = on(2)
+    for p, q in zip(other.collect_params().values(), net.collect_params().values()):
+        p.set_data(q.data())
+    resumed.load_states(fname)
+    step_on(net, trainer, 1, 3)
+    step_on(other, resumed, 2, 3)
+    assert [tree(p.data()) for p in resumed._params] == [tree(p.data()) for p in trainer._params]
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, MASTERS), (MASTERS, None), (CASTS, MASTERS), (MASTERS, CASTS)])
+@pytest.mark.parametrize("name", ["sgd", "adam", "lars", "dcasgd"])
+def test_states_move_between_fp32_and_float16_parameters(name, first, second, tmp_path):
+    """Against a run that has the second precision from the start of the second half."""
+    params, fname = files(tmp_path)
+    net = two_layers(first)
+    trainer = trainer_of(net, name)
+    steps(net, trainer, range(4))
+    net.save_parameters(params)
+    trainer.save_states(fname)
+    other = two_layers(second, seed=99)
+    other.load_parameters(params)
+    resumed = trainer_of(other, name)
+    resumed.load_states(fname)
+    assert full_weights(resumed) == full_weights(trainer)
+    assert tree(resumed._updaters[0].states) == tree(trainer._updaters[0].states)
+    steps(other, resumed, range(5, 8))
+    if {first, second} == {CASTS, MASTERS}:
+        steps(net, trainer, range(5, 8))
+        assert full_weights(resumed) == full_weights(trainer)
+
+
+@pytest.mark.parametrize("when", ["before the first forward", "before the first step", "after the first step"])
+def test_states_load_before_or_after_the_first_step(when, tmp_path):
+    params, fname = files(tmp_path)
+
+    def deferred():
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Dense(4, activation="relu"), nn.Dense(2))
+        net.initialize()
+        mxmp.convert(net, MASTERS)
+        return net, trainer_of(net)
+
+    net, trainer = deferred()
+    steps(net, trainer, range(3))
+    net.save_parameters(params)
+    trainer.save_states(fname)
+    other, resumed = deferred()
+    if when != "before the first forward":
+        other(batch(0)[0])
+    if when == "after the first step":
+        steps(other, resumed, [0])
+    if when != "before the first forward":
+        other.load_parameters(params)
+    resumed.load_states(fname)
+    steps(net, trainer, range(3, 8))
+    steps(other, resumed, range(3, 8))
+    assert whole(resumed) == whole(trainer)
+
+
+def test_a_trainer_saves_before_its_parameters_have_shapes(tmp_path):
+    _, fname = files(tmp_path)
+    net = nn.Dense(2)
+    net.initialize()
+    trainer = trainer_of(net)
+    trainer.save_states(fname)
+    trainer.load_states(fname)
+    assert trainer.loss_scale == 2.0**8
+
+
+def test_another_kind_of_scaler_keeps_its_own_state_and_says_so(tmp_path, caplog):
+    _, fname = files(tmp_path)
+    net = two_layers()
+    trainer = trainer_of(net, loss_scale=mxmp.NoLossScaler())
+    steps(net, trainer, range(3))
+    trainer.save_states(fname)
+    other = trainer_of(two_layers())
+    other.load_states(fname)
+    assert other.loss_scale == 2.0**8
+    assert other._state.steps == 3
+    assert "NoLossScaler" in caplog.text
+
+
+# -- files of plain MXNet ---------------------------------------------------------------------------
+
+
+def plain_float16(name, steps_taken, fname):
+    """A ``multi_precision`` run of plain MXNet on float16 weights; returns masters and FP32-like states."""
+    params = []
+    for i, shape in enumerate(((4, 3), (2, 4))):
+        param = gluon.Parameter(f"net_dense{i}_weight", shape=shape, dtype="float16")
+        param.initialize(mx.init.Uniform(0.5))
+        params.append(param)
+    trainer = gluon.Trainer(params, name, {**OPTIMIZERS[name], "multi_precision": True}, update_on_kvstore=False)
+    for step in range(steps_taken):
+        rng = np.random.RandomState(step)
+        for param in params:
+            param.grad()[:] = mx.nd.array(rng.randn(*param.shape), dtype="float16")
+            param.data()._fresh_grad = True
+        trainer.step(1)
+    if fname:
+        trainer.save_states(fname)
+    return params, trainer
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("stored", PRECISIONS)
+def test_the_file_of_a_plain_fp32_trainer_continues_its_run(name, stored, tmp_path):
+    params, fname = files(tmp_path)
+    net = two_layers()
+    plain = gluon.Trainer(net.collect_params(), name, options(name, True))
+    train(net, plain, range(4))
+    net.save_parameters(params)
+    plain.save_states(fname)
+    other = two_layers(PRECISIONS[stored], seed=99)
+    other.load_parameters(params)
+    resumed = trainer_of(other, name)
+    resumed.load_states(fname)
+    assert resumed.loss_scale == 2.0**8
+    assert tree(resumed._updaters[0].states) == tree(plain._updaters[0].states)
+    if stored == "float32":
+        train(net, plain, range(4, 8))
+        train(other, resumed, range(4, 8))
+        assert picture(resumed)["weights"] == [tree(p.list_data()) for p in plain._params]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_file_of_a_plain_multi_precision_trainer_gives_states_and_masters(name, tmp_path):
+    """(state, master) or (master, state), told apart by what the optimizer makes."""
+    _, fname = files(tmp_path)
+    params, plain = plain_float16(name, 3, fname)
+    net = two_layers(MASTERS, seed=99)
+    trainer = mxmp.Trainer(net.collect_params(), name, OPTIMIZERS[name], loss_scale=1.0)
+    trainer.load_states(fname)
+    for ours, theirs in zip(trainer._params, params):
+        assert tree(ours.data()) == tree(theirs.data())
+    mx.random.seed(1)
+    expected = continue_plain(plain, params)
+    mx.random.seed(1)
+    for step, param in enumerate(trainer._params):
+        trainer._updaters[0](step, mx.nd.ones(param.shape, dtype="float16"), param.data())
+    assert [tree(p.data()) for p in trainer._params] == expected
+
+
+def continue_plain(trainer, params):
+    for i, param in enumerate(params):
+        trainer._updaters[0](i, mx.nd.ones(param.shape, dtype="float16"), param.data())
+    return [tree(p.data()) for p in params]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.filterwarnings("ignore:Accumulating with float16")
+def test_the_users_own_float16_parameters_resume_in_their_own_layout(name, multi, tmp_path):
+    _, fname = files(tmp_path)
+
+    def run(seed):
+        mx.random.seed(seed)
+        weight = gluon.Parameter("weight", shape=(4, 3), dtype="float16")
+        weight.initialize(mx.init.Uniform(1))
+        more = {**OPTIMIZERS[name], "multi_precision": multi}
+        return weight, mxmp.Trainer([weight], name, more, loss_scale=2.0)
+
+    def step(weight, trainer):
+        with mx.autograd.record():
+            loss = (weight.data().astype("float32") ** 2).sum()
+        trainer.backward(loss)
+        trainer.step(1)
+
+    weight, trainer = run(1)
+    for _ in range(3):
+        step(weight, trainer)
+    trainer.save_states(fname)
+    other, resumed = run(2)
+    other.set_data(weight.data())
+    resumed.load_states(fname)
+    for _ in range(3):
+        step(weight, trainer)
+        step(other, resumed)
+    assert whole(resumed) == whole(trainer)
+
+
+# -- damaged, foreign and malicious files -----------------------------------------------------------
+
+
+class Explodes:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def good_file(tmp_path):
+    net = two_layers(MASTERS)
+    trainer = trainer_of(net)
+    steps(net, trainer, range(6))
+    fname = tmp_path / "good"
+    trainer.save_states(str(fname))
+    return net, trainer, fname.read_bytes()
+
+
+def tampered(content, at):
+    changed = bytearray(content)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+def test_a_file_cut_anywhere_is_a_clear_error_and_changes_nothing(tmp_path):
+    net, trainer, content = good_file(tmp_path)
+    before = whole(trainer)
+    bad = tmp_path / "bad"
+    for length in [*range(0, len(content), 997), len(content) - 1]:
+        bad.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"truncated or changed.*nothing was loaded"):
+            trainer.load_states(str(bad))
+    assert whole(trainer) == before
+    steps(net, trainer, range(6, 8))
+
+
+def test_a_changed_byte_never_loads_something_else(tmp_path):
+    """A flip in the zip's own bookkeeping may go unnoticed; then what is loaded is what was saved."""
+    _, trainer, content = good_file(tmp_path)
+    before = whole(trainer)
+    bad = tmp_path / "bad"
+    refused = 0
+    for at in range(0, len(content), 53):
+        bad.write_bytes(tampered(content, at))
+        try:
+            trainer.load_states(str(bad))
+        except ValueError:
+            refused += 1
+        assert whole(trainer) == before
+    assert refused > len(content) / 53 / 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not a states file",
+        pickle.dumps({"a": 1}),
+        pickle.dumps(({}, {})),
+        pickle.dumps([1, 2, 3]),
+        json.dumps({"format": "mxmp-states-1"}).encode(),
+        b"PK\x03\x04 but no zip",
+    ],
+    ids=["empty", "text", "dict", "pair", "list", "json", "zip"],
+)
+def test_a_file_of_something_else_is_a_clear_error(content, tmp_path):
+    _, trainer, _ = good_file(tmp_path)
+    before = whole(trainer)
+    bad = tmp_path / "bad"
+    bad.write_bytes(content)
+    with pytest.raises(ValueError, match="no states file of mxmp"):
+        trainer.load_states(str(bad))
+    assert whole(trainer) == before
+
+
+def test_other_zips_and_parameter_files_are_refused(tmp_path):
+    net, trainer, _ = good_file(tmp_path)
+    np.savez(tmp_path / "bad.npz", tree=np.zeros(3))
+    net.save_parameters(str(tmp_path / "net.params"))
+    for name in ("bad.npz", "net.params"):
+        with pytest.raises(ValueError, match="no states file"):
+            trainer.load_states(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("where", ["alone", "in the states", "in the optimizer", "in an npz"])
+def test_code_in_a_file_is_not_run(where, tmp_path):
+    _, trainer, content = good_file(tmp_path)
+    before = whole(trainer)
+    target = tmp_path / "exploded"
+    bomb = Explodes(target)
+    optimizer = mx.optimizer.create("adam")
+    if where == "in the optimizer":
+        optimizer.extra = bomb
+    holder = {"alone": bomb, "in the states": ({0: bomb}, optimizer), "in the optimizer": ({}, optimizer)}
+    bad = tmp_path / "bad"
+    if where == "in an npz":
+        with np.load(io.BytesIO(content)) as archive:
+            arrays = dict(archive)
+        arrays["a0"] = np.array([bomb], dtype=object)
+        np.savez(str(bad) + ".npz", **arrays)
+        bad = tmp_path / "bad.npz"
+    else:
+        bad.write_bytes(pickle.dumps(holder[where]))
+    with pytest.raises(ValueError, match="nothing was loaded"):
+        trainer.load_states(str(bad))
+    assert not target.exists()
+    assert whole(trainer) == before
+    pickle.loads(pickle.dumps(Explodes(target)))
+    assert target.exists(), "the bomb itself works"
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [("eval", "('1',)"), ("exec", "('1',)"), ("getattr", "(1, 'real')"), ("__import__", "('os',)")],
+)
+def test_builtins_that_run_code_are_not_admitted(name, args, tmp_path):
+    _, trainer, _ = good_file(tmp_path)
+    bad = tmp_path / "bad"
+    bad.write_bytes(b"cbuiltins\n" + name.encode() + b"\n(S'1'\ntR.")
+    with pytest.raises(ValueError, match=f"builtins.{name}"):
+        trainer.load_states(str(bad))
+
+
+def test_functions_of_mxnet_are_not_admitted(tmp_path):
+    _, trainer, _ = good_file(tmp_path)
+    bad = tmp_path / "bad"
+    for name in (b"ndarray\nsave", b"gluon.utils\ndownload", b"optimizer.optimizer\nos"):
+        bad.write_bytes(b"cmxnet." + name + b"\n(S'x'\ntR.")
+        with pytest.raises(ValueError, match="no array or optimizer of MXNet"):
+            trainer.load_states(str(bad))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: trainer_of(two_layers(), "sgd"), "optimizer"),
+        (lambda: trainer_of(two_layers(bias=True), "adam"), "other parameters: 2 of them, here are 4"),
+        (lambda: trainer_of(two_layers(), "adam", scheduled=False), "learning-rate schedule"),
+        (lambda: trainer_of(nn_of((4, 3), (2, 5)), "adam"), r"number 1 has shape \(2, 4\), here it has \(2, 5\)"),
+    ],
+)
+@pytest.mark.parametrize("plain", [False, True])
+def test_states_of_another_run_are_refused_with_the_difference(make, message, plain, tmp_path):
+    fname = str(tmp_path / "states")
+    net = two_layers()
+    if plain:
+        trainer = gluon.Trainer(net.collect_params(), "adam", options("adam", True))
+        train(net, trainer, range(2))
+        message = "other parameters|of another|" + message if "2 of them" not in message else None
+    else:
+        trainer = trainer_of(net)
+        steps(net, trainer, range(2))
+    trainer.save_states(fname)
+    if message is None:
+        return
+    other = make()
+    before = whole(other)
+    with pytest.raises(ValueError, match=message):
+        other.load_states(fname)
+    assert whole(other) == before
+
+
+def nn_of(*shapes):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for out, units in shapes:
+            net.add(nn.Dense(out, in_units=units, use_bias=False))
+    net.initialize()
+    return net
+
+
+# -- on disk ----------------------------------------------------------------------------------------
+
+KILLED = """
+import sys
+import numpy as np
+from mxmp.step import states
+arrays = {i: np.full(1_000_000, float(sys.argv[2]), np.float32) for i in range(8)}
+found = states.OptimizerStates(None, "SGD", {}, None, arrays, {}, [])
+print("ready", flush=True)
+while True:
+    states.write(sys.argv[1], found)
+"""
+
+
+@pytest.mark.parametrize("delay", [0.01, 0.03, 0.06, 0.1, 0.15])
+def test_kill_9_during_a_save_leaves_the_old_file_or_the_new_one(delay, tmp_path):
+    fname = str(tmp_path / "states")
+    old = {i: np.zeros(1_000_000, np.float32) for i in range(8)}
+    states.write(fname, states.OptimizerStates(None, "SGD", {}, None, old, {}, []))
+    root = str(Path(mxmp.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": root}
+    process = subprocess.Popen([sys.executable, "-c", KILLED, fname, "7"], stdout=subprocess.PIPE, env=env)
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    found = states.read(fname).states
+    assert {float(a[0]) for a in found.values()} in ({0.0}, {7.0})
+    assert all((a == a[0]).all() for a in found.values())
+
+
+def test_a_save_that_fails_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    _, trainer, content = good_file(tmp_path)
+    monkeypatch.setattr(np, "savez", lambda file, **_: file.write(b"half") and (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        trainer.save_states(str(tmp_path / "good"))
+    assert (tmp_path / "good").read_bytes() == content
+    assert os.listdir(tmp_path) == ["good"]
+
+
+def test_the_file_is_data_that_numpy_alone_can_read(tmp_path):
+    good_file(tmp_path)
+    with np.load(tmp_path / "good", allow_pickle=False) as archive:
+        text = json.loads(archive["tree"].tobytes())
+    assert text["format"] == "mxmp-states-1"
+
+
+def test_loading_returns_fresh_arrays_that_share_nothing(tmp_path):
+    net, trainer, _ = good_file(tmp_path)
+    first = tree(trainer._updaters[0].states)
+    trainer.load_states(str(tmp_path / "good"))
+    other = trainer_of(two_layers(MASTERS))
+    other.load_states(str(tmp_path / "good"))
+    steps(net, trainer, range(6, 8))
+    assert tree(other._updaters[0].states) == first

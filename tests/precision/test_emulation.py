@@ -1,0 +1,388 @@
+"""float16 on a CPU as a Tensor Core computes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import product
+from typing import Any, Callable, NamedTuple
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from oracle import S, assert_same_bits, by_symbol, filled, graphs, half, native, nodes
+
+import mxmp
+from mxmp import Policy
+from mxmp.precision import emulation, plan
+from mxmp.precision.casts import strip
+from mxmp.precision.graph import Entry, Graph, Node
+from mxmp.precision.pipeline import low_graph
+from mxmp.precision.rules import RULES, Kind, rule_of
+
+# -- Matrix operators in NumPy ----------------------------------------------------------------------
+
+
+def np_conv(x: np.ndarray, w: np.ndarray, b: Any = 0, stride: int = 1, pad: int = 0, group: int = 1) -> np.ndarray:
+    x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    (n, _, height, width), (f, c, kh, kw) = x.shape, w.shape
+    out = np.zeros((n, f, (height - kh) // stride + 1, (width - kw) // stride + 1))
+    for o, i, j in product(*map(range, out.shape[1:])):
+        first = o // (f // group) * c
+        patch = x[:, first : first + c, i * stride : i * stride + kh, j * stride : j * stride + kw]
+        out[:, o, i, j] = (patch * w[o]).sum((1, 2, 3))
+    return out + np.reshape(b, (-1, 1, 1))
+
+
+def np_deconv(x: np.ndarray, w: np.ndarray, stride: int = 1, pad: int = 0, adj: int = 0, group: int = 1) -> np.ndarray:
+    (n, c, height, width), (_, f, kh, kw) = x.shape, w.shape
+    out = np.zeros((n, f * group, (height - 1) * stride + kh + adj, (width - 1) * stride + kw + adj))
+    for i, j, k in product(range(c), range(height), range(width)):
+        first = i // (c // group) * f
+        out[:, first : first + f, j * stride : j * stride + kh, k * stride : k * stride + kw] += np.multiply(
+            x[:, i, j, k].reshape(n, 1, 1, 1), w[i]
+        )
+    return out[:, :, pad : out.shape[2] - pad, pad : out.shape[3] - pad]
+
+
+def np_fc(x: np.ndarray, w: np.ndarray, b: Any = 0) -> np.ndarray:
+    return x.reshape(len(x), -1) @ w.T + b
+
+
+def split_heads(x: np.ndarray, parts: int, heads: int) -> list[np.ndarray]:
+    """(length, batch, heads * parts * dim) to ``parts`` arrays (batch * heads, length, dim)."""
+    length, batch, width = x.shape
+    x = x.reshape(length, batch * heads, parts, width // heads // parts)
+    return [x[:, :, part].transpose(1, 0, 2) for part in range(parts)]
+
+
+def np_qk(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    return q @ k.transpose(0, 2, 1) * q.shape[2] ** -0.5
+
+
+def np_valatt(v: np.ndarray, att: np.ndarray, batch: int) -> np.ndarray:
+    return (att @ v).transpose(1, 0, 2).reshape(att.shape[1], batch, -1)
+
+
+class Case(NamedTuple):
+    """A matrix operator: its attributes, input shapes, and the same in NumPy."""
+
+    op: str
+    attrs: dict[str, Any]
+    shapes: list[tuple[int, ...]]
+    numpy: Callable[..., np.ndarray]
+
+    def symbol(self) -> mx.sym.Symbol:
+        inputs = [Entry(Node("null", f"in{i}")) for i in range(len(self.shapes))]
+        node = Node(self.op, "op", {key: str(value) for key, value in self.attrs.items()}, inputs)
+        return Graph([Entry(node)], numpy=self.op.startswith("_np")).to_symbol()
+
+    def values(self, draw: Callable[[tuple[int, ...]], np.ndarray]) -> dict[str, np.ndarray]:
+        return {f"in{i}": draw(shape).astype("float32") for i, shape in enumerate(self.shapes)}
+
+
+K3 = {"kernel": (3, 3), "num_filter": 4}
+CASES = [
+    Case("FullyConnected", {"num_hidden": 3}, [(4, 2, 5), (3, 10), (3,)], np_fc),
+    Case(
+        "Convolution",
+        {**K3, "pad": (1, 1)},
+        [(2, 3, 4, 4), (4, 3, 3, 3), (4,)],
+        lambda *a: np_conv(*a, pad=1),
+    ),
+    Case(
+        "Convolution",
+        {**K3, "stride": (2, 2), "num_group": 2, "no_bias": True},
+        [(2, 4, 5, 5), (4, 2, 3, 3)],
+        lambda *a: np_conv(*a, stride=2, group=2),
+    ),
+    Case(
+        "Deconvolution",
+        {**K3, "pad": (1, 1)},
+        [(2, 4, 6, 6), (4, 4, 3, 3)],
+        lambda *a: np_deconv(*a, pad=1),
+    ),
+    Case(
+        "Deconvolution",
+        {**K3, "stride": (2, 2), "pad": (1, 1), "adj": (1, 1), "num_group": 2},
+        [(2, 4, 3, 3), (4, 2, 3, 3)],
+        lambda *a: np_deconv(*a, stride=2, pad=1, adj=1, group=2),
+    ),
+    Case("dot", {}, [(3, 5), (5, 4)], np.dot),
+    Case("dot", {"transpose_a": True, "transpose_b": True}, [(5, 3), (4, 5)], lambda a, b: a.T @ b.T),
+    Case("batch_dot", {"transpose_b": True}, [(2, 3, 5), (2, 4, 5)], lambda a, b: a @ b.transpose(0, 2, 1)),
+    Case(
+        "_linalg_gemm",
+        {"alpha": 2.0, "beta": 0.5},
+        [(3, 5), (5, 4), (3, 4)],
+        lambda a, b, c: 2 * a @ b + c / 2,
+    ),
+    Case("_linalg_gemm2", {"alpha": 0.5}, [(2, 3, 5), (2, 5, 4)], lambda a, b: a @ b / 2),
+    Case("_np_dot", {}, [(3, 5), (5, 4)], np.dot),
+    Case("_npi_matmul", {}, [(2, 3, 5), (2, 5, 4)], np.matmul),
+    Case("_npi_tensordot_int_axes", {"axes": 2}, [(3, 2, 5), (2, 5, 4)], lambda a, b: np.tensordot(a, b, 2)),
+    Case(
+        "_npi_tensordot",
+        {"a_axes_summed": (0,), "b_axes_summed": (1,)},
+        [(5, 3), (4, 5)],
+        lambda a, b: np.tensordot(a, b, ((0,), (1,))),
+    ),
+    Case(
+        "_contrib_interleaved_matmul_selfatt_qk",
+        {"heads": 2},
+        [(3, 2, 2 * 3 * 4)],
+        lambda x: np_qk(*split_heads(x, 3, 2)[:2]),
+    ),
+    Case(
+        "_contrib_interleaved_matmul_selfatt_valatt",
+        {"heads": 2},
+        [(3, 2, 2 * 3 * 4), (4, 3, 3)],
+        lambda x, att: np_valatt(split_heads(x, 3, 2)[2], att, 2),
+    ),
+    Case(
+        "_contrib_interleaved_matmul_encdec_qk",
+        {"heads": 2},
+        [(3, 2, 2 * 4), (5, 2, 2 * 2 * 4)],
+        lambda q, kv: np_qk(split_heads(q, 1, 2)[0], split_heads(kv, 2, 2)[0]),
+    ),
+    Case(
+        "_contrib_interleaved_matmul_encdec_valatt",
+        {"heads": 2},
+        [(5, 2, 2 * 2 * 4), (4, 3, 5)],
+        lambda kv, att: np_valatt(split_heads(kv, 2, 2)[1], att, 2),
+    ),
+]
+LINALG = ["_linalg_gemm", "_linalg_gemm2"]  # FP32 by rule, for MXNet has no float16 kernel on any device
+POLICY = Policy(low_ops=LINALG)
+matrix_operators = pytest.mark.parametrize("case", CASES, ids=lambda case: case.op)
+
+
+def gradient(case: Case, values: list[np.ndarray], head: np.ndarray, position: int) -> np.ndarray:
+    """Of an operator that is affine in each input: a unit step gives the exact slope."""
+    base = case.numpy(*values)
+    slopes = np.zeros(values[position].shape)
+    for index in np.ndindex(slopes.shape):
+        moved = [value.copy() for value in values]
+        moved[position][index] += 1
+        slopes[index] = (head * (case.numpy(*moved) - base)).sum()
+    return slopes
+
+
+def rounded_inputs(values: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return [half(value).astype("float64") for value in values.values()]
+
+
+def near_integers(shape: tuple[int, ...]) -> np.ndarray:
+    """Integers 8 to 20 once float16 has rounded them; FP32 sums of products of them are exact."""
+    return np.random.randint(8, 21, shape) * np.random.choice([-1, 1], shape) + 0.003
+
+
+@matrix_operators
+def test_matrix_operators_equal_numpy_with_one_rounding_forward_and_backward(case):
+    values = case.values(near_integers)
+    exact = rounded_inputs(values)
+    want = case.numpy(*exact)
+    head = near_integers(want.shape)
+    got = by_symbol(mxmp.cast_symbol(case.symbol(), POLICY), values, heads=[head])
+    np.testing.assert_array_equal(got.outputs[0], half(want))
+    for position, name in enumerate(values):
+        slopes = gradient(case, exact, half(head).astype("float64"), position)
+        np.testing.assert_array_equal(got.grads[name], half(slopes), err_msg=name)
+
+
+@matrix_operators
+def test_matrix_operators_are_within_an_ulp_of_numpy_on_real_numbers(case):
+    values = case.values(lambda shape: np.random.normal(0, 1, shape))
+    exact = rounded_inputs(values)
+    want = half(case.numpy(*exact))
+    head = np.random.normal(0, 1, want.shape)
+    got = by_symbol(mxmp.cast_symbol(case.symbol(), POLICY), values, heads=[head])
+    # Sums of FP32 differ by their order, by 2**-22 or so of their largest term.
+    for value, expected in [(got.outputs[0], want)] + [
+        (got.grads[name], half(gradient(case, exact, half(head).astype("float64"), position)))
+        for position, name in enumerate(values)
+    ]:
+        error = np.abs(value - expected)
+        assert (error <= np.maximum(np.spacing(np.abs(expected).astype("float16")), 2.0**-18)).all()
+        assert np.mean(error > 0) < 0.02
+
+
+def test_deconvolutions_in_3d_run_where_mxnet_has_an_fp32_kernel_only():
+    symbol = S.Deconvolution(S.var("data"), kernel=(2, 2, 2), num_filter=3, name="deconv")
+    values = filled(symbol, data=(1, 2, 3, 3, 3))
+    got = by_symbol(mxmp.cast_symbol(symbol), values, train=False).outputs[0]
+    rounded = {name: half(value) for name, value in values.items()}
+    np.testing.assert_array_equal(got, half(by_symbol(symbol, rounded, train=False).outputs[0]))
+
+
+def test_every_operator_that_the_rules_call_a_matrix_product_is_tested_here():
+    low = {name for name, rule in RULES.items() if rule.kind is Kind.LOW}
+    aliases = {"_npx_convolution", "_npx_deconvolution", "_npx_fully_connected", "_sparse_FullyConnected"}
+    aliases |= {"_sparse_dot", "_npx_batch_dot", "_npx_rnn"}
+    assert low - aliases == {case.op for case in CASES} - set(LINALG) | {"RNN"}
+
+
+RNN_SHAPES = {"data": (3, 2, 5), "state": (2, 2, 4), "cell": (2, 2, 4)}
+
+
+@pytest.mark.parametrize("mode", ["rnn_tanh", "rnn_relu", "lstm", "gru"])
+def test_recurrent_operators_equal_fp32_ones_on_rounded_values(mode):
+    names = ["data", "parameters", "state", "cell"][: 4 if mode == "lstm" else 3]
+    symbol = S.RNN(*map(S.var, names), mode=mode, state_size=4, num_layers=2, state_outputs=True, name="rnn")
+    shapes = {name: RNN_SHAPES[name] for name in names if name in RNN_SHAPES}
+    arguments = dict(zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0]))
+    values = {name: np.random.normal(0, 0.5, shape).astype("float32") for name, shape in arguments.items()}
+    heads = [np.random.normal(0, 1, shape) for shape in symbol.infer_shape(**shapes)[1]]
+    cast = mxmp.cast_symbol(S.Group([S.identity(out) for out in symbol]))
+    got = by_symbol(cast, values, heads=heads)
+    want = by_symbol(symbol, {k: half(v) for k, v in values.items()}, heads=[half(h) for h in heads])
+    for value, expected in zip(got.outputs, want.outputs):
+        np.testing.assert_array_equal(value, half(expected))
+    for name in values:
+        np.testing.assert_array_equal(got.grads[name], half(want.grads[name]))
+        assert np.abs(got.grads[name]).max() > 0
+
+
+# -- The edges of float16 ---------------------------------------------------------------------------
+
+INF = float("inf")
+# a * c + b * d in FP32, rounded once.
+EDGES = [
+    ("overflow", (256, 0), (256, 0), INF),
+    ("negative overflow", (-300, 0), (300, 0), -INF),
+    ("the largest", (65504, 15), (1, 1), 65504),
+    ("a tie beyond the largest", (65504, 16), (1, 1), INF),
+    ("a partial sum beyond the range", (300, -300), (300, 299), 300),
+    ("an input that overflows", (70000, 0), (1, 1), INF),
+    ("infinities that meet", (70000, -70000), (1, 1), float("nan")),
+    ("the smallest subnormal", (2.0**-12, 0), (2.0**-12, 0), 2.0**-24),
+    ("half the smallest", (2.0**-13, 0), (2.0**-12, 0), 0),
+    ("more than half the smallest", (2.0**-13, 2.0**-13), (2.0**-12, 2.0**-20), 2.0**-24),
+    ("a tie between subnormals", (3 * 2.0**-13, 0), (2.0**-12, 0), 2.0**-23),
+    ("a subnormal input", (3 * 2.0**-24, 0), (1024, 0), 3 * 2.0**-14),
+    ("an input that underflows", (2.0**-26, 0), (1024, 0), 0),
+    ("a tie down to even", (2048, 1), (1, 1), 2048),
+    ("a tie up to even", (2050, 1), (1, 1), 2052),
+    ("an input tie down", (2049, 0), (1, 1), 2048),
+    ("an input tie up", (2051, 0), (1, 1), 2052),
+    ("just over a tie", (2048, 1.5), (1, 1), 2050),
+]
+TWO_TERMS = {
+    "FullyConnected": lambda x, w: S.FullyConnected(x.reshape((1, 2)), w.reshape((1, 2)), no_bias=True, num_hidden=1),
+    "Convolution": lambda x, w: S.Convolution(
+        x.reshape((1, 2, 1, 1)), w.reshape((1, 2, 1, 1)), no_bias=True, kernel=(1, 1), num_filter=1
+    ),
+    "Deconvolution": lambda x, w: S.Deconvolution(
+        x.reshape((1, 2, 1, 1)), w.reshape((2, 1, 1, 1)), no_bias=True, kernel=(1, 1), num_filter=1
+    ),
+    "dot": lambda x, w: S.dot(x.reshape((1, 2)), w.reshape((2, 1))),
+    "batch_dot": lambda x, w: S.batch_dot(x.reshape((1, 1, 2)), w.reshape((1, 2, 1))),
+}
+
+
+def pair(values: tuple[float, float]) -> np.ndarray:
+    return np.array(values, "float32")
+
+
+@pytest.mark.parametrize("op", TWO_TERMS)
+@pytest.mark.parametrize(("left", "right", "expected"), [e[1:] for e in EDGES], ids=[e[0] for e in EDGES])
+def test_outputs_at_the_edges_of_float16(op, left, right, expected):
+    cast = mxmp.cast_symbol(TWO_TERMS[op](S.var("x"), S.var("w")))
+    got = by_symbol(cast, {"x": pair(left), "w": pair(right)}, train=False)
+    np.testing.assert_array_equal(got.outputs[0].ravel(), [expected])
+
+
+@pytest.mark.parametrize(("left", "right", "expected"), [e[1:] for e in EDGES], ids=[e[0] for e in EDGES])
+def test_gradients_at_the_edges_of_float16(left, right, expected):
+    x = S.FullyConnected(S.var("x"), S.var("w"), no_bias=True, num_hidden=2)
+    values = {"x": np.ones((1, 1), "float32"), "w": pair(right).reshape(2, 1)}
+    got = by_symbol(mxmp.cast_symbol(x), values, heads=[pair(left).reshape(1, 2)], grads_of=["x", "w"])
+    np.testing.assert_array_equal(got.grads["x"].ravel(), [expected])
+    np.testing.assert_array_equal(got.grads["w"].ravel(), half(pair(left)))
+
+
+def test_gradients_that_meet_are_rounded_and_then_summed_in_float16():
+    x = S.var("x")
+    one, other = (S.FullyConnected(x, S.var(w), no_bias=True, num_hidden=1) for w in ("w1", "w2"))
+    values = {"x": np.ones((1, 1)), "w1": np.array([[2048.9]]), "w2": np.array([[1.0]])}
+    values = {name: value.astype("float32") for name, value in values.items()}
+    got = by_symbol(mxmp.cast_symbol(S.Group([one, other])), values, heads=[np.ones((1, 1))] * 2)
+    assert half(2048.9) + 1 == 2049
+    np.testing.assert_array_equal(got.grads["x"], [[2048]])
+
+
+def test_followers_round_their_own_output():
+    x = S.FullyConnected(S.var("x"), S.var("w"), no_bias=True, num_hidden=1)
+    values = {"x": np.full((1, 1), 2048, "float32"), "w": np.ones((1, 1), "float32")}
+    cast = mxmp.cast_symbol(x + 1.0)
+    got = by_symbol(cast, values, train=False)
+    np.testing.assert_array_equal(got.outputs[0], [[2048]])
+
+
+# -- The shape of the emulated graph ----------------------------------------------------------------
+
+
+def mixed() -> mx.sym.Symbol:
+    x = S.relu(S.Convolution(S.var("data"), kernel=(3, 3), pad=(1, 1), num_filter=4, name="c1"))
+    y = S.relu(S.Convolution(x, kernel=(1, 1), num_filter=4, name="c2"))
+    x = S.Concat(x, S.transpose(y, axes=(0, 1, 3, 2)), S.abs(y), name="cat")
+    left, right = S.SliceChannel(x, num_outputs=2, name="split")
+    x = S.relu(S.Deconvolution(-left, kernel=(2, 2), num_filter=6, name="d")).slice_axis(axis=2, begin=0, end=6)
+    x = S.tanh(x.slice_axis(axis=3, begin=0, end=6)) + right
+    return S.FullyConnected(S.flatten(x), num_hidden=5, name="fc")
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(output="compute"), Policy(exclude=["cat"])], ids=str)
+def test_the_shortcut_of_exact_operators_changes_no_bit(policy, monkeypatch):
+    symbol = mixed()
+    values = filled(symbol, data=(2, 3, 6, 6))
+    short = mxmp.cast_symbol(symbol, policy)
+    monkeypatch.setattr(plan, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
+    full = mxmp.cast_symbol(symbol, policy)
+    assert len(nodes(short)) < len(nodes(full))
+    assert_same_bits(by_symbol(short, values), by_symbol(full, values))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(graphs())
+def test_the_shortcut_changes_no_bit_on_random_graphs(drawn):
+    symbol, shapes = drawn
+    values = filled(symbol, **shapes)
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        # BatchNorm sums in another order where its input is in another memory layout.
+        patch.setattr(emulation, "blocked_batch_norms", lambda graph: None)
+        for exact in (True, False):
+            if not exact:
+                patch.setattr(plan, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
+            low, _ = low_graph(Graph.from_symbol(symbol), Policy(), "cpu")
+            results.append(by_symbol(low.to_symbol(), values))
+    assert_same_bits(*results)
+
+
+def matrix_inputs(symbol: mx.sym.Symbol) -> set[str | None]:
+    """Dtypes that casts give to the inputs of matrix operators; None for an input that is no cast."""
+    every = nodes(symbol)
+    found = set()
+    for node in every:
+        if node["op"] in RULES and RULES[node["op"]].kind is Kind.LOW:
+            found |= {every[i].get("attrs", {}).get("dtype") for i, *_ in node["inputs"]}
+    return found
+
+
+def test_a_gpu_gets_native_float16_and_a_cpu_the_emulation():
+    symbol = mixed()
+    assert "float32" not in matrix_inputs(native(symbol))
+    assert matrix_inputs(mxmp.cast_symbol(symbol, ctx=mx.cpu())) <= {"float32", "float64", None}
+    emulated, plain = nodes(mxmp.cast_symbol(symbol)), nodes(native(symbol))
+    assert len(emulated) > len(plain)
+
+
+def test_a_chain_of_100000_nodes_is_lowered_and_stripped():
+    node = Node("dot", "dot", inputs=[Entry(Node("null", "x")), Entry(Node("null", "w"))])
+    for index in range(100_000):
+        node = Node("tanh" if index % 4 == 0 else "relu", f"n{index}", inputs=[Entry(node)])
+    graph = Graph([Entry(node)])
+    low, plan = low_graph(graph, Policy(), "cpu")
+    assert plan.num_low == 100_001
+    assert [n.name for n in strip(low).nodes()] == [n.name for n in graph.nodes()]

@@ -1,0 +1,144 @@
+"""The graph: what it reads it writes, in MXNet's own order, at any size."""
+
+from __future__ import annotations
+
+import json
+
+import mxnet as mx
+import pytest
+
+from mxmp.precision.graph import Entry, Graph, Node
+
+
+def var(name: str, **kwargs) -> mx.sym.Symbol:
+    return mx.sym.var(name, **kwargs)
+
+
+def conv_net() -> mx.sym.Symbol:
+    x = mx.sym.Convolution(var("data"), kernel=(3, 3), num_filter=4, name="conv")
+    x = mx.sym.BatchNorm(x, name="bn", fix_gamma=False)
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=3, name="fc"), name="softmax")
+
+
+def tied() -> mx.sym.Symbol:
+    weight = var("weight", lr_mult=0.5, shape=(4, 4))
+    x = mx.sym.FullyConnected(var("data"), weight, no_bias=True, num_hidden=4, name="one")
+    return mx.sym.FullyConnected(x, weight, no_bias=True, num_hidden=4, name="two")
+
+
+def several_outputs() -> mx.sym.Symbol:
+    parts = mx.sym.SliceChannel(var("data"), num_outputs=3, name="split")
+    return mx.sym.Group([parts[2], mx.sym.relu(parts[0], name="relu"), parts[2]])
+
+
+def foreach() -> mx.sym.Symbol:
+    weight = var("weight")
+
+    def body(item, state):
+        new = mx.sym.dot(item, weight) + state
+        return new, new
+
+    outs, last = mx.sym.contrib.foreach(body, mx.sym.relu(var("data")), var("state"), name="loop")
+    return mx.sym.Group([outs, last])
+
+
+def while_loop() -> mx.sym.Symbol:
+    outs, last = mx.sym.contrib.while_loop(
+        cond=lambda i, total: i <= 5,
+        func=lambda i, total: ([total], [i + 1, total + i]),
+        loop_vars=[var("i"), var("total")],
+        max_iterations=10,
+    )
+    return mx.sym.Group([*outs, *last])
+
+
+def cond() -> mx.sym.Symbol:
+    a, b = var("a"), var("b")
+    return mx.sym.contrib.cond(a < b, lambda: mx.sym.dot(a, b), lambda: a - b)
+
+
+def numpy_kind() -> mx.sym.Symbol:
+    return mx.sym.np.exp(mx.sym.np.dot(var("data").as_np_ndarray(), var("other").as_np_ndarray()))
+
+
+CONTROL_FLOW = [foreach, while_loop, cond]
+NETS = [conv_net, tied, several_outputs, numpy_kind, *CONTROL_FLOW]
+
+
+def as_data(symbol: mx.sym.Symbol) -> dict:
+    """The JSON of a Symbol, less ``node_row_ptr``, which MXNet recomputes."""
+    raw = json.loads(symbol.tojson(remove_amp_cast=False))
+    raw.pop("node_row_ptr", None)
+    return raw
+
+
+@pytest.mark.parametrize("build", NETS)
+def test_a_graph_writes_the_json_that_mxnet_wrote(build):
+    symbol = build()
+    written = json.loads(Graph.from_symbol(symbol).to_json())
+    assert written == as_data(symbol)
+    again = Graph.from_symbol(symbol).to_symbol()
+    assert as_data(again) == as_data(symbol)
+    assert type(again) is type(symbol)
+
+
+@pytest.mark.parametrize("build", NETS)
+def test_a_round_trip_keeps_the_order_of_arguments_states_and_outputs(build):
+    symbol = build()
+    again = Graph.from_symbol(symbol).to_symbol()
+    assert again.list_arguments() == symbol.list_arguments()
+    assert again.list_auxiliary_states() == symbol.list_auxiliary_states()
+    assert again.list_outputs() == symbol.list_outputs()
+
+
+@pytest.mark.parametrize("build", CONTROL_FLOW)
+def test_control_flow_bodies_are_carried_untouched(build):
+    symbol = build()
+    bodies = [n["subgraphs"] for n in as_data(symbol)["nodes"] if "subgraphs" in n]
+    assert bodies
+    graph = Graph.from_symbol(symbol)
+    assert [n.subgraphs for n in graph.nodes() if n.subgraphs] == bodies
+
+
+def test_reading_leaves_the_symbol_alone():
+    symbol = conv_net()
+    before = symbol.tojson()
+    graph = Graph.from_symbol(symbol)
+    for node in graph.nodes():
+        node.name, node.attrs = "x", {}
+    assert symbol.tojson() == before
+
+
+def test_tied_variables_are_one_node_with_all_its_readers():
+    graph = Graph.from_symbol(tied())
+    weight = next(n for n in graph.nodes() if n.name == "weight")
+    assert [(n.name, i) for n, i in graph.consumers()[Entry(weight)]] == [("one", 1), ("two", 1)]
+    assert weight.attrs == {"__lr_mult__": "0.5", "__shape__": "(4, 4)"}
+
+
+def test_nodes_come_once_inputs_first_in_mxnets_order():
+    for build in NETS:
+        symbol = build()
+        nodes = list(Graph.from_symbol(symbol).nodes())
+        assert [n.name for n in nodes] == [n["name"] for n in as_data(symbol)["nodes"]]
+        for index, node in enumerate(nodes):
+            assert {e.node for e in node.inputs} <= set(nodes[:index])
+
+
+def test_control_dependencies_are_walked_and_written():
+    first, second = Node("null", "first"), Node("null", "second")
+    node = Node("relu", "relu", inputs=[Entry(second)], control_deps=[first])
+    graph = Graph([Entry(node)])
+    assert [n.name for n in graph.nodes()] == ["second", "first", "relu"]
+    again = Graph.from_json(graph.to_json())
+    assert [n.name for n in next(n for n in again.nodes() if n.op == "relu").control_deps] == ["first"]
+
+
+def test_a_chain_of_100000_nodes_needs_no_recursion():
+    node = Node("null", "data")
+    for index in range(100_000):
+        node = Node("relu", f"relu{index}", inputs=[Entry(node)])
+    graph = Graph([Entry(node)])
+    assert sum(1 for _ in graph.nodes()) == 100_001
+    again = Graph.from_json(graph.to_json())
+    assert [n.name for n in again.nodes()] == [n.name for n in graph.nodes()]

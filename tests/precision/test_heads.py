@@ -1,0 +1,104 @@
+"""Loss heads that ignore the gradient from above: scaled from behind, forward untouched."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from oracle import S, by_symbol
+
+from mxmp.precision.graph import Graph
+from mxmp.precision.heads import SCALE_NAME, HeadScale, scale_heads
+
+FC = S.FullyConnected(S.var("data"), num_hidden=3, name="fc")
+HEADS = {
+    "SoftmaxOutput": lambda x: S.SoftmaxOutput(x, S.var("label"), name="head", grad_scale=0.25),
+    "SVMOutput": lambda x: S.SVMOutput(x, S.var("label"), name="head"),
+    "LinearRegressionOutput": lambda x: S.LinearRegressionOutput(x, S.var("target"), name="head"),
+    "LogisticRegressionOutput": lambda x: S.LogisticRegressionOutput(x, S.var("target"), name="head"),
+    "MAERegressionOutput": lambda x: S.MAERegressionOutput(x, S.var("target"), name="head"),
+    "MakeLoss": lambda x: S.MakeLoss(S.square(x), name="head", grad_scale=0.5),
+    "make_loss": lambda x: S.make_loss(S.square(x), name="head"),
+}
+VALUES = {
+    "data": np.random.RandomState(0).normal(0, 1, (4, 5)).astype("float32"),
+    "fc_weight": np.random.RandomState(1).normal(0, 1, (3, 5)).astype("float32"),
+    "fc_bias": np.zeros(3, "float32"),
+    "label": np.array([0, 1, 2, 1], "float32"),
+    "target": np.random.RandomState(2).normal(0, 1, (4, 3)).astype("float32"),
+}
+GRADS = ["data", "fc_weight", "fc_bias"]
+
+
+def scaled(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    graph = Graph.from_symbol(symbol)
+    assert scale_heads(graph)
+    return graph.to_symbol()
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_forward_keeps_its_bits_and_the_gradient_is_multiplied_exactly(head):
+    symbol = HEADS[head](FC)
+    plain = by_symbol(symbol, VALUES, grads_of=GRADS)
+    for scale in (1.0, 1024.0, 0.125):
+        got = by_symbol(scaled(symbol), {**VALUES, SCALE_NAME: np.array([scale], "float32")}, grads_of=GRADS)
+        np.testing.assert_array_equal(got.outputs[0], plain.outputs[0])
+        for name in GRADS:
+            np.testing.assert_array_equal(got.grads[name], plain.grads[name] * np.float32(scale))
+
+
+def test_infinities_and_nan_pass_through():
+    symbol = S.MakeLoss(S.identity(S.var("data")))
+    data = np.array([np.inf, -np.inf, np.nan, 1e-45], "float32")
+    values = {"data": data, SCALE_NAME: np.array([65536], "float32")}
+    got = by_symbol(scaled(symbol), values, grads_of=["data"])
+    np.testing.assert_array_equal(got.outputs[0], data)
+
+
+def test_several_heads_share_one_scale_and_plain_heads_are_left_alone():
+    both = S.Group([HEADS["SoftmaxOutput"](FC), HEADS["make_loss"](FC), S.relu(FC)])
+    assert scaled(both).list_arguments().count(SCALE_NAME) == 1
+    got = by_symbol(scaled(S.relu(FC) + 0 * S.make_loss(FC)), {**VALUES, SCALE_NAME: np.ones(1, "float32")})
+    assert np.isfinite(got.grads["data"]).all()
+
+
+def test_a_graph_without_such_heads_is_untouched():
+    graph = Graph.from_symbol(S.softmax(FC))
+    before = graph.to_json()
+    assert not scale_heads(graph)
+    assert graph.to_json() == before
+
+
+@mx.operator.register("mxmp_test_head")
+class HeadProp(mx.operator.CustomOpProp):
+    def __init__(self, top: str = "False") -> None:
+        super().__init__(need_top_grad=top == "True")
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Head()
+
+
+class Head(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0])
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], 3 * in_data[0])
+
+
+@pytest.mark.parametrize(("top", "is_head"), [("False", True), ("True", False)])
+def test_a_custom_operator_is_a_head_where_it_says_that_it_needs_no_gradient(top, is_head):
+    symbol = S.Custom(FC, op_type="mxmp_test_head", top=top, name="head")
+    graph = Graph.from_symbol(symbol)
+    assert scale_heads(graph) is is_head
+    assert (SCALE_NAME in graph.to_symbol().list_arguments()) is is_head
+
+
+def test_head_scale_keeps_its_arrays_at_the_current_value():
+    scale = HeadScale()
+    array = scale.array(mx.cpu(0))
+    assert (array.dtype, array.shape, array.asscalar()) == (np.float32, (1,), 1)
+    scale.set(256.0)
+    assert array.asscalar() == 256
+    assert scale.array(mx.cpu(0)) is array
+    assert scale.array(mx.cpu(1)).asscalar() == 256

@@ -1,0 +1,397 @@
+"""The rules table against the operators that MXNet itself registers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Iterable, NamedTuple
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet._ctypes.ndarray import _imperative_invoke
+from mxnet.base import _LIB, check_call
+
+from mxmp.precision.rules import (
+    BFLOAT16_CPU,
+    BFLOAT16_CPU_EXCEPT,
+    CUDA_BUILD_ONLY,
+    RULES,
+    Kind,
+    Rule,
+    UnknownOperator,
+    When,
+    missing_kernel,
+    rule_of,
+)
+
+# mx.nd.array looks for scipy.sparse.csr.
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")
+
+
+class Registered(NamedTuple):
+    """What MXNet says of an operator; ``attrs`` maps names to their type strings."""
+
+    canonical: str
+    inputs: tuple[str, ...]
+    variadic: bool
+    attrs: dict[str, str]
+
+
+def registered() -> dict[str, Registered]:
+    names, size = ctypes.POINTER(ctypes.c_char_p)(), ctypes.c_uint()
+    check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
+    return {name: describe(name) for name in sorted(names[i].decode() for i in range(size.value))}
+
+
+def handle(name: str) -> ctypes.c_void_p:
+    op = ctypes.c_void_p()
+    check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(op)))
+    return op
+
+
+def describe(name: str) -> Registered:
+    text, count, texts = ctypes.c_char_p, ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)
+    real, doc, variadic, returns = text(), text(), text(), text()
+    args, types, docs = texts(), texts(), texts()
+    out = (real, doc, count, args, types, docs, variadic, returns)
+    check_call(_LIB.MXSymbolGetAtomicSymbolInfo(handle(name), *map(ctypes.byref, out)))
+    pairs = [(args[i].decode(), types[i].decode()) for i in range(count.value)]
+    inputs = tuple(arg for arg, kind in pairs if "NDArray" in kind or "Symbol" in kind)
+    return Registered(real.value.decode(), inputs, bool(variadic.value), {a: t for a, t in pairs if a not in inputs})
+
+
+OPS = registered()
+FORWARD = {name: op for name, op in OPS.items() if "backward" not in name}
+
+
+def without_rule(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name not in RULES]
+
+
+def test_every_registered_forward_operator_has_a_rule():
+    assert len(set(FORWARD) - CUDA_BUILD_ONLY) == 892
+    assert without_rule(FORWARD) == []
+    assert without_rule([*FORWARD, "made_up_operator"]) == ["made_up_operator"]
+
+
+def test_every_registered_backward_operator_resolves_to_alone():
+    backward = set(OPS) - set(FORWARD)
+    assert backward
+    for name in backward:
+        assert rule_of(name).kind is Kind.ALONE
+        assert "autograd" in rule_of(name).reason
+
+
+def test_the_table_names_only_operators_that_mxnet_has():
+    assert set(RULES) - set(FORWARD) <= CUDA_BUILD_ONLY
+    assert set(RULES) >= BFLOAT16_CPU
+    assert set(BFLOAT16_CPU_EXCEPT) <= BFLOAT16_CPU
+
+
+def test_every_reason_is_one_specific_line():
+    reasons = {rule.reason for rule in RULES.values()}
+    reasons |= {exception.reason for rule in RULES.values() for exception in rule.when}
+    for reason in reasons:
+        assert 20 <= len(reason) <= 160, reason
+        assert "\n" not in reason, reason
+        assert len(reason.split()) >= 4, reason
+
+
+def test_positions_are_among_the_operators_inputs():
+    for name, op in FORWARD.items():
+        rule = RULES[name]
+        if not op.variadic:
+            assert all(0 <= position < len(op.inputs) for position in rule.keep + rule.params), name
+
+
+def test_kept_inputs_are_what_their_names_say():
+    inputs = {
+        "Embedding": ["data"],
+        "take": ["indices"],
+        "pick": ["index"],
+        "where": ["condition"],
+        "SequenceMask": ["sequence_length"],
+        "CTCLoss": ["label", "data_lengths", "label_lengths"],
+        "RNN": ["sequence_length"],
+        "BatchNorm": ["gamma", "beta", "moving_mean", "moving_var"],
+        "SoftmaxOutput": ["label"],
+        "softmax": ["length"],
+    }
+    for name, kept in inputs.items():
+        assert [FORWARD[name].inputs[position] for position in RULES[name].keep] == kept
+
+
+def test_aliases_have_the_rule_of_their_canonical_operator():
+    for name, op in FORWARD.items():
+        assert RULES[name] == RULES[op.canonical], (name, op.canonical)
+        assert (name in BFLOAT16_CPU) <= (op.canonical in BFLOAT16_CPU), name
+
+
+def test_exceptions_and_scalars_name_real_attributes_and_no_exception_holds_a_default():
+    exceptions = [(name, when) for name, rule in RULES.items() for when in rule.when]
+    exceptions += [(name, when) for name, whens in BFLOAT16_CPU_EXCEPT.items() for when in whens]
+    for name, when in exceptions:
+        declared = FORWARD[name].attrs[when.attr]
+        default = re.search(r"default='(.*)'", declared)
+        assert all(f"'{value}'" in declared for value in when.values), (name, when)
+        assert default is None or default.group(1) not in when.values, (name, when)
+    for name in FORWARD:
+        rule = RULES[name]
+        assert set(rule.scalars) <= set(FORWARD[name].attrs), name
+
+
+def test_attributes_choose_exceptions_and_an_absent_attribute_chooses_none():
+    assert rule_of("Pooling").resolve({})[0] is Kind.FOLLOW
+    assert rule_of("Pooling").resolve({"pool_type": "lp"})[0] is Kind.FULL
+    assert rule_of("Activation").resolve({"act_type": "relu"})[0] is Kind.FOLLOW
+    kind, reason = rule_of("Activation").resolve({"act_type": "softrelu"})
+    assert kind is Kind.FULL
+    assert "exp" in reason
+    first = Rule(Kind.FOLLOW, "r", when=(When("a", ("1",), Kind.FULL, "x"), When("a", ("1",), Kind.LOW, "y")))
+    assert first.resolve({"a": "1"}) == (Kind.FULL, "x")
+
+
+@pytest.mark.parametrize("scalar", ["-1e18", "1e5", "1e-12", "-65505"])
+def test_constants_that_float16_loses_make_the_node_full_in_float16_only(scalar):
+    rule = rule_of("_mul_scalar")
+    kind, reason = rule.resolve({"scalar": scalar})
+    assert kind is Kind.FULL
+    assert scalar in reason
+    assert rule.resolve({"scalar": scalar}, "bfloat16")[0] is Kind.FOLLOW
+
+
+@pytest.mark.parametrize("scalar", ["0", "0.0", "-1", "65504", "1e-5", "inf", "-inf", "None"])
+def test_constants_that_float16_holds_leave_the_rule(scalar):
+    assert rule_of("_mul_scalar").resolve({"scalar": scalar})[0] is Kind.FOLLOW
+
+
+def test_an_unknown_operator_is_an_error_that_names_it_and_the_fix():
+    for expected in (KeyError, ValueError, UnknownOperator):
+        with pytest.raises(expected, match=r"made_up.*full_ops.*low_ops"):
+            rule_of("made_up")
+
+
+def test_missing_kernels_are_those_of_bfloat16_on_the_cpu():
+    assert missing_kernel("Deconvolution", {}, "float16", "cpu") == ""
+    assert missing_kernel("Deconvolution", {}, "float16", "gpu") == ""
+    assert "Deconvolution" in missing_kernel("Deconvolution", {}, "bfloat16", "cpu")
+    assert missing_kernel("Pooling", {}, "bfloat16", "cpu") == ""
+    assert "max and avg" in missing_kernel("Pooling", {"pool_type": "sum"}, "bfloat16", "cpu")
+
+
+def test_operators_that_end_the_process_in_bfloat16_are_never_listed():
+    for name in ("Deconvolution", "transpose"):
+        aliases = {alias for alias, op in FORWARD.items() if op.canonical == name}
+        assert not aliases & BFLOAT16_CPU
+
+
+# -- Numbers ----------------------------------------------------------------------------------------
+
+X = (2, 8, 6, 6)
+S = (3, 4)
+Case = "tuple[list[tuple[int, ...]], dict[str, Any]]"
+
+# One call per operator: shapes of its float inputs, then attributes.
+EXACT: dict[str, Case] = {
+    "relu": ([X], {}),
+    "_npx_relu": ([X], {}),
+    "abs": ([X], {}),
+    "_npi_absolute": ([X], {}),
+    "negative": ([X], {}),
+    "_npi_negative": ([X], {}),
+    "_maximum": ([X, X], {}),
+    "_minimum": ([X, X], {}),
+    "Reshape": ([X], {"shape": (0, -1)}),
+    "_np_reshape": ([S], {"newshape": (4, 3)}),
+    "_npx_reshape": ([S], {"newshape": (4, 3)}),
+    "Flatten": ([X], {}),
+    "expand_dims": ([S], {"axis": 1}),
+    "squeeze": ([(3, 1, 4)], {}),
+    "_np_squeeze": ([(3, 1, 4)], {}),
+    "transpose": ([S], {}),
+    "_np_transpose": ([S], {}),
+    "SwapAxis": ([X], {"dim1": 1, "dim2": 2}),
+    "_np_moveaxis": ([X], {"source": 1, "destination": 2}),
+    "depth_to_space": ([X], {"block_size": 2}),
+    "space_to_depth": ([X], {"block_size": 2}),
+    "reverse": ([S], {"axis": 0}),
+    "_npi_flip": ([S], {"axis": 0}),
+    "_npi_rot90": ([S], {"k": 1, "axes": (0, 1)}),
+    "_np_roll": ([S], {"shift": 1, "axis": 0}),
+    "_np_atleast_1d": ([S], {"num_args": 1}),
+    "_np_atleast_2d": ([S], {"num_args": 1}),
+    "_np_atleast_3d": ([S], {"num_args": 1}),
+    "Concat": ([X, X], {"dim": 1, "num_args": 2}),
+    "_npi_concatenate": ([S, S], {"axis": 0, "num_args": 2}),
+    "stack": ([S, S], {"num_args": 2}),
+    "_npi_stack": ([S, S], {"num_args": 2}),
+    "_npi_vstack": ([S, S], {"num_args": 2}),
+    "_npi_hstack": ([S, S], {"num_args": 2}),
+    "_npi_dstack": ([S, S], {"num_args": 2}),
+    "_npi_column_stack": ([S, S], {"num_args": 2}),
+    "_rnn_param_concat": ([(3,), (4,)], {"dim": 0, "num_args": 2}),
+    "slice": ([S], {"begin": (0, 1), "end": (2, 3)}),
+    "slice_axis": ([S], {"axis": 0, "begin": 0, "end": 2}),
+    "SliceChannel": ([S], {"num_outputs": 2, "axis": 1}),
+    "_split_v2": ([S], {"indices": (0, 2), "axis": 1}),
+    "_npi_hsplit": ([S], {"indices": (0, 2), "axis": 1}),
+    "_npi_dsplit": ([X], {"indices": (0, 2), "axis": 2}),
+    "Crop": ([X], {"h_w": (3, 3), "num_args": 1}),
+    "diag": ([S], {}),
+    "_np_diag": ([S], {}),
+    "_np_diagonal": ([S], {}),
+    "_np_diagflat": ([(3,)], {}),
+    "_npi_tril": ([S], {}),
+    "slice_like": ([X, (2, 8, 3, 3)], {"axes": (2, 3)}),
+    "reshape_like": ([S, (4, 3)], {}),
+    "_copy": ([S], {}),
+    "_np_copy": ([S], {}),
+    "BlockGrad": ([S], {}),
+    "zeros_like": ([S], {}),
+    "ones_like": ([S], {}),
+    "where": ([S, S, S], {}),
+    # Without lengths, SequenceLast's backward ends the process in FP32 too.
+    "SequenceLast": ([(4, 2, 3), (2,)], {"use_sequence_length": True}),
+    "SequenceReverse": ([(4, 2, 3), (2,)], {"use_sequence_length": True}),
+}
+NOT_CALLED = {"_copyto", "_CrossDeviceCopy"}  # copies between devices
+
+BFLOAT16: dict[str, Case] = {
+    "Convolution": ([X, (4, 8, 3, 3), (4,)], {"kernel": (3, 3), "num_filter": 4, "pad": (1, 1)}),
+    "FullyConnected": ([X, (5, 288), (5,)], {"num_hidden": 5}),
+    "BatchNorm": ([X, *[(8,)] * 4], {"fix_gamma": False}),
+    "_contrib_BatchNormWithReLU": ([X, *[(8,)] * 4], {"fix_gamma": False}),
+    "Pooling": ([X], {"kernel": (2, 2), "stride": (2, 2), "pool_type": "avg"}),
+    "Activation": ([X], {"act_type": "tanh"}),
+    "LeakyReLU": ([X], {"act_type": "leaky"}),
+    "clip": ([X], {"a_min": 0, "a_max": 0.5}),
+    "add_n": ([X, X], {"num_args": 2}),
+    **{f"_{op}_scalar": ([X], {"scalar": 1.5}) for op in ("plus", "minus", "rminus", "mul", "div")},
+    **{op: ([X, X], {}) for op in ("elemwise_add", "elemwise_sub", "elemwise_mul")},
+    **{op: ([S], {}) for op in ("softmax", "log_softmax", "sigmoid", "tanh", "softsign")},
+    "_contrib_div_sqrt_dim": ([S], {}),
+}
+
+
+def invoke(name: str, arrays: list[mx.nd.NDArray], attrs: dict[str, Any]) -> list[mx.nd.NDArray]:
+    keys, values = [str(key) for key in attrs], [str(value) for value in attrs.values()]
+    out = _imperative_invoke(handle(name).value, arrays, keys, values, None, False, False)
+    return list(out) if isinstance(out, (list, tuple)) else [out]
+
+
+def drawn(name: str, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+    rng = np.random.RandomState(0)
+    values = [rng.normal(0, 1, shape).astype("float32") for shape in shapes]
+    if "BatchNorm" in name:
+        values[4] = np.abs(values[4]) + 0.5
+    if "Sequence" in name:
+        values[1][:] = 2
+    return values
+
+
+def forward_backward(
+    name: str, case: Case, inputs: list[np.ndarray], low: str | None = None, round_heads: bool = False
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Outputs and input gradients in FP32; the operator itself computes in ``low``."""
+    arrays = [mx.nd.array(value, dtype="float32") for value in inputs]
+    trainable = arrays[:3] if "BatchNorm" in name else arrays
+    for array in trainable:
+        array.attach_grad()
+    with mx.autograd.record():
+        used = list(arrays)
+        if low is not None:
+            keep = RULES[name].keep
+            used = [
+                array if position in keep else invoke("amp_cast", [array], {"dtype": low})[0]
+                for position, array in enumerate(arrays)
+            ]
+        outs = invoke(name, used, case[1])
+        if low is not None:
+            outs = [invoke("amp_cast", [out], {"dtype": "float32"})[0] for out in outs]
+    rng = np.random.RandomState(1)
+    heads = [rng.normal(0, 1, out.shape).astype("float32") for out in outs]
+    if round_heads:
+        heads = [to_float16(head) for head in heads]
+    mx.autograd.backward(outs, [mx.nd.array(head) for head in heads])
+    return [out.asnumpy() for out in outs], [array.grad.asnumpy() for array in trainable]
+
+
+def to_float16(value: np.ndarray) -> np.ndarray:
+    return value.astype("float16").astype("float32")
+
+
+def test_every_exact_operator_is_among_the_sample():
+    exact = {FORWARD[name].canonical for name, rule in RULES.items() if rule.exact}
+    assert exact - NOT_CALLED == set(EXACT)
+
+
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_exact_operators_round_the_same_before_and_after_forward_and_backward(name):
+    case = EXACT[name]
+    inputs = drawn(name, case[0])
+    before = forward_backward(name, case, [to_float16(value) for value in inputs], round_heads=True)
+    after = forward_backward(name, case, inputs)
+    for rounded_first, rounded_last in zip(before[0] + before[1], after[0] + after[1]):
+        np.testing.assert_array_equal(rounded_first, to_float16(rounded_last))
+
+
+@pytest.mark.parametrize(
+    ("name", "ignores"),
+    [
+        ("SoftmaxOutput", True),
+        ("SVMOutput", True),
+        ("MakeLoss", True),
+        ("make_loss", True),
+        ("softmax_cross_entropy", False),
+        ("smooth_l1", False),
+    ],
+)
+def test_heads_ignore_the_gradient_from_above(name, ignores):
+    grads = []
+    for scale in (1.0, 8.0):
+        data, label = mx.nd.array(drawn(name, [S])[0]), mx.nd.array([0, 1, 2])
+        data.attach_grad()
+        with mx.autograd.record():
+            out = invoke(name, [data, label][: len(FORWARD[name].inputs)], {})[0]
+        out.backward(mx.nd.full(out.shape, scale))
+        grads.append(data.grad.asnumpy())
+    assert np.array_equal(*grads) is ignores
+    assert (RULES[name].kind is Kind.HEAD) is ignores
+
+
+def check_bfloat16() -> None:
+    """Print a line per operator; run in a process of its own, since a wrong one ends it."""
+    cases = {**EXACT, **BFLOAT16}
+    # Subset of float32 that bfloat16 holds, so that both sides start from the same numbers.
+    for name in sorted({FORWARD[op].canonical for op in BFLOAT16_CPU}):
+        print("start", name, flush=True)
+        case = cases[name]
+        inputs = [(value.view("uint32") & 0xFFFF0000).view("float32") for value in drawn(name, case[0])]
+        expected = forward_backward(name, case, inputs)
+        actual = forward_backward(name, case, inputs, "bfloat16")
+        for want, got in zip(expected[0] + expected[1], actual[0] + actual[1]):
+            error = np.linalg.norm(want - got) / max(np.linalg.norm(want), 1e-6)
+            assert error < 0.01, (name, error)
+    print("all hold", flush=True)
+
+
+def test_operators_listed_for_bfloat16_hold_forward_and_backward_on_the_cpu():
+    here = Path(__file__).resolve()
+    paths = os.pathsep.join(
+        [str(here.parents[2]), str(here.parents[1]), str(here.parent), os.environ.get("PYTHONPATH", "")]
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "import test_rules; test_rules.check_bfloat16()"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-200:] + run.stderr[-2000:]
+    assert run.stdout.endswith("all hold\n")

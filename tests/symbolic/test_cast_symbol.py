@@ -1,0 +1,121 @@
+"""The Symbolic door: cast_symbol gives a plain Symbol that binds, trains and serves like the first."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from oracle import S, by_symbol, filled, nodes, sqnr
+
+import mxmp
+from mxmp import Policy
+from mxmp.precision.rules import RULES
+
+FC = S.FullyConnected(S.relu(S.FullyConnected(S.var("data"), num_hidden=8, name="fc1")), num_hidden=3, name="fc2")
+SOFTMAX = S.SoftmaxOutput(FC, S.var("softmax_label"), name="softmax")
+SHAPES = {"data": (4, 5)}
+DTYPES = ["float16", "bfloat16"]
+
+
+@pytest.mark.parametrize("policy", DTYPES)
+def test_the_symbol_that_came_in_is_untouched(policy):
+    before = SOFTMAX.tojson()
+    cast = mxmp.cast_symbol(SOFTMAX, policy)
+    assert SOFTMAX.tojson() == before
+    assert type(cast) is mx.sym.Symbol
+    assert cast.list_outputs() == ["softmax_output"]
+    assert cast.list_arguments() == SOFTMAX.list_arguments()
+
+
+@pytest.mark.parametrize("policy", [*DTYPES, "params=float16"])
+def test_a_plain_module_binds_a_cast_symbol_and_fits(policy):
+    module = mx.mod.Module(mxmp.cast_symbol(SOFTMAX, policy), data_names=["data"], label_names=["softmax_label"])
+    x, y = np.random.normal(0, 1, (8, 5)), np.array([0, 1, 2, 0] * 2)
+    data = mx.io.NDArrayIter(x.astype("float32"), y.astype("float32"), 4)
+    module.fit(data, num_epoch=1, optimizer_params={"learning_rate": 0.1, "multi_precision": True})
+    assert module.predict(data).dtype == np.float32
+
+
+def test_type_inference_needs_only_the_input():
+    cast = mxmp.cast_symbol(FC)
+    args, outs, _ = cast.infer_type(data="float32")
+    assert set(args) == set(outs) == {np.float32}
+    executor = cast.simple_bind(mx.cpu(), data=SHAPES["data"], type_dict={"data": "float32"})
+    assert {a.dtype for a in executor.arg_arrays} == {np.float32}
+
+
+def test_output_compute_leaves_outputs_in_the_compute_dtype():
+    cast = mxmp.cast_symbol(FC, Policy(output="compute"))
+    assert by_symbol(cast, filled(FC, **SHAPES), train=False).outputs[0].dtype == np.float16
+
+
+def test_exclude_is_added_to_the_policys():
+    with pytest.warns(UserWarning, match=r"no node or block matches \['typo'\]"):
+        cast = mxmp.cast_symbol(FC, Policy(exclude=["fc1"]), exclude=["typo"])
+    assert not any(n["name"].startswith("fc1_weight_to") for n in nodes(cast))
+    assert any(n["name"].startswith("fc2_weight_to") for n in nodes(cast))
+
+
+def test_numpy_symbols_stay_numpy_symbols():
+    x = S.var("data").as_np_ndarray()
+    cast = mxmp.cast_symbol(S.np.dot(x, S.var("w").as_np_ndarray()))
+    assert type(cast) is S.np._Symbol
+
+
+def test_integer_inputs_arrive_exactly():
+    x = S.Embedding(S.var("ids"), S.var("table"), input_dim=5000, output_dim=2)
+    cast = mxmp.cast_symbol(S.FullyConnected(x, S.var("w"), no_bias=True, num_hidden=2, flatten=False))
+    ids = np.array([[2049, 4097, 4999]], "int32")
+    table = np.stack([np.arange(5000) % 64, np.arange(5000) // 64], 1).astype("float32")
+    values = {"ids": ids, "table": table, "w": np.eye(2, dtype="float32")}
+    got = by_symbol(cast, values, train=False).outputs[0]
+    np.testing.assert_array_equal(got, table[ids])
+
+
+@pytest.mark.parametrize("policy", DTYPES)
+def test_control_flow_runs_between_casts(policy):
+    body_weight = S.var("w")
+    x = S.FullyConnected(S.var("data"), num_hidden=4, flatten=False, no_bias=True, name="fc1")
+    outs, last = S.contrib.foreach(
+        lambda item, state: (S.dot(item, body_weight), state + 1), x, S.var("state"), name="loop"
+    )
+    symbol = S.Group([S.FullyConnected(outs, num_hidden=2, flatten=False, no_bias=True, name="fc2"), last])
+    rng = np.random.RandomState(0)
+    shapes = {"data": (3, 2, 5), "w": (4, 4), "state": (1,), "fc1_weight": (4, 5), "fc2_weight": (2, 4)}
+    values = {name: rng.normal(0, 1, shape).astype("float32") for name, shape in shapes.items()}
+    want, got = by_symbol(symbol, values), by_symbol(mxmp.cast_symbol(symbol, policy), values)
+    floor = 50 if policy == "float16" else 32
+    assert sqnr(want.outputs[0], got.outputs[0]) > floor
+    np.testing.assert_array_equal(want.outputs[1], got.outputs[1])
+    assert all(sqnr(want.grads[name], got.grads[name]) > floor for name in values)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: mxmp.cast_symbol("net.json"), TypeError, r"Symbol, got str.*mxmp\.convert"),
+        (lambda: mxmp.cast_symbol(mx.gluon.nn.Dense(2)), TypeError, r"got Dense.*mxmp\.convert"),
+        (lambda: mxmp.cast_symbol(FC, "int8"), ValueError, "compute='int8'.*float16.*bfloat16"),
+        (lambda: mxmp.cast_symbol(FC, None), ValueError, "policy must be.*None"),
+        (lambda: mxmp.cast_symbol(FC, "bfloat16", ctx=mx.gpu()), ValueError, "no bfloat16 kernels.*float16"),
+        (lambda: mxmp.cast_symbol(S.exp(S.var("x"))), ValueError, "nothing in this Symbol.*exponential"),
+        (lambda: mxmp.cast_symbol(S.var("x")), ValueError, "nothing in this Symbol.*no operator at all"),
+        (lambda: mxmp.cast_symbol(FC, exclude=["fc1", "fc2"]), ValueError, "nothing.*excluded by 'fc1'"),
+        (lambda: mxmp.cast_symbol(FC, exclude="fc1"), ValueError, r"exclude='fc1'.*list"),
+    ],
+)
+def test_bad_input_is_named_with_what_is_allowed(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("field", ["low_ops", "full_ops"])
+def test_an_operator_without_a_rule_goes_where_the_policy_names_it(monkeypatch, field):
+    symbol = mx.sym.tanh(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="act")
+    monkeypatch.delitem(RULES, "tanh")
+    with pytest.raises(ValueError, match="no precision rule for operator 'tanh'"):
+        mxmp.cast_symbol(symbol)
+    policy = mxmp.Policy(**{field: ["tanh"]})
+    assert mxmp.cast_symbol(symbol, policy).list_outputs() == ["act_output"]
+    dtypes = {node.name: node.dtype for node in mxmp.explain(symbol, policy=policy).nodes}
+    assert dtypes == {"fc": "float16", "act": "float16" if field == "low_ops" else "float32"}

@@ -1,0 +1,255 @@
+"""The house: which module may import which, and that importing mxmp changes nothing in MXNet."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import pytest
+from mxnet import gluon
+from mxnet.gluon.contrib import estimator
+
+import mxmp
+import mxmp.gluon._mxnet
+import mxmp.symbolic._mxnet
+
+PACKAGE = Path(mxmp.__file__).parent
+# A room imports what stands further up, a file of a room also what stands further up in it. The two doors
+# stand on one floor and know nothing of each other.
+HOUSE = {
+    "": ["files", "policy"],
+    "precision": [
+        *("_mxnet", "rules", "graph", "plan", "decide", "casts", "onednn", "emulation", "devices"),
+        *("pipeline", "heads", "__init__"),
+    ],
+    "step": [
+        *("_mxnet", "scaler", "phase", "refusals", "gradients", "statistics", "masters", "step", "updater"),
+        *("state_file", "state_layout", "states", "__init__"),
+    ],
+    "gluon": [
+        *("_mxnet", "parameter", "conversion", "hook", "convert", "fresh_gradients", "trainer", "estimator"),
+        "__init__",
+    ],
+    "symbolic": ["_mxnet", "cast", "module", "bucketing", "__init__"],
+    "diagnose": ["report", "render", "measure", "explain", "__init__"],
+    "top": ["__init__", "__main__"],
+}
+DOORS = {"gluon", "symbolic"}
+WITHOUT_MXNET = ["files", "policy", "precision/rules", "step/scaler", "step/phase", "step/refusals", "diagnose/render"]
+LONGEST = 300
+FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def place(module: str) -> tuple[str, str]:
+    """Room and file of a module such as ``step/scaler``."""
+    room, _, name = module.rpartition("/")
+    return ("top" if not room and name not in HOUSE[""] else room), name
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(module: str) -> tuple[set[tuple[str, str]], set[str]]:
+    """Room and file of everything in mxmp that a module imports, and top-level packages from outside.
+
+    Imports for types only count as well.
+    """
+    ours, others = set(), set()
+    here = module.split("/")[:-1]
+    for node in ast.walk(tree(FILES[module])):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*here[: len(here) - node.level + 1], *(node.module or "").split(".")]
+            stem = "/".join(filter(None, base))
+            for alias in node.names:
+                full = f"{stem}/{alias.name}".lstrip("/")
+                ours.add(place(full if full in FILES else stem if stem in FILES else f"{stem}/__init__"))
+        elif isinstance(node, ast.ImportFrom):
+            others.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            others |= {alias.name.split(".")[0] for alias in node.names}
+    return ours, others
+
+
+def test_the_house_lists_every_file():
+    assert {place(module) for module in FILES} == {(room, name) for room, names in HOUSE.items() for name in names}
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_imports_point_up_the_house(module):
+    room, name = place(module)
+    ours, others = imports(module)
+    rooms = list(HOUSE)
+    above = set(rooms[: rooms.index(room)]) - (DOORS if room in DOORS else set())
+    files = HOUSE[room][: HOUSE[room].index(name)]
+    assert {found for found in ours if found[0] not in above and not (found[0] == room and found[1] in files)} == set()
+    assert "mxmp" not in others
+    if module in WITHOUT_MXNET:
+        assert "mxnet" not in others
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if m != "precision/rules"])
+def test_files_are_of_one_sitting(module):
+    assert len(FILES[module].read_text(encoding="utf-8").splitlines()) <= LONGEST
+
+
+# -- MXNet's private attributes ---------------------------------------------------------------------
+
+
+def own_names(module: str) -> set[str]:
+    """Underscored names that mxmp defines: functions, classes, arguments and attributes of ``self``."""
+    found = set()
+    for node in ast.walk(tree(FILES[module])):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            flat = [t for target in targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
+            found |= {t.id for t in flat if isinstance(t, ast.Name)}
+            found |= {t.attr for t in flat if isinstance(t, ast.Attribute)}
+    return found
+
+
+INHERITED = {
+    name
+    for door in (mxmp.gluon._mxnet, mxmp.symbolic._mxnet)
+    for names in door.INHERITED.values()
+    for name in names.split()
+}
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if not m.endswith("_mxnet")])
+def test_what_is_private_in_mxnet_is_reached_through_one_module_a_room(module):
+    ours = set().union(*(own_names(m) for m in FILES if not m.endswith("_mxnet")))
+    used = {
+        node.attr
+        for node in ast.walk(tree(FILES[module]))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+    }
+    named_tuple = {"_replace", "_asdict", "_mxnet"}
+    assert used - ours - INHERITED - named_tuple == set()
+
+
+@pytest.mark.parametrize(
+    ("subclass", "base"),
+    [
+        ("Trainer", gluon.Trainer),
+        ("LowParameter", gluon.Parameter),
+        ("BatchProcessor", estimator.BatchProcessor),
+        ("Module", mx.mod.Module),
+        ("BucketingModule", mx.mod.BucketingModule),
+    ],
+)
+def test_what_our_classes_inherit_exists(subclass, base, request):
+    listed = {**mxmp.gluon._mxnet.INHERITED, **mxmp.symbolic._mxnet.INHERITED}[subclass].split()
+    made = request.getfixturevalue(f"a_{base.__name__.lower()}")
+    assert [name for name in listed if not hasattr(made, name)] == []
+
+
+@pytest.fixture
+def a_parameter():
+    param = gluon.Parameter("p", shape=(2,))
+    param.initialize()
+    return param
+
+
+@pytest.fixture
+def a_trainer(a_parameter):
+    return gluon.Trainer([a_parameter], "sgd", kvstore=None)
+
+
+@pytest.fixture
+def a_batchprocessor():
+    return estimator.BatchProcessor()
+
+
+@pytest.fixture
+def a_module():
+    module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None)
+    module.bind([("data", (1, 2))])
+    return module
+
+
+@pytest.fixture
+def a_bucketingmodule():
+    def generate(key):
+        return mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), ["data"], None
+
+    return mx.mod.BucketingModule(generate, 1)
+
+
+# -- Importing --------------------------------------------------------------------------------------
+
+SNAPSHOT = """
+import os, sys, warnings
+import mxnet as mx
+from mxnet import gluon
+import mxnet.module, mxnet.contrib.amp
+
+def snapshot():
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        if name.split(".")[0] != "mxnet" or module is None:
+            continue
+        for key, value in vars(module).items():
+            found[name, key] = id(value)
+            if isinstance(value, type) and value.__module__.startswith("mxnet"):
+                for attr, member in vars(value).items():
+                    found[name, key, attr] = id(member)
+    return found
+
+net = gluon.nn.Dense(2, in_units=2)
+net.initialize()
+net(mx.nd.ones((1, 2))).asnumpy()
+before, filters, environment = snapshot(), list(warnings.filters), dict(os.environ)
+import mxmp
+assert "mxmp.gluon" in sys.modules
+def check():
+    after = snapshot()
+    changed = {k for k in before if after.get(k) != before[k]} | {k for k in after if k not in before}
+    print(sorted(map(str, changed)))
+    assert not changed
+    assert warnings.filters == filters and dict(os.environ) == environment
+
+check()
+mxmp.convert(net)
+net(mx.nd.ones((1, 2))).asnumpy()
+mxmp.cast_symbol(mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=2))
+check()
+"""
+
+
+def test_importing_and_using_mxmp_patches_nothing_in_mxnet():
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SNAPSHOT],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_without_mxnet_the_error_names_the_extras():
+    code = "import sys; sys.modules['mxnet'] = None; import mxmp"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "ImportError" in run.stderr
+    assert "mxmp[cpu]" in run.stderr
+    assert "mxmp[cu112]" in run.stderr
+
+
+def test_what_the_package_exports_exists():
+    for name in mxmp.__all__:
+        assert getattr(mxmp, name) is not None
