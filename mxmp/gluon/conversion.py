@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Iterable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Constant, Parameter
@@ -14,15 +14,30 @@ from ..precision.graph import Graph
 from ..precision.heads import HeadScale
 from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
+from ..step.gradients import Gradient
 from . import _mxnet
 from .parameter import store_low
 
-__all__ = ["Conversion", "conversion_of"]
+__all__ = ["Conversion", "conversion_of", "conversions_of", "statistics_of"]
 
 
 def conversion_of(param: Parameter) -> Conversion | None:
     """The conversion that a parameter's net went through, None without one."""
     return getattr(param, "mxmp_conversion", None)
+
+
+def conversions_of(params: Iterable[Parameter]) -> list[Conversion]:
+    """The conversions of all nets that these parameters belong to."""
+    found = (conversion_of(param) for param in params)
+    return list(dict.fromkeys(conversion for conversion in found if conversion is not None))
+
+
+def statistics_of(params: Sequence[Parameter]) -> list[Gradient]:
+    """Running statistics among ``params`` and in their nets: parameters that are never differentiable."""
+    found = {p.name: p for p in params if not _mxnet.is_differentiable(p)}
+    for conversion in conversions_of(params):
+        found.update(conversion.statistics)
+    return [Gradient(name, array) for name, param in found.items() for array in _mxnet.arrays(param)]
 
 
 class Conversion:

@@ -9,10 +9,10 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..step.masters import assign, take_over
+from ..step.masters import Weight, assign, take_over
 from . import _mxnet
 
-__all__ = ["LowParameter", "master_of", "store_full", "store_low"]
+__all__ = ["LowParameter", "master_of", "store_full", "store_low", "weight_of"]
 
 
 class LowParameter(gluon.Parameter):
@@ -114,3 +114,11 @@ def store_full(param: gluon.Parameter) -> None:
 def master_of(param: gluon.Parameter, device_index: int) -> NDArray | None:
     """The FP32 master of ``param`` on its ``device_index``-th context, None where it has none."""
     return param._masters[device_index] if isinstance(param, LowParameter) else None
+
+
+def weight_of(param: gluon.Parameter) -> Weight:
+    """The parameter as files and other workers see it; one that waits for nothing takes no value."""
+    ready = _mxnet.is_initialized(param)
+    masters = param.masters() if ready and isinstance(param, LowParameter) else None
+    assign = param.set_data if ready or _mxnet.is_deferred(param) else lambda value: None
+    return Weight(param.name, param.shape, _mxnet.arrays(param), masters, assign)

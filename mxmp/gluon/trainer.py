@@ -12,8 +12,7 @@ from mxnet.ndarray import NDArray
 from ..precision.heads import check_loss, head_gradient, refuse_unscaled_heads
 from ..step import gradients as grads
 from ..step import states
-from ..step.gradients import Gradient
-from ..step.masters import Weight, share_initial
+from ..step.masters import share_initial
 from ..step.phase import Event, Phase, Progress
 from ..step.refusals import check_kvstore, refuse_compression, refuse_sparse_weight
 from ..step.scaler import as_scaler
@@ -22,8 +21,8 @@ from ..step.step import ScaledStep, StepView
 from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
-from .conversion import Conversion, conversion_of
-from .parameter import LowParameter, master_of
+from .conversion import conversions_of, statistics_of
+from .parameter import master_of, weight_of
 
 __all__ = ["Trainer"]
 
@@ -201,7 +200,7 @@ class Trainer(StepView, gluon.Trainer):
         """
         if self._progress.phase is not Phase.READY:
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")
-        states.save(fname, self._state, self._updaters, self._weights())
+        states.save(fname, self._state, self._updaters, [weight_of(param) for param in self._params])
 
     def load_states(self, fname: str) -> None:
         """Continue from ``save_states``, or from the file of a plain ``gluon.Trainer``. Runs no code from it.
@@ -215,7 +214,7 @@ class Trainer(StepView, gluon.Trainer):
         ValueError
             The file is damaged, or of other parameters or another optimizer; nothing has changed.
         """
-        states.load(fname, self._state, self._updaters, self._weights(), self._contexts)
+        states.load(fname, self._state, self._updaters, [weight_of(param) for param in self._params], self._contexts)
         self._progress = Progress()  # gradients of before belong to another scale
         fresh.forget(self._params)
 
@@ -224,29 +223,14 @@ class Trainer(StepView, gluon.Trainer):
     @property
     def _state(self) -> ScaledStep:
         if self._step is None:
-            computes = {c.policy.compute for c in self._conversions()}
+            computes = {c.policy.compute for c in conversions_of(self._params)}
             self._step = ScaledStep(as_scaler(self._asked_scale, low_range=computes != {"bfloat16"}))
         return self._step
-
-    def _conversions(self) -> list[Conversion]:
-        found = (conversion_of(param) for param in self._params)
-        return list(dict.fromkeys(c for c in found if c is not None))
 
     @property
     def _factor(self) -> float:
         """From the gradients as they are to the true, clipped ones."""
         return self._progress.clip / (1.0 if self._progress.unscaled else self.loss_scale)
-
-    def _weights(self) -> list[Weight]:
-        def weight(param: gluon.Parameter) -> Weight:
-            ready = _mxnet.is_initialized(param)
-            masters = param.masters() if ready and isinstance(param, LowParameter) else None
-            known = ready or _mxnet.is_deferred(param)
-            return Weight(
-                param.name, param.shape, _mxnet.arrays(param), masters, param.set_data if known else lambda value: None
-            )
-
-        return [weight(param) for param in self._params]
 
     def _begin_backward(self, losses: Sequence[NDArray]) -> None:
         if not self._heads_checked and self.loss_scale != 1.0:
@@ -256,7 +240,7 @@ class Trainer(StepView, gluon.Trainer):
         self._progress.check(Event.BACKWARD, self.loss_scale, accumulates=accumulates)
         self._progress.note(Event.BACKWARD, self.loss_scale)
         self._watch_statistics()
-        for conversion in self._conversions():
+        for conversion in conversions_of(self._params):
             conversion.head_scale.set(self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
@@ -286,7 +270,7 @@ class Trainer(StepView, gluon.Trainer):
         super()._init_params()
         if self._distributed:
             waiting -= {p.name for p in self._params_to_init}
-            ready = {self._param2idx[w.name]: w for w in self._weights() if w.name in waiting}
+            ready = {self._param2idx[p.name]: weight_of(p) for p in self._params if p.name in waiting}
             share_initial(
                 self._kvstore,
                 {len(self._params) + index: weight for index, weight in ready.items() if weight.masters},
@@ -308,8 +292,4 @@ class Trainer(StepView, gluon.Trainer):
             self._progress = Progress()
 
     def _watch_statistics(self) -> RunningStatistics:
-        """BatchNorm's statistics: FP32 parameters that are never differentiable, ours or the net's."""
-        found = {p.name: p for p in self._params if not _mxnet.is_differentiable(p)}
-        for conversion in self._conversions():
-            found.update(conversion.statistics)
-        return self._statistics.watch([Gradient(n, array) for n, p in found.items() for array in _mxnet.arrays(p)])
+        return self._statistics.watch(statistics_of(self._params))

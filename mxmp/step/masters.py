@@ -62,24 +62,23 @@ def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]
         publish(master, low)
 
 
-def share_initial(kvstore: mx.kv.KVStore, low: Mapping[Any, Weight], arrays: Sequence[NDArray]) -> None:
-    """Wait until this worker holds rank 0's values, masters included, before it pushes anything. Synchronizes.
+def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays: Sequence[NDArray] = ()) -> None:
+    """Wait until this worker holds rank 0's values, before it pushes anything. Synchronizes.
 
     MXNet broadcasts without waiting, and workers diverged in most runs.
 
     Parameters
     ----------
     kvstore : KVStore
-        Has the ``arrays`` on their way already.
-    low : mapping
-        From a key that the kvstore does not know to a weight with masters.
+    weights : mapping
+        What is to be sent, by a key that the kvstore does not know: the masters where there are some.
     arrays : sequence of NDArray
-        All that must have arrived.
+        What is on its way already.
     """
-    for key, weight in low.items():
-        masters = weight.masters or ()
-        kvstore.broadcast(key, masters[0], list(masters))
-        for master, array in zip(masters, weight.arrays):
+    for key, weight in weights.items():
+        source = list(weight.masters or weight.arrays)
+        kvstore.broadcast(key, source[0], source)
+        for master, array in zip(weight.masters or (), weight.arrays):
             publish(master, array)
-    for array in arrays:
+    for array in [*arrays, *(array for weight in weights.values() for array in weight.arrays)]:
         array.wait_to_read()

@@ -9,7 +9,8 @@ import mxnet as mx
 from ..policy import Policy, as_policy
 from ..step.scaler import as_scaler
 from ..step.step import ScaledStep, StepView
-from .module import Core, Module
+from .core import Core
+from .module import Module
 
 __all__ = ["BucketingModule"]
 

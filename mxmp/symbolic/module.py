@@ -15,23 +15,21 @@ from mxnet.ndarray import NDArray
 
 from ..files import replacing
 from ..policy import Policy, as_policy
-from ..precision.casts import declare_full
 from ..precision.decide import check_policy
 from ..precision.devices import device_of
-from ..precision.graph import Graph
-from ..precision.heads import SCALE_NAME, scale_heads
-from ..precision.pipeline import low_graph
+from ..precision.heads import SCALE_NAME
 from ..step import states
 from ..step.gradients import Gradient
-from ..step.masters import Weight, assign, share_initial, take_over
+from ..step.masters import share_initial
 from ..step.refusals import check_kvstore, refuse_compression, refuse_sparse_weight
 from ..step.scaler import as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.updater import Update, Updaters
 from . import _mxnet
+from .core import Core
 
-__all__ = ["Core", "Module"]
+__all__ = ["Module"]
 
 
 class Module(StepView, mx.mod.Module):
@@ -103,7 +101,7 @@ class Module(StepView, mx.mod.Module):
         fresh = self._arg_params is None
         original = self._symbol
         if force_rebind or not self.binded:
-            self._symbol = self._low_symbol(for_training)
+            self._symbol = self._core.low_symbol(original, self.policy, self._device, self._param_names, for_training)
         # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
         # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
         backend = "MXNET_SUBGRAPH_BACKEND"
@@ -119,26 +117,9 @@ class Module(StepView, mx.mod.Module):
             for name in self._core.low_names & set(self._param_names):
                 self._arg_params[name] = mx.nd.zeros(self._arg_params[name].shape)
 
-    def _low_symbol(self, for_training: bool) -> mx.sym.Symbol:
-        core = self._core
-        graph, plan = low_graph(
-            Graph.from_symbol(self._symbol),
-            self.policy,
-            self._device,
-            parameters=() if core.decided else set(self._param_names),
-            stored_low=core.low_names,
-            keep_output_names=True,
-        )
-        if not core.decided:
-            core.decided, core.low_names = True, set(plan.low_variables)
-        if for_training:
-            scale_heads(graph)
-        declare_full(graph)
-        return graph.to_symbol()
-
     def init_params(self, *args: Any, **kwargs: Any) -> None:
         super().init_params(*args, **kwargs)
-        self._refresh_masters(self._arg_params)
+        self._core.set_masters(self._arg_params, self._arrays())
 
     def set_params(
         self,
@@ -154,27 +135,17 @@ class Module(StepView, mx.mod.Module):
             given = {k: v for k, v in (arg_params or {}).items() if k in self._core.low_names}
             for name, value in given.items():
                 self._arg_params[name][:] = value
-            self._refresh_masters(given)
-
-    def _refresh_masters(self, values: dict) -> None:
-        arrays = self._arrays()
-        for name, masters in self._core.masters.items():
-            if name in values:
-                assign(values[name], masters, arrays[name])
+            self._core.set_masters(given, self._arrays())
 
     def _sync_params_from_devices(self) -> None:
         low = {name: self._arg_params[name].copy() for name in self._core.low_names}
         super()._sync_params_from_devices()
-        arrays = self._arrays()
-        for name, value in low.items():
-            masters = self._core.masters.get(name)
-            if masters is None:
-                self._arg_params[name] = value
-                continue
-            for master, array in zip(masters, arrays[name]):
-                take_over(master, array)
-            total = mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in masters))
-            self._arg_params[name][:] = total / len(masters)
+        for weight in self._core.weights(self._arrays()):
+            if weight.masters:
+                low[weight.name] = mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in weight.masters)) / len(
+                    weight.masters
+                )
+        self._arg_params.update(low)
 
     def _arrays(self) -> dict[str, list[NDArray]]:
         """What the executors compute with: by parameter, one array per device."""
@@ -209,22 +180,14 @@ class Module(StepView, mx.mod.Module):
         # Only so does MXNet leave the update to us, dist_sync included.
         with _mxnet.environment("MXNET_UPDATE_ON_KVSTORE", "0"), self._keys_as_gradients():
             super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
-        self._core.masters = {
-            name: [self._arg_params[name].as_in_context(a.ctx).copy() for a in copies]
-            for name, copies in arrays.items()  # in one order on all workers, who number their keys by it
-            if name in self._core.low_names
-        }
-        names, core = self._exec_group.param_names, self._core
-        core.index = {name: i for i, name in enumerate(names)}
-        _mxnet.number_weights_plainly(self._optimizer, names, len(self._context))
-
-        def master(index: int, device: int) -> NDArray | None:
-            masters = core.masters.get(names[index])
-            return None if masters is None else masters[device]
-
-        self._updater = Updaters(self._optimizer, len(self._context), master)
+        core = self._core
+        core.make_masters(self._arg_params, arrays)
+        _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
+        self._updater = Updaters(self._optimizer, len(self._context), core.master)
         if self._kvstore is not None and "dist" in self._kvstore.type:
-            self._share_initial(arrays)
+            # MXNet's Module never sends rank 0's parameters to the other workers.
+            share_initial(self._kvstore, {f"{weight.name}:initial": weight for weight in core.weights(arrays)})
+            self._params_dirty = True
         if preload is not None:
             self.load_optimizer_states(preload)
 
@@ -239,28 +202,6 @@ class Module(StepView, mx.mod.Module):
             yield
         finally:
             self._arg_params = original
-
-    def _share_initial(self, arrays: dict[str, list[NDArray]]) -> None:
-        """MXNet's Module never sends rank 0's parameters to the other workers."""
-        weights = {f"{weight.name}:initial": weight for weight in self._weights()}
-        for key, weight in weights.items():
-            if not weight.masters:
-                self._kvstore.broadcast(key, self._arg_params[weight.name], list(weight.arrays))
-        low = {key: weight for key, weight in weights.items() if weight.masters}
-        share_initial(self._kvstore, low, [array for copies in arrays.values() for array in copies])
-        self._params_dirty = True
-
-    def _weights(self) -> list[Weight]:
-        """All parameters, in the order of their numbers."""
-        arrays = self._arrays()
-
-        def weight(name: str) -> Weight:
-            copies, masters = arrays[name], self._core.masters.get(name)
-            for master, array in zip(masters or (), copies):
-                take_over(master, array)
-            return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
-
-        return [weight(name) for name in self._core.index]
 
     # -- one step -----------------------------------------------------------------------------------
 
@@ -292,7 +233,7 @@ class Module(StepView, mx.mod.Module):
         for name, weights, gradients in zip(group.param_names, group.param_arrays, group.grad_arrays):
             if gradients[0] is None:
                 continue
-            index = self._core.index[name]
+            index = self._core.names.index(name)
             if kvstore is not None:
                 kvstore.pushpull(name, gradients, priority=-index)
             updates += [Update(index, k, name, w, g) for k, (w, g) in enumerate(zip(weights, gradients))]
@@ -333,7 +274,7 @@ class Module(StepView, mx.mod.Module):
 
     def save_optimizer_states(self, fname: str) -> None:
         """Optimizer states, masters, scaler and counters, for ``load_optimizer_states``."""
-        states.save(fname, self._state, self._updater, self._weights())
+        states.save(fname, self._state, self._updater, self._core.weights(self._arrays()))
 
     def load_optimizer_states(self, fname: str) -> None:
         """Continue from ``save_optimizer_states``, on any number of devices.
@@ -343,17 +284,5 @@ class Module(StepView, mx.mod.Module):
         ValueError
             The file is damaged, or of other parameters or another optimizer; nothing has changed.
         """
-        states.load(fname, self._state, self._updater, self._weights(), self._context)
+        states.load(fname, self._state, self._updater, self._core.weights(self._arrays()), self._context)
         self._params_dirty = True
-
-
-class Core:
-    """What the modules of all buckets share."""
-
-    def __init__(self, step: ScaledStep) -> None:
-        self.step = step
-        self.decided = False
-        self.low_names: set[str] = set()
-        self.masters: dict[str, list[NDArray]] = {}
-        self.index: dict[str, int] = {}
-        self.scaled_by = 1.0

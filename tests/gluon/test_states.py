@@ -33,7 +33,7 @@ from tiny import (
 )
 
 import mxmp
-from mxmp.step import states
+from mxmp.step import state_file, states
 
 PRECISIONS = {"float32": None, "float16": MASTERS}
 
@@ -569,12 +569,12 @@ def nn_of(*shapes):
 KILLED = """
 import sys
 import numpy as np
-from mxmp.step import states
+from mxmp.step import state_file, states
 arrays = {i: np.full(1_000_000, float(sys.argv[2]), np.float32) for i in range(8)}
-found = states.OptimizerStates(None, "SGD", {}, None, arrays, {}, [])
+found = states.OptimizerStates(None, "SGD", {}, None, arrays, {}, [])._asdict()
 print("ready", flush=True)
 while True:
-    states.write(sys.argv[1], found)
+    state_file.write(sys.argv[1], found)
 """
 
 
@@ -582,7 +582,7 @@ while True:
 def test_kill_9_during_a_save_leaves_the_old_file_or_the_new_one(delay, tmp_path):
     fname = str(tmp_path / "states")
     old = {i: np.zeros(1_000_000, np.float32) for i in range(8)}
-    states.write(fname, states.OptimizerStates(None, "SGD", {}, None, old, {}, []))
+    state_file.write(fname, states.OptimizerStates(None, "SGD", {}, None, old, {}, [])._asdict())
     root = str(Path(mxmp.__file__).parents[1])
     env = {**os.environ, "PYTHONPATH": root}
     process = subprocess.Popen([sys.executable, "-c", KILLED, fname, "7"], stdout=subprocess.PIPE, env=env)

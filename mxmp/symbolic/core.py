@@ -1,0 +1,92 @@
+"""What the modules of all buckets share: how parameters are stored, their FP32 masters, and the scaled step."""
+
+from __future__ import annotations
+
+from typing import Collection, Mapping, Sequence
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from ..policy import Policy
+from ..precision.casts import declare_full
+from ..precision.graph import Graph
+from ..precision.heads import scale_heads
+from ..precision.pipeline import low_graph
+from ..step.masters import Weight, assign, take_over
+from ..step.step import ScaledStep
+
+__all__ = ["Core"]
+
+
+class Core:
+    """Shared state. The first graph decides which parameters are stored low.
+
+    Attributes
+    ----------
+    step : ScaledStep
+    scaled_by : float
+        Loss scale of the last backward.
+    low_names : set of str
+        Parameters that are stored low.
+    masters : dict of str to list of NDArray
+        Their FP32 values, one per device; empty before ``make_masters``.
+    names : list of str
+        All parameters, in the order of their numbers.
+    """
+
+    def __init__(self, step: ScaledStep) -> None:
+        self.step = step
+        self.scaled_by = 1.0
+        self.low_names: set[str] = set()
+        self.masters: dict[str, list[NDArray]] = {}
+        self.names: list[str] = []
+        self._decided = False
+
+    def low_symbol(
+        self, symbol: mx.sym.Symbol, policy: Policy, device: str, parameters: Collection[str], for_training: bool
+    ) -> mx.sym.Symbol:
+        """What executors run: the graph with casts and, for training, the scale in front of loss heads."""
+        graph, plan = low_graph(
+            Graph.from_symbol(symbol),
+            policy,
+            device,
+            parameters=() if self._decided else set(parameters),
+            stored_low=self.low_names,
+            keep_output_names=True,
+        )
+        if not self._decided:
+            self._decided, self.low_names = True, set(plan.low_variables)
+        if for_training:
+            scale_heads(graph)
+        declare_full(graph)
+        return graph.to_symbol()
+
+    def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
+        """FP32 masters beside ``arrays``, in one order on all workers, who number their keys by it."""
+        self.names = list(arrays)
+        self.masters = {
+            name: [values[name].as_in_context(array.ctx).copy() for array in copies]
+            for name, copies in arrays.items()
+            if name in self.low_names
+        }
+
+    def master(self, index: int, device: int) -> NDArray | None:
+        """The master of parameter number ``index`` on a device, None where it has none."""
+        masters = self.masters.get(self.names[index])
+        return None if masters is None else masters[device]
+
+    def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
+        """FP32 values for those that are named in ``values``."""
+        for name in self.masters.keys() & values.keys():
+            assign(values[name], self.masters[name], arrays[name])
+
+    def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
+        """All parameters, in the order of their numbers; what was written into ``arrays`` holds."""
+
+        def weight(name: str) -> Weight:
+            copies, masters = arrays[name], self.masters.get(name)
+            for master, array in zip(masters or (), copies):
+                take_over(master, array)
+            return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
+
+        return [weight(name) for name in self.names]
