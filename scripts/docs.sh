@@ -5,4 +5,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
 mxmp_setup
 # -E: a page that was not read again would not be warned of again.
-exec python -W ignore -m sphinx -E -W --keep-going -q -d docs/_build/doctrees "$@" docs docs/_build/html
+python -W ignore -m sphinx -E -W --keep-going -q -d docs/_build/doctrees "$@" docs docs/_build/html
+echo "==> docs/_build/html/index.html"
