@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by demo.sh and test.sh: makes (once) and activates the virtual environment .venv.
+# Sourced by demo.sh, docs.sh and test.sh: makes (once) and activates the virtual environment .venv.
 #
 #   MXMP_PYTHON  the Python 3.8-3.11 to use (default: the newest one found)
 #   MXMP_BUILD   which MXNet: cpu (default) or cu112
@@ -92,7 +92,7 @@ mxmp_setup() {
     echo "==> installing MXNet 1.9.1 ($build), GluonCV and the tools (once; about a minute)"
     export PIP_DISABLE_PIP_VERSION_CHECK=1
     python -m pip install --quiet --upgrade pip || mxmp_fail "pip could not reach a package index (output above)."
-    PYTHONWARNINGS=ignore python -m pip install --quiet --editable "$mxmp_root[$build,vision,nlp,plots,dev]" ||
+    PYTHONWARNINGS=ignore python -m pip install --quiet --editable "$mxmp_root[$build,vision,nlp,plots,docs,dev]" ||
         mxmp_fail "pip could not install the packages (output above)."
     if [ "$build" = cu112 ]; then mxmp_cuda_path "$venv"; fi
     mxmp_check_import

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs the linters, the types and every test. Arguments go to pytest.
+# Sets up .venv and runs the linters, the types, the manual's site and every test. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
@@ -13,6 +13,7 @@ check() {
 check ruff check .
 check ruff format --check .
 check mypy
+check bash scripts/docs.sh
 check pytest "$@"
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" >&2

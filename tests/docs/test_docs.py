@@ -1,7 +1,7 @@
 """The documentation holds: its Python runs, its links lead somewhere, and it names every public name.
 
-The ``python`` blocks of a page run in order in one namespace, in an empty folder, with warnings as errors.
-A block marked ``python no-run`` is only compiled.
+The ``python`` blocks of a page run in order in one namespace, README's each in its own, in an empty folder, with
+warnings as errors. A block marked ``python no-run`` is only compiled.
 """
 
 import os
@@ -13,7 +13,9 @@ import pytest
 import mxmp
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+SITE = {"docs/index.md": "{include} {toctree}", "docs/reference.md": "{eval-rst}"}  # what only Sphinx understands
 BLOCK = re.compile(r"^```(\w+)?([^\n]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]+`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -48,6 +50,8 @@ def test_python_of_the_page_runs(page):
     for language, flags, code, line in blocks(page):
         if language != "python":
             continue
+        if page == README:
+            namespace = {"__name__": "__main__"}
         compiled = compile("\n" * (line - 1) + code, name_of(page), "exec")
         if flags != "no-run":
             exec(compiled, namespace)
@@ -56,6 +60,9 @@ def test_python_of_the_page_runs(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_are_marked(page):
     for language, flags, _, line in blocks(page):
+        if flags.startswith("{"):
+            assert flags.split()[0] in SITE.get(name_of(page), "").split(), f"line {line}: {flags!r}"
+            continue
         assert language in ("python", "console", "text"), f"line {line}: {language!r}"
         assert flags in ("", "no-run"), f"line {line}: {flags!r}"
 
@@ -82,13 +89,22 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_readme_begins_with_both_doors():
+    doors = re.findall(r"^## (\w+)\n[^#]*?^```python\n(.*?)^```$", README.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert [title for title, _ in doors] == ["Gluon", "Symbolic"]
+    for (_, code), names in zip(doors, (("convert", "Trainer"), ("Module", "cast_symbol"))):
+        assert all(f"mxmp.{name}(" in code for name in names)
+
+
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     linked = {target.partition("#")[0] for target in LINK.findall(index)}
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md", "index.md"} <= linked
 
 
 @pytest.mark.parametrize("name", mxmp.__all__)
 def test_every_public_name_is_documented(name):
-    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    reference = ROOT / "docs" / "reference.md"
+    assert re.search(rf"^\.\. auto\w+:: mxmp\.{name}$", reference.read_text("utf-8"), re.MULTILINE)
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md") if page != reference)
     assert re.search(rf"\b{name}\b", text)
