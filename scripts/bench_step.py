@@ -6,6 +6,7 @@
 Each variant is a process of its own (``contrib.amp`` patches MXNet for good), and they take turns, one
 step each, so that a machine whose speed drifts does not favour one. Printed: the median step time, the
 median of the ratios FP32 / variant taken round by round, with the quartiles of that ratio.
+``unskipped-float16`` and ``unblocked-float16`` are the emulation without one of its two optimisations.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 VARIANTS = ("float32", "float16", "bfloat16", "amp-bfloat16", "amp-float16")
+WITHOUT = ("unskipped-float16", "unblocked-float16")
 
 
 def main() -> None:
@@ -32,7 +34,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=15, help="steps first, in which the loss scale settles")
     parser.add_argument("--policy", default="", help="added to the dtype, for example norm=compute")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS + WITHOUT, default=list(VARIANTS))
     parser.add_argument("--json", help="write the figures to this file")
     args = parser.parse_args()
     times, failed = measure(args)
@@ -67,16 +69,16 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str,
 
 def report(args: argparse.Namespace, times: dict[str, list[float]], failed: dict[str, str]) -> None:
     print(f"{args.model}, batch {args.batch}, {args.size}x{args.size}, {args.rounds} rounds {args.policy}")
-    print(f"{'variant':<14}{'ms/step':>9}   {'float32 / variant':<20}")
+    print(f"{'variant':<18}{'ms/step':>9}   {'float32 / variant':<20}")
     figures = {}
     for variant, taken in times.items():
         ratios = [a / b for a, b in zip(times.get("float32", taken), taken)]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         figures[variant] = {"ms": statistics.median(taken) * 1e3, "speedup": middle, "quartiles": [low, high]}
         note = f"{middle:.2f} ({low:.2f} to {high:.2f}), or {1 / middle:.2f} times its time"
-        print(f"{variant:<14}{figures[variant]['ms']:>9.1f}   {note}")
+        print(f"{variant:<18}{figures[variant]['ms']:>9.1f}   {note}")
     for variant, error in failed.items():
-        print(f"{variant:<14}{'fails':>9}   {error}")
+        print(f"{variant:<18}{'fails':>9}   {error}")
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"arguments": vars(args), "figures": figures, "failed": failed}, file, indent=1)
@@ -129,7 +131,12 @@ def make_step(variant: str, args: argparse.Namespace):
     from gluoncv.model_zoo import get_model
 
     import mxmp
+    from mxmp.precision import emulation
 
+    if variant.startswith("unskipped-"):
+        emulation._Emulation.skip_needless_roundings = lambda self: None
+    if variant.startswith("unblocked-"):
+        emulation.blocked_batch_norms = lambda graph: None
     mx.random.seed(0)
     net = get_model(args.model, classes=1000)
     net.initialize(mx.init.MSRAPrelu())

@@ -200,7 +200,7 @@ class StepView:
 
     @property
     def overflow_params(self) -> tuple[str, ...]:
-        """After a skip: ``"name on device"`` of each non-finite gradient. Empty after a clean step."""
+        """After a skip, ``"name on device"`` of each non-finite gradient. Empty after a clean step."""
         return self._state.overflow_params
 
     @property

@@ -142,3 +142,10 @@ def test_a_chain_of_100000_nodes_needs_no_recursion():
     assert sum(1 for _ in graph.nodes()) == 100_001
     again = Graph.from_json(graph.to_json())
     assert [n.name for n in again.nodes()] == [n.name for n in graph.nodes()]
+
+
+def test_names_are_unique_and_the_first_keeps_its_own():
+    x = mx.sym.var("x")
+    for name in ("a", "a:1", "a", "a", "b"):
+        x = mx.sym.relu(x, name=name)
+    assert list(Graph.from_symbol(x).names().values()) == ["x", "a", "a:1", "a:2", "a:3", "b"]
