@@ -46,6 +46,11 @@ def trace(block: HybridBlock, args: tuple) -> Traced:
     """Make the block's own FP32 graph for arguments of this structure."""
     block._clear_cached_op()
     block._build_cache(*args)
+    return traced(block)
+
+
+def traced(block: HybridBlock) -> Traced:
+    """What a block with a graph runs now."""
     return Traced(block._cached_op, block._cached_op_args, block._cached_graph, block._in_format, block._out_format)
 
 

@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..precision.heads import check_loss, head_gradient, refuse_unscaled_heads
+from ..precision.heads import check_loss, head_gradient, heads_scaled_by, refuse_unscaled_heads
 from ..step import gradients as grads
 from ..step import states
 from ..step.masters import share_initial
@@ -21,7 +21,8 @@ from ..step.step import ScaledStep, StepView
 from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
-from .conversion import conversions_of, statistics_of
+from .conversion import conversions_of, forwards_so_far, statistics_of
+from .opaque_heads import refuse_opaque_heads
 from .parameter import master_of, weight_of
 
 __all__ = ["Trainer"]
@@ -79,8 +80,8 @@ class Trainer(StepView, gluon.Trainer):
         as_scaler(loss_scale)
         self._step: ScaledStep | None = None
         self._progress = Progress()
-        self._heads_checked = False
         self._statistics = RunningStatistics()
+        self._last_update = forwards_so_far()
         super().__init__(params, optimizer, optimizer_params, kvstore=kvstore, update_on_kvstore=False)
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
@@ -106,7 +107,8 @@ class Trainer(StepView, gluon.Trainer):
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
         self._begin_backward(losses)
-        autograd.backward(losses, heads, retain_graph=retain_graph)
+        with heads_scaled_by(self.loss_scale):
+            autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
@@ -124,7 +126,8 @@ class Trainer(StepView, gluon.Trainer):
         self._begin_backward(losses)
         with autograd.record(train_mode=autograd.is_training()):
             scaled = [item * self.loss_scale for item in losses]
-        yield scaled[0] if single else scaled
+        with heads_scaled_by(self.loss_scale):
+            yield scaled[0] if single else scaled
 
     # -- between backward and step ------------------------------------------------------------------
 
@@ -233,15 +236,13 @@ class Trainer(StepView, gluon.Trainer):
         return self._progress.clip / (1.0 if self._progress.unscaled else self.loss_scale)
 
     def _begin_backward(self, losses: Sequence[NDArray]) -> None:
-        if not self._heads_checked and self.loss_scale != 1.0:
+        if self.loss_scale != 1.0:
             refuse_unscaled_heads(losses, self.loss_scale)
-            self._heads_checked = True
+            refuse_opaque_heads(losses, self.loss_scale)
         accumulates = any(p.grad_req == "add" for p in self._params)
         self._progress.check(Event.BACKWARD, self.loss_scale, accumulates=accumulates)
         self._progress.note(Event.BACKWARD, self.loss_scale)
         self._watch_statistics()
-        for conversion in conversions_of(self._params):
-            conversion.head_scale.set(self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
         self._progress.check(Event.UPDATE, self.loss_scale, called=called)
@@ -290,6 +291,7 @@ class Trainer(StepView, gluon.Trainer):
         finally:
             fresh.forget(self._params)
             self._progress = Progress()
+            self._last_update = forwards_so_far()
 
     def _watch_statistics(self) -> RunningStatistics:
-        return self._statistics.watch(statistics_of(self._params))
+        return self._statistics.watch(statistics_of(self._params, self._last_update))
