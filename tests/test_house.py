@@ -26,11 +26,11 @@ HOUSE = {
         *("pipeline", "heads", "__init__"),
     ],
     "step": [
-        *("_mxnet", "scaler", "phase", "refusals", "gradients", "statistics", "masters", "step", "updater"),
+        *("_mxnet", "scaler", "group", "phase", "refusals", "gradients", "statistics", "masters", "step", "updater"),
         *("state_file", "state_layout", "states", "__init__"),
     ],
     "gluon": [
-        *("_mxnet", "parameter", "conversion", "hook", "convert", "opaque_heads", "fresh_gradients"),
+        *("_mxnet", "parameter", "conversion", "hook", "convert", "opaque_heads", "fresh_gradients", "sharing"),
         *("trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "cast", "core", "module", "bucketing", "__init__"],

@@ -24,6 +24,7 @@ from . import fresh_gradients as fresh
 from .conversion import conversions_of, forwards_so_far, statistics_of
 from .opaque_heads import refuse_opaque_heads
 from .parameter import master_of, weight_of
+from .sharing import begin_backward, join
 
 __all__ = ["Trainer"]
 
@@ -77,8 +78,7 @@ class Trainer(StepView, gluon.Trainer):
         check_kvstore(kvstore, update_on_kvstore)
         refuse_compression(compression_params)
         self._asked_scale = loss_scale
-        as_scaler(loss_scale)
-        self._step: ScaledStep | None = None
+        self._step = ScaledStep(loss_scale) if as_scaler(loss_scale) is loss_scale else None
         self._progress = Progress()
         self._statistics = RunningStatistics()
         self._last_update = forwards_so_far()
@@ -86,6 +86,7 @@ class Trainer(StepView, gluon.Trainer):
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
         self._watch_statistics()
+        join(self)
 
     # -- backward -----------------------------------------------------------------------------------
 
@@ -101,13 +102,14 @@ class Trainer(StepView, gluon.Trainer):
             A float16 loss at a scale that float16 cannot hold: compute the loss in FP32. Or a loss head
             outside any converted net that ignores the scale.
         RuntimeError
-            After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first.
+            After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first. Inside ``scale_loss``.
+            Where it reaches parameters whose gradients another Trainer has yet to apply.
         """
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
-        self._begin_backward(losses)
         with heads_scaled_by(self.loss_scale):
+            self._begin_backward(losses)
             autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
@@ -123,10 +125,10 @@ class Trainer(StepView, gluon.Trainer):
         losses: list[NDArray] = [loss] if single else list(loss)
         for item in losses:
             check_loss(item, self.loss_scale)
-        self._begin_backward(losses)
-        with autograd.record(train_mode=autograd.is_training()):
-            scaled = [item * self.loss_scale for item in losses]
         with heads_scaled_by(self.loss_scale):
+            self._begin_backward(losses)
+            with autograd.record(train_mode=autograd.is_training()):
+                scaled = [item * self.loss_scale for item in losses]
             yield scaled[0] if single else scaled
 
     # -- between backward and step ------------------------------------------------------------------
@@ -139,6 +141,7 @@ class Trainer(StepView, gluon.Trainer):
                 fresh.clear_stale(self._params)
             self._allreduce_grads()
         self._progress.note(Event.REDUCE, self.loss_scale)
+        self._progress.accumulates = any(p.grad_req == "add" for p in self._params)
 
     def unscale(self) -> None:
         """Divide the gradients by the scale in place, to look at or change true ones before ``step``.
@@ -239,10 +242,7 @@ class Trainer(StepView, gluon.Trainer):
         if self.loss_scale != 1.0:
             refuse_unscaled_heads(losses, self.loss_scale)
             refuse_opaque_heads(losses, self.loss_scale)
-        accumulates = any(p.grad_req == "add" for p in self._params)
-        self._progress.check(Event.BACKWARD, self.loss_scale, accumulates=accumulates)
-        self._progress.note(Event.BACKWARD, self.loss_scale)
-        self._watch_statistics()
+        begin_backward(self, losses)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
         self._progress.check(Event.UPDATE, self.loss_scale, called=called)

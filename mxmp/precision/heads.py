@@ -137,6 +137,7 @@ def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
 
 _arrays: dict[mx.Context, NDArray] = {}
 _value = 1.0
+_open = False
 _lock = threading.RLock()
 
 
@@ -159,15 +160,22 @@ def heads_scaled_by(value: float) -> Iterator[None]:
     Nothing has to know which nets those are, or who owns their parameters. MXNet's engine orders the
     writes before and after among the reads of the backward between them; nothing waits. In other threads
     scaled backwards wait for the end of the block; a plain ``backward`` there, through a converted net with
-    a loss head, must not run at the same moment.
+    a loss head, must not run at the same moment. Raises ``RuntimeError`` inside another such block.
     """
+    global _open
     with _lock:
-        before = _value
+        if _open:
+            raise RuntimeError(
+                "a scaled backward inside scale_loss would be scaled twice: call autograd.backward there, on the "
+                "scaled loss, or trainer.backward(loss) outside"
+            )
+        _open = True
         _set(value)
         try:
             yield
         finally:
-            _set(before)
+            _set(1.0)
+            _open = False
 
 
 def _set(value: float) -> None:

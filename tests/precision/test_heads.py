@@ -100,8 +100,8 @@ def test_the_scale_is_one_outside_its_block_on_every_device():
     with heads_scaled_by(256.0):
         assert array.asscalar() == 256
         assert head_scale(mx.cpu(1)).asscalar() == 256
-        with heads_scaled_by(2.0):
-            assert array.asscalar() == 2
+        with pytest.raises(RuntimeError, match="scaled twice"), heads_scaled_by(2.0):
+            pass
         assert array.asscalar() == 256
     assert head_scale(mx.cpu(1)).asscalar() == array.asscalar() == 1
 
