@@ -26,11 +26,12 @@ HOUSE = {
         *("pipeline", "heads", "__init__"),
     ],
     "step": [
-        *("_mxnet", "scaler", "phase", "refusals", "gradients", "statistics", "masters", "step", "updater"),
-        *("state_file", "state_layout", "states", "__init__"),
+        *("_mxnet", "scaler", "phase", "refusals", "stores", "gradients", "statistics", "masters", "step"),
+        *("updater", "state_file", "state_layout", "states", "__init__"),
     ],
     "gluon": [
-        *("_mxnet", "parameter", "conversion", "hook", "convert", "fresh_gradients", "trainer", "estimator"),
+        *("_mxnet", "parameter", "conversion", "hook", "convert", "fresh_gradients", "workers"),
+        *("trainer", "estimator"),
         "__init__",
     ],
     "symbolic": ["_mxnet", "cast", "core", "module", "bucketing", "__init__"],

@@ -25,6 +25,7 @@ from ..step.refusals import check_kvstore, refuse_compression, refuse_sparse_wei
 from ..step.scaler import as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
+from ..step.stores import is_distributed, open_store
 from ..step.updater import Update, Updaters
 from . import _mxnet
 from .core import Core
@@ -165,12 +166,15 @@ class Module(StepView, mx.mod.Module):
         Raises
         ------
         ValueError
-            For ``dist_async``, which applies gradients before any check.
+            For ``dist_async``, which applies gradients before any check, and for a store that MXNet does not have.
+        ImportError
+            ``"horovod"`` without Horovod; says how to install it.
         """
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
         check_kvstore(kvstore)
+        kvstore = open_store(kvstore)
         arrays = self._arrays()
         for name, copies in arrays.items():
             refuse_sparse_weight(name, copies[0].stype)
@@ -184,7 +188,7 @@ class Module(StepView, mx.mod.Module):
         core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
         self._updater = Updaters(self._optimizer, len(self._context), core.master)
-        if self._kvstore is not None and "dist" in self._kvstore.type:
+        if is_distributed(self._kvstore):
             # MXNet's Module never sends rank 0's parameters to the other workers.
             share_initial(self._kvstore, {f"{weight.name}:initial": weight for weight in core.weights(arrays)})
             self._params_dirty = True
