@@ -23,7 +23,7 @@ from . import _mxnet
 from . import fresh_gradients as fresh
 from .conversion import conversions_of, statistics_of
 from .parameter import master_of, weight_of
-from .workers import share_weights
+from .workers import share_noise, share_weights
 
 __all__ = ["Trainer"]
 
@@ -279,13 +279,14 @@ class Trainer(StepView, gluon.Trainer):
     def _update(self, ignore_stale_grad: bool = False) -> None:
         updates = fresh.fresh_updates(self._params, ignore_stale=ignore_stale_grad)
         factor = self._factor
+
+        def apply() -> None:
+            self._updaters.apply(updates, factor)
+            share_noise(self._kvstore, self._optimizer, self._params)
+
         try:
             if updates:
-                self._state.run(
-                    [update.gradient for update in updates],
-                    lambda: self._updaters.apply(updates, factor),
-                    self._watch_statistics(),
-                )
+                self._state.run([update.gradient for update in updates], apply, self._watch_statistics())
         finally:
             fresh.forget(self._params)
             self._progress = Progress()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Collection, Sequence
 
+import mxnet as mx
 from mxnet.gluon import Parameter
 
-from ..step.masters import Weight, share_initial
+from ..step.masters import Weight, share_drawn, share_initial
 from .parameter import weight_of
 
-__all__ = ["share_weights"]
+__all__ = ["share_noise", "share_weights"]
 
 
 def share_weights(kvstore: Any, params: Sequence[Parameter], names: Collection[str]) -> None:
@@ -27,6 +28,16 @@ def share_weights(kvstore: Any, params: Sequence[Parameter], names: Collection[s
         {key: weight for key, weight in _keys(ready, len(params)).items() if weight.masters},
         [array for weight in ready.values() for array in weight.arrays],
     )
+
+
+def share_noise(kvstore: Any, optimizer: mx.optimizer.Optimizer, params: Sequence[Parameter]) -> None:
+    """After an update: see ``share_drawn``."""
+
+    def weights() -> dict[int, Weight]:
+        trained = {index: weight_of(param) for index, param in enumerate(params) if param.grad_req != "null"}
+        return _keys(trained, len(params))
+
+    share_drawn(kvstore, optimizer, weights)
 
 
 def _keys(weights: dict[int, Weight], count: int) -> dict[int, Weight]:

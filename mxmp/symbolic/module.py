@@ -20,7 +20,7 @@ from ..precision.devices import device_of
 from ..precision.heads import SCALE_NAME
 from ..step import states
 from ..step.gradients import Gradient
-from ..step.masters import share_initial
+from ..step.masters import Weight, share_drawn, share_initial
 from ..step.refusals import check_kvstore, refuse_compression, refuse_sparse_weight
 from ..step.scaler import as_scaler
 from ..step.statistics import RunningStatistics
@@ -190,10 +190,14 @@ class Module(StepView, mx.mod.Module):
         self._updater = Updaters(self._optimizer, len(self._context), core.master)
         if is_distributed(self._kvstore):
             # MXNet's Module never sends rank 0's parameters to the other workers.
-            share_initial(self._kvstore, {f"{weight.name}:initial": weight for weight in core.weights(arrays)})
+            share_initial(self._kvstore, self._weights_by_key())
             self._params_dirty = True
         if preload is not None:
             self.load_optimizer_states(preload)
+
+    def _weights_by_key(self) -> dict[str, Weight]:
+        """For rank 0's values, by keys of their own: a key has the dtype of what it first held."""
+        return {f"{weight.name}:initial": weight for weight in self._core.weights(self._arrays())}
 
     @contextmanager
     def _keys_as_gradients(self) -> Iterator[None]:
@@ -242,12 +246,13 @@ class Module(StepView, mx.mod.Module):
                 kvstore.pushpull(name, gradients, priority=-index)
             updates += [Update(index, k, name, w, g) for k, (w, g) in enumerate(zip(weights, gradients))]
         self._params_dirty = True
+
+        def apply() -> None:
+            self._updater.apply(updates, 1.0 / self._core.scaled_by)
+            share_drawn(kvstore, self._optimizer, self._weights_by_key)
+
         if updates:
-            self._state.run(
-                [update.gradient for update in updates],
-                lambda: self._updater.apply(updates, 1.0 / self._core.scaled_by),
-                self._statistics,
-            )
+            self._state.run([update.gradient for update in updates], apply, self._statistics)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As ``mx.mod.Module.get_input_grads``: the true gradients, unscaled copies."""
