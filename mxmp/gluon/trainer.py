@@ -12,12 +12,12 @@ from mxnet.ndarray import NDArray
 from ..precision.heads import check_loss, head_gradient, heads_scaled_by, refuse_unscaled_heads
 from ..step import gradients as grads
 from ..step import states
-from ..step.masters import share_initial
 from ..step.phase import Event, Phase, Progress
 from ..step.refusals import check_kvstore, refuse_compression, refuse_sparse_weight
 from ..step.scaler import as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
+from ..step.stores import is_distributed, open_store
 from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
@@ -25,6 +25,7 @@ from .conversion import conversions_of, forwards_so_far, statistics_of
 from .opaque_heads import refuse_opaque_heads
 from .parameter import master_of, weight_of
 from .sharing import begin_backward, join
+from .workers import share_noise, share_weights
 
 __all__ = ["Trainer"]
 
@@ -46,7 +47,7 @@ class Trainer(StepView, gluon.Trainer):
     ----------
     params : ParameterDict, dict or list of Parameter
     optimizer, optimizer_params, kvstore
-        As for ``gluon.Trainer``. Masters need no ``multi_precision``; it does no harm.
+        As for ``gluon.Trainer``, and ``"horovod"``. Masters need no ``multi_precision``; it does no harm.
     compression_params : None
         Refused: a threshold on scaled gradients means nothing.
     update_on_kvstore : {None, False}
@@ -59,6 +60,8 @@ class Trainer(StepView, gluon.Trainer):
     ------
     ValueError
         For a combination that could not keep the promise above; says which and why.
+    ImportError
+        ``kvstore="horovod"`` without Horovod; says how to install it.
     """
 
     # LowParameter lets only such a trainer near its float16 values.
@@ -82,7 +85,8 @@ class Trainer(StepView, gluon.Trainer):
         self._progress = Progress()
         self._statistics = RunningStatistics()
         self._last_update = forwards_so_far()
-        super().__init__(params, optimizer, optimizer_params, kvstore=kvstore, update_on_kvstore=False)
+        store = open_store(kvstore)
+        super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
         self._watch_statistics()
@@ -265,29 +269,25 @@ class Trainer(StepView, gluon.Trainer):
     def _init_kvstore(self) -> None:
         super()._init_kvstore()
         check_kvstore(self._kvstore)
+        self._distributed = is_distributed(self._kvstore)
 
     def _init_params(self) -> None:
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
         if self._distributed:
-            waiting -= {p.name for p in self._params_to_init}
-            ready = {self._param2idx[p.name]: weight_of(p) for p in self._params if p.name in waiting}
-            share_initial(
-                self._kvstore,
-                {len(self._params) + index: weight for index, weight in ready.items() if weight.masters},
-                [array for weight in ready.values() for array in weight.arrays],
-            )
+            share_weights(self._kvstore, self._params, waiting - {p.name for p in self._params_to_init})
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         updates = fresh.fresh_updates(self._params, ignore_stale=ignore_stale_grad)
         factor = self._factor
+
+        def apply() -> None:
+            self._updaters.apply(updates, factor)
+            share_noise(self._kvstore, self._optimizer, self._params)
+
         try:
             if updates:
-                self._state.run(
-                    [update.gradient for update in updates],
-                    lambda: self._updaters.apply(updates, factor),
-                    self._watch_statistics(),
-                )
+                self._state.run([update.gradient for update in updates], apply, self._watch_statistics())
         finally:
             fresh.forget(self._params)
             self._progress = Progress()
