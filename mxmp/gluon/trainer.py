@@ -282,7 +282,7 @@ class Trainer(StepView, gluon.Trainer):
         factor = self._factor
 
         def apply() -> None:
-            self._updaters.apply(updates, factor)
+            self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
             share_noise(self._kvstore, self._optimizer, self._params)
 
         try:

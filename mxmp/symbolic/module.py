@@ -255,7 +255,7 @@ class Module(StepView, mx.mod.Module):
         self._params_dirty = True
 
         def apply() -> None:
-            self._updater.apply(updates, 1.0 / self._core.scaled_by)
+            self._updater.apply(updates, 1.0 / self._core.scaled_by, reduced=kvstore is not None)
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
         if updates:
