@@ -16,8 +16,7 @@ import mxmp
 NORMALIZING = {"adadelta", "adam", "adamax", "ftml", "lamb", "nadam", "rmsprop", "signum"}
 
 
-@mx.optimizer.register
-class MxmpTestPatient(mx.optimizer.Optimizer):
+class Patient(mx.optimizer.Optimizer):
     """A user's own, which counts and takes smaller steps as it goes."""
 
     def __init__(self, **kwargs):
@@ -32,13 +31,20 @@ class MxmpTestPatient(mx.optimizer.Optimizer):
         weight -= grad * (self.rescale_grad * self.lr / (1 + 0.1 * self.calls))
 
 
-@mx.optimizer.register
-class MxmpTestNoisy(MxmpTestPatient):
+class Noisy(Patient):
     """A user's own, which draws."""
 
     def update(self, index, weight, grad, state):
         weight += mx.nd.random.normal(0, 1e-2, weight.shape, ctx=weight.ctx)
         weight -= grad * (self.rescale_grad * self.lr)
+
+
+OWN = {"patient": Patient, "noisy": Noisy}
+
+
+def chosen(name):
+    """An optimizer and its options, as Trainers take them."""
+    return (OWN[name](learning_rate=0.05), None) if name in OWN else (name, dict(OPTIMIZERS[name]))
 
 
 def ready(policy, devices):
@@ -75,12 +81,11 @@ def assert_equal_everywhere(net, devices):
 
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "mxmptestpatient", "mxmptestnoisy"])
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *OWN])
 def test_devices_hold_equal_weights_after_every_step(name, policy, devices):
     net = ready(POLICIES[policy], devices)
-    options = OPTIMIZERS.get(name, {"learning_rate": 0.05})
     scaler = mxmp.DynamicLossScaler(1024.0)
-    trainer = mxmp.Trainer(net.collect_params(), name, dict(options), loss_scale=scaler)
+    trainer = mxmp.Trainer(net.collect_params(), *chosen(name), loss_scale=scaler)
     start = values(net)
     for i in range(4):
         train(net, trainer, [i], devices, bad=(1,))
@@ -89,18 +94,17 @@ def test_devices_hold_equal_weights_after_every_step(name, policy, devices):
     assert all((new != old).any() for new, old in zip(values(net), start))
 
 
-@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "sgld"] + ["mxmptestpatient"])
+@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "sgld"] + ["patient"])
 def test_two_devices_learn_what_plain_mxnet_learns_on_two(name):
     """Plain MXNet updates once, on the kvstore, whatever the number of devices."""
-    options = OPTIMIZERS.get(name, {"learning_rate": 0.05})
     found = []
     for policy in (None, "float16"):
         net = ready(policy, 2)
         before = values(net)
         if policy is None:
-            trainer = gluon.Trainer(net.collect_params(), name, dict(options), update_on_kvstore=True)
+            trainer = gluon.Trainer(net.collect_params(), *chosen(name), update_on_kvstore=True)
         else:
-            trainer = mxmp.Trainer(net.collect_params(), name, dict(options), loss_scale=1024.0)
+            trainer = mxmp.Trainer(net.collect_params(), *chosen(name), loss_scale=1024.0)
         train(net, trainer, range(4), 2)
         found.append([new - old for new, old in zip(values(net), before)])
     if name not in NORMALIZING:
