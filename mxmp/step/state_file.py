@@ -30,8 +30,12 @@ def write(path: str, content: dict[str, Any]) -> None:
     arrays: list[np.ndarray] = []
     tree = json.dumps({"format": FORMAT, **{k: _encode(v, arrays) for k, v in content.items()}})
     named = {f"a{i}": array for i, array in enumerate(arrays)}
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, tree=np.frombuffer(tree.encode(), np.uint8), digest=_digest(tree, arrays), **named)
+    named = {"tree": np.frombuffer(tree.encode(), np.uint8), "digest": _digest(tree, arrays), **named}
+    # As np.savez does, which leaves its archive to the garbage collector when the disk is full.
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, array in named.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 def read(path: str, content: bytes) -> dict[str, Any]:

@@ -6,16 +6,18 @@ from typing import Any
 
 import mxnet as mx
 
+from ..files import replacing
 from ..policy import Policy, as_policy
 from ..step.scaler import as_scaler
 from ..step.step import ScaledStep, StepView
+from .checkpoint import SavesParams, write_arrays, write_symbol
 from .core import Core
 from .module import Module
 
 __all__ = ["BucketingModule"]
 
 
-class BucketingModule(StepView, mx.mod.BucketingModule):
+class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     """``mx.mod.BucketingModule`` in mixed precision: all buckets share masters, scaler and counters.
 
     Parameters
@@ -78,6 +80,16 @@ class BucketingModule(StepView, mx.mod.BucketingModule):
             raise
         if fresh and self._monitor is not None:
             self._curr_module.install_monitor(self._monitor)
+
+    def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
+        """As ``mx.mod.BucketingModule.save_checkpoint``; each file appears whole or not at all."""
+        self.save_params(f"{prefix}-{epoch:04d}.params")
+        for key in self._buckets:
+            symbol, _, _ = self._call_sym_gen(key)
+            with replacing(f"{prefix}-{key}-symbol.json") as path:
+                write_symbol(path, symbol, remove_amp_cast)
+        with replacing(f"{prefix}.buckets") as path:
+            write_arrays(path, [mx.nd.array(list(self._buckets), dtype="int32")])
 
     def save_optimizer_states(self, fname: str) -> None:
         """As ``Module.save_optimizer_states``."""

@@ -27,12 +27,13 @@ from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.updater import Update, Updaters
 from . import _mxnet
+from .checkpoint import SavesParams, write_symbol
 from .core import Core
 
 __all__ = ["Module"]
 
 
-class Module(StepView, mx.mod.Module):
+class Module(SavesParams, StepView, mx.mod.Module):
     """``mx.mod.Module`` in mixed precision: the same constructor and methods, two more keywords.
 
     Parameters
@@ -262,15 +263,11 @@ class Module(StepView, mx.mod.Module):
     ) -> None:
         """Plain FP32 files that ``mx.mod.Module.load`` opens without mxmp; each appears whole or not at all."""
         with replacing(f"{prefix}-symbol.json") as path:
-            self._symbol.save(path, remove_amp_cast=remove_amp_cast)
+            write_symbol(path, self._symbol, remove_amp_cast)
         self.save_params(f"{prefix}-{epoch:04d}.params")
         if save_optimizer_states:
             self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
         self.logger.info("Saved checkpoint %s-%04d", prefix, epoch)
-
-    def save_params(self, fname: str) -> None:
-        with replacing(fname) as path:
-            super().save_params(path)
 
     def save_optimizer_states(self, fname: str) -> None:
         """Optimizer states, masters, scaler and counters, for ``load_optimizer_states``."""
