@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Iterable, Iterator
 
 import mxnet as mx
@@ -79,12 +80,11 @@ def explain(
     Raises
     ------
     ValueError
-        The net is not converted, or was never called and no inputs are given.
+        The net is not converted, or was never called and no inputs are given; or shapes are of no input
+        of the Symbol, or do not fit it.
     """
     if isinstance(target, mx.sym.Symbol):
-        graph = strip(Graph.from_symbol(target))
-        plan = decide(graph, as_policy(policy or "float16", exclude), device_of(ctx), keep_output_names=True)
-        return Explanation((measure(target.name or "symbol", None, graph, plan, shapes),))
+        return Explanation((_symbol(target, as_policy(policy or "float16", exclude), ctx, shapes),))
     if not isinstance(target, Block):
         raise TypeError(f"explain takes a gluon Block or a Symbol, got {type(target).__name__}")
     if policy is not None or shapes:
@@ -98,6 +98,25 @@ def explain(
     if not reports:
         raise ValueError(f"{target.name!r} has no graph yet: call it once, or pass inputs to explain(net, x)")
     return Explanation(reports, tuple(_unconverted(target)))
+
+
+def _symbol(symbol: mx.sym.Symbol, policy: Policy, ctx: mx.Context | None, shapes: dict[str, tuple]) -> GraphReport:
+    _check_names(shapes, symbol.list_inputs())
+    graph = strip(Graph.from_symbol(symbol))
+    plan = decide(graph, policy, device_of(ctx), keep_output_names=True)
+    try:
+        return measure(symbol.name or "symbol", None, graph, plan, shapes)
+    except mx.MXNetError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
+
+
+def _check_names(shapes: Iterable[str], inputs: list[str]) -> None:
+    for name in shapes:
+        if name not in inputs:
+            close = get_close_matches(name, [*inputs, "policy", "exclude", "ctx"], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
+            raise ValueError(f"the Symbol has no input {name!r}; {hint}")
 
 
 def _graphs(net: Block) -> Iterator[GraphReport]:
