@@ -141,6 +141,11 @@ def test_without_our_batch_processor_the_estimator_says_what_to_do():
         fit(mxmp.Trainer, None, loss_scale=2.0**10)
 
 
+def test_our_batch_processor_without_our_trainer_says_what_to_pass():
+    with pytest.raises(TypeError, match=r"Estimator has a mxnet.gluon.trainer.Trainer: pass .*trainer=mxmp.Trainer\("):
+        fit(gluon.Trainer, mxmp.BatchProcessor())
+
+
 # -- the numpy interface ----------------------------------------------------------------------------
 
 

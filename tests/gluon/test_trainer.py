@@ -495,6 +495,18 @@ def test_a_bad_max_norm_is_refused(bad):
         trainer.clip_global_norm(bad)
 
 
+def test_numpy_s_number_is_a_max_norm():
+    found = []
+    for max_norm in (0.01, np.float64(0.01)):
+        net = two_layers()
+        trainer = sgd(net)
+        trainer.backward(forward(net, 0))
+        assert trainer.clip_global_norm(max_norm) > 0.01
+        trainer.step(np.int64(4))
+        found.append(weights(trainer))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_allreduce_then_update_equals_step(devices):
     net, other = two_layers(devices=devices), two_layers(devices=devices)
