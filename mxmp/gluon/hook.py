@@ -59,6 +59,7 @@ class Hook:
         ctx = next((a.ctx for a in flat if isinstance(a, NDArray)), None)
         if ctx is None:
             return
+        _refuse_loader_memory(block, flat)
         key = GraphKey(autograd.is_training(), repr(structure), device_of(ctx))
         with self.conversion.lock:
             self._follow_hybridize(block)
@@ -113,6 +114,20 @@ class Hook:
             raise ValueError(
                 f"{block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
                 f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
+            )
+
+
+_LOADER_MEMORY = ("cpu_shared", "cpu_pinned")
+
+
+def _refuse_loader_memory(block: HybridBlock, arrays: list) -> None:
+    """A graph wants its inputs where its parameters are, and MXNet's own error does not say how that is done."""
+    for array in arrays:
+        if isinstance(array, NDArray) and array.ctx.device_type in _LOADER_MEMORY and block.collect_params().keys():
+            raise ValueError(
+                f"{block.name}: the batch is in {array.ctx}, where a DataLoader with workers or pin_memory leaves it, "
+                "and a converted net runs as a graph, which like any hybridized net takes inputs from its own device "
+                "only: call x.as_in_context(mx.cpu()), or gluon.utils.split_and_load(x, contexts)"
             )
 
 
