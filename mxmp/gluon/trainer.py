@@ -139,7 +139,9 @@ class Trainer(StepView, gluon.Trainer):
         self._progress.note(Event.REDUCE, self.loss_scale)
 
     def unscale(self) -> None:
-        """Divide the gradients by the scale in place, to look at or change true ones before ``step``.
+        """Divide the parameters' gradients by the scale in place, to look at or change true ones before ``step``.
+
+        Others stay scaled: for an input's, ``x.grad / trainer.loss_scale`` before ``step``.
 
         Raises
         ------

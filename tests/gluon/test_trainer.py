@@ -1000,3 +1000,21 @@ def test_a_subclass_that_reduces_by_itself_is_called_once_a_step_and_its_result_
     trainer.step(4)
     assert trainer.last_step_skipped
     assert full_weights(trainer) == before
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_an_input_s_gradient_over_the_scale_is_the_true_one(unscaled):
+    found = []
+    for scale in (None, 2.0**9):
+        net = two_layers()
+        trainer = sgd(net, loss_scale=scale)
+        x, y = batch(0)
+        x.attach_grad()
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        trainer.backward(loss)
+        if unscaled and scale:
+            trainer.unscale()
+        found.append((x.grad / trainer.loss_scale).asnumpy())
+        trainer.step(4)
+    np.testing.assert_array_equal(*found)
