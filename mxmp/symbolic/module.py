@@ -6,8 +6,7 @@ to a private symbol with casts and, in front of loss heads, the loss scale.
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Iterator
 
 import mxnet as mx
@@ -102,16 +101,15 @@ class Module(SavesParams, StepView, mx.mod.Module):
         fresh = self._arg_params is None
         original = self._symbol
         if force_rebind or not self.binded:
-            self._symbol = self._core.low_symbol(original, self.policy, self._device, self._param_names, for_training)
-        # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
-        # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
-        backend = "MXNET_SUBGRAPH_BACKEND"
-        unfused = nullcontext() if backend in os.environ else _mxnet.environment(backend, "NONE")
+            low = self._core.low_symbol(original, self.policy, self._device, self._param_names, for_training)
+            # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
+            # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
+            unfused = _mxnet.fuses(self._context)
+            self._symbol = _mxnet.Unfused(low, _mxnet.group_names(self._group2ctxs)) if unfused else low
         try:
-            with unfused:
-                super().bind(
-                    data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req
-                )
+            super().bind(
+                data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req
+            )
         finally:
             self._symbol = original
         if fresh and shared_module is None:
@@ -178,9 +176,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if self._params_dirty:
             self._sync_params_from_devices()
         preload, self._preload_opt_states = self._preload_opt_states, None
-        # Only so does MXNet leave the update to us, dist_sync included.
-        with _mxnet.environment("MXNET_UPDATE_ON_KVSTORE", "0"), self._keys_as_gradients():
-            super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        with _mxnet.without_optimizer(kvstore, len(self._context)) as store, self._keys_as_gradients():
+            super().init_optimizer(store, optimizer, optimizer_params, force_init)
         core = self._core
         core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
