@@ -20,7 +20,7 @@ __all__ = ["INHERITED", "Traced"]
 INHERITED = {
     "Trainer": (
         "_allreduce_grads _contexts _distributed _init_kvstore _init_optimizer _init_params _kv_initialized "
-        "_kvstore _optimizer _param2idx _params _params_to_init _scale _update _updaters"
+        "_kvstore _optimizer _params _params_to_init _scale _update _updaters"
     ),
     "LowParameter": "_check_and_get _data _init_grad _init_impl _reduce _set_trainer",
     "BatchProcessor": "_get_data_and_label",
@@ -46,6 +46,11 @@ def trace(block: HybridBlock, args: tuple) -> Traced:
     """Make the block's own FP32 graph for arguments of this structure."""
     block._clear_cached_op()
     block._build_cache(*args)
+    return traced(block)
+
+
+def traced(block: HybridBlock) -> Traced:
+    """What a block with a graph runs now."""
     return Traced(block._cached_op, block._cached_op_args, block._cached_graph, block._in_format, block._out_format)
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import weakref
 from contextlib import contextmanager
-from typing import Iterable, Iterator, Sequence
+from typing import Collection, Iterable, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet.gluon import Constant, Parameter
 
 from ..policy import Policy
 from ..precision.graph import Graph
-from ..precision.heads import HeadScale
 from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
 from ..step.gradients import Gradient
 from . import _mxnet
 from .parameter import store_low
 
-__all__ = ["Conversion", "conversion_of", "conversions_of", "statistics_of"]
+__all__ = ["Conversion", "conversion_of", "conversions_of", "forwards_so_far", "statistics_of"]
 
 
 def conversion_of(param: Parameter) -> Conversion | None:
@@ -32,24 +34,45 @@ def conversions_of(params: Iterable[Parameter]) -> list[Conversion]:
     return list(dict.fromkeys(conversion for conversion in found if conversion is not None))
 
 
-def statistics_of(params: Sequence[Parameter]) -> list[Gradient]:
-    """Running statistics among ``params`` and in their nets: parameters that are never differentiable."""
-    found = {p.name: p for p in params if not _mxnet.is_differentiable(p)}
-    for conversion in conversions_of(params):
-        found.update(conversion.statistics)
-    return [Gradient(name, array) for name, param in found.items() for array in _mxnet.arrays(param)]
+# How MXNet's norm layers name theirs, for nets that have no graph of ours to ask.
+_RUNNING = ("running_mean", "running_var")
+# Forwards in training mode, counted, and the last one of each converted net.
+_forwards = itertools.count(1)
+_last_forward: weakref.WeakKeyDictionary[Conversion, int] = weakref.WeakKeyDictionary()
+
+
+def forwards_so_far() -> int:
+    """A moment among the forwards of converted nets, for ``statistics_of``."""
+    return next(_forwards)
+
+
+def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
+    """Running statistics that a backward may write: of ``params``, and of converted nets that ran ``since``.
+
+    A backward runs through nets whose parameters are another trainer's (a generator's through the critic).
+    The graph says what is an auxiliary state; a mask that is never trained is none.
+    """
+    ran = [conversion for conversion, last in list(_last_forward.items()) if last > since]
+    found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}
+    for conversion in dict.fromkeys([*conversions_of(params), *sorted(ran, key=id)]):
+        found.update((id(p), p) for p in conversion.statistics.values())
+    arrays = [(p.name, array) for p in found.values() for array in _mxnet.arrays(p)]
+    return [Gradient(name, array) for name, array in arrays if array.dtype == np.float32]
 
 
 class Conversion:
-    """The policy, how parameters are stored, and the loss scale of the heads inside the net."""
+    """The policy, and how parameters are stored."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.head_scale = HeadScale()
         self.statistics: dict[str, Parameter] = {}
         self.lock = threading.RLock()
         self._stored: dict[str, bool] = {}
         self._local = threading.local()
+
+    def note_training(self) -> None:
+        """A block of this net runs in training mode."""
+        _last_forward[self] = next(_forwards)
 
     @property
     def tracing(self) -> bool:
@@ -64,15 +87,18 @@ class Conversion:
         finally:
             self._local.tracing = before
 
-    def build(self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str) -> tuple[Graph, Plan]:
+    def build(
+        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, accumulated: Collection[str]
+    ) -> tuple[Graph, Plan]:
         """The graph that runs, and parameters stored as it wants them. The first graph decides."""
-        self.statistics.update({name: p for name, p in params.items() if not _mxnet.is_differentiable(p)})
+        self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
         graph, plan = low_graph(
             Graph.from_symbol(symbol),
             self.policy,
             device,
             parameters={n for n, p in params.items() if n not in self._stored and not isinstance(p, Constant)},
             stored_low={n for n in params if self._stored.get(n)},
+            accumulated=accumulated,
         )
         if self.policy.stores_low(device):
             for name, param in params.items():

@@ -7,15 +7,15 @@ checkpoints stay FP32.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
 from ..precision.devices import device_of
-from ..precision.heads import SCALE_NAME, HeadScale, scale_heads
+from ..precision.heads import SCALE_NAME, head_scale, scale_heads
 from ..precision.plan import Plan
 from . import _mxnet
 from .conversion import Conversion
@@ -37,6 +37,12 @@ class BuiltGraph(NamedTuple):
     traced: _mxnet.Traced
     plan: Plan
     shapes: dict[str, tuple]
+    params: list[Parameter]
+    accumulated: frozenset[str]
+
+    def is_current(self) -> bool:
+        """Whether the same parameters accumulate their gradients as when it was built."""
+        return self.accumulated == accumulated(self.params)
 
 
 class Hook:
@@ -61,9 +67,11 @@ class Hook:
             return
         _refuse_loader_memory(block, flat)
         key = GraphKey(autograd.is_training(), repr(structure), device_of(ctx))
+        if key.training:
+            self.conversion.note_training()
         with self.conversion.lock:
             self._follow_hybridize(block)
-            if key not in self.graphs:
+            if key not in self.graphs or not self.graphs[key].is_current():
                 self.graphs[key] = self._build(block, args, key.device)
             _mxnet.run_as(block, self.graphs[key].traced)
 
@@ -94,18 +102,19 @@ class Hook:
             traced = _mxnet.trace(block, args)
         data, symbol = traced.graph
         params = {param.name: param for is_data, param in traced.op_args if not is_data}
-        graph, plan = self.conversion.build(symbol, params, device)
+        adding = accumulated(params.values())
+        graph, plan = self.conversion.build(symbol, params, device, {*adding, *(d.name for d in data)})
         if self.is_root and not plan.num_low:
             warnings.warn(
                 f"nothing in {block.name!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
                 "print(mxmp.explain(net)) says why",
                 stacklevel=4,
             )
-        head_scale = self.conversion.head_scale if scale_heads(graph) else None
-        op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block), head_scale)
+        scale_heads(graph)
+        op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
         flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
         shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-        return BuiltGraph(traced._replace(op=op), plan, shapes)
+        return BuiltGraph(traced._replace(op=op), plan, shapes, list(params.values()), adding)
 
     def _check_trace(self, block: HybridBlock) -> None:
         """Inside another block's graph our casts would be lost: say so."""
@@ -134,12 +143,11 @@ def _refuse_loader_memory(block: HybridBlock, arrays: list) -> None:
 class _LowOp:
     """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs."""
 
-    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list, head_scale: HeadScale | None) -> None:
+    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list) -> None:
         names = low.list_inputs()
         position = {name: i for i, name in enumerate(given)}
         fed = [*data, SCALE_NAME]
         self._order = [position.get(name) for name in names]
-        self._head_scale = head_scale
         self._op = mx.nd.CachedOp(
             low,
             [
@@ -150,11 +158,16 @@ class _LowOp:
         )
 
     def __call__(self, *inputs: NDArray) -> Any:
-        scale = None if self._head_scale is None else self._head_scale.array(inputs[0].ctx)
-        return self._op(*(scale if i is None else inputs[i] for i in self._order))
+        ctx = inputs[0].ctx
+        return self._op(*(head_scale(ctx) if i is None else inputs[i] for i in self._order))
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._op._register_op_hook(callback, monitor_all)
+
+
+def accumulated(params: Iterable[Parameter]) -> frozenset[str]:
+    """Names of the parameters whose gradients are added to what is there."""
+    return frozenset(param.name for param in params if param.grad_req == "add")
 
 
 def hook_of(block: Block) -> Hook | None:
