@@ -31,9 +31,10 @@ class Unfused(mx.sym.Symbol):
 
     MXNet partitions a graph whose default context is cpu(0), and has one switch, an environment
     variable of the whole process, that prints a line at every bind. But a default context is only for
-    nodes of no group: here every node is of one, whose context is the real one, and the default is
-    another. Where the user places ``groups``, only variables get ours: operators follow their inputs,
-    as they do without it.
+    what has no other: here all variables are of a group, whose context is the real one, the operators
+    follow their inputs, and the default is another. ``groups`` that the user places hold; others are
+    dropped, as MXNet ignores them where none is placed. (A Custom operator takes the name of its group
+    for an argument, so none is set there.)
     """
 
     _GROUP = "mxmp"
@@ -42,8 +43,10 @@ class Unfused(mx.sym.Symbol):
         raw = json.loads(symbol.tojson(remove_amp_cast=False))
         for node in raw["nodes"]:
             attrs = node.setdefault("attrs", {})
-            if not groups or (node["op"] == "null" and attrs.get("__ctx_group__") not in groups):
-                attrs["__ctx_group__"] = self._GROUP
+            if attrs.get("__ctx_group__") not in groups:
+                attrs.pop("__ctx_group__", None)
+                if not node["inputs"]:
+                    attrs["__ctx_group__"] = self._GROUP
         grouped = mx.sym.load_json(json.dumps(raw))
         super().__init__(grouped.handle)
         grouped.handle = None
