@@ -27,7 +27,7 @@ HOUSE = {
     ],
     "step": [
         *("_mxnet", "scaler", "group", "phase", "refusals", "stores", "gradients", "statistics", "masters", "step"),
-        *("updater", "state_file", "state_layout", "states", "__init__"),
+        *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
         *("_mxnet", "parameter", "conversion", "hook", "convert", "opaque_heads", "fresh_gradients", "sharing"),

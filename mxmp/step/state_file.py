@@ -55,13 +55,14 @@ def read(path: str, content: bytes) -> dict[str, Any]:
         ) from error
 
 
-def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer]:
-    """States and optimizer as ``Updater.get_states(dump_optimizer=True)`` pickles them.
+def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
+    """States and optimizer as ``Updater.get_states`` pickles them; None where ``dump_optimizer`` was False.
 
     Raises whatever a pickle that is something else makes Python raise.
     """
-    states, optimizer = _OnlyMXNet(io.BytesIO(content)).load()
-    if not isinstance(states, dict) or not isinstance(optimizer, mx.optimizer.Optimizer):
+    found = _OnlyMXNet(io.BytesIO(content)).load()
+    states, optimizer = (found, None) if isinstance(found, dict) else found
+    if not isinstance(states, dict) or not isinstance(optimizer, (mx.optimizer.Optimizer, type(None))):
         raise TypeError("it holds no states and optimizer")
     return states, optimizer
 

@@ -287,12 +287,17 @@ class Module(SavesParams, StepView, mx.mod.Module):
         states.save(fname, self._state, self._updater, self._core.weights(self._arrays()))
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Continue from ``save_optimizer_states``, on any number of devices.
+        """Continue from ``save_optimizer_states``, or from the file of a plain ``Module``, on any number of devices.
+
+        States, masters, counters and the loss scale are the file's. Learning rate, schedule, weight decay and the
+        other arguments of the optimizer are those of ``init_optimizer``, as in MXNet. A schedule that equals the
+        file's goes on where that one stood; another counts from here on, from ``begin_num_update``.
 
         Raises
         ------
         ValueError
             The file is damaged, or of other parameters or another optimizer; nothing has changed.
         """
-        states.load(fname, self._state, self._updater, self._core.weights(self._arrays()), self._context)
+        weights = self._core.weights(self._arrays())
+        states.load(fname, self._state, self._updater, weights, self._context, settings="caller")
         self._params_dirty = True
