@@ -33,7 +33,7 @@ HOUSE = {
         *("_mxnet", "parameter", "conversion", "hook", "convert", "opaque_heads", "fresh_gradients", "sharing"),
         *("workers", "trainer", "estimator", "__init__"),
     ],
-    "symbolic": ["_mxnet", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
+    "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
     "diagnose": ["report", "render", "measure", "explain", "__init__"],
     "top": ["__init__", "__main__"],
 }

@@ -16,6 +16,7 @@ from ..precision.casts import strip
 from ..precision.decide import decide
 from ..precision.devices import device_of
 from ..precision.graph import Graph
+from ..symbolic import BucketingModule, Module
 from .measure import measure
 from .render import render
 from .report import GraphReport, NodeReport
@@ -57,19 +58,19 @@ class Explanation:
 
 
 def explain(
-    target: Block | mx.sym.Symbol,
+    target: Block | mx.sym.Symbol | Module | BucketingModule,
     *inputs: Any,
     policy: str | Policy | None = None,
     exclude: Iterable[str] = (),
     ctx: mx.Context | None = None,
     **shapes: tuple[int, ...],
 ) -> Explanation:
-    """What mxmp decided for each operator of a converted net, or would decide for a Symbol.
+    """What mxmp decided for each operator of a converted net or a bound Module, or would decide for a Symbol.
 
     Parameters
     ----------
-    target : Block or Symbol
-        A net that ``convert`` returned, or an FP32 Symbol.
+    target : Block, Module, BucketingModule or Symbol
+        A net that ``convert`` returned, a module of mxmp's, or an FP32 Symbol.
     *inputs : NDArray
         For a net: called once with them if it has not been called yet.
     policy, exclude, ctx
@@ -80,15 +81,20 @@ def explain(
     Raises
     ------
     ValueError
-        The net is not converted, or was never called and no inputs are given; or shapes are of no input
-        of the Symbol, or do not fit it.
+        The net is not converted, or was never called and no inputs are given; the module is not bound; or
+        shapes are of no input of the Symbol, or do not fit it.
     """
     if isinstance(target, mx.sym.Symbol):
         return Explanation((_symbol(target, as_policy(policy or "float16", exclude), ctx, shapes),))
-    if not isinstance(target, Block):
-        raise TypeError(f"explain takes a gluon Block or a Symbol, got {type(target).__name__}")
+    if not isinstance(target, (Block, Module, BucketingModule)):
+        raise TypeError(
+            "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
+            f"got {type(target).__module__}.{type(target).__name__}"
+        )
     if policy is not None or shapes:
-        raise ValueError("policy and shapes are for Symbols: a net is explained as it was converted")
+        raise ValueError("policy and shapes are for Symbols: a net or module is explained as it was converted")
+    if not isinstance(target, Block):
+        return Explanation(tuple(_modules(target)))
     if not any(hooks(target)):
         raise ValueError(f"{target.name!r} is not converted: call mxmp.convert(net) first, or explain a Symbol")
     reports = tuple(_graphs(target))
@@ -117,6 +123,18 @@ def _check_names(shapes: Iterable[str], inputs: list[str]) -> None:
             close = get_close_matches(name, [*inputs, "policy", "exclude", "ctx"], n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
             raise ValueError(f"the Symbol has no input {name!r}; {hint}")
+
+
+def _modules(target: Module | BucketingModule) -> Iterator[GraphReport]:
+    modules = target.modules if isinstance(target, BucketingModule) else {None: target}
+    bound = [(key, module, module.plan) for key, module in modules.items() if module.plan is not None]
+    if not bound:
+        raise ValueError("the module has no graph yet: bind() it first")
+    for key, module, plan in bound:
+        name = module.symbol.name or "symbol"
+        shapes = {each.name: each.shape for each in [*module.data_shapes, *(module.label_shapes or ())]}
+        graph = strip(Graph.from_symbol(module.symbol))
+        yield measure(name if key is None else f"{name}, bucket {key}", module.for_training, graph, plan, shapes)
 
 
 def _graphs(net: Block) -> Iterator[GraphReport]:

@@ -99,7 +99,8 @@ class FromUpdate(mx.lr_scheduler.LRScheduler):
     start: int
 
     def __init__(self, schedule: Any, start: int) -> None:
-        vars(self).update(schedule=schedule, start=start)
+        object.__setattr__(self, "schedule", schedule)
+        object.__setattr__(self, "start", start)
 
     def __call__(self, num_update: int) -> float:
         return self.schedule(num_update - self.start)

@@ -6,6 +6,7 @@ from typing import Any, Callable, Collection, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet.ndarray import NDArray
 
 from . import _mxnet, state_file
 from .masters import Weight
@@ -180,6 +181,7 @@ def read(path: str) -> OptimizerStates:
     try:
         states, optimizer = state_file.read_pickle(content)
         if optimizer is None:
+            _check_arrays(states)
             return OptimizerStates(None, None, {}, None, states, {}, None)
         found = collect(None, optimizer, states, {}, [])
     except Exception as error:
@@ -233,6 +235,14 @@ def _check(
 
 def _accumulated(found: OptimizerStates, optimizer: mx.optimizer.Optimizer) -> Collection[str]:
     return found.accumulated if found.accumulated is not None else AsMade({}, None).accumulated(optimizer)
+
+
+def _check_arrays(states: dict) -> None:
+    def check(leaf: Any) -> None:
+        if not isinstance(leaf, (NDArray, type(None))):
+            raise TypeError(f"it holds a {type(leaf).__name__}, no array")
+
+    map_leaves(check, states)
 
 
 def _full(leaf: Any) -> Any:
