@@ -128,10 +128,10 @@ def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
     shapes = {}
     for text in args.shape:
         name, _, sizes = text.partition("=")
-        try:
-            shapes[name] = tuple(int(size) for size in sizes.split(","))
-        except ValueError:
-            raise ValueError(f"--shape {text!r} is not NAME=N,C,H,W") from None
+        numbers = [int(size) if size.strip().isdecimal() else 0 for size in sizes.split(",")]
+        if not name or 0 in numbers:
+            raise ValueError(f"--shape {text!r} is not NAME=N,C,H,W with positive numbers")
+        shapes[name] = tuple(numbers)
     return shapes
 
 

@@ -30,7 +30,17 @@ HOUSE = {
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
-        *("_mxnet", "parameter", "conversion", "hook", "convert", "opaque_heads", "fresh_gradients", "sharing"),
+        *(
+            "_mxnet",
+            "parameter",
+            "expected",
+            "conversion",
+            "hook",
+            "convert",
+            "opaque_heads",
+            "fresh_gradients",
+            "sharing",
+        ),
         *("workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],

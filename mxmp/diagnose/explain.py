@@ -107,7 +107,7 @@ def explain(
 
 
 def _symbol(symbol: mx.sym.Symbol, policy: Policy, ctx: mx.Context | None, shapes: dict[str, tuple]) -> GraphReport:
-    _check_names(shapes, symbol.list_inputs())
+    _check_shapes(shapes, symbol.list_inputs())
     graph = strip(Graph.from_symbol(symbol))
     plan = decide(graph, policy, device_of(ctx), keep_output_names=True)
     try:
@@ -117,12 +117,14 @@ def _symbol(symbol: mx.sym.Symbol, policy: Policy, ctx: mx.Context | None, shape
         raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
 
 
-def _check_names(shapes: Iterable[str], inputs: list[str]) -> None:
-    for name in shapes:
+def _check_shapes(shapes: dict[str, tuple], inputs: list[str]) -> None:
+    for name, shape in shapes.items():
         if name not in inputs:
             close = get_close_matches(name, [*inputs, "policy", "exclude", "ctx"], n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
             raise ValueError(f"the Symbol has no input {name!r}; {hint}")
+        if any(size < 1 for size in shape):
+            raise ValueError(f"{name}={shape} is no shape: sizes are positive")
 
 
 def _modules(target: Module | BucketingModule) -> Iterator[GraphReport]:

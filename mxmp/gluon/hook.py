@@ -6,7 +6,6 @@ checkpoints stay FP32.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Iterable, Iterator, NamedTuple
 
 import mxnet as mx
@@ -50,9 +49,8 @@ class Hook:
 
     quiet = True  # for _mxnet.add_hook
 
-    def __init__(self, conversion: Conversion, is_root: bool) -> None:
+    def __init__(self, conversion: Conversion) -> None:
         self.conversion = conversion
-        self.is_root = is_root
         self.graphs: dict[GraphKey, BuiltGraph] = {}
         self._user_active: bool | None = None
         self._flags: list | None = None
@@ -104,12 +102,7 @@ class Hook:
         params = {param.name: param for is_data, param in traced.op_args if not is_data}
         adding = accumulated(params.values())
         graph, plan = self.conversion.build(symbol, params, device, {*adding, *(d.name for d in data)})
-        if self.is_root and not plan.num_low:
-            warnings.warn(
-                f"nothing in {block.name!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
-                "print(mxmp.explain(net)) says why",
-                stacklevel=4,
-            )
+        self.conversion.expected.note(block, plan)
         scale_heads(graph)
         op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
         flat = [a for a in _mxnet.flatten(args)[0] if a is not None]

@@ -16,4 +16,6 @@ def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
     }
     missing = [f"{name}()" for name, so in done.items() if not so]
     if missing:
-        raise RuntimeError(f"call {' and '.join(missing)} first")
+        raise RuntimeError(
+            f"call {' and '.join(missing)} first: bind(), init_params(), init_optimizer(), as fit() does"
+        )
