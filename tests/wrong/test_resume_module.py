@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import mxnet as mx
 import numpy as np
 import pytest
+from tiny import OPTIMIZERS
 from twins import MASTERS, array, assert_close
 
 import mxmp
@@ -200,3 +204,116 @@ def test_a_buckets_module_resumes_with_the_caller_s_rate(policy, tmp_path):
     second.load_optimizer_states(str(tmp_path / "s"))
     assert second._curr_module._optimizer.lr == 0.05
     assert second._curr_module._optimizer.num_update == 3
+
+
+# -- neighbours -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in ("groupadagrad", "sgld")])
+def test_what_an_optimizer_accumulates_comes_from_the_file(name, tmp_path):
+    """Bit for bit the uninterrupted run, NADAM's momentum schedule and LBSGD's sums included."""
+
+    def options():
+        return {"optimizer": name, **OPTIMIZERS[name]}
+
+    whole = ready(mxmp.Module(symbol(), loss_scale=1024.0), **options())
+    train(whole, range(6))
+    first = ready(mxmp.Module(symbol(), loss_scale=1024.0), **options())
+    train(first, range(3))
+    first.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+    second = ready(
+        mxmp.Module.load(str(tmp_path / "net"), 1, load_optimizer_states=True, loss_scale=1024.0), **options()
+    )
+    train(second, range(3, 6))
+    for a, b in zip(weights(whole), weights(second)):
+        np.testing.assert_array_equal(a, b)
+
+
+def checkpoint(folder, steps=3, **options):
+    module = ready(mxmp.Module(symbol(), loss_scale=1024.0), **options)
+    train(module, range(steps))
+    module.save_checkpoint(str(folder / "net"), 1, save_optimizer_states=True)
+    return module
+
+
+def continued(folder, **options):
+    return ready(mxmp.Module.load(str(folder / "net"), 1, load_optimizer_states=True, loss_scale=1024.0), **options)
+
+
+def test_what_an_optimizer_derives_from_an_argument_is_the_caller_s(tmp_path):
+    checkpoint(tmp_path, optimizer="adagrad", learning_rate=0.1, eps=1e-7)
+    assert continued(tmp_path, optimizer="adagrad", learning_rate=0.1, eps=1e-3)._optimizer.float_stable_eps == 1e-3
+
+
+def test_a_rate_that_was_changed_by_hand_is_not_carried_over(tmp_path):
+    module = checkpoint(tmp_path, **sgd(0.5))
+    module._optimizer.lr = 0.3
+    module.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+    assert continued(tmp_path, **sgd(0.5))._optimizer.lr == 0.5
+
+
+def test_a_run_that_is_resumed_twice_goes_on_in_the_schedule_of_the_first_resume(tmp_path):
+    """4 updates, then a script for what is left, which is interrupted after 2 and started again as it is."""
+    checkpoint(tmp_path, steps=4, **sgd(lr_scheduler=multi(0.5, [6, 8])))
+    once = continued(tmp_path, **sgd(lr_scheduler=multi(0.5, [2, 4])))
+    rates = train(once, range(4, 10))
+    assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005, 0.005])
+    twice = continued(tmp_path, **sgd(lr_scheduler=multi(0.5, [2, 4])))
+    train(twice, range(4, 6))
+    twice.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+    again = continued(tmp_path, **sgd(lr_scheduler=multi(0.5, [2, 4])))
+    assert train(again, range(6, 10)) == rates[2:]
+    for a, b in zip(weights(once), weights(again)):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_schedule_that_already_stands_where_the_file_s_does_goes_on(tmp_path):
+    """One process, one schedule object."""
+    schedule = multi(0.5, [2, 5])
+    checkpoint(tmp_path, steps=4, **sgd(lr_scheduler=schedule))
+    module = ready(
+        mxmp.Module.load(str(tmp_path / "net"), 1, load_optimizer_states=True), momentum=0.9, lr_scheduler=schedule
+    )
+    assert train(module, range(4, 7)) == pytest.approx([0.05, 0.005, 0.005])
+
+
+def test_a_schedule_from_the_resume_on_can_be_read_and_changed_as_itself(tmp_path):
+    checkpoint(tmp_path, **sgd())
+    module = continued(tmp_path, **sgd(lr_scheduler=multi(0.5, [20])))
+    schedule = module._optimizer.lr_scheduler
+    assert (schedule.base_lr, schedule.step) == (0.5, [20])
+    schedule.base_lr = 0.25
+    assert train(module, range(3, 5)) == [0.25, 0.25]
+    assert copy.deepcopy(schedule)(4) == pickle.loads(pickle.dumps(schedule))(4) == 0.25
+
+
+def test_begin_num_update_says_where_another_schedule_starts(tmp_path):
+    """An absolute schedule for the whole run: the caller says, as to MXNet, how many updates there have been."""
+    checkpoint(tmp_path, steps=4, **sgd(lr_scheduler=multi(0.5, [2, 5])))
+    module = continued(tmp_path, begin_num_update=4, **sgd(0.3, lr_scheduler=multi(0.3, [2, 5])))
+    assert train(module, range(4, 7)) == pytest.approx([0.03, 0.003, 0.003])
+
+
+def test_a_trainer_reads_a_resumed_module_s_file_with_its_schedule(tmp_path):
+    checkpoint(tmp_path, steps=4, **sgd(lr_scheduler=multi(0.5, [6, 8])))
+    module = continued(tmp_path, **sgd(lr_scheduler=multi(0.5, [2, 4])))
+    train(module, range(4, 6))
+    module.save_optimizer_states(str(tmp_path / "s"))
+    params = []
+    for name, shape in SHAPES.items():
+        params.append(mx.gluon.Parameter(name, shape=shape))
+        params[-1].initialize()
+    trainer = mxmp.Trainer(params, "sgd", {"momentum": 0.9, "lr_scheduler": multi(0.5, [2, 4])}, kvstore=None)
+    trainer.load_states(str(tmp_path / "s"))
+    scheduler = trainer.optimizer.lr_scheduler
+    assert [scheduler(n) for n in (6, 7, 9)] == pytest.approx([0.5, 0.05, 0.005])
+
+
+def test_a_trainer_refuses_a_plain_module_s_file(tmp_path):
+    plain = ready(mx.mod.Module(symbol()), **sgd())
+    train(plain, range(2))
+    plain.save_optimizer_states(str(tmp_path / "s"))
+    param = mx.gluon.Parameter("w", shape=(2,))
+    param.initialize()
+    with pytest.raises(ValueError, match=r"plain Module.*mxmp\.Module reads it"):
+        mxmp.Trainer([param], "sgd", kvstore=None).load_states(str(tmp_path / "s"))
