@@ -271,9 +271,7 @@ def test_a_schedule_that_already_stands_where_the_file_s_does_goes_on(tmp_path):
     """One process, one schedule object."""
     schedule = multi(0.5, [2, 5])
     checkpoint(tmp_path, steps=4, **sgd(lr_scheduler=schedule))
-    module = ready(
-        mxmp.Module.load(str(tmp_path / "net"), 1, load_optimizer_states=True), momentum=0.9, lr_scheduler=schedule
-    )
+    module = continued(tmp_path, momentum=0.9, lr_scheduler=schedule)
     assert train(module, range(4, 7)) == pytest.approx([0.05, 0.005, 0.005])
 
 
