@@ -230,3 +230,35 @@ def test_explain_of_a_module_that_is_not_bound_explains_or_says_to_bind():
 def test_explain_of_a_plain_module_says_what_it_takes():
     with pytest.raises((TypeError, ValueError), match=r"mxmp\.Module|Symbol"):
         mxmp.explain(bound(mx.mod.Module(symbol())))
+
+
+def plain_states(folder, store, fixed=()):
+    """After 3 steps on two devices."""
+    module = mx.mod.Module(symbol(), context=[mx.cpu(0), mx.cpu(1)], fixed_param_names=fixed)
+    bound(module).init_optimizer(kvstore=store, optimizer="adam", optimizer_params=OPTIONS["adam"])
+    train(module, range(3))
+    module.save_optimizer_states(str(folder / "s"))
+    return module
+
+
+@pytest.mark.parametrize("fixed", [(), ("fc1_weight",), ("fc1_weight", "fc1_bias", "fc2_weight")], ids=len)
+def test_states_by_weight_and_device_become_those_of_the_weights(fixed, tmp_path, monkeypatch):
+    """As a Module numbers them whose kvstore only sums."""
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+    plain = plain_states(tmp_path, "local", fixed)
+    module = bound(mxmp.Module(symbol(), fixed_param_names=fixed))
+    module.init_optimizer(optimizer="adam", optimizer_params=OPTIONS["adam"])
+    module.load_optimizer_states(str(tmp_path / "s"))
+    states = module._updater[0].states
+    assert len(states) == len(SHAPES) - len(fixed)
+    for index, state in states.items():
+        for found, expected in zip(state, plain._updater.states[2 * index]):
+            np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
+
+
+def test_states_of_devices_that_were_trained_apart_are_refused(tmp_path):
+    plain_states(tmp_path, None)
+    module = bound(mxmp.Module(symbol()))
+    module.init_optimizer(optimizer="adam", optimizer_params=OPTIONS["adam"])
+    with pytest.raises(ValueError, match="other parameters"):
+        module.load_optimizer_states(str(tmp_path / "s"))
