@@ -227,7 +227,8 @@ def _check(
         if settings == "file":
             restore_schedule(optimizer, found.scheduler, found.scheduler_start)
         elif progress:
-            saved = [found.scheduler_as_made, found.scheduler]
+            # A gluon.Trainer's file does not say how its schedule began.
+            saved = [found.scheduler] if found.accumulated is None else [found.scheduler_as_made, found.scheduler]
             continue_schedule(optimizer, updaters.as_made.schedule, saved, found.scheduler_start)
 
     return commit

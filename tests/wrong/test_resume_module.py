@@ -315,3 +315,25 @@ def test_a_trainer_refuses_a_plain_module_s_file(tmp_path):
     param.initialize()
     with pytest.raises(ValueError, match=r"plain Module.*mxmp\.Module reads it"):
         mxmp.Trainer([param], "sgd", kvstore=None).load_states(str(tmp_path / "s"))
+
+
+@pytest.mark.parametrize("name", ["sgd", "nadam"])
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_a_gluon_trainer_s_file_gives_counts_and_states_and_the_caller_the_rest(name, scheduled, tmp_path):
+    params = []
+    for key, shape in SHAPES.items():
+        params.append(mx.gluon.Parameter(key, shape=shape))
+        params[-1].initialize()
+    plain = mx.gluon.Trainer(params, name, {"lr_scheduler": multi(0.5, [2])}, kvstore=None)
+    for _ in range(3):
+        with mx.autograd.record():
+            loss = sum((param.data() ** 2).sum() for param in params)
+        loss.backward()
+        plain.step(1)
+    plain.save_states(str(tmp_path / "s"))
+    given = {"learning_rate": 0.2, "lr_scheduler": multi(0.2, [2])} if scheduled else {"learning_rate": 0.1}
+    module = ready(mxmp.Module(symbol(), loss_scale=1024.0), optimizer=name, **given)
+    module.load_optimizer_states(str(tmp_path / "s"))
+    assert module._optimizer.num_update == 3
+    assert getattr(module._optimizer, "m_schedule", None) == getattr(plain.optimizer, "m_schedule", None)
+    assert train(module, range(3)) == pytest.approx([0.2, 0.2, 0.02] if scheduled else [0.1, 0.1, 0.1])
