@@ -12,6 +12,7 @@ from mxnet.ndarray import NDArray
 
 from .gradients import Gradient
 from .masters import in_full, publish, publish_all, take_over
+from .resume import AsMade
 
 __all__ = ["Update", "Updater", "Updaters", "rescaled"]
 
@@ -118,7 +119,7 @@ _TOGETHER = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
 
 
 class Updaters(List[Updater]):
-    """One Updater per device, all of one optimizer.
+    """One Updater per device, all of one optimizer, which has not updated yet.
 
     Parameters
     ----------
@@ -136,6 +137,7 @@ class Updaters(List[Updater]):
     ) -> None:
         super().__init__(Updater(optimizer, partial(_on_device, master, k)) for k in range(num_devices))
         self.optimizer = optimizer
+        self.as_made = AsMade.of(optimizer)
 
     def apply(self, updates: Sequence[Update], factor: float, *, reduced: bool) -> None:
         """Apply gradients times ``factor``, on top of the optimizer's own ``rescale_grad``.
