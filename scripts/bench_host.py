@@ -34,6 +34,7 @@ STORED = {
     "float16": mxmp.Policy("float16", params="float16"),
     "float32": mxmp.Policy("float16", params="float32"),
 }
+ROW = "| {net} | {optimizer} | {stored} | {ops} | {their_ops} | {ms:.2f} | {their_ms:.2f} | {ratio:.2f} |"
 OPTIMIZERS = {"sgd": {"momentum": 0.9, "wd": 1e-4}, "adam": {}, "lamb": {}}
 
 
@@ -74,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         for optimizer in args.optimizers:
             for stored in args.stored:
                 found.append(measure(net, optimizer, stored, args.rounds))
-                print("| {net} | {optimizer} | {stored} | {ops} | {their_ops} | {ms:.2f} | {their_ms:.2f} | {ratio:.2f} |".format(**found[-1]), flush=True)
+                print(ROW.format(**found[-1]), flush=True)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(found, file, indent=1)
