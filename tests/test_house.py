@@ -30,8 +30,8 @@ HOUSE = {
         *("state_file", "state_layout", "states", "__init__"),
     ],
     "gluon": [
-        *("_mxnet", "parameter", "conversion", "hook", "convert", "fresh_gradients", "trainer", "estimator"),
-        "__init__",
+        *("_mxnet", "parameter", "conversion", "dispatch", "graphs", "hook", "convert", "fresh_gradients"),
+        *("trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "cast", "core", "module", "bucketing", "__init__"],
     "diagnose": ["report", "render", "measure", "explain", "__init__"],

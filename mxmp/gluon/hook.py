@@ -1,12 +1,12 @@
-"""The forward pre-hook of one block: puts the right low-precision graph in place for the call.
+"""The forward pre-hook of one block: keeps the dispatcher in place that runs the right low-precision graph.
 
-MXNet calls what stands in the block's cached op; the FP32 graph stays beside it, so exports and
-checkpoints stay FP32.
+The FP32 graph stays beside it, so exports and checkpoints stay FP32.
 """
 
 from __future__ import annotations
 
-import warnings
+import threading
+from functools import partial
 from typing import Any, Iterator, NamedTuple
 
 import mxnet as mx
@@ -15,131 +15,178 @@ from mxnet.gluon import Block, HybridBlock
 from mxnet.ndarray import NDArray
 
 from ..precision.devices import device_of
-from ..precision.heads import SCALE_NAME, HeadScale, scale_heads
-from ..precision.plan import Plan
-from . import _mxnet
-from .conversion import Conversion
+from . import _mxnet, dispatch
+from .conversion import BUILDING, Conversion, is_tracing
+from .graphs import BuiltGraph, GraphKey, UntraceableError, build
 
-__all__ = ["BuiltGraph", "GraphKey", "Hook", "hook_of", "hooks", "hybrid_blocks"]
-
-
-class GraphKey(NamedTuple):
-    """What tells the graphs of one block apart."""
-
-    training: bool
-    structure: str
-    device: str
+__all__ = ["Hook", "Owner", "blocks_of", "hook_of", "hooks", "hybrid_blocks"]
 
 
-class BuiltGraph(NamedTuple):
-    """One graph of a block: what it runs, the plan behind it, and the shapes that it was first called with."""
+class Owner(NamedTuple):
+    """One conversion that a block is part of. ``python``: it is left as Python there."""
 
-    traced: _mxnet.Traced
-    plan: Plan
-    shapes: dict[str, tuple]
+    conversion: Conversion
+    is_root: bool
+    python: bool
 
 
 class Hook:
-    """Builds the graphs of one block on demand and keeps them apart by training mode, structure and device."""
+    """What mxmp keeps of one block: the conversions that it is part of, the last of which says how it runs.
+
+    A conversion's root traces all that it contains by its own policy, so this is about calls of the
+    block itself.
+    """
 
     quiet = True  # for _mxnet.add_hook
 
-    def __init__(self, conversion: Conversion, is_root: bool) -> None:
-        self.conversion = conversion
-        self.is_root = is_root
-        self.graphs: dict[GraphKey, BuiltGraph] = {}
-        self._user_active: bool | None = None
-        self._flags: list | None = None
+    def __init__(self, block: HybridBlock) -> None:
+        self.owners: list[Owner] = []
+        self._formats = _mxnet.formats(block)
+        self._dispatcher: dispatch.Dispatcher | None = None
+        self._failed = False
+
+    @property
+    def conversion(self) -> Conversion:
+        return self.owners[-1].conversion
+
+    @property
+    def python(self) -> bool:
+        """Whether the block runs as Python: excluded, or around an excluded one."""
+        return self._failed or any(owner.python for owner in self.owners)
+
+    @property
+    def graphs(self) -> dict[GraphKey, BuiltGraph]:
+        return {} if self._dispatcher is None else self._dispatcher.graphs
 
     def __call__(self, block: HybridBlock, args: tuple) -> None:
-        flat, structure = _mxnet.flatten(args)
-        if any(isinstance(a, mx.sym.Symbol) for a in flat):
-            self._check_trace(block)
-            return
-        ctx = next((a.ctx for a in flat if isinstance(a, NDArray)), None)
-        if ctx is None:
-            return
-        key = GraphKey(autograd.is_training(), repr(structure), device_of(ctx))
-        with self.conversion.lock:
-            self._follow_hybridize(block)
-            if key not in self.graphs:
-                self.graphs[key] = self._build(block, args, key.device)
-            _mxnet.run_as(block, self.graphs[key].traced)
-
-    def detach(self, block: HybridBlock) -> None:
-        """Leave ``block`` as if it had never been converted."""
-        _mxnet.remove_hook(block, self)
-        if self._user_active is not None:
-            _mxnet.set_active(block, self._user_active)
-        _mxnet.forget_graph(block)
-
-    def _follow_hybridize(self, block: HybridBlock) -> None:
-        """MXNet clears the graph there, and so do we."""
+        if any(not isinstance(a, NDArray) for a in args):
+            try:
+                flat = _mxnet.flatten(args)[0]
+            except ValueError as error:
+                if self.python or _mxnet.runs_python(block):
+                    return
+                raise ValueError(
+                    f"{block.name!r}: mxmp runs it as a graph, whose inputs are arrays, None, or nested lists of "
+                    f"them ({error}). Pass an array, or leave the block as Python: "
+                    f"mxmp.convert(net, exclude=lambda name, block: name == {block.name!r})"
+                ) from error
+            if any(isinstance(a, mx.sym.Symbol) for a in flat):
+                self._check_trace(block)
+                return
+        self.follow(block)
         if _mxnet.backend(block):
             raise ValueError(
                 f"{block.name}: hybridize(backend={_mxnet.backend(block)!r}) partitions the FP32 graph, and a "
                 "converted net runs its own: drop the backend, or call mxmp.restore(net) first"
             )
-        active, kept = _mxnet.is_active(block), _mxnet.has_graph(block)
-        if self._user_active is None or not active or not kept:
-            self._user_active = active
-        if not kept or self._flags != _mxnet.flags(block):
-            self.graphs.clear()
-            self._flags = _mxnet.flags(block)
+
+    def own(self, block: HybridBlock, owner: Owner) -> None:
+        """Make the block part of one more conversion."""
+        self.owners.append(owner)
+        owner.conversion.blocks.add(block)
+        self._dispatcher = None
+        self.follow(block)
+
+    def disown(self, block: HybridBlock, conversion: Conversion) -> None:
+        """Take it out of one; out of the last, the block is left as if it had never been converted."""
+        self.owners = [owner for owner in self.owners if owner.conversion is not conversion]
+        self._dispatcher, self._failed = None, False
+        if self.owners:
+            self.follow(block)
+            return
+        _mxnet.remove_hook(block, self)
+        active = _mxnet.is_active(block)
+        _mxnet.set_active(block, active.chosen if isinstance(active, dispatch.Active) else active)
+        _mxnet.set_formats(block, self._formats)
+        _mxnet.forget_graph(block)
+
+    def follow(self, block: HybridBlock) -> None:
+        """Be in place again after what clears a block's graph: ``hybridize``, ``cast``, a new child."""
+        active, found = _mxnet.is_active(block), self._dispatcher
+        ours = isinstance(active, dispatch.Active)
+        if ours and (self.python or (_mxnet.stands(block, found) and found.flags == _mxnet.flags(block))):
+            return
+        with BUILDING:
+            chosen = active.chosen if ours else bool(active)
+            if not self.python:
+                self._dispatcher = dispatch.Dispatcher(partial(self._find, block), _mxnet.flags(block))
+                _mxnet.stand_in(block, self._dispatcher, dispatch.op_args([]))
+                inputs, outputs = self._formats
+                _mxnet.set_formats(block, (dispatch.in_format(inputs), dispatch.out_format(outputs)))
+            _mxnet.set_active(block, dispatch.Active(not self.python, chosen))
+
+    def _find(self, block: HybridBlock, dispatcher: dispatch.Dispatcher, inputs: list, structure: Any) -> Any:
+        """The block's result, of the graph for this call."""
+        active = _mxnet.is_active(block)
+        if getattr(active, "asked_by", None) == threading.get_ident():
+            if _mxnet.is_summarized(block):
+                return _mxnet.run_as_python(_mxnet.copied(block), _mxnet.nested(inputs, structure))
+            active.asked_by = None
+        key = GraphKey(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.variant(block))
+        built = dispatcher.graphs.get(key)
+        if built is None:
+            args = _mxnet.nested(inputs, structure)
+            try:
+                with BUILDING:
+                    built = dispatcher.graphs.get(key) or self._build(block, args, key.device)
+                    dispatcher.graphs[key] = built
+            except UntraceableError as found:
+                self._leave_as_python(found)
+                return _mxnet.run_as_python(_mxnet.copied(block), args)
+        if dispatcher.shown is not built:
+            self._show(block, dispatcher, built)
+        if dispatcher.monitor is not None:
+            built.op.monitor(*dispatcher.monitor)
+        return built.run(inputs)
 
     def _build(self, block: HybridBlock, args: tuple, device: str) -> BuiltGraph:
-        """Trace the block as MXNet does, then make the cached op from the low-precision graph."""
-        with self.conversion.trace():
-            traced = _mxnet.trace(block, args)
-        data, symbol = traced.graph
-        params = {param.name: param for is_data, param in traced.op_args if not is_data}
-        graph, plan = self.conversion.build(symbol, params, device)
-        if self.is_root and not plan.num_low:
-            warnings.warn(
-                f"nothing in {block.name!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
-                "print(mxmp.explain(net)) says why",
-                stacklevel=4,
-            )
-        head_scale = self.conversion.head_scale if scale_heads(graph) else None
-        op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block), head_scale)
-        flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
-        shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-        return BuiltGraph(traced._replace(op=op), plan, shapes)
+        is_root = any(owner.is_root for owner in self.owners if owner.conversion is self.conversion)
+        return build(block, args, device, self.conversion, is_root=is_root)
+
+    def _show(self, block: HybridBlock, dispatcher: dispatch.Dispatcher, built: BuiltGraph) -> None:
+        """Leave the FP32 graph of the last call to ``export`` and ``save``; calls do not look at it."""
+        dispatcher.shown, traced = built, built.traced
+        params = [param for is_data, param in traced.op_args if not is_data]
+        _mxnet.stand_in(block, dispatcher, dispatch.op_args(params), traced.graph)
+        _mxnet.set_formats(block, (dispatch.in_format(traced.in_format), dispatch.out_format(traced.out_format)))
+
+    def _leave_as_python(self, found: UntraceableError) -> None:
+        """An excluded block that cannot be traced, and what is around it, run as Python from now on.
+
+        Raises
+        ------
+        ValueError
+            None of them is excluded; names the block that failed.
+        """
+        blocks, reason = found.blocks, found.reason
+        if not any(self.conversion.excludes(block.name) for block in blocks):
+            culprit = blocks[-1]
+            raise ValueError(
+                f"{culprit.name!r} ({type(culprit).__name__}) cannot be traced, and mxmp runs {blocks[0].name!r} as a "
+                "graph: hybrid_forward gets Symbols there, which have no values, shapes or lengths "
+                f"({type(reason).__name__}: {reason}). Write it without them, or leave this block as Python and "
+                f"convert around it: mxmp.convert(net, exclude=[{culprit.name!r}])"
+            ) from reason
+        for block in blocks:
+            hook = hook_of(block)
+            if hook is not None:
+                hook._failed, hook._dispatcher = True, None
+                _mxnet.set_active(block, dispatch.Active(False, bool(getattr(_mxnet.is_active(block), "chosen", 0))))
+                _mxnet.forget_graph(block)
 
     def _check_trace(self, block: HybridBlock) -> None:
         """Inside another block's graph our casts would be lost: say so."""
-        outer = None if self.conversion.tracing else _mxnet.block_being_traced()
-        if outer is not None:
+        outer = None if is_tracing() else _mxnet.block_being_traced()
+        if outer is None:
+            return
+        if hook_of(outer) is not None:
             raise ValueError(
-                f"{block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
-                f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
+                f"{outer.name!r} was converted by mxmp and something cleared its graph; call net(x), not net.forward(x)"
             )
-
-
-class _LowOp:
-    """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs."""
-
-    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list, head_scale: HeadScale | None) -> None:
-        names = low.list_inputs()
-        position = {name: i for i, name in enumerate(given)}
-        fed = [*data, SCALE_NAME]
-        self._order = [position.get(name) for name in names]
-        self._head_scale = head_scale
-        self._op = mx.nd.CachedOp(
-            low,
-            [
-                ("data_indices", [i for i, name in enumerate(names) if name in fed]),
-                ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
-                *flags,
-            ],
+        raise ValueError(
+            f"{block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
+            f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
         )
-
-    def __call__(self, *inputs: NDArray) -> Any:
-        scale = None if self._head_scale is None else self._head_scale.array(inputs[0].ctx)
-        return self._op(*(scale if i is None else inputs[i] for i in self._order))
-
-    def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
-        self._op._register_op_hook(callback, monitor_all)
 
 
 def hook_of(block: Block) -> Hook | None:
@@ -157,11 +204,15 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 
 def hybrid_blocks(net: Block) -> list[HybridBlock]:
     """Every HybridBlock of the tree once, outermost first."""
-    found: dict[int, HybridBlock] = {}
+    return [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
+
+
+def blocks_of(net: Block) -> list[Block]:
+    """Every block of the tree once, outermost first."""
+    found: dict[int, Block] = {}
     stack: list[Block] = [net]
     while stack:
         block = stack.pop()
-        if isinstance(block, HybridBlock):
-            found.setdefault(id(block), block)
+        found.setdefault(id(block), block)
         stack.extend(reversed(_mxnet.children(block)))
     return list(found.values())

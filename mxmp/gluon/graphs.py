@@ -1,0 +1,139 @@
+"""The graphs of one block: made from a trace in low precision, told apart by what a call may change."""
+
+from __future__ import annotations
+
+import warnings
+from types import TracebackType
+from typing import Any, Iterator, NamedTuple
+
+import mxnet as mx
+from mxnet.gluon import Block, HybridBlock
+from mxnet.ndarray import NDArray
+
+from ..precision.heads import SCALE_NAME, HeadScale, scale_heads
+from ..precision.plan import Plan
+from . import _mxnet
+from .conversion import Conversion
+
+__all__ = ["BuiltGraph", "GraphKey", "UntraceableError", "build"]
+
+
+class GraphKey(NamedTuple):
+    """What tells the graphs of one block apart."""
+
+    training: bool
+    structure: str
+    device: str
+    variant: Any = None
+
+
+class BuiltGraph(NamedTuple):
+    """One graph of a block: what it runs, the plan behind it, and the shapes that it was first called with."""
+
+    traced: _mxnet.Traced
+    op: _LowOp
+    plan: Plan
+    shapes: dict[str, tuple]
+
+    def run(self, inputs: list) -> Any:
+        """What the block returns for flat inputs."""
+        given = (inputs[i] if is_data else _mxnet.data(i) for is_data, i in self.traced.op_args)
+        out = self.op(*given)
+        flat = [out] if isinstance(out, NDArray) else out
+        return _named(_mxnet.regroup(flat, self.traced.out_format), self.traced.answer)
+
+
+class UntraceableError(Exception):
+    """A block's Python code cannot run on Symbols. ``blocks``: from the one called to the one that failed."""
+
+    def __init__(self, blocks: list[Block], reason: Exception) -> None:
+        super().__init__(blocks, reason)
+        self.blocks = blocks
+        self.reason = reason
+
+
+def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion, *, is_root: bool) -> BuiltGraph:
+    """Trace the block as MXNet does, then make the operator from the low-precision graph.
+
+    Raises
+    ------
+    UntraceableError
+        The user's code fails on Symbols.
+    """
+    clone = _mxnet.copied(block)
+    with conversion.trace():
+        try:
+            _mxnet.trace(clone, args)
+        except Exception as error:
+            found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
+            raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error
+        traced = _mxnet.traced(clone, args)
+    data, symbol = traced.graph
+    params = {param.name: param for is_data, param in traced.op_args if not is_data}
+    graph, plan = conversion.build(symbol, params, device)
+    if is_root and not plan.num_low:
+        warnings.warn(
+            f"nothing in {block.name!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
+            "print(mxmp.explain(net)) says why",
+            stacklevel=4,
+        )
+    head_scale = conversion.head_scale if scale_heads(graph) else None
+    op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block), head_scale)
+    flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
+    shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
+    return BuiltGraph(traced._replace(answer=_kinds(traced.answer)), op, plan, shapes)
+
+
+class _LowOp:
+    """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs."""
+
+    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list, head_scale: HeadScale | None) -> None:
+        names = low.list_inputs()
+        position = {name: i for i, name in enumerate(given)}
+        fed = [*data, SCALE_NAME]
+        self._order = [position.get(name) for name in names]
+        self._head_scale = head_scale
+        self._op = mx.nd.CachedOp(
+            low,
+            [
+                ("data_indices", [i for i, name in enumerate(names) if name in fed]),
+                ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
+                *flags,
+            ],
+        )
+
+    def __call__(self, *inputs: NDArray) -> Any:
+        scale = None if self._head_scale is None else self._head_scale.array(inputs[0].ctx)
+        return self._op(*(scale if i is None else inputs[i] for i in self._order))
+
+    def monitor(self, callback: Any, monitor_all: bool) -> None:
+        """As the block's ``register_op_hook``."""
+        self._op._register_op_hook(callback, monitor_all)
+
+
+def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:
+    """The blocks whose code a traceback goes through, outermost first."""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name in ("hybrid_forward", "forward"):
+            owner = trace.tb_frame.f_locals.get("self")
+            if isinstance(owner, Block):
+                yield owner
+        trace = trace.tb_next
+
+
+def _kinds(answer: Any) -> Any:
+    """Where namedtuples stand in what a block returned, None where there are none."""
+    if not isinstance(answer, (list, tuple)):
+        return None
+    inside = [_kinds(item) for item in answer]
+    kind = type(answer) if hasattr(answer, "_fields") else None
+    return (kind, inside) if kind or any(inside) else None
+
+
+def _named(value: Any, kinds: Any) -> Any:
+    """``value``, nested lists, with the namedtuples that ``kinds`` remembers."""
+    if kinds is None:
+        return value
+    kind, inside = kinds
+    items = [_named(item, each) for item, each in zip(value, inside)]
+    return items if kind is None else kind(*items)

@@ -1,0 +1,87 @@
+"""What FP32 learns, and what a low-precision twin learns; or a refusal in place of wrong numbers."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+import mxmp
+
+SCALE = 1024.0
+MASTERS = mxmp.Policy("float16", params="float16")
+POLICIES = {"float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloat16"}
+# Relative to the largest element: a rounding of every activation, weight and gradient on the way.
+TOLERANCE = {"float16": 0.02, "float16 masters": 0.02, "bfloat16": 0.15, "float32": 1e-5}
+FLAGS = {
+    "not hybridized": None,
+    "hybridized": {},
+    "static": {"static_alloc": True, "static_shape": True},
+}
+
+
+def seeded(net: gluon.Block, ctx: Any = None, seed: int = 1, scale: float = 0.5) -> gluon.Block:
+    """``net`` with the same weights for the same seed; shapes must be known."""
+    net.initialize(ctx=ctx)
+    rng = np.random.RandomState(seed)
+    for name, param in net.collect_params().items():
+        if name.endswith(("running_var", "running_mean")):
+            continue
+        param.set_data(mx.nd.array(rng.uniform(-scale, scale, param.shape).astype("float32")))
+    return net
+
+
+def array(seed: int, *shape: int, ctx: Any = None) -> mx.nd.NDArray:
+    return mx.nd.array(np.random.RandomState(1000 + seed).randn(*shape).astype("float32"), ctx=ctx)
+
+
+def value(param: gluon.Parameter, device: int = 0) -> np.ndarray:
+    """FP32, from the master where there is one."""
+    arrays = param.masters() if hasattr(param, "masters") else param.list_data()
+    return arrays[device].asnumpy()
+
+
+def values(params: Any, device: int = 0) -> list[np.ndarray]:
+    """Host copies of all weights, of a net or of parameters."""
+    found = params.collect_params() if isinstance(params, gluon.Block) else params
+    return [value(p, device) for p in found.values()]
+
+
+def updates(params: Any, run: Callable[[], Any]) -> list[np.ndarray]:
+    """What ``run`` adds to every parameter, in order."""
+    before = values(params)
+    run()
+    return [new - old for old, new in zip(before, values(params))]
+
+
+def assert_close(found: Iterable[np.ndarray], expected: Iterable[np.ndarray], policy: str = "float16") -> None:
+    """Every array within the dtype's tolerance of its FP32 twin, and neither empty nor zero."""
+    found, expected = list(found), list(expected)
+    assert len(found) == len(expected)
+    for i, (low, full) in enumerate(zip(found, expected)):
+        largest = np.abs(full).max()
+        assert largest > 0, f"array {i}: the FP32 twin learned nothing"
+        assert np.isfinite(low).all(), f"array {i}"
+        error = np.abs(low - full).max() / largest
+        ratio = np.abs(low).max() / largest
+        assert error <= TOLERANCE[policy], f"array {i}: off by {error:.3g} of FP32's; {ratio:.4g} times as large"
+
+
+def equal_or_refused(
+    run: Callable[[], Any], check: Callable[[Any], None], *, saying: str | tuple[str, ...] = ()
+) -> None:
+    """``check`` holds for what ``run`` gives, or mxmp refuses ``run`` with an error that says all of ``saying``."""
+    refused = None
+    try:
+        found = run()
+    except mx.MXNetError:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:
+        refused = str(error)
+    if refused is None:
+        check(found)
+        return
+    for words in [saying] if isinstance(saying, str) else saying:
+        assert words in refused, f"refused, but {refused!r} does not say {words!r}"
