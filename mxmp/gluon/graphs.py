@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from types import TracebackType
 from typing import Any, Iterator, NamedTuple
@@ -93,6 +94,7 @@ class _LowOp:
         fed = [*data, SCALE_NAME]
         self._order = [position.get(name) for name in names]
         self._head_scale = head_scale
+        self._lock = threading.Lock()
         self._op = mx.nd.CachedOp(
             low,
             [
@@ -104,7 +106,10 @@ class _LowOp:
 
     def __call__(self, *inputs: NDArray) -> Any:
         scale = None if self._head_scale is None else self._head_scale.array(inputs[0].ctx)
-        return self._op(*(scale if i is None else inputs[i] for i in self._order))
+        given = [scale if i is None else inputs[i] for i in self._order]
+        # MXNet infers shapes in the op's own graph, and another thread's call erases them in the middle.
+        with self._lock:
+            return self._op(*given)
 
     def monitor(self, callback: Any, monitor_all: bool) -> None:
         """As the block's ``register_op_hook``."""

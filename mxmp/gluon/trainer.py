@@ -257,9 +257,10 @@ class Trainer(StepView, gluon.Trainer):
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
         super()._init_optimizer(optimizer, optimizer_params)
-        self._updaters = Updaters(
-            self._optimizer, len(self._contexts), lambda index, device: master_of(self._params[index], device)
-        )
+        self._updaters = Updaters(self._optimizer, len(self._contexts), self._master)
+
+    def _master(self, index: int, device: int) -> NDArray | None:
+        return master_of(self._params[index], device)
 
     def _init_kvstore(self) -> None:
         super()._init_kvstore()
