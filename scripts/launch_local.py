@@ -4,7 +4,7 @@
 
 Uses the distributed KVStore (ps-lite) that MXNet's wheels contain, on 127.0.0.1. MXNet hangs when one
 worker dies, so the launcher watches: the first process that fails, or the time limit, ends the job with
-an error.
+an error. ``--horovod`` starts the workers under Horovod instead, for ``kvstore="horovod"``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for the whole job")
+    parser.add_argument("--horovod", action="store_true", help="workers of Horovod (Gloo): no scheduler, no servers")
     parser.add_argument("command", nargs="+", help="what every worker runs, after --")
     args = parser.parse_args()
+    if args.horovod:
+        return launch_horovod(args.command, args.workers, args.timeout)
     return launch(args.command, args.workers, args.servers, args.timeout)
 
 
@@ -50,6 +53,17 @@ def launch(command: list[str], workers: int, servers: int = 1, timeout: float = 
     finally:
         for _, process in jobs:
             _end(process)
+
+
+def launch_horovod(command: list[str], workers: int, timeout: float = 3600) -> int:
+    """As ``launch``, under Horovod, which ends the job itself when a worker fails."""
+    runner = [sys.executable, "-W", "ignore", "-m", "horovod.runner.launch"]
+    line = [*runner, "--gloo", "-np", str(workers), "-H", f"localhost:{workers}", *command]
+    job = subprocess.Popen(line, start_new_session=True)
+    try:
+        return _watch([("worker", job)], time.monotonic() + timeout)
+    finally:
+        _end(job)
 
 
 def _watch(jobs: list[tuple[str, subprocess.Popen]], deadline: float) -> int:

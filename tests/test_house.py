@@ -26,12 +26,12 @@ HOUSE = {
         *("pipeline", "heads", "__init__"),
     ],
     "step": [
-        *("_mxnet", "scaler", "phase", "refusals", "gradients", "statistics", "masters", "step", "updater"),
-        *("state_file", "state_layout", "states", "__init__"),
+        *("_mxnet", "scaler", "group", "phase", "refusals", "stores", "gradients", "statistics", "masters", "step"),
+        *("updater", "state_file", "state_layout", "states", "__init__"),
     ],
     "gluon": [
-        *("_mxnet", "parameter", "conversion", "dispatch", "graphs", "hook", "convert", "fresh_gradients"),
-        *("trainer", "estimator", "__init__"),
+        *("_mxnet", "parameter", "conversion", "graphs", "hook", "convert", "opaque_heads", "fresh_gradients"),
+        *("sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "cast", "core", "module", "bucketing", "__init__"],
     "diagnose": ["report", "render", "measure", "explain", "__init__"],

@@ -6,13 +6,12 @@ A subclass of MXNet's (``Trainer``, ``LowParameter``) also uses what it inherits
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from types import FrameType
 from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock
-from mxnet.gluon.block import _flatten, _regroup
+from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
+from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
 
 __all__ = ["INHERITED", "Traced"]
@@ -20,7 +19,7 @@ __all__ = ["INHERITED", "Traced"]
 INHERITED = {
     "Trainer": (
         "_allreduce_grads _contexts _distributed _init_kvstore _init_optimizer _init_params _kv_initialized "
-        "_kvstore _optimizer _param2idx _params _params_to_init _scale _update _updaters"
+        "_kvstore _optimizer _params _params_to_init _scale _update _updaters"
     ),
     "LowParameter": "_check_and_get _data _init_grad _init_impl _reduce _set_trainer",
     "BatchProcessor": "_get_data_and_label",
@@ -42,106 +41,125 @@ def flatten(args: tuple) -> tuple[list, Any]:
     return _flatten(args, "input")
 
 
+def kinds(args: tuple) -> tuple[bool, bool, set, mx.Context | None]:
+    """Whether there are Symbols, and arrays, in nested arguments; the arrays' contexts; the first one's."""
+    return _gather_type_ctx_info(args)
+
+
 def regroup(flat: Sequence, structure: Any) -> Any:
     """Nested lists of a graph's flat outputs."""
     return _regroup(flat, structure)
 
 
 def copied(block: HybridBlock) -> HybridBlock:
-    """Another block with the same children, Parameters and attributes, and no graph: to trace, or to run as Python."""
+    """Another block with the same children, Parameters and attributes, without a graph: to be traced."""
     clone = object.__new__(type(block))
     clone.__dict__.update(block.__dict__)
-    clone._clear_cached_op()
-    if not isinstance(block, SymbolBlock):
-        clone._in_format = clone._out_format = None
     clone._active = False
+    give_back(clone)
     return clone
 
 
 def trace(clone: HybridBlock, args: tuple) -> None:
     """Make the FP32 graph of what ``copied`` gave, for arguments of this structure; runs the user's code."""
-    if not isinstance(clone, SymbolBlock):
-        forward = clone.hybrid_forward
+    if isinstance(clone, SymbolBlock):
+        return
+    forward = clone.hybrid_forward
 
-        def noting(*given: Any, **params: Any) -> Any:
-            clone.__dict__["mxmp_answer"] = out = forward(*given, **params)
-            return out
+    def noting(*given: Any, **params: Any) -> Any:
+        clone.__dict__["mxmp_answer"] = out = forward(*given, **params)
+        return out
 
-        clone.__dict__["hybrid_forward"] = noting
-    clone._get_graph(*args)
+    clone._in_format = clone._out_format = None
+    clone.__dict__["hybrid_forward"] = noting
+    try:
+        clone._get_graph(*args)
+    finally:
+        del clone.__dict__["hybrid_forward"]
 
 
-def traced(clone: HybridBlock, args: tuple) -> Traced:
-    """What ``trace`` made, with the parameters' shapes inferred."""
+def built(clone: HybridBlock, args: tuple) -> Traced:
+    """What ``trace`` made, with the parameters' shapes inferred, and what the user's code returned."""
     clone._build_cache(*args)
-    answer = clone.__dict__.get("mxmp_answer")
-    return Traced(clone._cached_op_args, clone._cached_graph, clone._in_format, clone._out_format, answer)
+    return traced(clone)._replace(answer=clone.__dict__.get("mxmp_answer"))
 
 
-def run_as_python(clone: HybridBlock, args: tuple) -> Any:
-    """What a block that is not hybridized does."""
-    return HybridBlock.forward(clone, *args)
+def traced(block: HybridBlock) -> Traced:
+    """What a block keeps of its graph."""
+    return Traced(block._cached_op_args, block._cached_graph, block._in_format, block._out_format, None)
 
 
-def runs_python(block: Block) -> bool:
-    """Whether its class has a ``forward`` of a user's, which need not ask for a graph."""
-    return not type(block).forward.__module__.startswith("mxnet.gluon.")
+def show(block: HybridBlock, traced: Traced) -> None:
+    """Leave a graph where ``export`` and ``save`` look for it; calls of a converted block do not."""
+    block._cached_op_args, block._cached_graph, block._in_format, block._out_format, _ = traced
 
 
-def nested(arrays: Sequence[NDArray], structure: Any) -> Any:
-    """The arguments that ``flatten`` made ``arrays`` and ``structure`` of, which leave out every None."""
-    rest = iter(arrays)
+def take_over(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
+    """Let every call of ``block`` go through ``forward``, and MXNet's call of the block's graph through ``call_graph``.
 
-    def walk(part: Any) -> Any:
-        if isinstance(part, int):
-            return None if part == -1 else next(rest)
-        return [walk(inner) for inner in part]
-
-    return walk(structure)
-
-
-def stand_in(block: HybridBlock, op: Any, op_args: list, graph: tuple | None = None) -> None:
-    """Put our own where MXNet keeps a block's cached op, what that is fed with, and the FP32 graph for files."""
-    block._cached_op_args, block._cached_op = op_args, op
-    if graph is not None:
-        block._cached_graph = graph
-
-
-def stands(block: HybridBlock, op: Any) -> bool:
-    """Whether ``op`` is in place: nothing, such as ``hybridize`` or ``cast``, cleared the block's graph."""
-    return op is not None and block._cached_op is op
-
-
-def forget_graph(block: HybridBlock) -> None:
-    """As ``hybridize`` does: the next call traces anew."""
+    Attributes of this one block, in front of its class's methods.
+    """
+    block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
 
 
-def is_active(block: HybridBlock) -> Any:
+def give_back(block: HybridBlock) -> None:
+    """Undo ``take_over``; the block has no graph."""
+    block.__dict__.pop("forward", None)
+    block.__dict__.pop("_call_cached_op", None)
+    block._clear_cached_op()
+
+
+def forward(block: HybridBlock, args: tuple) -> Any:
+    """What a call of the block does by its class."""
+    return type(block).forward(block, *args)
+
+
+def hybrid_forward(block: HybridBlock, args: tuple) -> Any:
+    """As ``HybridBlock``, whatever a subclass made of ``forward``."""
+    return HybridBlock.forward(block, *args)
+
+
+def overrides_forward(block: Block) -> bool:
+    """Whether its class has a ``forward`` of its own, which need not ask for a graph, or may for other arguments."""
+    return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
+
+
+def monitor(block: HybridBlock) -> tuple | None:
+    """What ``register_op_hook`` was given."""
+    return (block._callback, block._monitor_all) if block._callback else None
+
+
+def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
+    op._register_op_hook(callback, monitor_all)
+
+
+def cached_op(block: HybridBlock) -> Any:
+    """What stands where MXNet keeps the operator of a block's graph, until ``hybridize``, ``cast`` or a new child."""
+    return block._cached_op
+
+
+def set_cached_op(block: HybridBlock, op: Any) -> None:
+    block._cached_op = op
+
+
+def is_active(block: HybridBlock) -> bool:
     """Whether the block runs as a graph."""
     return block._active
 
 
-def set_active(block: HybridBlock, active: Any) -> None:
+def set_active(block: HybridBlock, active: bool) -> None:
     block._active = active
 
 
 def flags(block: HybridBlock) -> list:
-    """What ``hybridize`` was given, for a CachedOp."""
-    return list(block._flags)
+    """What ``hybridize`` was given, for a cached op."""
+    return block._flags
 
 
 def backend(block: HybridBlock) -> str | None:
-    """The subgraph backend that ``hybridize`` was given."""
+    """What ``hybridize(backend=...)`` was given."""
     return block._backend
-
-
-def formats(block: HybridBlock) -> tuple[Any, Any]:
-    return block._in_format, block._out_format
-
-
-def set_formats(block: HybridBlock, kept: tuple[Any, Any]) -> None:
-    block._in_format, block._out_format = kept
 
 
 def variant(block: HybridBlock) -> Any:
@@ -153,73 +171,10 @@ def children(block: Block) -> list[Block]:
     return list(block._children.values())
 
 
-class _Hooks(OrderedDict):
-    """A block's forward pre-hooks, one of them ours: has ``quiet = True`` and ``follow(block)``.
-
-    ``hybridize`` asks whether there are hooks, as the last thing that it does to a block, to warn that
-    they are lost: ours is not (MXNet reads ``active and hooks or pre_hooks`` there, a precedence slip that
-    ``hybridize(False)`` meets as well), and this is where it learns of the call. Hooks from before
-    convert stay in their own dictionary, from which their handles detach them.
-    """
-
-    block: Any = None
-    earlier: Any = None
-    taken: frozenset = frozenset()
-
-    def __setitem__(self, key: Any, hook: Any) -> None:
-        self.taken -= {key}
-        super().__setitem__(key, hook)
-
-    def values(self) -> Any:
-        for key in [key for key in self.taken if key not in self.earlier]:
-            del self[key]
-            self.taken -= {key}
-        return super().values()
-
-    def __bool__(self) -> bool:
-        found = list(self.values())
-        for hook in found:
-            if getattr(hook, "quiet", False):
-                hook.follow(self.block)
-        return not all(getattr(hook, "quiet", False) for hook in found)
-
-    def __reduce__(self) -> Any:
-        if any(getattr(hook, "quiet", False) for hook in self.values()):
-            return super().__reduce__()
-        return OrderedDict, (list(self.items()),)
-
-
-def hooks(block: Block) -> list[Callable]:
-    """The block's forward pre-hooks."""
-    return list(block._forward_pre_hooks.values())
-
-
-def add_hook(block: Block, hook: Callable) -> None:
-    """Register a forward pre-hook, of which ``hybridize`` shall not warn but which it shall tell."""
-    earlier = block._forward_pre_hooks
-    if not isinstance(earlier, _Hooks):
-        made = _Hooks(earlier)
-        made.block, made.earlier, made.taken = block, earlier, frozenset(earlier)
-        block._forward_pre_hooks = made
-    block.register_forward_pre_hook(hook)
-
-
-def remove_hook(block: Block, hook: Callable) -> None:
-    """Take it out; the user's dictionary is put back unless handles of hooks point into ours."""
-    found = block._forward_pre_hooks
-    for key in [key for key, other in found.items() if other is hook]:
-        del found[key]
-    found.values()
-    if isinstance(found, _Hooks) and found.keys() == found.taken:
-        block._forward_pre_hooks = found.earlier
-
-
 def is_summarized(block: Block) -> bool:
-    """Whether ``summary`` is looking at what the block's children return."""
-    return any(_has_summary_hook(child) or is_summarized(child) for child in children(block))
-
-
-def _has_summary_hook(block: Block) -> bool:
+    """Whether ``summary`` wants to see what is inside the block; it looks at all blocks but containers."""
+    while isinstance(block, (nn.Sequential, nn.HybridSequential)) and block._children:
+        block = children(block)[0]
     return any(getattr(hook, "__name__", "") == "_summary_hook" for hook in block._forward_hooks.values())
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
-from fnmatch import fnmatchcase
-from typing import Collection, Iterable, Iterator, Sequence
+from typing import Any, Collection, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -15,7 +15,6 @@ from mxnet.gluon import Constant, Parameter
 
 from ..policy import Policy
 from ..precision.graph import Graph
-from ..precision.heads import HeadScale
 from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
 from ..step.gradients import Gradient
@@ -26,6 +25,7 @@ __all__ = [
     "BUILDING",
     "Conversion",
     "conversions_of",
+    "forwards_so_far",
     "is_tracing",
     "join",
     "leave",
@@ -63,16 +63,34 @@ def leave(param: Parameter, gone: Collection[Conversion]) -> None:
         del param.mxmp_conversions
 
 
-def statistics_of(params: Sequence[Parameter]) -> list[Gradient]:
-    """Running statistics among ``params`` and in their nets: parameters that are never differentiable."""
-    found = {p.name: p for p in params if not _mxnet.is_differentiable(p)}
-    for conversion in conversions_of(params):
-        found.update(conversion.statistics)
-    return [Gradient(name, array) for name, param in found.items() for array in _mxnet.arrays(param)]
+# How MXNet's norm layers name theirs, for nets that have no graph of ours to ask.
+_RUNNING = ("running_mean", "running_var")
+# Forwards in training mode, counted, and the last one of each converted net.
+_forwards = itertools.count(1)
+_last_forward: weakref.WeakKeyDictionary[Conversion, int] = weakref.WeakKeyDictionary()
+
+
+def forwards_so_far() -> int:
+    """A moment among the forwards of converted nets, for ``statistics_of``."""
+    return next(_forwards)
+
+
+def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
+    """Running statistics that a backward may write: of ``params``, and of converted nets that ran ``since``.
+
+    A backward runs through nets whose parameters are another trainer's (a generator's through the critic).
+    The graph says what is an auxiliary state; a mask that is never trained is none.
+    """
+    ran = [conversion for conversion, last in list(_last_forward.items()) if last > since]
+    found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}
+    for conversion in dict.fromkeys([*conversions_of(params), *sorted(ran, key=id)]):
+        found.update((id(p), p) for p in conversion.statistics.values())
+    arrays = [(p.name, array) for p in found.values() for array in _mxnet.arrays(p)]
+    return [Gradient(name, array) for name, array in arrays if array.dtype == np.float32]
 
 
 class Conversion:
-    """The policy, how parameters are stored, and the loss scale of the heads inside the net.
+    """The policy, and how parameters are stored.
 
     ``blocks``: those that are converted so. ``full``: names of parameters that code outside the graphs reads
     and that therefore stay FP32.
@@ -81,18 +99,20 @@ class Conversion:
     def __init__(self, policy: Policy, full: Collection[str] = ()) -> None:
         self.policy = policy
         self.full = frozenset(full)
-        self.head_scale = HeadScale()
         self.statistics: dict[str, Parameter] = {}
         self.blocks: weakref.WeakSet = weakref.WeakSet()
         self._stored: dict[str, bool] = {}
 
     def __getstate__(self) -> dict:
-        """For copies of a net: their blocks and heads are others."""
-        return {name: value for name, value in vars(self).items() if name not in ("blocks", "head_scale")}
+        """For copies of a net, whose blocks are others."""
+        return {name: value for name, value in vars(self).items() if name != "blocks"}
 
     def __setstate__(self, state: dict) -> None:
-        self.__init__(state["policy"])  # type: ignore[misc]
-        vars(self).update(state)
+        vars(self).update(state, blocks=weakref.WeakSet())
+
+    def note_training(self) -> None:
+        """A block of this net runs in training mode."""
+        _last_forward[self] = next(_forwards)
 
     @contextmanager
     def trace(self) -> Iterator[None]:
@@ -103,14 +123,11 @@ class Conversion:
         finally:
             _local.tracing = before
 
-    def excludes(self, name: str) -> bool:
-        """Whether the policy keeps the block of this name in FP32."""
-        patterns = [whole for pattern in self.policy.exclude for whole in (pattern, pattern + "_*")]
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-    def build(self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str) -> tuple[Graph, Plan]:
+    def build(
+        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, accumulated: Collection[str]
+    ) -> tuple[Graph, Plan]:
         """The graph that runs, and parameters stored as it wants them. The first graph decides, of any net."""
-        self.statistics.update({name: p for name, p in params.items() if not _mxnet.is_differentiable(p)})
+        self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
         _check_dtypes(params.values())
         decided = {name: found for name, p in params.items() if (found := self._storage_of(p)) is not None}
         fixed = {name for name, p in params.items() if isinstance(p, Constant)} | self.full
@@ -119,13 +136,14 @@ class Conversion:
             device,
             parameters={n for n in params if n not in decided and n not in fixed},
             stored_low={n for n, low in decided.items() if low},
+            accumulated=accumulated,
         )
         for name, param in params.items():
             if self._stored.setdefault(name, decided.get(name, name in plan.low_variables)):
                 store_low(param, self.policy.compute)
         return graph, plan
 
-    def _low_graph(self, graph: Graph, device: str, **storage: set[str]) -> tuple[Graph, Plan]:
+    def _low_graph(self, graph: Graph, device: str, **storage: Any) -> tuple[Graph, Plan]:
         """As ``low_graph``, for parameters that a net of another conversion may have stored in float16.
 
         Raises
@@ -141,10 +159,11 @@ class Conversion:
         if self.policy.compute == "float16":
             # As if this net stored it: every operator that reads it must read float16.
             asked, new = replace(self.policy, params="float16"), new if stores else set()
-            wanted = low_graph(graph, asked, device, parameters=new | shared, stored_low=low - shared)[1]
+            trial = {**storage, "parameters": new | shared, "stored_low": low - shared}
+            wanted = low_graph(graph, asked, device, **trial)[1]
             shared -= wanted.low_variables
             if not shared:
-                made, plan = low_graph(graph, asked, device, parameters=new, stored_low=low)
+                made, plan = low_graph(graph, asked, device, **{**storage, "parameters": new})
                 return made, replace(plan, policy=self.policy)
         raise ValueError(
             f"Parameter {min(shared)!r} is shared with a net that was converted to store it in float16, and here "

@@ -5,6 +5,7 @@ A converted block keeps its class, tree, hooks and Parameters; each HybridBlock 
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Callable, Iterable
 
 import mxnet as mx
@@ -55,7 +56,7 @@ def convert(
     if not isinstance(net, Block):
         hint = ": for a Symbol use mxmp.cast_symbol" if isinstance(net, mx.sym.Symbol) else ""
         raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{hint}")
-    python, outside = _left_as_python(net, exclude) if callable(exclude) else (set(), set())
+    python, outside = _left_as_python(net, exclude if callable(exclude) else _named_by(policy))
     blocks = [block for block in hybrid_blocks(net) if id(block) not in outside]
     if not any(id(block) not in python for block in blocks):
         why = "the filter excludes every one" if python else "only those have a graph to rewrite"
@@ -70,12 +71,8 @@ def convert(
     for param in params:
         join(param, conversion)
     for block in blocks:
-        hook = hook_of(block)
-        if hook is None:
-            hook = Hook(block)
-            _mxnet.add_hook(block, hook)
-        _mxnet.forget_graph(block)
-        hook.own(block, Owner(conversion, is_root=block is net, python=id(block) in python))
+        hook = hook_of(block) or Hook(block)
+        hook.own(Owner(conversion, is_root=block is net, python=id(block) in python))
     return net
 
 
@@ -112,10 +109,10 @@ def _whole(net: Block) -> tuple[list[Conversion], list[Conversion]]:
 
 
 def _release(net: Block, conversions: list[Conversion]) -> None:
-    for block, hook in list(hooks(net)):
+    for _, hook in list(hooks(net)):
         for conversion in conversions:
             if any(owner.conversion is conversion for owner in hook.owners):
-                hook.disown(block, conversion)
+                hook.disown(conversion)
     for param in net.collect_params().values():
         leave(param, conversions)
 
@@ -129,6 +126,19 @@ def _is_converted_so(net: Block, blocks: list[HybridBlock], policy: Policy, pyth
     return owners.keys() == {id(block) for block in blocks} and all(
         owner.python == (key in python) for key, owner in owners.items()
     )
+
+
+def _named_by(policy: Policy) -> Callable[[str, Block], bool]:
+    """The filter that patterns are: blocks of a user's own class that one names, which may do what no graph can.
+
+    MXNet's layers can be traced and stay in the graph, in FP32, as do nodes that a pattern ending in * matches.
+    """
+    patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
+
+    def names(name: str, block: Block) -> bool:
+        return not type(block).__module__.startswith("mxnet.") and any(fnmatchcase(name, p) for p in patterns)
+
+    return names
 
 
 def _left_as_python(net: Block, exclude: Callable[[str, Block], bool]) -> tuple[set[int], set[int]]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 import warnings
 from types import TracebackType
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Dict, Iterable, Iterator, NamedTuple
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
-from ..precision.heads import SCALE_NAME, HeadScale, scale_heads
+from ..precision.heads import SCALE_NAME, head_scale, scale_heads
 from ..precision.plan import Plan
 from . import _mxnet
 from .conversion import Conversion
 
-__all__ = ["BuiltGraph", "GraphKey", "UntraceableError", "build"]
+__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build"]
 
 
 class GraphKey(NamedTuple):
@@ -28,6 +28,18 @@ class GraphKey(NamedTuple):
     variant: Any = None
 
 
+class Graphs(Dict[GraphKey, "BuiltGraph"]):
+    """The graphs of one block since it was last hybridized; a copy of the block makes its own.
+
+    ``shown`` is the one that files are made of.
+    """
+
+    shown: BuiltGraph | None = None
+
+    def __reduce__(self) -> tuple:
+        return Graphs, ()
+
+
 class BuiltGraph(NamedTuple):
     """One graph of a block: what it runs, the plan behind it, and the shapes that it was first called with."""
 
@@ -35,6 +47,11 @@ class BuiltGraph(NamedTuple):
     op: _LowOp
     plan: Plan
     shapes: dict[str, tuple]
+    accumulated: frozenset[str]
+
+    def is_current(self) -> bool:
+        """Whether the same parameters accumulate their gradients as when it was built."""
+        return self.accumulated == _accumulated(param for is_data, param in self.traced.op_args if not is_data)
 
     def run(self, inputs: list) -> Any:
         """What the block returns for flat inputs."""
@@ -68,32 +85,37 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion, 
         except Exception as error:
             found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
             raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error
-        traced = _mxnet.traced(clone, args)
+        traced = _mxnet.built(clone, args)
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
-    graph, plan = conversion.build(symbol, params, device)
+    accumulated = _accumulated(params.values())
+    graph, plan = conversion.build(symbol, params, device, {*accumulated, *(d.name for d in data)})
     if is_root and not plan.num_low:
         warnings.warn(
             f"nothing in {block.name!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
             "print(mxmp.explain(net)) says why",
             stacklevel=4,
         )
-    head_scale = conversion.head_scale if scale_heads(graph) else None
-    op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block), head_scale)
+    scale_heads(graph)
+    op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
     shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-    return BuiltGraph(traced._replace(answer=_kinds(traced.answer)), op, plan, shapes)
+    return BuiltGraph(traced._replace(answer=_kinds(traced.answer)), op, plan, shapes, accumulated)
+
+
+def _accumulated(params: Iterable[Parameter]) -> frozenset[str]:
+    """Names of the parameters whose gradients are added to what is there."""
+    return frozenset(param.name for param in params if param.grad_req == "add")
 
 
 class _LowOp:
     """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs."""
 
-    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list, head_scale: HeadScale | None) -> None:
+    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list) -> None:
         names = low.list_inputs()
         position = {name: i for i, name in enumerate(given)}
         fed = [*data, SCALE_NAME]
         self._order = [position.get(name) for name in names]
-        self._head_scale = head_scale
         self._lock = threading.Lock()
         self._op = mx.nd.CachedOp(
             low,
@@ -105,15 +127,14 @@ class _LowOp:
         )
 
     def __call__(self, *inputs: NDArray) -> Any:
-        scale = None if self._head_scale is None else self._head_scale.array(inputs[0].ctx)
-        given = [scale if i is None else inputs[i] for i in self._order]
+        given = [head_scale(inputs[0].ctx) if i is None else inputs[i] for i in self._order]
         # MXNet infers shapes in the op's own graph, and another thread's call erases them in the middle.
         with self._lock:
             return self._op(*given)
 
     def monitor(self, callback: Any, monitor_all: bool) -> None:
         """As the block's ``register_op_hook``."""
-        self._op._register_op_hook(callback, monitor_all)
+        _mxnet.register_op_hook(self._op, callback, monitor_all)
 
 
 def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:

@@ -9,20 +9,23 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..precision.heads import check_loss, head_gradient, refuse_unscaled_heads
+from ..precision.heads import check_loss, head_gradient, heads_scaled_by, refuse_unscaled_heads
 from ..step import gradients as grads
 from ..step import states
-from ..step.masters import share_initial
 from ..step.phase import Event, Phase, Progress
 from ..step.refusals import check_kvstore, refuse_compression, refuse_sparse_weight
 from ..step.scaler import as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
+from ..step.stores import is_distributed, open_store
 from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
-from .conversion import conversions_of, statistics_of
+from .conversion import conversions_of, forwards_so_far, statistics_of
+from .opaque_heads import refuse_opaque_heads
 from .parameter import master_of, weight_of
+from .sharing import begin_backward, join
+from .workers import share_noise, share_weights
 
 __all__ = ["Trainer"]
 
@@ -44,7 +47,7 @@ class Trainer(StepView, gluon.Trainer):
     ----------
     params : ParameterDict, dict or list of Parameter
     optimizer, optimizer_params, kvstore
-        As for ``gluon.Trainer``. Masters need no ``multi_precision``; it does no harm.
+        As for ``gluon.Trainer``, and ``"horovod"``. Masters need no ``multi_precision``; it does no harm.
     compression_params : None
         Refused: a threshold on scaled gradients means nothing.
     update_on_kvstore : {None, False}
@@ -57,6 +60,8 @@ class Trainer(StepView, gluon.Trainer):
     ------
     ValueError
         For a combination that could not keep the promise above; says which and why.
+    ImportError
+        ``kvstore="horovod"`` without Horovod; says how to install it.
     """
 
     # LowParameter lets only such a trainer near its float16 values.
@@ -76,15 +81,16 @@ class Trainer(StepView, gluon.Trainer):
         check_kvstore(kvstore, update_on_kvstore)
         refuse_compression(compression_params)
         self._asked_scale = loss_scale
-        as_scaler(loss_scale)
-        self._step: ScaledStep | None = None
+        self._step = ScaledStep(loss_scale) if as_scaler(loss_scale) is loss_scale else None
         self._progress = Progress()
-        self._heads_checked = False
         self._statistics = RunningStatistics()
-        super().__init__(params, optimizer, optimizer_params, kvstore=kvstore, update_on_kvstore=False)
+        self._last_update = forwards_so_far()
+        store = open_store(kvstore)
+        super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
         self._watch_statistics()
+        join(self)
 
     # -- backward -----------------------------------------------------------------------------------
 
@@ -100,13 +106,15 @@ class Trainer(StepView, gluon.Trainer):
             A float16 loss at a scale that float16 cannot hold: compute the loss in FP32. Or a loss head
             outside any converted net that ignores the scale.
         RuntimeError
-            After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first.
+            After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first. Inside ``scale_loss``.
+            Where it reaches parameters whose gradients another Trainer has yet to apply.
         """
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
-        self._begin_backward(losses)
-        autograd.backward(losses, heads, retain_graph=retain_graph)
+        with heads_scaled_by(self.loss_scale):
+            self._begin_backward(losses)
+            autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
@@ -121,10 +129,11 @@ class Trainer(StepView, gluon.Trainer):
         losses: list[NDArray] = [loss] if single else list(loss)
         for item in losses:
             check_loss(item, self.loss_scale)
-        self._begin_backward(losses)
-        with autograd.record(train_mode=autograd.is_training()):
-            scaled = [item * self.loss_scale for item in losses]
-        yield scaled[0] if single else scaled
+        with heads_scaled_by(self.loss_scale):
+            self._begin_backward(losses)
+            with autograd.record(train_mode=autograd.is_training()):
+                scaled = [item * self.loss_scale for item in losses]
+            yield scaled[0] if single else scaled
 
     # -- between backward and step ------------------------------------------------------------------
 
@@ -136,6 +145,7 @@ class Trainer(StepView, gluon.Trainer):
                 fresh.clear_stale(self._params)
             self._allreduce_grads()
         self._progress.note(Event.REDUCE, self.loss_scale)
+        self._progress.accumulates = any(p.grad_req == "add" for p in self._params)
 
     def unscale(self) -> None:
         """Divide the gradients by the scale in place, to look at or change true ones before ``step``.
@@ -233,15 +243,10 @@ class Trainer(StepView, gluon.Trainer):
         return self._progress.clip / (1.0 if self._progress.unscaled else self.loss_scale)
 
     def _begin_backward(self, losses: Sequence[NDArray]) -> None:
-        if not self._heads_checked and self.loss_scale != 1.0:
+        if self.loss_scale != 1.0:
             refuse_unscaled_heads(losses, self.loss_scale)
-            self._heads_checked = True
-        accumulates = any(p.grad_req == "add" for p in self._params)
-        self._progress.check(Event.BACKWARD, self.loss_scale, accumulates=accumulates)
-        self._progress.note(Event.BACKWARD, self.loss_scale)
-        self._watch_statistics()
-        for conversion in conversions_of(self._params):
-            conversion.head_scale.set(self.loss_scale)
+            refuse_opaque_heads(losses, self.loss_scale)
+        begin_backward(self, losses)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
         self._progress.check(Event.UPDATE, self.loss_scale, called=called)
@@ -265,32 +270,29 @@ class Trainer(StepView, gluon.Trainer):
     def _init_kvstore(self) -> None:
         super()._init_kvstore()
         check_kvstore(self._kvstore)
+        self._distributed = is_distributed(self._kvstore)
 
     def _init_params(self) -> None:
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
         if self._distributed:
-            waiting -= {p.name for p in self._params_to_init}
-            ready = {self._param2idx[p.name]: weight_of(p) for p in self._params if p.name in waiting}
-            share_initial(
-                self._kvstore,
-                {len(self._params) + index: weight for index, weight in ready.items() if weight.masters},
-                [array for weight in ready.values() for array in weight.arrays],
-            )
+            share_weights(self._kvstore, self._params, waiting - {p.name for p in self._params_to_init})
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         updates = fresh.fresh_updates(self._params, ignore_stale=ignore_stale_grad)
         factor = self._factor
+
+        def apply() -> None:
+            self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
+            share_noise(self._kvstore, self._optimizer, self._params)
+
         try:
             if updates:
-                self._state.run(
-                    [update.gradient for update in updates],
-                    lambda: self._updaters.apply(updates, factor),
-                    self._watch_statistics(),
-                )
+                self._state.run([update.gradient for update in updates], apply, self._watch_statistics())
         finally:
             fresh.forget(self._params)
             self._progress = Progress()
+            self._last_update = forwards_so_far()
 
     def _watch_statistics(self) -> RunningStatistics:
-        return self._statistics.watch(statistics_of(self._params))
+        return self._statistics.watch(statistics_of(self._params, self._last_update))

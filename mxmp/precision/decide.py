@@ -9,7 +9,7 @@ from typing import Collection
 from ..policy import Policy
 from . import _mxnet
 from .graph import Entry, Graph, Node
-from .plan import Decision, Plan, PlannedGraph, rule_under
+from .plan import Decision, Plan, rule_under
 from .rules import RULES, Kind, Rule, missing_kernel
 
 __all__ = ["check_policy", "decide"]
@@ -88,13 +88,17 @@ def decide(
         low, why = (False, fixed) if fixed else draft.by_rule(node, rule)
         draft.rules[node], draft.decisions[node] = rule, Decision(node.op, low, why)
     names = graph.names()
-    decisions = {names[node]: decision for node, decision in draft.decisions.items()}
-    plan = Plan(policy, device, decisions, unmatched=excluded.unmatched())
-    if not policy.stores_low(device):
-        return plan
-    low_variables = _low_variables(PlannedGraph(graph, plan), draft.foreign, parameters)
-    low_variables |= {n for n in graph.nodes() if n.is_variable and n.name in stored_low}
-    return Plan(policy, device, decisions, frozenset(names[n] for n in low_variables), plan.unmatched)
+    low_variables: set[Node] = set()
+    if policy.stores_low(device):
+        low_variables = _low_variables(graph, draft, parameters)
+        low_variables |= {n for n in names if n.is_variable and n.name in stored_low}
+    return Plan(
+        policy,
+        device,
+        {names[node]: decision for node, decision in draft.decisions.items()},
+        frozenset(names[n] for n in low_variables),
+        excluded.unmatched(),
+    )
 
 
 class _Draft:
@@ -138,6 +142,10 @@ class _Draft:
         decision = self.decisions.get(entry.node)
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs
 
+    def wants_low(self, node: Node, position: int) -> bool:
+        """Whether a decided node reads its input at ``position`` in the compute dtype."""
+        return self.decisions[node].low and position not in self.rules[node].keep
+
     def note_foreign(self, node: Node, rule: Rule | None) -> str:
         """Why a node's outputs are not dense FP32 tensors of ours to cast, or an empty string."""
         reason = self._foreign(node, rule)
@@ -161,15 +169,15 @@ class _Draft:
         return ""
 
 
-def _low_variables(planned: PlannedGraph, foreign: dict[Node, str], parameters: Collection[str] | None) -> set[Node]:
+def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | None) -> set[Node]:
     """Variables that only low-precision operators read, and all of them in the compute dtype."""
-    heads = {entry.node for entry in planned.graph.heads}
+    heads = {entry.node for entry in graph.heads}
     low = set()
-    for entry, users in planned.graph.consumers().items():
+    for entry, users in graph.consumers().items():
         variable = entry.node
-        if not variable.is_variable or variable in foreign or variable in heads:
+        if not variable.is_variable or variable in draft.foreign or variable in heads:
             continue
-        if all(planned.wants_low(node, position) for node, position in users) and (
+        if all(draft.wants_low(node, position) for node, position in users) and (
             variable.name in parameters
             if parameters is not None
             else all(position in _WEIGHT_SLOTS.get(node.op, ()) for node, position in users)

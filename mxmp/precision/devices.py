@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
+from typing import Collection
 
 import mxnet as mx
 
-from .casts import CastGraph, is_ours
+from .casts import MARK, CastGraph, is_ours
 from .emulation import emulate
-from .graph import Graph
+from .graph import Entry, Graph, Node
 from .onednn import plain_grouped_weights
 
 __all__ = ["device_of", "fit_to_device"]
@@ -21,8 +22,11 @@ def device_of(ctx: mx.Context | None) -> str:
     return "gpu" if kind == "gpu" else "cpu"
 
 
-def fit_to_device(casted: CastGraph, device: str) -> Graph:
+def fit_to_device(casted: CastGraph, device: str, accumulated: Collection[str] | None = None) -> Graph:
     """The graph that runs on ``device``; takes ``casted`` over.
+
+    ``accumulated``: names of the variables whose gradients are added to what is there (``grad_req="add"``);
+    None where nobody knows, and so all of them may be.
 
     - float16 on a GPU: as it is; every low-precision node is a native kernel.
     - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does; ``Cast`` truncates to bfloat16
@@ -36,9 +40,27 @@ def fit_to_device(casted: CastGraph, device: str) -> Graph:
         for node in casted.graph.nodes():
             if is_ours(node):
                 node.op = "amp_cast"
+        _copy_before_casts(casted.graph, accumulated)
         plain_grouped_weights(casted.graph)
         return casted.graph
     return emulate(casted)
+
+
+def _copy_before_casts(graph: Graph, accumulated: Collection[str] | None) -> None:
+    """A copy between an accumulated variable and its casts, in place.
+
+    oneDNN's backward of ``amp_cast`` ignores "add" and leaves the gradient as it was. The copy's does not; it
+    costs about 0.4 ns per element, forward and backward, so only those that need it pay.
+    """
+    copies: dict[Entry, Entry] = {}
+    for node in list(graph.nodes()):
+        if node.op == "amp_cast" and is_ours(node):
+            variable = node.inputs[0]
+            if variable.node.is_variable and (accumulated is None or variable.node.name in accumulated):
+                if variable not in copies:
+                    name = f"{variable.node.name}_accumulated"
+                    copies[variable] = Entry(Node("_copy", name, {MARK: "cast"}, [variable]))
+                node.inputs[0] = copies[variable]
 
 
 @lru_cache(maxsize=None)

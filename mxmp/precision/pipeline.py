@@ -22,11 +22,13 @@ def low_graph(
     parameters: Collection[str] | None = None,
     stored_low: Collection[str] = (),
     keep_output_names: bool = False,
+    accumulated: Collection[str] | None = None,
 ) -> tuple[Graph, Plan]:
     """The graph that computes in low precision on ``device``, and the plan that it follows.
 
     Casts of an earlier conversion are taken out first, so converting twice is converting once. With a
-    Policy the rules decide (see ``decide`` for the keywords); a Plan has decided already.
+    Policy the rules decide (see ``decide`` for the keywords); a Plan has decided already. ``accumulated``:
+    see ``fit_to_device``.
 
     Raises
     ------
@@ -49,4 +51,4 @@ def low_graph(
             stored_low=stored_low,
             keep_output_names=keep_output_names,
         )
-    return fit_to_device(insert_casts(PlannedGraph(original, plan)), device), plan
+    return fit_to_device(insert_casts(PlannedGraph(original, plan)), device, accumulated), plan

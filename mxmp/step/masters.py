@@ -15,7 +15,9 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-__all__ = ["Weight", "assign", "publish", "share_initial", "take_over"]
+from .stores import from_rank_zero, is_distributed
+
+__all__ = ["Weight", "assign", "publish", "share_drawn", "share_initial", "take_over"]
 
 
 class Weight(NamedTuple):
@@ -82,3 +84,22 @@ def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays:
             publish(master, array)
     for array in [*arrays, *(array for weight in weights.values() for array in weight.arrays)]:
         array.wait_to_read()
+
+
+def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callable[[], Mapping[Any, Weight]]) -> None:
+    """After an update with random numbers all workers go on from rank 0's weights; does not wait.
+
+    Of MXNet's optimizers SGLD draws, on every worker another noise; plain MXNet draws once, on the server.
+
+    Parameters
+    ----------
+    kvstore : KVStoreBase or None
+    optimizer : mxnet.optimizer.Optimizer
+    weights : callable
+        Returns them, by a key that ``kvstore`` knows in FP32.
+    """
+    if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
+        for key, weight in weights().items():
+            from_rank_zero(kvstore, key, weight.masters or weight.arrays)
+            for master, array in zip(weight.masters or (), weight.arrays):
+                publish(master, array)

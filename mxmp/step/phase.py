@@ -71,11 +71,21 @@ _SUMMED = (_P.REDUCED, _P.CLIPPED, _P.UNSCALED_REDUCED, _P.UNSCALED_CLIPPED)
 
 
 class Progress:
-    """The phase between two steps, and ``clip``, the factor by which clipping shrinks the update."""
+    """The phase between two steps.
+
+    Attributes
+    ----------
+    phase : Phase
+    clip : float
+        The factor by which clipping shrinks the update.
+    accumulates : bool
+        Whether a backward adds to the gradients that are there.
+    """
 
     def __init__(self) -> None:
         self.phase = Phase.READY
         self.clip = 1.0
+        self.accumulates = False
 
     @property
     def reduced(self) -> bool:
@@ -87,14 +97,13 @@ class Progress:
         """Whether the gradients are true ones."""
         return self.phase in _TRUE
 
-    def check(self, event: Event, loss_scale: float, *, called: str = "", accumulates: bool = False) -> None:
+    def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
         """Raise ``RuntimeError`` where ``event`` may not happen now.
 
-        ``called``: what the user called, where that is not ``event.value``. ``accumulates``: gradients
-        are added to what is there.
+        ``called``: what the user called, where that is not ``event.value``.
         """
         before = self._before(loss_scale)
-        if event is Event.BACKWARD and before is Phase.REDUCED and accumulates:
+        if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
             raise RuntimeError("backward after allreduce_grads() would add to reduced gradients: update first")
         if (before, event) in _LEGAL:
             return

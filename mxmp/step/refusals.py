@@ -15,7 +15,7 @@ def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
             "weights: leave it None or False"
         )
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
-    if "async" in kind:
+    if "async" in kind.lower():
         raise ValueError(
             f"kvstore {kind!r} applies each worker's gradients on the server, before any check: use 'dist_sync'"
         )

@@ -19,6 +19,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy as np
 
 from .gradients import Gradient, fetch, non_finite, square_sums
+from .group import group_of
 from .scaler import Scaler
 from .statistics import RunningStatistics
 
@@ -44,6 +45,8 @@ class ScaledStep:
     Attributes
     ----------
     scaler : Scaler
+    group : ScalerGroup
+        All steps that were given the same scaler object.
     steps, skipped_steps : int
         Steps so far, skipped ones included; skipped ones.
     last_step_skipped : bool
@@ -55,6 +58,8 @@ class ScaledStep:
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
+        self.group = group_of(scaler)
+        self.group.join(self)
         self.steps = 0
         self.skipped_steps = 0
         self.last_step_skipped = False
@@ -142,7 +147,7 @@ class ScaledStep:
         self.last_step_skipped = bool(bad)
         self.overflow_params = tuple(str(g) for g in bad)
         at_floor, before = self.scaler.at_floor, self.scaler.loss_scale
-        self.scaler.adjust(not bad)
+        self.group.note_step(self, not bad)
         after = self.scaler.loss_scale
         if bad:
             self.skipped_steps += 1

@@ -45,14 +45,14 @@ class Updater(mx.optimizer.Updater):
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, masters: Callable[[int], NDArray | None]) -> None:
         super().__init__(optimizer)
-        self._master = masters
+        self.master = masters
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update one weight, or lists of indices, gradients and weights."""
         indices, grads, weights = (
             (index, grad, weight) if isinstance(index, (list, tuple)) else ([index], [grad], [weight])
         )
-        pairs = [(self._master(i), low) for i, low in zip(indices, weights)]
+        pairs = [(self.master(i), low) for i, low in zip(indices, weights)]
         for master, low in pairs:
             if master is not None:
                 take_over(master, low)
@@ -78,6 +78,10 @@ class Updater(mx.optimizer.Updater):
             self.optimizer.rescale_grad = rescale
 
 
+# SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients belong to the optimizer, not to a device.
+_TOGETHER = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
+
+
 class Updaters(List[Updater]):
     """One Updater per device, all of one optimizer.
 
@@ -98,13 +102,38 @@ class Updaters(List[Updater]):
         super().__init__(Updater(optimizer, partial(_on_device, master, k)) for k in range(num_devices))
         self.optimizer = optimizer
 
-    def apply(self, updates: Sequence[Update], factor: float) -> None:
-        """Apply gradients times ``factor``, on top of the optimizer's own ``rescale_grad``."""
+    def apply(self, updates: Sequence[Update], factor: float, *, reduced: bool) -> None:
+        """Apply gradients times ``factor``, on top of the optimizer's own ``rescale_grad``.
+
+        ``reduced``: the gradients of a weight are the same on all devices, and so shall the weights be.
+        """
+        once = {update.index: update for update in reversed(updates)} if reduced and self._updates_apart() else {}
         with rescaled(self.optimizer, factor):
             for k, updater in enumerate(self):
-                mine = [update for update in updates if update.device == k]
+                mine = [u for u in updates if u.device == k and once.get(u.index, u) is u]
                 if mine:
                     updater([m.index for m in mine], [m.grad for m in mine], [m.weight for m in mine])
+        for update in updates:
+            source = once.get(update.index, update)
+            if source is not update:
+                self._copy(source, update)
+
+    def _updates_apart(self) -> bool:
+        """Whether updates of two devices can differ: the optimizer draws, or counts for all of them together.
+
+        Plain MXNet updates once, on the kvstore. Nobody knows what a user's own optimizer does.
+        """
+        optimizer = self.optimizer
+        own = not type(optimizer).__module__.startswith("mxnet.")
+        return len(self) > 1 and (own or isinstance(optimizer, _TOGETHER))
+
+    def _copy(self, source: Update, to: Update) -> None:
+        master, other = self[source.device].master(source.index), self[to.device].master(to.index)
+        if master is None or other is None:
+            source.weight.copyto(to.weight)
+        else:
+            master.copyto(other)
+            publish(other, to.weight)
 
     def set_states(self, states: Mapping[int, Any], contexts: Sequence[mx.Context], place: Callable) -> None:
         """Continue from ``states`` by index; ``place(state, ctx)`` brings one to a device."""

@@ -43,7 +43,13 @@ class Core:
         self._decided = False
 
     def low_symbol(
-        self, symbol: mx.sym.Symbol, policy: Policy, device: str, parameters: Collection[str], for_training: bool
+        self,
+        symbol: mx.sym.Symbol,
+        policy: Policy,
+        device: str,
+        parameters: Collection[str],
+        for_training: bool,
+        accumulated: Collection[str] | None,
     ) -> mx.sym.Symbol:
         """What executors run: the graph with casts and, for training, the scale in front of loss heads."""
         graph, plan = low_graph(
@@ -53,6 +59,7 @@ class Core:
             parameters=() if self._decided else set(parameters),
             stored_low=self.low_names,
             keep_output_names=True,
+            accumulated=accumulated,
         )
         if not self._decided:
             self._decided, self.low_names = True, set(plan.low_variables)

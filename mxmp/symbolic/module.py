@@ -20,11 +20,12 @@ from ..precision.devices import device_of
 from ..precision.heads import SCALE_NAME
 from ..step import states
 from ..step.gradients import Gradient
-from ..step.masters import share_initial
+from ..step.masters import Weight, share_drawn, share_initial
 from ..step.refusals import check_kvstore, refuse_compression, refuse_sparse_weight
 from ..step.scaler import as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
+from ..step.stores import is_distributed, open_store
 from ..step.updater import Update, Updaters
 from . import _mxnet
 from .core import Core
@@ -101,7 +102,14 @@ class Module(StepView, mx.mod.Module):
         fresh = self._arg_params is None
         original = self._symbol
         if force_rebind or not self.binded:
-            self._symbol = self._core.low_symbol(original, self.policy, self._device, self._param_names, for_training)
+            self._symbol = self._core.low_symbol(
+                original,
+                self.policy,
+                self._device,
+                self._param_names,
+                for_training,
+                () if grad_req == "write" else None,
+            )
         # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
         # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
         backend = "MXNET_SUBGRAPH_BACKEND"
@@ -165,12 +173,15 @@ class Module(StepView, mx.mod.Module):
         Raises
         ------
         ValueError
-            For ``dist_async``, which applies gradients before any check.
+            For ``dist_async``, which applies gradients before any check, and for a store that MXNet does not have.
+        ImportError
+            ``"horovod"`` without Horovod; says how to install it.
         """
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
         check_kvstore(kvstore)
+        kvstore = open_store(kvstore)
         arrays = self._arrays()
         for name, copies in arrays.items():
             refuse_sparse_weight(name, copies[0].stype)
@@ -184,12 +195,16 @@ class Module(StepView, mx.mod.Module):
         core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
         self._updater = Updaters(self._optimizer, len(self._context), core.master)
-        if self._kvstore is not None and "dist" in self._kvstore.type:
+        if is_distributed(self._kvstore):
             # MXNet's Module never sends rank 0's parameters to the other workers.
-            share_initial(self._kvstore, {f"{weight.name}:initial": weight for weight in core.weights(arrays)})
+            share_initial(self._kvstore, self._weights_by_key())
             self._params_dirty = True
         if preload is not None:
             self.load_optimizer_states(preload)
+
+    def _weights_by_key(self) -> dict[str, Weight]:
+        """For rank 0's values, by keys of their own: a key has the dtype of what it first held."""
+        return {f"{weight.name}:initial": weight for weight in self._core.weights(self._arrays())}
 
     @contextmanager
     def _keys_as_gradients(self) -> Iterator[None]:
@@ -238,12 +253,13 @@ class Module(StepView, mx.mod.Module):
                 kvstore.pushpull(name, gradients, priority=-index)
             updates += [Update(index, k, name, w, g) for k, (w, g) in enumerate(zip(weights, gradients))]
         self._params_dirty = True
+
+        def apply() -> None:
+            self._updater.apply(updates, 1.0 / self._core.scaled_by, reduced=kvstore is not None)
+            share_drawn(kvstore, self._optimizer, self._weights_by_key)
+
         if updates:
-            self._state.run(
-                [update.gradient for update in updates],
-                lambda: self._updater.apply(updates, 1.0 / self._core.scaled_by),
-                self._statistics,
-            )
+            self._state.run([update.gradient for update in updates], apply, self._statistics)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As ``mx.mod.Module.get_input_grads``: the true gradients, unscaled copies."""

@@ -8,7 +8,7 @@ import pytest
 from oracle import S, by_symbol
 
 from mxmp.precision.graph import Graph
-from mxmp.precision.heads import SCALE_NAME, HeadScale, scale_heads
+from mxmp.precision.heads import SCALE_NAME, head_scale, heads_scaled_by, scale_heads
 
 FC = S.FullyConnected(S.var("data"), num_hidden=3, name="fc")
 HEADS = {
@@ -94,11 +94,19 @@ def test_a_custom_operator_is_a_head_where_it_says_that_it_needs_no_gradient(top
     assert (SCALE_NAME in graph.to_symbol().list_arguments()) is is_head
 
 
-def test_head_scale_keeps_its_arrays_at_the_current_value():
-    scale = HeadScale()
-    array = scale.array(mx.cpu(0))
+def test_the_scale_is_one_outside_its_block_on_every_device():
+    array = head_scale(mx.cpu(0))
     assert (array.dtype, array.shape, array.asscalar()) == (np.float32, (1,), 1)
-    scale.set(256.0)
-    assert array.asscalar() == 256
-    assert scale.array(mx.cpu(0)) is array
-    assert scale.array(mx.cpu(1)).asscalar() == 256
+    with heads_scaled_by(256.0):
+        assert array.asscalar() == 256
+        assert head_scale(mx.cpu(1)).asscalar() == 256
+        with pytest.raises(RuntimeError, match="scaled twice"), heads_scaled_by(2.0):
+            pass
+        assert array.asscalar() == 256
+    assert head_scale(mx.cpu(1)).asscalar() == array.asscalar() == 1
+
+
+def test_the_scale_does_not_outlive_an_error():
+    with pytest.raises(KeyError), heads_scaled_by(256.0):
+        raise KeyError
+    assert head_scale(mx.cpu(0)).asscalar() == 1

@@ -1,4 +1,4 @@
-"""One worker of a distributed job: ``python module_worker.py PARAMS OUT``, started by launch_local."""
+"""One worker of a distributed job: ``python module_worker.py STORE PARAMS OUT``, started by launch_local."""
 
 import sys
 import warnings
@@ -11,9 +11,15 @@ import numpy as np  # noqa: E402
 import mxmp  # noqa: E402
 
 
-def main(params: str, out: str) -> None:
-    kvstore = mx.kv.create("dist_sync")
-    rank = kvstore.rank
+def main(store: str, params: str, out: str) -> None:
+    if store == "horovod":
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        kvstore, rank = store, hvd.rank()
+    else:
+        kvstore = mx.kv.create(store)
+        rank = kvstore.rank
     x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=16, name="fc1")
     x = mx.sym.FullyConnected(mx.sym.relu(x), num_hidden=4, name="fc2")
     module = mxmp.Module(
@@ -37,7 +43,8 @@ def main(params: str, out: str) -> None:
         record.append(weights(module))
         skipped.append(bool(module.overflow_params))
     np.savez(f"{out}-{rank}.npz", weights=np.stack(record), skipped=skipped, scale=module.loss_scale)
-    kvstore._barrier()
+    if store != "horovod":
+        kvstore._barrier()
 
 
 def weights(module: mxmp.Module) -> np.ndarray:

@@ -1,0 +1,43 @@
+"""Steps that share one scaler object: the scale is frozen until each has stepped, and adjusts once."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from .scaler import Scaler
+
+__all__ = ["ScalerGroup", "group_of"]
+
+
+class ScalerGroup:
+    """Who shares a scaler, and who of them has not stepped since the last backward."""
+
+    def __init__(self, scaler: Scaler) -> None:
+        self._scaler = weakref.proxy(scaler)
+        self._members: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._finite = True
+
+    def join(self, member: Any) -> None:
+        self._members.add(member)
+
+    def note_backward(self) -> None:
+        """A backward that serves all members."""
+        self._waiting = weakref.WeakSet(self._members)
+
+    def note_step(self, member: Any, finite: bool) -> None:
+        """``member`` has stepped. The last one adjusts the scale: an overflow of any is an overflow."""
+        self._finite = self._finite and finite
+        self._waiting.discard(member)
+        if not self._waiting:
+            self._scaler.adjust(self._finite)
+            self._finite = True
+
+
+_groups: weakref.WeakKeyDictionary[Scaler, ScalerGroup] = weakref.WeakKeyDictionary()
+
+
+def group_of(scaler: Scaler) -> ScalerGroup:
+    """The one group of this scaler object."""
+    return _groups.setdefault(scaler, ScalerGroup(scaler))

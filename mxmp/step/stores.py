@@ -1,0 +1,193 @@
+"""Stores: over which devices and processes gradients are summed; none that is asked for is dropped.
+
+MXNet 1.9.1 trains every worker for itself, without a word, in three cases that end here: a worker with one
+device asks for a store without "dist" in its name ("horovod", one registered with ``KVStoreBase``, even
+"DIST_SYNC"); a name that MXNet does not know ("horovod" and misspelt ones) is a store within the process;
+a job of several workers is started, and the store stays within the process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from typing import Any, Mapping, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+
+__all__ = ["Horovod", "from_rank_zero", "is_distributed", "open_store"]
+
+_WITHIN = ("local", "device", "nccl", "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu")
+_HOROVOD = (
+    'kvstore="horovod" needs Horovod with its MXNet part, which is built on installation, with cmake, g++ and MXNet '
+    "installed before: HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation horovod==0.28.1 "
+    "(scripts/check_horovod.sh does it, and runs two workers)"
+)
+
+
+def open_store(kvstore: Any) -> Any:
+    """What to hand to MXNet so that it uses the store that ``kvstore``, a name or an object, stands for.
+
+    Raises
+    ------
+    ValueError
+        MXNet has no such store, and would take one within this process.
+    ImportError
+        ``"horovod"`` without Horovod; says how to install it.
+    """
+    name = kvstore.lower() if isinstance(kvstore, str) else None
+    if name == "horovod":
+        return Horovod()
+    if name is None:
+        _check_object(kvstore)
+    elif "dist" not in name and name in mx.kv.KVStoreBase.kv_registry:
+        return mx.kv.create(name)
+    elif "dist" not in name and name not in _WITHIN:
+        raise ValueError(_unknown(kvstore))
+    if name in _WITHIN:
+        _warn_of_other_workers(kvstore)
+    return kvstore if name is None else name
+
+
+def is_distributed(store: Any) -> bool:
+    """Whether other workers take part in ``store``, an open one or None."""
+    if store is None:
+        return False
+    try:
+        return "dist" in store.type or store.num_workers > 1
+    except NotImplementedError:  # a user's own store may do without
+        return False
+
+
+def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
+    """Give ``arrays``, one per device, rank 0's value; ``key`` is known to ``store``. Does not wait.
+
+    MXNet's own stores send a key's first value only. Where the others add zeros, the sum is rank 0's value.
+    """
+    if isinstance(store, Horovod):
+        store.broadcast(key, arrays[0], list(arrays))
+        return
+    with autograd.pause():
+        mine = arrays[0] if store.rank == 0 else mx.nd.zeros_like(arrays[0])
+    store.pushpull(key, [mine], out=list(arrays))
+
+
+class Horovod(mx.kv.KVStoreBase):
+    """Averages over Horovod's workers what each has summed over its devices. Calls ``hvd.init()`` if nobody has.
+
+    The average is taken as ``horovod.mxnet.DistributedTrainer`` does: ``step`` gets one worker's batch size. All
+    workers receive the same bits. float16 is divided before it is summed, so that an average of finite values is
+    finite; FP32 after it, which rounds less.
+
+    Raises
+    ------
+    ImportError
+        Horovod, or its MXNet part, is not installed; says how to install it.
+    """
+
+    type = "horovod"
+    _stores = itertools.count()
+
+    def __init__(self) -> None:
+        try:
+            import horovod.mxnet as hvd
+        except ImportError as error:
+            raise ImportError(_HOROVOD) from error
+        if not hvd.is_initialized():
+            hvd.init()
+        self._hvd = hvd
+        # Horovod matches arrays by name over all workers, who open their stores in one order.
+        self._prefix = f"mxmp.{next(self._stores)}"
+
+    @property
+    def rank(self) -> int:
+        return self._hvd.rank()
+
+    @property
+    def num_workers(self) -> int:
+        return self._hvd.size()
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        return False  # no updates on the store
+
+    def init(self, key: Any, value: NDArray) -> None:
+        """Nothing to prepare: Horovod keeps no values."""
+
+    def broadcast(self, key: Any, value: NDArray, out: Any, priority: int = 0) -> None:
+        """``out``, on every device, becomes rank 0's ``value``. Does not wait."""
+        first, *others = out if isinstance(out, (list, tuple)) else [out]
+        with autograd.pause():
+            if first is not value:
+                first[:] = value
+            self._hvd.broadcast_(first, root_rank=0, name=f"{self._prefix}.broadcast.{key}", priority=priority)
+            for other in others:
+                first.copyto(other)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """``out`` becomes the average over workers of ``value`` summed over devices. Does not wait.
+
+        Raises
+        ------
+        ValueError
+            For a row-sparse array.
+        """
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        outs = values if out is None else list(out) if isinstance(out, (list, tuple)) else [out]
+        if any(array.stype != "default" for array in values):
+            raise ValueError(f"{key!r} is {values[0].stype}: Horovod averages dense gradients only (sparse_grad=False)")
+        with autograd.pause():
+            total = values[0]
+            if len(values) > 1:
+                total = mx.nd.add_n(*(array.as_in_context(total.ctx) for array in values))
+            elif outs[0] is not total:
+                total = total.copy()
+            share = 1.0 / self.num_workers
+            before, after = (share, 1.0) if total.dtype == np.float16 else (1.0, share)
+            self._hvd.allreduce_(
+                total,
+                op=self._hvd.Sum,
+                name=f"{self._prefix}.average.{key}",
+                priority=priority,
+                prescale_factor=before,
+                postscale_factor=after,
+            )
+            for array in outs:
+                if array is not total:
+                    total.copyto(array)
+
+
+def _check_object(kvstore: Any) -> None:
+    """Raise ``ValueError`` for an object of MXNet's own class that MXNet made for a name that it does not know."""
+    if not isinstance(kvstore, mx.kv.KVStore):
+        return
+    kind = kvstore.type
+    if kind == "horovod":
+        raise ValueError(
+            'mx.kv.create("horovod") of MXNet 1.9.1 makes a store within this process, with rank 0 of 1: give the '
+            'name, kvstore="horovod", and ask horovod.mxnet for rank() and size()'
+        )
+    if "dist" not in kind and kind not in _WITHIN:
+        raise ValueError(_unknown(kind))
+
+
+def _unknown(kind: str) -> str:
+    return (
+        f"MXNet 1.9.1 has no kvstore {kind!r} and would take one within this process without a word, so that several "
+        "workers would train apart: 'device', 'local', 'nccl', 'dist_sync', 'dist_device_sync', 'horovod' or None"
+    )
+
+
+def _warn_of_other_workers(kvstore: str, environment: Mapping[str, str] = os.environ) -> None:
+    """A job of several workers whose store stays within each is rarely meant."""
+    for variable, store in (("DMLC_NUM_WORKER", "dist_sync"), ("HOROVOD_SIZE", "horovod")):
+        if environment.get(variable, "1") not in ("", "0", "1"):
+            warnings.warn(
+                f"{variable}={environment[variable]}: this is one of several workers, and kvstore={kvstore!r} sums "
+                f"gradients within it only, so that they train apart: kvstore={store!r} trains one model; None says "
+                "that you sum them yourself",
+                stacklevel=4,
+            )

@@ -1,0 +1,139 @@
+"""No store that is asked for is dropped: it is the one meant, or refused. Horovod's runs in test_distributed.py."""
+
+from __future__ import annotations
+
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from tiny import MASTERS, forward, two_layers
+
+import mxmp
+from mxmp.step import stores
+
+
+def trainer(kvstore, devices=1):
+    return mxmp.Trainer(two_layers(MASTERS, devices).collect_params(), "sgd", kvstore=kvstore)
+
+
+def bound_module(kvstore, devices=1):
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2)
+    contexts = [mx.cpu(k) for k in range(devices)]
+    module = mxmp.Module(mx.sym.LinearRegressionOutput(symbol, mx.sym.var("softmax_label")), context=contexts)
+    module.bind([("data", (4, 3))], [("softmax_label", (4, 2))])
+    module.init_params()
+    module.init_optimizer(kvstore)
+    return module
+
+
+DOORS = pytest.mark.parametrize("door", [trainer, bound_module])
+DEVICES = pytest.mark.parametrize("devices", [1, 2])
+
+
+@DOORS
+@DEVICES
+@pytest.mark.parametrize("name", ["byteps", "devcie", "dits_sync", "", "none"])
+def test_a_name_that_mxnet_does_not_know_is_refused(door, devices, name):
+    with pytest.raises(ValueError, match=f"has no kvstore '{name}'.*'dist_sync'.*'horovod'"):
+        door(name, devices)
+
+
+@DOORS
+def test_so_is_an_object_that_mxnet_made_for_such_a_name(door):
+    with pytest.raises(ValueError, match="has no kvstore 'devcie'"):
+        door(mx.kv.create("devcie"))
+    with pytest.raises(ValueError, match=r"rank 0 of 1.*kvstore=\"horovod\""):
+        door(mx.kv.create("horovod"))
+
+
+@DOORS
+def test_without_horovod_the_error_says_how_to_install_it(door, monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.mxnet", None)
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    with pytest.raises(ImportError, match=r"pip install .*horovod==.*check_horovod.sh"):
+        door("Horovod")
+
+
+@DOORS
+@pytest.mark.parametrize("name", ["DIST_ASYNC", "Dist_Device_Async"])
+def test_dist_async_is_refused_in_any_case(door, name):
+    with pytest.raises(ValueError, match="before any check"):
+        door(name)
+
+
+def test_dist_sync_in_capitals_is_not_dropped():
+    """MXNet looks for "dist" in the name as it is written, and drops the rest where there is one device."""
+    assert stores.open_store("DIST_Sync") == "dist_sync"
+
+
+class Recorder(mx.kv.KVStoreBase):
+    """One of several workers, whose others add 1 to every gradient."""
+
+    type = "mine"
+    rank = 0
+    num_workers = 2
+
+    def __init__(self):
+        self.pushed = []
+
+    def is_capable(self, capability):
+        return False
+
+    def init(self, key, value):
+        pass
+
+    def broadcast(self, key, value, out, priority=0):
+        for array in out:
+            array[:] = value.copy()
+
+    def pushpull(self, key, value, out=None, priority=0):
+        self.pushed.append(key)
+        for array in value:
+            array += 1
+
+
+@pytest.fixture
+def _registered():
+    registry = mx.kv.KVStoreBase.kv_registry
+    registry["mine"] = Recorder
+    yield
+    del registry["mine"]
+
+
+@pytest.mark.usefixtures("_registered")
+def test_a_registered_store_is_used_where_a_worker_has_one_device():
+    """MXNet drops it: it has no "dist" in its name."""
+    net = two_layers(MASTERS)
+    found = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore="mine", loss_scale=None)
+    assert mx.model._create_kvstore("mine", 1, {})[0] is None
+    found.backward(forward(net, 0))
+    before = [param.grad().asnumpy() for param in found._params]
+    found.step(4)
+    assert found._kvstore.pushed == [0, 1]
+    for old, param in zip(before, found._params):
+        np.testing.assert_allclose(param.grad().asnumpy(), old + 1, atol=2e-3)
+    assert bound_module("mine")._kvstore.type == "mine"
+
+
+@DOORS
+@pytest.mark.parametrize(
+    ("variable", "store"), [("DMLC_NUM_WORKER", "dist_sync"), ("HOROVOD_SIZE", "horovod")], ids=["dist_sync", "horovod"]
+)
+def test_a_worker_of_several_that_keeps_its_gradients_to_itself_is_told(door, variable, store, monkeypatch):
+    monkeypatch.setenv(variable, "2")
+    with pytest.warns(UserWarning, match=f"{variable}=2.*'device'.*train apart.*'{store}'"):
+        door("device")
+    door(None)
+    door(mx.kv.create("device"))
+
+
+def test_distributed_stores_are_told_from_those_within_a_process():
+    assert not stores.is_distributed(None)
+    assert not stores.is_distributed(mx.kv.create("device"))
+    assert stores.is_distributed(Recorder())
+
+    class Silent(mx.kv.KVStoreBase):
+        type = "silent"
+
+    assert not stores.is_distributed(Silent())

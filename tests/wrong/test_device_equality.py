@@ -1,0 +1,163 @@
+"""All devices and all workers hold the same weights, bit for bit, with every optimizer, as plain MXNet's do."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import launch_local
+import mxnet as mx
+import numpy as np
+import pytest
+from equal_worker import LOSS, OPTIMIZERS, contexts, ready
+from mxnet import autograd, gluon
+from twins import MASTERS, array, assert_close, value, values
+
+import mxmp
+
+HERE = Path(__file__).parent
+POLICIES = {"float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloat16"}
+
+
+@mx.optimizer.register
+class MxmpTestPatient(mx.optimizer.Optimizer):
+    """A user's own, which counts and takes smaller steps as it goes."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.calls = 0
+
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        self.calls += 1
+        weight -= grad * (self.rescale_grad * self.lr / (1 + 0.1 * self.calls))
+
+
+@mx.optimizer.register
+class MxmpTestNoisy(MxmpTestPatient):
+    """A user's own, which draws."""
+
+    def update(self, index, weight, grad, state):
+        weight += mx.nd.random.normal(0, 1e-2, weight.shape, ctx=weight.ctx)
+        weight -= grad * (self.rescale_grad * self.lr)
+
+
+def train(net, trainer, steps, devices, bad=()):
+    for i in steps:
+        with autograd.record():
+            losses = []
+            for k, ctx in enumerate(contexts(devices)):
+                out = net(array(10 * i + k, 4, 6, ctx=ctx))
+                losses.append(LOSS(out, mx.nd.ones_like(out)))
+        if isinstance(trainer, mxmp.Trainer):
+            trainer.backward(losses)
+            if i in bad:
+                net[1].weight.list_grad()[devices - 1][:] = float("inf")
+        else:
+            autograd.backward(losses)
+        trainer.step(4 * devices)
+
+
+def assert_equal_everywhere(net, devices):
+    for k in range(1, devices):
+        for first, other in zip(values(net, 0), values(net, k)):
+            np.testing.assert_array_equal(first, other)
+    for param in net.collect_params().values():
+        for copy in param.list_data()[1:]:
+            np.testing.assert_array_equal(param.list_data()[0].asnumpy(), copy.asnumpy())
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "mxmptestpatient", "mxmptestnoisy"])
+def test_devices_hold_equal_weights_after_every_step(name, policy, devices):
+    net = ready(POLICIES[policy], devices)
+    options = OPTIMIZERS.get(name, {"learning_rate": 0.05})
+    scaler = mxmp.DynamicLossScaler(1024.0)
+    trainer = mxmp.Trainer(net.collect_params(), name, dict(options), loss_scale=scaler)
+    start = values(net)
+    for i in range(4):
+        train(net, trainer, [i], devices, bad=(1,))
+        assert trainer.last_step_skipped == (i == 1)
+        assert_equal_everywhere(net, devices)
+    assert all((new != old).any() for new, old in zip(values(net), start))
+
+
+@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "sgld"] + ["mxmptestpatient"])
+def test_two_devices_learn_what_plain_mxnet_learns_on_two(name):
+    """Plain MXNet updates once, on the kvstore, whatever the number of devices."""
+    options = OPTIMIZERS.get(name, {"learning_rate": 0.05})
+    found = []
+    for policy in (None, "float16"):
+        net = ready(policy, 2)
+        before = values(net)
+        if policy is None:
+            trainer = gluon.Trainer(net.collect_params(), name, dict(options), update_on_kvstore=True)
+        else:
+            trainer = mxmp.Trainer(net.collect_params(), name, dict(options), loss_scale=1024.0)
+        train(net, trainer, range(4), 2)
+        found.append([new - old for new, old in zip(values(net), before)])
+    # The sign of a tiny gradient, or a division by its square, turns a rounding into a step of full size.
+    tolerant = [f for f, e in zip(found[1], found[0])]
+    if name in ("signum", "adadelta", "adamax", "adam", "ftml", "lamb", "nadam", "rmsprop"):
+        for low, full in zip(tolerant, found[0]):
+            assert np.median(np.abs(low - full)) <= 0.02 * np.abs(full).max()
+    else:
+        assert_close(tolerant, found[0])
+
+
+@pytest.mark.parametrize("name", ["nadam", "sgld", "adam"])
+def test_devices_stay_equal_after_resuming_on_more_of_them(name, tmp_path):
+    net = ready("float16", 1)
+    trainer = mxmp.Trainer(net.collect_params(), name, dict(OPTIMIZERS[name]), loss_scale=1024.0)
+    train(net, trainer, range(2), 1)
+    trainer.save_states(str(tmp_path / "s"))
+    net.save_parameters(str(tmp_path / "p"))
+    more = ready("float16", 2)
+    more.load_parameters(str(tmp_path / "p"), ctx=contexts(2))
+    trainer = mxmp.Trainer(more.collect_params(), name, dict(OPTIMIZERS[name]), loss_scale=1024.0)
+    trainer.load_states(str(tmp_path / "s"))
+    train(more, trainer, range(2, 4), 2)
+    assert_equal_everywhere(more, 2)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_module_s_devices_hold_equal_weights(name, policy):
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, no_bias=True, name="fc1")
+    x = mx.sym.FullyConnected(mx.sym.tanh(x), num_hidden=3, no_bias=True, name="fc2")
+    symbol = mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), name="softmax")
+    module = mxmp.Module(symbol, context=contexts(2), policy=POLICIES[policy], loss_scale=1024.0)
+    module.bind([("data", (8, 6))], [("softmax_label", (8,))])
+    start = {"fc1_weight": array(1, 4, 6) * 0.3, "fc2_weight": array(2, 3, 4) * 0.3}
+    module.init_params(arg_params=start, aux_params={})
+    module.init_optimizer("device", name, dict(OPTIMIZERS[name]))
+    for i in range(3):
+        module.forward_backward(mx.io.DataBatch([array(i, 8, 6)], [mx.nd.arange(8) % 3]))
+        module.update()
+        for copies in module._exec_group.param_arrays:
+            np.testing.assert_array_equal(copies[0].asnumpy(), copies[1].asnumpy())
+    # With unequal masters the average that get_params gives is none of them.
+    for name, copies in zip(module._exec_group.param_names, module._exec_group.param_arrays):
+        held = module.get_params()[0][name].astype(copies[0].dtype if policy == "float16 masters" else "float32")
+        np.testing.assert_array_equal(held.asnumpy(), copies[0].asnumpy())
+
+
+@pytest.mark.parametrize("name", ["nadam", "sgld"])
+def test_two_workers_hold_equal_weights(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{Path(mxmp.__file__).parents[1]}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-W", "ignore", str(HERE / "equal_worker.py"), str(tmp_path), name]
+    assert launch_local.launch(command, workers=2, timeout=60) == 0
+    first, second = (pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in (0, 1))
+    assert len(first) == len(second) == 4
+    assert first == second
+
+
+def test_value_reads_the_master():
+    net = ready(MASTERS, 1)
+    net(array(0, 1, 6))
+    assert value(net[0].weight).dtype == np.float32

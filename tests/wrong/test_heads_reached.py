@@ -1,0 +1,573 @@
+"""Exactly the loss heads that a backward reaches are scaled, by its trainer's scale, for that backward only."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from twins import FLAGS, SCALE, array, assert_close, equal_or_refused, seeded, updates
+
+import mxmp
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")
+LOSS = gluon.loss.L2Loss()
+DTYPES = ["float16", "bfloat16"]
+
+
+class Softmax(gluon.HybridBlock):
+    """A head without parameters."""
+
+    def hybrid_forward(self, F, x, label):  # noqa: N803
+        return F.SoftmaxOutput(x, label)
+
+
+class Regression(gluon.HybridBlock):
+    def hybrid_forward(self, F, x, label):  # noqa: N803
+        return F.LinearRegressionOutput(x, F.one_hot(label, 3))
+
+
+class Made(gluon.HybridBlock):
+    def hybrid_forward(self, F, x, label):  # noqa: N803
+        return F.MakeLoss(-F.pick(F.log_softmax(x), label))
+
+
+HEADS = {"SoftmaxOutput": Softmax, "LinearRegressionOutput": Regression, "MakeLoss": Made}
+
+
+class Whole(gluon.HybridBlock):
+    """A body and its head in one net."""
+
+    def __init__(self, head=Softmax, inputs=6, params=None):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(3, in_units=inputs, params=params)
+            self.head = head()
+
+    def hybrid_forward(self, F, x, label):  # noqa: N803
+        return self.head(self.body(x), label)
+
+
+def dense(units=3, inputs=6, seed=1):
+    return seeded(nn.Dense(units, in_units=inputs), seed=seed)
+
+
+def whole(head=Softmax, inputs=6, seed=2):
+    return seeded(Whole(head, inputs), seed=seed)
+
+
+def convert(policy, *nets, flags=None):
+    for net in nets:
+        if policy is not None:
+            mxmp.convert(net, policy)
+        if flags is not None:
+            net.hybridize(**flags)
+
+
+def trainer_of(policy, net, scale=SCALE, rate=0.5):
+    """mxmp's for a policy, plain FP32 without one."""
+    params, options = net.collect_params(), {"learning_rate": rate}
+    if policy is None:
+        return gluon.Trainer(params, "sgd", options, update_on_kvstore=False)
+    return mxmp.Trainer(params, "sgd", options, loss_scale=scale)
+
+
+def backward(trainer, loss, **kwargs):
+    if isinstance(trainer, mxmp.Trainer):
+        trainer.backward(loss, **kwargs)
+    else:
+        autograd.backward(loss, **kwargs)
+
+
+def label():
+    return mx.nd.array([0, 1, 2, 0])
+
+
+def gradients(net):
+    return [p.grad().asnumpy().astype("float32") for p in net.collect_params().values()]
+
+
+def compare(run, policy, *more):
+    """What ``run(policy, ...)`` gives is what ``run(None, ...)`` gives."""
+    assert_close(run(policy, *more), run(None, *more), policy)
+
+
+# -- whose heads ------------------------------------------------------------------------------------
+
+
+def body_and_head(policy, head, flags):
+    body, tail = dense(), HEADS[head]()
+    convert(policy, body, tail, flags=flags)
+    trainer = trainer_of(policy, body)
+
+    def step():
+        with autograd.record():
+            out = tail(body(array(0, 4, 6)), label())
+        backward(trainer, out)
+        trainer.step(4)
+
+    return [*updates(body, step), *updates(body, step)]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_head_block_without_parameters_that_was_converted_on_its_own(policy, head, flags):
+    compare(body_and_head, policy, head, FLAGS[flags])
+
+
+def through_a_critic(policy, head, flags):
+    generator, critic = dense(4, 6), whole(HEADS[head], 4)
+    convert(policy, generator, critic, flags=flags)
+    first, second = trainer_of(policy, generator), trainer_of(policy, critic, scale=64.0)
+
+    def critic_step():
+        fake = generator(array(0, 4, 6))
+        with autograd.record():
+            out = critic(fake.detach(), label())
+        backward(second, out)
+        second.step(4)
+
+    def generator_step():
+        with autograd.record():
+            out = critic(generator(array(1, 4, 6)), label())
+        backward(first, out)
+        first.step(4)
+        critic.collect_params().zero_grad()
+
+    steps = [(generator, generator_step), (critic, critic_step), (generator, generator_step)]
+    return [delta for net, step in steps for delta in updates(net, step)]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_generator_that_is_trained_through_a_critic_with_a_head(policy, head, flags):
+    compare(through_a_critic, policy, head, FLAGS[flags])
+
+
+def two_nets_one_set_of_parameters(policy, order):
+    first = seeded(Whole(Softmax))
+    second = Whole(Regression, params=first.body.params)
+    nets = first, second
+    convert(policy, *nets)
+    trainer = trainer_of(policy, first)
+    found = []
+    for i in order:
+
+        def step(net=nets[i]):
+            with autograd.record():
+                out = net(array(0, 4, 6), label())
+            backward(trainer, out)
+            trainer.step(4)
+
+        found += updates(first, step)
+    return found
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize("policy", DTYPES)
+def test_two_converted_nets_that_share_all_parameters(policy, order):
+    compare(two_nets_one_set_of_parameters, policy, order)
+
+
+def two_heads_at_once(policy, policies):
+    """One trainer, two nets with a head each, one backward through both, one of them on a shared input."""
+    first, second = whole(seed=1), whole(Regression, seed=2)
+    for net, other in zip((first, second), policies):
+        convert(policy and other, net)
+    body = dense(6, 6, seed=3)
+    convert(policy, body)
+    trainer = trainer_of(policy, body)
+
+    def step():
+        with autograd.record():
+            x = body(array(0, 4, 6))
+            outs = [first(x, label()), second(x, label())]
+        backward(trainer, outs)
+        trainer.step(4)
+
+    return updates(body, step)
+
+
+@pytest.mark.parametrize("policies", [("float16", "float16"), ("float16", "bfloat16")], ids="-".join)
+def test_one_backward_through_the_heads_of_two_nets(policies):
+    found, expected = two_heads_at_once("float16", policies), two_heads_at_once(None, policies)
+    assert_close(found, expected, policies[1])
+
+
+def a_head_and_a_plain_loss(policy):
+    net = whole()
+    body = dense(6, 6, seed=3)
+    convert(policy, net, body)
+    trainer = trainer_of(policy, body)
+
+    def step():
+        with autograd.record():
+            x = body(array(0, 4, 6))
+            losses = [net(x, label()), LOSS(x, mx.nd.ones_like(x))]
+        backward(trainer, losses)
+        trainer.step(4)
+
+    return updates(body, step)
+
+
+def test_a_head_of_another_net_beside_a_plain_loss():
+    compare(a_head_and_a_plain_loss, "float16")
+
+
+def on_two_devices(policy, flags):
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    body, head = seeded(nn.Dense(3, in_units=6), contexts), Made()
+    convert(policy, body, head, flags=flags)
+    trainer = trainer_of(policy, body)
+
+    def step():
+        with autograd.record():
+            outs = [head(body(array(i, 4, 6, ctx=ctx)), label().as_in_context(ctx)) for i, ctx in enumerate(contexts)]
+        backward(trainer, outs)
+        trainer.step(8)
+
+    return updates(body, step)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_a_head_of_its_own_on_two_devices(flags):
+    compare(on_two_devices, "float16", FLAGS[flags])
+
+
+# -- for this backward only -------------------------------------------------------------------------
+
+
+def own_backward_afterwards(policy, flags, how):
+    net = whole()
+    convert(policy, net, flags=flags)
+    trainer = trainer_of(policy, net)
+    if how == "recorded before":
+        with autograd.record():
+            later = net(array(1, 4, 6), label())
+    with autograd.record():
+        out = net(array(0, 4, 6), label())
+    backward(trainer, out, retain_graph=how == "the same graph")
+    trainer.step(4)
+    if how == "recorded after":
+        with autograd.record():
+            later = net(array(1, 4, 6), label())
+    (out if how == "the same graph" else later).backward()
+    return gradients(net)
+
+
+@pytest.mark.parametrize("how", ["recorded after", "recorded before", "the same graph"])
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_backward_of_the_user_s_own_after_a_scaled_one_gives_true_gradients(policy, flags, how):
+    if flags == "static" and how == "recorded before":
+        pytest.skip("MXNet keeps one recorded graph of a static net")
+    compare(own_backward_afterwards, policy, FLAGS[flags], how)
+
+
+def own_grad_afterwards(policy):
+    net = whole()
+    convert(policy, net)
+    trainer = trainer_of(policy, net)
+    with autograd.record():
+        out = net(array(0, 4, 6), label())
+    backward(trainer, out)
+    trainer.step(4)
+    x = array(1, 4, 6)
+    x.attach_grad()
+    with autograd.record():
+        out = net(x, label())
+    return [autograd.grad(out, [x])[0].asnumpy()]
+
+
+def test_autograd_grad_after_a_scaled_backward_gives_true_gradients():
+    compare(own_grad_afterwards, "float16")
+
+
+def own_backward_after_scale_loss(policy):
+    net = whole()
+    convert(policy, net)
+    trainer = trainer_of(policy, net)
+    with autograd.record():
+        out = net(array(0, 4, 6), label())
+    if policy is None:
+        out.backward()
+    else:
+        with trainer.scale_loss(out) as scaled:
+            scaled.backward()
+    trainer.step(4)
+    with autograd.record():
+        out = net(array(1, 4, 6), label())
+    out.backward()
+    return gradients(net)
+
+
+def test_the_scale_ends_with_the_block_of_scale_loss():
+    compare(own_backward_after_scale_loss, "float16")
+
+
+def a_backward_that_fails(policy):
+    net = whole()
+    convert(policy, net)
+    trainer = trainer_of(policy, net)
+    with autograd.record():
+        out = net(array(0, 4, 6), label())
+    backward(trainer, out)
+    trainer.step(4)
+    with pytest.raises(mx.MXNetError):
+        backward(trainer, array(0, 4))  # not recorded
+    with autograd.record():
+        out = net(array(1, 4, 6), label())
+    out.backward()
+    return gradients(net)
+
+
+def test_the_scale_does_not_outlive_a_backward_that_failed():
+    compare(a_backward_that_fails, "float16")
+
+
+def trainers_of_different_scales(policy, flags):
+    nets = [whole(seed=1), whole(seed=2)]
+    convert(policy, *nets, flags=flags)
+    trainers = [trainer_of(policy, net, scale) for net, scale in zip(nets, (64.0, 4096.0))]
+    with autograd.record():
+        outs = [net(array(0, 4, 6), label()) for net in nets]
+
+    def both():
+        for trainer, out in zip(trainers, outs):
+            backward(trainer, out)
+        for trainer in trainers:
+            trainer.step(4)
+
+    return [*updates({0: nets[0].body.weight, 1: nets[1].body.weight}, both)]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_two_trainers_with_their_own_scales_and_heads(flags):
+    compare(trainers_of_different_scales, "float16", FLAGS[flags])
+
+
+def the_same_critic_under_two_scales(policy):
+    """Right after each other, without waiting: the engine must not mix the scales up."""
+    bodies = [dense(4, 6, seed=i) for i in range(3)]
+    critic = whole(inputs=4)
+    convert(policy, *bodies, critic)
+    trainers = [trainer_of(policy, body, scale) for body, scale in zip(bodies, (16.0, 256.0, 4096.0))]
+    before = [body.weight.data().asnumpy() for body in bodies]
+    for i in range(9):
+        with autograd.record():
+            out = critic(bodies[i % 3](array(i, 4, 6)), label())
+        backward(trainers[i % 3], out)
+        trainers[i % 3].step(4)
+    return [body.weight.data().asnumpy() - old for body, old in zip(bodies, before)]
+
+
+def test_one_critic_under_three_scales_by_turns():
+    compare(the_same_critic_under_two_scales, "float16")
+
+
+# -- what cannot be scaled --------------------------------------------------------------------------
+
+
+def bare_head_later(policy, make):
+    """A plain loss first, then a head outside any converted net: in every later backward, right or refused."""
+    net, head = dense(), make()
+    convert(policy, net)
+    trainer = trainer_of(policy, net)
+
+    def plain():
+        with autograd.record():
+            out = net(array(0, 4, 6))
+            loss = LOSS(out, mx.nd.ones_like(out))
+        backward(trainer, loss)
+        trainer.step(4)
+
+    def bare():
+        with autograd.record():
+            out = head(net(array(0, 4, 6)), label())
+        backward(trainer, out)
+        trainer.step(4)
+
+    found = updates(net, plain)
+    for _ in range(2):
+        found += updates(net, bare)
+    return found
+
+
+def active(block):
+    block.hybridize()
+    return block
+
+
+def static(block):
+    block.hybridize(static_alloc=True, static_shape=True)
+    return block
+
+
+BARE = {
+    "an operator": lambda: mx.nd.SoftmaxOutput,
+    "a plain block": Softmax,
+    "a hybridized block": lambda: active(Made()),
+    "a static block": lambda: static(Made()),
+    "a restored block": lambda: mxmp.restore(mxmp.convert(Made())),
+}
+
+
+@pytest.mark.parametrize("kind", BARE)
+def test_a_bare_head_is_refused_in_every_backward_or_scaled(kind):
+    expected = bare_head_later(None, BARE[kind])
+    equal_or_refused(
+        lambda: bare_head_later("float16", BARE[kind]), lambda found: assert_close(found, expected), saying="loss scale"
+    )
+
+
+def hybridized_loss_then_head(policy):
+    """An opaque loss that is fine does not clear the way for an opaque head of the same inputs."""
+    net, loss, head = dense(), LOSS.__class__(), Made()
+    convert(policy, net)
+    loss.hybridize()
+    head.hybridize()
+    trainer = trainer_of(policy, net)
+    found = []
+    for last in (loss, loss, head, head):
+
+        def step(last=last):
+            with autograd.record():
+                out = net(array(0, 4, 6))
+                out = last(out, label() if last is head else mx.nd.ones_like(out))
+            backward(trainer, out)
+            trainer.step(4)
+
+        found += updates(net, step)
+    return found
+
+
+def test_a_hybridized_head_after_a_hybridized_loss_is_refused_or_scaled():
+    expected = hybridized_loss_then_head(None)
+    equal_or_refused(
+        lambda: hybridized_loss_then_head("float16"), lambda found: assert_close(found, expected), saying="loss scale"
+    )
+
+
+def bystanders(policy):
+    """A plain hybridized head elsewhere in the process, which no scaled backward reaches, is nobody's business."""
+    net, other = whole(), whole(Made, seed=3)
+    convert(policy, net)
+    other.hybridize()
+    trainer = trainer_of(policy, net)
+    with autograd.record():
+        other(array(0, 4, 6), label()).backward()
+
+    def step():
+        with autograd.record():
+            out = net(array(0, 4, 6), label())
+        backward(trainer, out)
+        trainer.step(4)
+
+    return updates(net, step)
+
+
+def test_a_hybridized_head_that_is_not_reached_is_no_reason_to_refuse():
+    compare(bystanders, "float16")
+
+
+def two_forwards_then_their_backwards(policy, flags):
+    """The scale is an input that both recorded graphs share."""
+    net = whole()
+    net.collect_params().setattr("grad_req", "add")
+    convert(policy, net, flags=flags)
+    trainer = trainer_of(policy, net)
+    with autograd.record():
+        outs = [net(array(i, 4, 6), label()) for i in range(2)]
+
+    def step():
+        for out in outs:
+            backward(trainer, out)
+        trainer.step(8)
+
+    return updates(net, step)
+
+
+@pytest.mark.parametrize("flags", ["not hybridized", "hybridized"])
+def test_two_recorded_forwards_of_one_head_have_a_backward_each(flags):
+    compare(two_forwards_then_their_backwards, "float16", FLAGS[flags])
+
+
+def bare_then_again(policy):
+    """A refusal does not clear the way for the next backward."""
+    net = dense()
+    convert(policy, net)
+    trainer = trainer_of(policy, net)
+    for attempt in range(2):
+        with autograd.record():
+            out = mx.nd.SoftmaxOutput(net(array(0, 4, 6)), label())
+        try:
+            backward(trainer, out)
+        except ValueError:
+            if attempt:
+                raise
+    return gradients(net)
+
+
+def test_a_refused_head_is_refused_again():
+    with pytest.raises(ValueError, match=r"SoftmaxOutput.*loss scale"):
+        bare_then_again("float16")
+
+
+# -- modules ----------------------------------------------------------------------------------------
+
+
+def modules(policy):
+    """A generator's Module under a critic's, as MXNet's DCGAN example chains them."""
+    kind = mx.mod.Module if policy is None else mxmp.Module
+    mixed = [{}, {}] if policy is None else [{"policy": policy, "loss_scale": s} for s in (64.0, 4096.0)]
+    noise, data = mx.sym.var("noise"), mx.sym.var("data")
+    made = mx.sym.FullyConnected(noise, num_hidden=4, name="g")
+    judged = mx.sym.LogisticRegressionOutput(
+        mx.sym.FullyConnected(data, num_hidden=1, name="d"), mx.sym.var("label"), name="out"
+    )
+    generator = kind(made, data_names=["noise"], label_names=None, **mixed[0])
+    critic = kind(judged, label_names=["label"], **mixed[1])
+    generator.bind([("noise", (4, 6))])
+    critic.bind([("data", (4, 4))], [("label", (4, 1))], inputs_need_grad=True)
+    start = {"g_weight": array(1, 4, 6), "g_bias": array(2, 4), "d_weight": array(3, 1, 4), "d_bias": array(4, 1)}
+    for module, name in ((generator, "g"), (critic, "d")):
+        module.init_params(arg_params={k: v for k, v in start.items() if k.startswith(name)}, aux_params={})
+        module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.5, "rescale_grad": 0.25})
+    generator.forward(mx.io.DataBatch([array(0, 4, 6)], []), is_train=True)
+    critic.forward(mx.io.DataBatch(generator.get_outputs(), [mx.nd.ones((4, 1))]), is_train=True)
+    critic.backward()
+    generator.backward(critic.get_input_grads())
+    generator.update()
+    critic.update()
+    after = {**generator.get_params()[0], **critic.get_params()[0]}
+    return [(after[name] - start[name]).asnumpy() for name in start]
+
+
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_generator_s_module_under_a_critic_s(policy):
+    compare(modules, policy)
+
+
+def test_the_check_costs_next_to_nothing():
+    """A backward that looks at what it reaches stays far below a training step: here under 20 ms for 100 nodes."""
+    import time
+
+    net = nn.HybridSequential()
+    for _ in range(50):
+        net.add(nn.Dense(4, in_units=4, activation="relu"))
+    seeded(net)
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=SCALE)
+    plain, scaled = [], []
+    for _ in range(7):
+        for times, run in ((plain, autograd.backward), (scaled, trainer.backward)):
+            with autograd.record():
+                loss = net(array(0, 2, 4)).sum()
+            mx.nd.waitall()
+            start = time.perf_counter()
+            run(loss)
+            times.append(time.perf_counter() - start)
+            mx.nd.waitall()
+    assert np.min(scaled) - np.min(plain) < 0.02
