@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from types import TracebackType
-from typing import Any, Dict, Iterable, Iterator, NamedTuple
+from typing import Any, Dict, Iterable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
@@ -53,10 +55,10 @@ class BuiltGraph(NamedTuple):
         """Whether the same parameters accumulate their gradients as when it was built."""
         return self.accumulated == _accumulated(param for is_data, param in self.traced.op_args if not is_data)
 
-    def run(self, inputs: list) -> Any:
-        """What the block returns for flat inputs."""
-        given = (inputs[i] if is_data else _mxnet.data(i) for is_data, i in self.traced.op_args)
-        out = self.op(*given)
+    def run(self, inputs: list, monitor: tuple | None) -> Any:
+        """What the block returns for flat inputs; ``monitor`` is told of every operator's outputs."""
+        given = [inputs[i] if is_data else _mxnet.data(i) for is_data, i in self.traced.op_args]
+        out = self.op(given, monitor)
         flat = [out] if isinstance(out, NDArray) else out
         return _named(_mxnet.regroup(flat, self.traced.out_format), self.traced.answer)
 
@@ -109,32 +111,46 @@ def _accumulated(params: Iterable[Parameter]) -> frozenset[str]:
 
 
 class _LowOp:
-    """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs."""
+    """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs.
+
+    MXNet infers shapes in the operator itself, forward and backward, so two threads must not be in one. A
+    recorded call comes back in its backward, of which nothing tells: each thread records with an operator
+    of its own. All others take turns with one.
+    """
 
     def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list) -> None:
         names = low.list_inputs()
         position = {name: i for i, name in enumerate(given)}
         fed = [*data, SCALE_NAME]
         self._order = [position.get(name) for name in names]
+        self._low = low
+        self._flags = [
+            ("data_indices", [i for i, name in enumerate(names) if name in fed]),
+            ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
+            *flags,
+        ]
         self._lock = threading.Lock()
-        self._op = mx.nd.CachedOp(
-            low,
-            [
-                ("data_indices", [i for i, name in enumerate(names) if name in fed]),
-                ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
-                *flags,
-            ],
-        )
+        self._shared: mx.nd.CachedOp | None = None
+        self._own = threading.local()
 
-    def __call__(self, *inputs: NDArray) -> Any:
+    def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         given = [head_scale(inputs[0].ctx) if i is None else inputs[i] for i in self._order]
-        # MXNet infers shapes in the op's own graph, and another thread's call erases them in the middle.
+        if autograd.is_recording():
+            if not hasattr(self._own, "op"):
+                self._own.op = self._make()
+            return _call(self._own.op, given, monitor)
         with self._lock:
-            return self._op(*given)
+            self._shared = self._shared or self._make()
+            return _call(self._shared, given, monitor)
 
-    def monitor(self, callback: Any, monitor_all: bool) -> None:
-        """As the block's ``register_op_hook``."""
-        _mxnet.register_op_hook(self._op, callback, monitor_all)
+    def _make(self) -> mx.nd.CachedOp:
+        return mx.nd.CachedOp(copy.copy(self._low), self._flags)
+
+
+def _call(op: mx.nd.CachedOp, given: list[NDArray], monitor: tuple | None) -> Any:
+    if monitor is not None:
+        _mxnet.register_op_hook(op, *monitor)
+    return op(*given)
 
 
 def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:

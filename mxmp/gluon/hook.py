@@ -124,10 +124,7 @@ class Hook:
         if graphs.shown is not built:
             graphs.shown = built
             _mxnet.show(block, built.traced)
-        monitor = _mxnet.monitor(block)
-        if monitor is not None:
-            built.op.monitor(*monitor)
-        return built.run(inputs)
+        return built.run(inputs, _mxnet.monitor(block))
 
     def _build(self, args: tuple, device: str) -> BuiltGraph:
         is_root = any(owner.is_root for owner in self.owners if owner.conversion is self.conversion)

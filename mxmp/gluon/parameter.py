@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 from ..step.masters import Weight, assign, take_over
 from . import _mxnet
 
-__all__ = ["BFLOAT16", "LowParameter", "master_of", "store_full", "store_low", "weight_of"]
+__all__ = ["BFLOAT16", "LowParameter", "master_at", "master_of", "store_full", "store_low", "weight_of"]
 
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
@@ -151,6 +151,11 @@ def store_full(param: gluon.Parameter) -> None:
 def master_of(param: gluon.Parameter, device_index: int) -> NDArray | None:
     """The FP32 master of ``param`` on its ``device_index``-th context, None where it has none."""
     return param._masters[device_index] if isinstance(param, LowParameter) else None
+
+
+def master_at(params: Sequence[gluon.Parameter], index: int, device_index: int) -> NDArray | None:
+    """As ``master_of``, of one of ``params``: what an optimizer's updater asks for."""
+    return master_of(params[index], device_index)
 
 
 def weight_of(param: gluon.Parameter) -> Weight:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
@@ -23,7 +24,7 @@ from . import _mxnet
 from . import fresh_gradients as fresh
 from .conversion import conversions_of, forwards_so_far, statistics_of
 from .opaque_heads import refuse_opaque_heads
-from .parameter import master_of, weight_of
+from .parameter import master_at, weight_of
 from .sharing import begin_backward, join
 from .workers import share_noise, share_weights
 
@@ -64,8 +65,7 @@ class Trainer(StepView, gluon.Trainer):
         ``kvstore="horovod"`` without Horovod; says how to install it.
     """
 
-    # LowParameter lets only such a trainer near its float16 values.
-    updates_masters = True
+    updates_masters = True  # LowParameter lets no other near its float16 values
 
     def __init__(
         self,
@@ -90,6 +90,11 @@ class Trainer(StepView, gluon.Trainer):
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
         self._watch_statistics()
+        join(self)
+
+    def __setstate__(self, state: dict) -> None:
+        """For copies, which are trainers of other nets."""
+        vars(self).update(state, _last_update=forwards_so_far())
         join(self)
 
     # -- backward -----------------------------------------------------------------------------------
@@ -262,10 +267,7 @@ class Trainer(StepView, gluon.Trainer):
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
         super()._init_optimizer(optimizer, optimizer_params)
-        self._updaters = Updaters(self._optimizer, len(self._contexts), self._master)
-
-    def _master(self, index: int, device: int) -> NDArray | None:
-        return master_of(self._params[index], device)
+        self._updaters = Updaters(self._optimizer, len(self._contexts), partial(master_at, self._params))
 
     def _init_kvstore(self) -> None:
         super()._init_kvstore()
