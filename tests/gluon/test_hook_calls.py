@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections import namedtuple
@@ -166,3 +167,94 @@ def test_hybridize_in_the_middle_takes_hold_at_once_even_for_forward():
         assert [key for key, _ in mxmp.gluon.hook.hook_of(net).graphs.items()]
     mxmp.restore(net)
     assert net._active is False
+
+
+class OneStep(gluon.HybridBlock):
+    """Prepares its inputs and calls the graph with others, as decoders that take one step at a time do."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(6, in_units=6, flatten=False)
+
+    def forward(self, x, states):
+        out, state = super().forward(x.expand_dims(1), states[0] * 2)
+        self.steps = getattr(self, "steps", 0) + 1
+        return out[:, 0], [state] if len(states) == 1 else None
+
+    def hybrid_forward(self, F, steps, state):  # noqa: N803
+        return F.broadcast_add(self.body(steps), state.expand_dims(1)), state
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_a_forward_that_calls_its_parent_s_with_other_arguments(policy, training, flags):
+    def run(net):
+        with autograd.record(training) if training else autograd.pause():
+            out, (state,) = net(array(0), [array(1)])
+        return out.asnumpy(), state.asnumpy()
+
+    out, state = run(seeded(OneStep()))
+    net = mxmp.convert(seeded(OneStep()), policy)
+    if FLAGS[flags] is not None:
+        net.hybridize(**FLAGS[flags])
+    for steps in (1, 2):
+        low, same = run(net)
+        assert net.steps == steps
+        assert 0 < np.abs(low - out).max() < (0.01 if policy == "float16" else 0.1)
+        np.testing.assert_array_equal(same, state)
+    (graph,) = mxmp.explain(net).graphs
+    assert [node.dtype for node in graph.nodes if node.op == "FullyConnected"] == [policy]
+    net.hybridize()
+    assert mxmp.restore(net)._active
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_summary_leaves_the_net_as_it_was(called, capsys):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(5, in_units=6), nn.Dense(3, in_units=5))
+    mxmp.convert(seeded(net))
+    want = copy.deepcopy(net)(array(0)).asnumpy()
+    if called:
+        net(array(0))
+    for _ in range(2):
+        net.summary(array(0))
+        assert "Total params: 53" in capsys.readouterr().out
+        np.testing.assert_array_equal(net(array(0)).asnumpy(), want)
+
+
+def test_arrays_on_two_devices_are_refused():
+    net = mxmp.convert(seeded(Shifting()))
+    with pytest.raises(ValueError, match=r"cpu\(0\).*cpu\(1\).*one device"):
+        net(array(0), [array(0).as_in_context(mx.cpu(1)), array(0)])
+
+
+def test_a_pattern_that_names_a_block_of_a_user_s_class_and_one_for_its_nodes():
+    """The first leaves it as Python, the second in the graph."""
+
+    def net():
+        made = nn.HybridSequential(prefix="net_")
+        with made.name_scope():
+            made.add(nn.Dense(6, in_units=6), Wrapped())
+        return seeded(made)
+
+    for pattern, graphs, dtypes in (
+        ("net_wrapped0", 1, ["float16"]),
+        ("net_wrapped0_*", 1, ["float16", "float32"]),
+        ("net_dense0", 1, ["float32", "float16"]),
+    ):
+        report = mxmp.explain(mxmp.convert(net(), exclude=[pattern]), array(0))
+        assert len(report.graphs) == graphs
+        assert [n.dtype for n in report.nodes if n.op == "FullyConnected"] == dtypes
+        assert ("net_wrapped0" in report.unconverted) == (pattern == "net_wrapped0")
+
+
+class Wrapped(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.body(x)
