@@ -41,7 +41,7 @@ def flatten(args: tuple) -> tuple[list, Any]:
     return _flatten(args, "input")
 
 
-def kinds(args: tuple) -> tuple[bool, bool, set, mx.Context | None]:
+def kinds(args: tuple) -> tuple[bool, bool, set, Any]:
     """Whether there are Symbols, and arrays, in nested arguments; the arrays' contexts; the first one's."""
     return _gather_type_ctx_info(args)
 

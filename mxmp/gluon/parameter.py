@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -112,9 +111,11 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
         param._split()
 
 
-@lru_cache(maxsize=None)
-def _low_kind(kind: type) -> type:
-    return LowParameter if kind is gluon.Parameter else type(kind.__name__, (LowParameter, kind), {})
+_low_kinds: dict[type, Any] = {gluon.Parameter: LowParameter}
+
+
+def _low_kind(kind: type) -> Any:
+    return _low_kinds.get(kind) or _low_kinds.setdefault(kind, type(kind.__name__, (LowParameter, kind), {}))
 
 
 def _plain_kind(low: type) -> type:
@@ -122,8 +123,7 @@ def _plain_kind(low: type) -> type:
 
 
 def _an_empty(kind: type) -> gluon.Parameter:
-    made = _low_kind(kind)
-    return made.__new__(made)
+    return object.__new__(_low_kind(kind))
 
 
 def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:

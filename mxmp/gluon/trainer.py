@@ -94,7 +94,7 @@ class Trainer(StepView, gluon.Trainer):
 
     def __setstate__(self, state: dict) -> None:
         """For copies, which are trainers of other nets."""
-        vars(self).update(state, _last_update=forwards_so_far())
+        self.__dict__.update(state, _last_update=forwards_so_far())
         join(self)
 
     # -- backward -----------------------------------------------------------------------------------
