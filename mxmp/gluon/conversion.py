@@ -178,7 +178,8 @@ class Conversion:
 
 def _check_dtypes(params: Iterable[Parameter]) -> None:
     for param in params:
-        if np.dtype(param.dtype) in (np.float16, np.float64, BFLOAT16):
+        dtype = np.dtype(param.dtype)
+        if dtype in (np.float16, BFLOAT16) or (dtype == np.float64 and param.grad_req != "null"):
             raise ValueError(
                 f"Parameter {param.name!r} is {param.dtype}: a converted net casts by itself, from FP32. Call "
                 "net.cast('float32'), or mxmp.restore(net) before another cast"

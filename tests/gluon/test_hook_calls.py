@@ -50,8 +50,8 @@ def seeded(net, seed=1):
     return net
 
 
-def array(seed):
-    return mx.nd.array(np.random.RandomState(seed).randn(4, 6))
+def array(seed, rows=4):
+    return mx.nd.array(np.random.RandomState(seed).randn(rows, 6))
 
 
 def flat(out):
@@ -60,7 +60,8 @@ def flat(out):
 
 def call(net, kind, seed):
     training, inputs = kind
-    args = (array(seed),) if inputs == 1 else (array(seed), [array(seed + 1), array(seed + 2)])
+    x, *more = (array(seed + i, rows=1 + seed % 3) for i in range(3))
+    args = (x,) if inputs == 1 else (x, more)
     with autograd.record(training) if training else autograd.pause():
         return flat(net(*args))
 
@@ -98,7 +99,7 @@ def test_one_thread_trains_while_others_predict(beside, flags):
         net.hybridize(**FLAGS[flags])
 
     def gradient(seed):
-        x = array(seed)
+        x = array(seed, rows=1 + seed % 3)
         x.attach_grad()
         with autograd.record():
             first, rest = net(x)
@@ -108,7 +109,7 @@ def test_one_thread_trains_while_others_predict(beside, flags):
 
     def prediction(seed):
         with autograd.pause(train_mode=beside != "inference"):
-            return flat(net(array(seed)))
+            return flat(net(array(seed, rows=1 + seed % 3)))
 
     runs = [gradient, *[prediction] * 7]
     expected = [[run(seed) for seed in range(8)] for run in runs[:2]]
