@@ -113,9 +113,9 @@ def _accumulated(params: Iterable[Parameter]) -> frozenset[str]:
 class _LowOp:
     """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs.
 
-    MXNet infers shapes in the operator itself, forward and backward, so two threads must not be in one. A
-    recorded call comes back in its backward, of which nothing tells: each thread records with an operator
-    of its own. All others take turns with one.
+    MXNet's is not made for several threads (src/imperative/cached_op_threadsafe.h stands beside it, and
+    cannot record). A recorded call comes back in its backward, of which nothing tells: each thread records
+    with an operator of its own. All others take turns with one.
     """
 
     def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list) -> None:
