@@ -24,7 +24,6 @@ from . import _mxnet
 from . import fresh_gradients as fresh
 from .conversion import conversions_of, forwards_so_far, statistics_of
 from .graphs import PUSHING
-from .opaque_heads import refuse_heads
 from .parameter import master_at, weight_of
 from .sharing import begin_backward, join
 from .workers import share_noise, share_weights
@@ -119,7 +118,7 @@ class Trainer(StepView, gluon.Trainer):
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
         with heads_scaled_by(self.loss_scale, losses):
-            self._begin_backward(losses)
+            begin_backward(self, losses)
             with PUSHING:
                 autograd.backward(losses, heads, retain_graph=retain_graph)
 
@@ -137,7 +136,7 @@ class Trainer(StepView, gluon.Trainer):
         for item in losses:
             check_loss(item, self.loss_scale)
         with heads_scaled_by(self.loss_scale, losses):
-            self._begin_backward(losses)
+            begin_backward(self, losses)
             with autograd.record(train_mode=autograd.is_training()):
                 scaled = [item * self.loss_scale for item in losses]
             yield scaled[0] if single else scaled
@@ -249,10 +248,6 @@ class Trainer(StepView, gluon.Trainer):
     def _factor(self) -> float:
         """From the gradients as they are to the true, clipped ones."""
         return self._progress.clip / (1.0 if self._progress.unscaled else self.loss_scale)
-
-    def _begin_backward(self, losses: Sequence[NDArray]) -> None:
-        refuse_heads(losses, self.loss_scale)
-        begin_backward(self, losses)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
         self._progress.check(Event.UPDATE, self.loss_scale, called=called)

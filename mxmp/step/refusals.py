@@ -24,7 +24,7 @@ def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
 
 def check_positive(name: str, value: Any) -> None:
     """Raise ``ValueError`` for what is no number above 0, NumPy's included."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
         raise ValueError(f"{name} must be a positive number, got {value!r}")
 
 
