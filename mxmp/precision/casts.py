@@ -8,11 +8,12 @@ from .graph import Entry, Graph, Node
 from .plan import PlannedGraph
 from .rules import Rule
 
-__all__ = ["FULL", "MARK", "CastGraph", "declare_full", "insert_casts", "is_ours", "strip"]
+__all__ = ["FULL", "MARK", "CastGraph", "declare_full", "insert_casts", "is_ours", "replace_operator", "strip"]
 
 # Marks every node that mxmp inserts; MXNet carries attributes of this form through any operator.
 MARK = "__mxmp__"
 _STORED = "__mxmp_stored__"
+_REPLACED = "__mxmp_replaced__"
 FULL = "float32"
 # Variables carry mshadow's type codes, operators dtype names.
 _TYPE_CODE = {"float32": "0", "float16": "2"}
@@ -74,10 +75,18 @@ def strip(graph: Graph) -> Graph:
         if not is_ours(node):
             new[node] = _copy(node, [resolve(e) for e in node.inputs], new)
             _restore_dtype(new[node])
+            _restore_operator(new[node])
     heads = [resolve(e) for e in graph.heads]
     for node, name in renamed.items():
         new[node].name = name
     return Graph(heads, graph.attrs, numpy=graph.numpy)
+
+
+def replace_operator(node: Node, op: str, **attrs: str) -> None:
+    """Compute a node of the user's by another operator, in place; ``strip`` undoes it."""
+    node.attrs[_REPLACED] = " ".join([node.op, *attrs])
+    node.op = op
+    node.attrs.update(attrs)
 
 
 def declare_full(graph: Graph) -> None:
@@ -173,3 +182,10 @@ def _restore_dtype(node: Node) -> None:
         del node.attrs["__dtype__"]
         if before:
             node.attrs["__dtype__"] = before
+
+
+def _restore_operator(node: Node) -> None:
+    if _REPLACED in node.attrs:
+        node.op, *added = node.attrs.pop(_REPLACED).split()
+        for attr in added:
+            del node.attrs[attr]

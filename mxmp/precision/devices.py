@@ -11,7 +11,7 @@ import mxnet as mx
 from .casts import MARK, CastGraph, is_ours
 from .emulation import emulate
 from .graph import Entry, Graph, Node
-from .onednn import plain_grouped_weights
+from .onednn import plain_grouped_weights, round_bfloat16
 
 __all__ = ["device_of", "fit_to_device"]
 
@@ -30,7 +30,7 @@ def fit_to_device(casted: CastGraph, device: str, accumulated: Collection[str] |
 
     - float16 on a GPU: as it is; every low-precision node is a native kernel.
     - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does; ``Cast`` truncates to bfloat16
-      instead of rounding, and is slower.
+      instead of rounding, and is slower. Operators that truncate too are computed by others that round.
     - float16 on a CPU: emulated.
     """
     if device == "gpu":
@@ -40,6 +40,7 @@ def fit_to_device(casted: CastGraph, device: str, accumulated: Collection[str] |
         for node in casted.graph.nodes():
             if is_ours(node):
                 node.op = "amp_cast"
+        round_bfloat16(casted.low)
         _copy_before_casts(casted.graph, accumulated)
         plain_grouped_weights(casted.graph)
         return casted.graph

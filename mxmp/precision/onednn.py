@@ -1,11 +1,28 @@
-"""Tensors in the memory layouts that oneDNN's CPU kernels want: no value changes here."""
+"""The kernels of oneDNN that round, and tensors in the memory layouts that its CPU kernels want."""
 
 from __future__ import annotations
 
-from .casts import FULL, MARK, is_ours
+from typing import Iterable
+
+from .casts import FULL, MARK, is_ours, replace_operator
 from .graph import Entry, Graph, Node
 
-__all__ = ["blocked_batch_norms", "plain_grouped_weights"]
+__all__ = ["blocked_batch_norms", "plain_grouped_weights", "round_bfloat16"]
+
+
+def round_bfloat16(nodes: Iterable[Node]) -> None:
+    """Compute bfloat16 operators whose own kernel truncates by one of oneDNN's that rounds, in place.
+
+    The same function, forward and backward: ``sigmoid`` and ``tanh`` by ``Activation``, ``a - b`` by
+    ``a + (-b)``, of which the negation is exact.
+    """
+    for node in nodes:
+        if node.op in ("sigmoid", "tanh"):
+            replace_operator(node, "Activation", act_type=node.op)
+        elif node.op == "elemwise_sub":
+            right = Node("negative", f"{node.name}_negated", {MARK: "copy"}, [node.inputs[1]])
+            replace_operator(node, "elemwise_add")
+            node.inputs[1] = Entry(right)
 
 
 def plain_grouped_weights(graph: Graph) -> None:

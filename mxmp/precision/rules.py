@@ -28,7 +28,8 @@ from typing import Mapping
 __all__ = [
     "BFLOAT16_CPU",
     "BFLOAT16_CPU_EXCEPT",
-    "BFLOAT16_CPU_SLOW",
+    "BFLOAT16_CPU_TRUNCATES",
+    "BFLOAT16_CPU_UNFIT",
     "CUDA_BUILD_ONLY",
     "REFUSED",
     "RULES",
@@ -158,14 +159,25 @@ def missing_kernel(op: str, attrs: Mapping[str, str], compute: str, device: str)
     """
     if compute != "bfloat16" or device != "cpu":
         return ""
-    if op in BFLOAT16_CPU_SLOW:
-        return BFLOAT16_CPU_SLOW[op]
+    if op in BFLOAT16_CPU_UNFIT:
+        return BFLOAT16_CPU_UNFIT[op]
+    if op in BFLOAT16_CPU_TRUNCATES and not _scales_exactly(attrs.get("scalar", "")):
+        return f"the bfloat16 CPU kernel of {op} truncates, its constant too, where FP32 rounds"
     if op not in BFLOAT16_CPU:
         return f"MXNet 1.9.1 has no sound bfloat16 CPU kernel for {op}"
     for exception in BFLOAT16_CPU_EXCEPT.get(op, ()):
         if exception.holds(attrs):
             return exception.reason
     return ""
+
+
+def _scales_exactly(text: str) -> bool:
+    """Whether a product or quotient with this constant is exact: plus or minus a modest power of two."""
+    try:
+        mantissa, exponent = math.frexp(abs(float(text)))
+    except ValueError:
+        return False
+    return mantissa == 0.5 and -16 <= exponent <= 16
 
 
 def _leaves_float16(text: str) -> bool:
@@ -946,13 +958,12 @@ CUDA_BUILD_ONLY = frozenset(
 _BFLOAT16_CPU = """
 Convolution FullyConnected BatchNorm _contrib_BatchNormWithReLU Pooling
 Activation relu _sparse_relu LeakyReLU softmax log_softmax
-sigmoid _sparse_sigmoid tanh _sparse_tanh softsign
+sigmoid _sparse_sigmoid tanh _sparse_tanh
 abs _sparse_abs negative _sparse_negative
 elemwise_add _Plus _plus _add _sparse_elemwise_add elemwise_sub _Minus _minus _sub _sparse_elemwise_sub
-elemwise_mul _Mul _mul _sparse_elemwise_mul _maximum _Maximum _minimum _Minimum
+_maximum _Maximum _minimum _Minimum
 add_n ElementWiseSum _sparse_ElementWiseSum _sparse_add_n
-_plus_scalar _PlusScalar _minus_scalar _MinusScalar _rminus_scalar _RMinusScalar
-_mul_scalar _MulScalar _div_scalar _DivScalar _contrib_div_sqrt_dim
+_mul_scalar _MulScalar _div_scalar _DivScalar
 Reshape reshape Flatten flatten expand_dims squeeze reshape_like slice_like _copy identity
 BlockGrad stop_gradient _sparse_stop_gradient Concat concat _sparse_concat stack
 slice crop _sparse_slice slice_axis SliceChannel split _split_v2 reverse flip where _sparse_where
@@ -960,12 +971,22 @@ depth_to_space space_to_depth
 """
 BFLOAT16_CPU: frozenset[str] = frozenset(_BFLOAT16_CPU.split())
 
-# Sound, and so slow that FP32 with casts around it wins: clip takes three times FP32's time, which made
-# a MobileNet v2 step 2.4 times FP32's (1.1 times without it).
-BFLOAT16_CPU_SLOW: dict[str, str] = {
-    "clip": "the bfloat16 CPU kernel of clip is three times slower than FP32's",
-    "_sparse_clip": "the bfloat16 CPU kernel of clip is three times slower than FP32's",
+# Operators with a bfloat16 kernel that must not be emitted. Those of mshadow drop the low half of the FP32
+# result (and of the constant): half a unit in the last place towards zero, on average and every time, where
+# oneDNN's round (docs/kernels.md). Or so slow that FP32 with casts around it wins: clip took three times FP32's
+# time, which made a MobileNet v2 step 2.4 times FP32's (1.1 times without it).
+BFLOAT16_CPU_UNFIT: dict[str, str] = {
+    **{
+        op: f"the bfloat16 CPU kernel of {op} truncates where FP32 rounds: biased by half a unit in the last place"
+        for op in (
+            *("softsign", "elemwise_mul", "_Mul", "_mul", "_sparse_elemwise_mul", "_contrib_div_sqrt_dim"),
+            *("_plus_scalar", "_PlusScalar", "_minus_scalar", "_MinusScalar", "_rminus_scalar", "_RMinusScalar"),
+        )
+    },
+    **{op: f"the bfloat16 CPU kernel of {op} truncates and is three times slower" for op in ("clip", "_sparse_clip")},
 }
+# The same kernels, exact where the constant is a power of two.
+BFLOAT16_CPU_TRUNCATES = frozenset(["_mul_scalar", "_MulScalar", "_div_scalar", "_DivScalar"])
 
 # Where they do not hold after all.
 BFLOAT16_CPU_EXCEPT: dict[str, tuple[When, ...]] = {
