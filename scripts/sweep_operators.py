@@ -1,18 +1,19 @@
-"""Every operator that a rule lets compute low, measured on this machine's CPU against FP32, into docs/kernels.json and .md.
+"""Every operator that a rule lets compute low, measured on the CPU against FP32: docs/kernels.json and kernels.md.
 
     python scripts/sweep_operators.py                        # what is not measured yet, or whose emitted graph changed
     python scripts/sweep_operators.py Convolution Pooling    # these again
     python scripts/sweep_operators.py --render               # the page only
 
-Each operator runs in processes of its own, forward and backward, in bfloat16 (the native kernel, whatever the rules say
-of it) and float16 (emulated, as mxmp does), on the inputs that ``sweep/arithmetic.py`` and ``sweep/layout.py`` design. What is
-done is kept after every operator, so a sweep that was cut off goes on.
+Each operator runs in processes of its own, forward and backward, in bfloat16 (the native kernel, whatever the rules
+say of it) and float16 (emulated, as mxmp does), on the inputs that ``sweep/arithmetic.py`` and ``sweep/layout.py``
+design. What is done is kept after every operator, so a sweep that was cut off goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from sweep import arithmetic, layout, page  # noqa: E402, F401  (the designs fill CASES)
 from sweep.case import CASES  # noqa: E402
 from sweep.emission import DTYPES, digest, is_allowed  # noqa: E402
-from sweep.runner import measured  # noqa: E402
+from sweep.runner import Runner  # noqa: E402
 
 RESULTS, PAGE = ROOT / "docs" / "kernels.json", ROOT / "docs" / "kernels.md"
 
@@ -82,11 +83,19 @@ def sweep(results: dict[str, dict[str, dict[str, Any]]], operators: list[str], j
         pairs = wanted(op, results[op])
         if pairs:
             todo[op] = pairs
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        running = {pool.submit(measured, op, list(pairs)): op for op, pairs in todo.items()}
-        for future in progress(concurrent.futures.as_completed(running), len(running)):
-            op = running[future]
-            for (name, dtype), record in future.result().items():
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool, contextlib.ExitStack() as runners:
+        free = [runners.enter_context(Runner()) for _ in range(min(jobs, len(todo)))]
+
+        def measure(op: str) -> tuple[str, dict[tuple[str, str], dict[str, Any]]]:
+            runner = free.pop()
+            try:
+                return op, runner.measured(op, list(todo[op]))
+            finally:
+                free.append(runner)
+
+        for done in progress(concurrent.futures.as_completed([pool.submit(measure, op) for op in todo]), len(todo)):
+            op, records = done.result()
+            for (name, dtype), record in records.items():
                 results[op][f"{name} [{dtype}]"] = {"graph": todo[op][name, dtype], **record}
             save(results)
     save(results)

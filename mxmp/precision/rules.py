@@ -950,11 +950,10 @@ CUDA_BUILD_ONLY = frozenset(
 
 # -- Kernel facts -----------------------------------------------------------------------------------
 
-# Operators seen to hold in bfloat16 on the CPU, forward and backward, within 1 % of FP32. The others
-# raise ("Unknown type enum 12"), lose accuracy (_contrib_AdaptiveAvgPooling2D averages in bfloat16:
-# 11 %; the gradient of a broadcast, tiled or repeated input is summed in bfloat16: 2 % over 3,000
-# values, 15 % over 50,000, with MXNET_SAFE_ACCUMULATION too), were not tried, or end the process
-# (Deconvolution, transpose).
+# Operators whose bfloat16 CPU kernel holds, forward and backward (docs/kernels.md; a test keeps the two together).
+# Of the others many raise ("Unknown type enum 12"), sum gradients in bfloat16 (of a broadcast, tiled or repeated
+# input: 2 % off over 3,000 values, 15 % over 50,000, with MXNET_SAFE_ACCUMULATION too), or give numbers of
+# another layout (transpose) or end the process (Deconvolution).
 _BFLOAT16_CPU = """
 Convolution FullyConnected BatchNorm _contrib_BatchNormWithReLU Pooling
 Activation relu _sparse_relu LeakyReLU softmax log_softmax

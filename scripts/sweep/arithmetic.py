@@ -86,7 +86,8 @@ def _convolutions() -> Iterator[tuple[tuple[int, ...], int, dict[str, Any]]]:
         ):
             if dims == 3 and size > 7:
                 continue
-            geometry = {k: (v,) * dims for k, v in dict(kernel=kernel, pad=pad, stride=stride, dilate=dilate).items()}
+            sides = {"kernel": kernel, "pad": pad, "stride": stride, "dilate": dilate}
+            geometry = {k: (v,) * dims for k, v in sides.items()}
             yield (2, channels, *(size,) * dims), kernel, {**geometry, "num_group": group}
 
 
@@ -125,7 +126,7 @@ for _mode, _gates in (("rnn_relu", 1), ("rnn_tanh", 1), ("gru", 3), ("lstm", 4))
             for layer in range(_layers)
         )
         _states = [(_layers * _ways, 3, _hidden)] * (1 + (_mode == "lstm"))
-        _rnn = dict(mode=_mode, state_size=_hidden, num_layers=_layers, bidirectional=_both)
+        _rnn = {"mode": _mode, "state_size": _hidden, "num_layers": _layers, "bidirectional": _both}
         add("RNN", (4, 3, _width), Input((_size,)), *_states, **_rnn)
 add("im2col", NCHW, kernel=(3, 3), pad=(1, 1))
 add("im2col", NCHW, kernel=(2, 2), stride=(2, 2))

@@ -19,6 +19,7 @@ class Input(NamedTuple):
     shape: tuple[int, ...]
     draw: Any = "normal"  # "normal", "positive", "wide", an integer n for indices below n, or the values themselves
     grad: bool = True
+    dtype: str = "float32"
 
     def values(self, rng: np.random.RandomState) -> np.ndarray:
         if isinstance(self.draw, int):
@@ -46,11 +47,17 @@ class Case(NamedTuple):
         draws = ["wide"] if any(i.draw == "wide" for i in self.inputs) else []
         return " ".join([shapes, *draws, *(f"{k}={v}".replace(" ", "") for k, v in self.attrs.items())])
 
-    def graph(self) -> Graph:
-        """The FP32 graph of this one operator over variables in0, in1, ..."""
-        variables = [Entry(Node("null", f"in{i}")) for i in range(len(self.inputs))]
-        node = Node(self.op, "op", dict(self.attrs), variables)
-        return Graph([Entry(node, i) for i in range(self.outputs)], {"mxnet_version": ["int", 10901]})
+    def graph(self, copies: bool = False) -> Graph:
+        """The FP32 graph of this one operator over variables in0, in1, ...; with copies, it stands amid others."""
+        ends = [Entry(Node("null", f"in{i}")) for i in range(len(self.inputs))]
+        if copies:
+            kept = [not spec.grad for spec in self.inputs]
+            ends = [e if k else Entry(Node("_copy", f"{e.node.name}_copy", {}, [e])) for e, k in zip(ends, kept)]
+        node = Node(self.op, "op", dict(self.attrs), ends)
+        heads = [Entry(node, i) for i in range(self.outputs)]
+        if copies:
+            heads = [Entry(Node("_copy", f"out{i}_copy", {}, [head])) for i, head in enumerate(heads)]
+        return Graph(heads, {"mxnet_version": ["int", 10901]})
 
 
 CASES: dict[str, list[Case]] = {}

@@ -37,7 +37,8 @@ for _shape in SHAPES:
     add("_npi_vstack _npi_hstack _npi_dstack _npi_column_stack", _shape, _shape, num_args=2)
     for _count in (1, 2, 5):
         add("Concat", *[_shape] * _count, num_args=_count, dim=0)
-        add("Concat _npi_concatenate", *[_shape] * _count, num_args=_count, dim=-1)
+        add("Concat", *[_shape] * _count, num_args=_count, dim=-1)
+        add("_npi_concatenate", *[_shape] * _count, num_args=_count, axis=-1)
 add("Concat", (2, 3, 4, 4), (2, 5, 4, 4), (2, 16, 4, 4), num_args=3, dim=1)
 add("Concat", (2, 3, 4), (2, 3, 1), num_args=2, dim=2)
 add("_rnn_param_concat", (3,), (4,), num_args=2, dim=0)
@@ -95,7 +96,7 @@ for _rows in (5, 4000):
     add("gather_nd", (5, 4), index((1, _rows), 5))
     add("_contrib_index_copy", (5, 4), Input((3,), (0, 2, 4), False), (3, 4))
 add("scatter_nd", (3, 4), Input((1, 3), ((0, 2, 4),), False), shape=(5, 4))
-add("batch_take", (6, 5), index((6,), 5))
+add("batch_take", (6, 5), index((6,), 5)._replace(dtype="int32"))
 for _axis in (-1, 0):
     add("pick", (6, 5), index((6 if _axis else 5,), 5), axis=_axis)
 add("_npi_delete", (6, 5), start=1, stop=3, step=1, axis=0)

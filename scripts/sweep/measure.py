@@ -1,14 +1,15 @@
 """One operator, measured: what mxmp's graph of it computes in a low dtype against FP32 on the same rounded inputs.
 
-Run by ``sweep_operators.py`` in a process of its own, once for each pattern that malloc leaves in fresh memory.
+Run by ``runner.py``, once for each pattern that malloc leaves in fresh memory; every operator in a process of its own,
+forked from one that has imported MXNet and computed nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import math
+import os
+import signal
 import sys
 import time
 from typing import Any, Iterator, NamedTuple
@@ -18,36 +19,14 @@ import numpy as np
 
 from .case import CASES, Case
 from .emission import digest, forced_graph
+from .errors import Errors, rounded, ulp
 
-__all__ = ["measure", "ulp", "work"]
+__all__ = ["measure"]
 
-_BITS = {"bfloat16": (7, -126), "float16": (10, -14)}  # of the mantissa, and the smallest normal exponent
-_LARGEST = {"bfloat16": 3.3895e38, "float16": 65504.0}
 _VALUES, _DRAWS = 512, (12, 32)  # per tensor: drawn again until there are as many values
+_SECONDS = 300  # for one case; then SIGALRM ends the process
 _BEFORE = 0.5  # what a gradient buffer holds that is added to
 _STALE = 13.0  # what it holds where it is written
-
-
-def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """To the nearest value of ``dtype``, ties to even, in FP32."""
-    if dtype == "float16":
-        return value.astype("float16").astype("float32")
-    bits = np.ascontiguousarray(value, "float32").view("uint32").astype("uint64")
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return bits.astype("uint32").view("float32").reshape(value.shape)
-
-
-def ulp(value: np.ndarray, dtype: str) -> np.ndarray:
-    """The distance of the neighbours of ``value`` in ``dtype``; of small ones that of the tensor's typical value.
-
-    A sum that happens to cancel is as wrong as its terms, so a sixteenth of the root mean square is the floor.
-    """
-    mantissa, smallest = _BITS[dtype]
-    size = np.abs(value.astype("float64"))
-    size = np.where(np.isfinite(size), size, 0)
-    floor = math.sqrt(float(np.mean(size**2))) / 16 if size.size else 0.0
-    exponent = np.floor(np.log2(np.maximum(np.maximum(size, floor), 2.0**smallest)))
-    return np.exp2(exponent - mantissa)
 
 
 class Run(NamedTuple):
@@ -62,7 +41,7 @@ class _Bound:
 
     def __init__(self, symbol: mx.sym.Symbol, case: Case, requests: dict[int, str]) -> None:
         self._requests = requests
-        self._args = {f"in{i}": mx.nd.zeros(spec.shape) for i, spec in enumerate(case.inputs)}
+        self._args = {f"in{i}": mx.nd.zeros(spec.shape, dtype=spec.dtype) for i, spec in enumerate(case.inputs)}
         states = symbol.list_auxiliary_states()
         self._states = {name: self._args[name] for name in states}
         arguments = {name: self._args[name] for name in symbol.list_arguments()}
@@ -98,54 +77,27 @@ class _Bound:
 
 def _write(array: mx.nd.NDArray, value: np.ndarray) -> None:
     """Ten times as fast as ``array[:] = value``."""
-    array._sync_copyfrom(np.ascontiguousarray(value, "float32"))
+    array._sync_copyfrom(np.asarray(value, array.dtype, order="C"))
 
 
 def requests_of(case: Case) -> Iterator[dict[int, str]]:
-    """Every choice of null, write and add for up to three inputs; for more: all, each alone, all but one."""
+    """First write for all; then every subset of the inputs with write and with add, and mixtures for two inputs.
+
+    Of more than three inputs: all, each alone, and all but one.
+    """
     wanted = [i for i, spec in enumerate(case.inputs) if spec.grad]
-    yield dict.fromkeys(wanted, "write")
+    full = dict.fromkeys(wanted, "write")
+    yield full
     if len(wanted) <= 3:
-        for kinds in itertools.product(("write", "null", "add"), repeat=len(wanted)):
-            if set(kinds) != {"write"}:
-                yield {i: kind for i, kind in zip(wanted, kinds) if kind != "null"}
+        subsets = [s for size in range(len(wanted) + 1) for s in itertools.combinations(wanted, size)]
     else:
-        yield dict.fromkeys(wanted, "add")
-        for kind, i in itertools.product(("write", "add"), wanted):
-            yield {i: kind}
-            yield {j: kind for j in wanted if j != i}
-
-
-class _Errors:
-    """Errors in ulps, gathered over tensors of one case."""
-
-    def __init__(self) -> None:
-        self._found: list[tuple[np.ndarray, np.ndarray]] = []  # of every draw: errors, and the signs of the values
-        self.bad = ""
-
-    def add(self, value: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
-        within = np.abs(wanted) <= _LARGEST[dtype]
-        if np.isnan(value[~np.isnan(wanted)]).any() or not np.isfinite(value[within]).all():
-            self.bad = "NaN" if np.isnan(value).any() else "infinity"
-        good = within & np.isfinite(value)
-        error = (value.astype("float64") - wanted)[good] / ulp(wanted, dtype)[good]
-        self._found.append((error, np.sign(wanted[good])))
-
-    def summary(self) -> tuple[float, float, bool]:
-        """Mean absolute error; mean signed error, away from zero or upwards; whether it is beyond chance and 0.1."""
-        found = [(e, s) for e, s in self._found if e.size]
-        if not found:
-            return 0.0, 0.0, False
-        every = np.concatenate([e for e, _ in found])
-        outwards = _mean([float(np.mean(e * s)) for e, s in found])
-        upwards = _mean([float(np.mean(e)) for e, _ in found])
-        bias, deviation = max(outwards, upwards, key=lambda pair: abs(pair[0]))
-        return float(np.mean(np.abs(every))), bias, abs(bias) - 4 * deviation > 0.1
-
-
-def _mean(values: list[float]) -> tuple[float, float]:
-    """A mean over draws, and its standard deviation: values of one draw may be copies of each other."""
-    return float(np.mean(values)), float(np.std(values)) / math.sqrt(max(len(values) - 1, 1))
+        subsets = [tuple(wanted), *[(i,) for i in wanted], *[tuple(j for j in wanted if j != i) for i in wanted]]
+    for kind, subset in itertools.product(("write", "add"), subsets):
+        request = dict.fromkeys(subset, kind)
+        if request != full and (request or kind == "write"):
+            yield request
+    if len(wanted) == 2:
+        yield from ({wanted[0]: a, wanted[1]: b} for a, b in (("write", "add"), ("add", "write")))
 
 
 def measure(case: Case, dtype: str, once: bool = False) -> dict[str, Any]:
@@ -153,15 +105,19 @@ def measure(case: Case, dtype: str, once: bool = False) -> dict[str, Any]:
     tell("reference")
     reference_symbol = case.graph().to_symbol()
     low_symbol = forced_graph(case, dtype).to_symbol()
-    requests = list(requests_of(case))
-    full = requests[0]
-    try:
-        reference = _Bound(reference_symbol, case, full)
-        draws = list(itertools.islice(_draws(case, dtype, reference), 1 if once else None))
-        truths = [reference.run(values, heads) for values, heads in draws]
-    except mx.MXNetError as error:
-        return {"verdict": "unmeasurable", "why": f"FP32: {_first_line(error)}"}
-    record: dict[str, Any] = {"fp32": _digest(truths[0])}
+    record: dict[str, Any] = {}
+    for requests in (list(requests_of(case)), [{}]):
+        full = requests[0]
+        try:
+            reference = _Bound(reference_symbol, case, full)
+            draws = list(itertools.islice(_draws(case, dtype, reference), 1 if once else None))
+            truths = [reference.run(values, heads) for values, heads in draws]
+            break
+        except mx.MXNetError as error:
+            record = {"verdict": "unmeasurable", "why": f"FP32's backward: {_first_line(error)}"}
+    else:
+        return {**record, "why": record["why"].replace("'s backward", "")}
+    record["fp32"] = _sums(truths[0])
     tell("low")
     try:
         low = _Bound(low_symbol, case, full)
@@ -169,15 +125,17 @@ def measure(case: Case, dtype: str, once: bool = False) -> dict[str, Any]:
         runs = [low.run(values, heads) for values, heads in draws]
         record["ms"] = round(1e3 * (time.perf_counter() - start) / len(runs), 2)
     except mx.MXNetError as error:
-        return {**record, "verdict": "error", "why": _first_line(error)}
-    forward, backward = _Errors(), {i: _Errors() for i in full}
-    for run, truth in zip(runs, truths):
-        for value, wanted in zip(run.outputs, truth.outputs):
-            forward.add(value, wanted, dtype)
-        for i in full:
-            backward[i].add(run.grads[i], truth.grads[i], dtype)
-    record["bits"] = _digest(runs[0])
-    record.update(_judged(forward, list(backward.values())))
+        amid_others = _alone(case.graph(copies=True).to_symbol(), case, full, draws[0])
+        verdict = "error" if amid_others else "wrong in FP32 too"
+        return {**record, "verdict": verdict, "why": _first_line(error)}
+    record["sums"] = _sums(runs[0])
+    judged = _judged(runs, truths, dtype)
+    if judged["verdict"] != "sound":
+        # MXNet computes some gradients in place of what they are made from, where the graph owns both.
+        inner = _Bound(case.graph(copies=True).to_symbol(), case, full)
+        if _judged(runs, [inner.run(values, heads) for values, heads in draws], dtype)["verdict"] == "sound":
+            judged["verdict"], record["why"] = "wrong in FP32 too", "behind and in front of another operator"
+    record = {**judged, **{key: value for key, value in record.items() if key != "verdict"}}
     wrong = []
     for request in requests[1:]:
         named = " ".join(f"{i}:{kind}" for i, kind in request.items()) or "none"
@@ -185,15 +143,17 @@ def measure(case: Case, dtype: str, once: bool = False) -> dict[str, Any]:
         try:
             found = _Bound(low_symbol, case, request).run(*draws[0])
         except mx.MXNetError as error:
+            if _alone(reference_symbol, case, request, draws[0]) is None:
+                continue
             return {**record, "verdict": "error", "why": f"{named}: {_first_line(error)}"}
-        record["bits"] = hashlib.sha1((record["bits"] + _digest(found)).encode()).hexdigest()[:8]
+        record["sums"] += _sums(found)
         for i, value in found.grads.items():
             wanted = runs[0].grads[i]
             allowed = 2 * ulp(wanted, dtype) + 1e-6 * (request[i] == "add")
             if not (np.abs(value - wanted) <= allowed).all() and np.isfinite(wanted).all():
-                plain = _Bound(reference_symbol, case, request).run(*draws[0]).grads[i]
-                same = (np.abs(value - plain) <= allowed).all()
-                wrong.append(f"{named}{'' if same else ' (in FP32 too)'}")
+                plain = _alone(reference_symbol, case, request, draws[0])
+                same = plain is None or (np.abs(value - plain.grads[i]) <= allowed).all()
+                wrong.append(f"{named}{' (in FP32 too)' if same else ''}")
     if wrong and record["verdict"] == "sound":
         record["verdict"] = "wrong in FP32 too" if all("FP32" in w for w in wrong) else "wrong gradient"
     if wrong:
@@ -201,12 +161,26 @@ def measure(case: Case, dtype: str, once: bool = False) -> dict[str, Any]:
     return record
 
 
-def _judged(forward: _Errors, backward: list[_Errors]) -> dict[str, Any]:
+def _alone(symbol: mx.sym.Symbol, case: Case, request: dict[int, str], draw: tuple[Any, Any]) -> Run | None:
+    """What plain FP32 makes of a request, or None where it fails."""
+    try:
+        return _Bound(symbol, case, request).run(*draw)
+    except mx.MXNetError:
+        return None
+
+
+def _judged(runs: list[Run], truths: list[Run], dtype: str) -> dict[str, Any]:
     """Errors of the outputs and of the worst gradient, and a verdict."""
-    summaries = [e.summary() for e in backward]
+    forward, backward = Errors(), {i: Errors() for i in truths[0].grads}
+    for run, truth in zip(runs, truths):
+        for value, wanted in zip(run.outputs, truth.outputs):
+            forward.add(value, wanted, dtype)
+        for i, wanted in truth.grads.items():
+            backward[i].add(run.grads[i], wanted, dtype)
+    summaries = [e.summary() for e in backward.values()]
     worst = max(summaries, key=lambda s: (s[2], s[0]), default=(0.0, 0.0, False))
     out = forward.summary()
-    bad = next((e.bad for e in [forward, *backward] if e.bad), "")
+    bad = next((e.bad for e in [forward, *backward.values()] if e.bad), "")
     verdict = bad or ("biased" if out[2] or worst[2] else "inaccurate" if max(out[0], worst[0]) > 1 else "sound")
     return {"forward": _short(out), "backward": _short(worst), "verdict": verdict}
 
@@ -228,9 +202,10 @@ def _short(summary: tuple[float, float, bool]) -> list[float]:
     return [float(f"{number:.3g}") for number in summary[:2]]
 
 
-def _digest(run: Run) -> str:
-    parts = [np.nan_to_num(a, nan=1e30).tobytes() for a in [*run.outputs, *run.grads.values()]]
-    return hashlib.sha1(b"".join(parts)).hexdigest()[:8]
+def _sums(run: Run) -> list[float]:
+    """What two runs of one computation agree on, whatever the alignment of their memory: a sum for each tensor."""
+    tensors = [np.nan_to_num(t.astype("float64"), nan=1e30) for t in [*run.outputs, *run.grads.values()]]
+    return [float(f"{np.abs(t).sum():.6g}") for t in tensors]
 
 
 def _first_line(error: Exception) -> str:
@@ -249,12 +224,26 @@ def work(op: str, wanted: list[tuple[str, str]], once: bool) -> None:
     for name, dtype in wanted:
         case = cases[name]
         print(json.dumps({"start": [name, dtype]}), flush=True)
+        signal.alarm(_SECONDS)
         with mx.util.np_shape(case.empty or op.startswith("_np")):
             record = {"graph": digest(case, dtype), **measure(case, dtype, once)}
         print(json.dumps({"done": [name, dtype], "record": record}), flush=True)
 
 
+def serve() -> None:
+    """For every line on stdin, an operator and its cases, a process of its own, which may end as it likes."""
+    for line in sys.stdin:
+        op, wanted, once = json.loads(line)
+        child = os.fork()
+        if not child:
+            work(op, [tuple(pair) for pair in wanted], once)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        end = f"exit status {os.WEXITSTATUS(status)}" if os.WIFEXITED(status) else signal.Signals(status & 127).name
+        print(json.dumps({"end": end}), flush=True)
+
+
 if __name__ == "__main__":
     from . import arithmetic, layout  # noqa: F401  (they fill CASES)
 
-    work(sys.argv[1], json.load(sys.stdin), sys.argv[2:] == ["once"])
+    serve()

@@ -34,7 +34,7 @@ $ python scripts/sweep_operators.py              # this page and kernels.json; g
 bfloat16 is the native kernel, whether or not mxmp emits it; float16 is emulated, as mxmp does on a CPU.
 
 - **error**: mean distance from FP32, in units of the last place; 0.25 is what rounding costs. The worst case's.
-- **bias**: the mean with its sign. Rounding has none; −0.5 is truncation. Beyond 0.1 an operator counts as biased.
+- **bias**: the mean with its sign. Rounding has none; -0.5 is truncation. Beyond 0.1 an operator counts as biased.
 - **uninitialised**: the result depended on what fresh memory held.
 - **used**: whether mxmp computes the operator so: yes, no, or in part (by attribute; what is at fault is not used).
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from mxnet.gluon import nn
-from oracle import S, by_gluon, graphs, native, nodes
+from oracle import S, by_gluon, by_symbol, filled, graphs, native, nodes, sqnr
 
 import mxmp
 from mxmp import Policy
@@ -42,6 +42,42 @@ def test_bfloat16_casts_are_amp_casts():
     inserted = [n for n in nodes(mxmp.cast_symbol(small(), "bfloat16")) if "__mxmp__" in n.get("attrs", {})]
     assert {n["op"] for n in inserted if "dtype" in n["attrs"]} == {"amp_cast"}
     assert {n["op"] for n in inserted} == {"amp_cast", "_copy"}
+
+
+def gated() -> mx.sym.Symbol:
+    """sigmoid, tanh and a difference between two matrix products: operators whose own bfloat16 kernels truncate."""
+    x, y = (S.FullyConnected(S.var("data"), num_hidden=32, name=name) for name in "xy")
+    gate = S.elemwise_sub(S.sigmoid(x, name="sigmoid"), S.tanh(y, name="tanh"), name="difference")
+    return S.FullyConnected(gate, num_hidden=5, name="fc")
+
+
+def test_bfloat16_computes_truncating_operators_by_ones_that_round():
+    low = mxmp.cast_symbol(gated(), "bfloat16", ctx=mx.cpu())
+    ops = {n["name"]: n["op"] for n in nodes(low)}
+    assert (ops["sigmoid"], ops["tanh"], ops["difference"]) == ("Activation", "Activation", "elemwise_add")
+    assert {n["op"] for n in nodes(mxmp.cast_symbol(gated(), "float16", ctx=mx.cpu()))} >= {"sigmoid", "elemwise_sub"}
+    values = filled(gated(), data=(64, 16))
+    want, got = by_symbol(gated(), values), by_symbol(low, values)
+    assert sqnr(want.outputs[0], got.outputs[0]) > 40
+    assert all(sqnr(grad, got.grads[name]) > 38 for name, grad in want.grads.items())
+
+
+def test_a_replaced_operator_is_its_own_again_when_converted_once_more():
+    low = mxmp.cast_symbol(gated(), "bfloat16", ctx=mx.cpu())
+    again = mxmp.cast_symbol(low, "bfloat16", ctx=mx.cpu())
+    assert again.tojson(remove_amp_cast=False) == low.tojson(remove_amp_cast=False)
+    other = mxmp.cast_symbol(low, "float16", ctx=mx.cpu())
+    straight = mxmp.cast_symbol(gated(), "float16", ctx=mx.cpu())
+    assert other.tojson(remove_amp_cast=False) == straight.tojson(remove_amp_cast=False)
+
+
+@pytest.mark.parametrize(
+    ("scalar", "low"), [(0.5, True), (-1.0, True), (2.0, True), (1.1, False), (0.0, False), (2.0**40, False)]
+)
+def test_bfloat16_multiplies_low_by_powers_of_two_only(scalar, low):
+    graph = Graph.from_symbol(S.FullyConnected(S.var("data"), num_hidden=4, name="fc") * scalar)
+    decisions = decide(graph, Policy("bfloat16"), "cpu").decisions
+    assert next(d.low for d in decisions.values() if d.op == "_mul_scalar") is low
 
 
 def test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32():

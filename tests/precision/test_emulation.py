@@ -360,6 +360,22 @@ def test_the_shortcut_changes_no_bit_on_random_graphs(drawn):
     assert_same_bits(*results)
 
 
+def test_a_pooling_window_wholly_in_padding_gives_the_lowest_float16_and_no_nan():
+    """FP32 gives -3.4e38, which rounds to -inf, and a convolution of that is NaN."""
+    pool = S.Pooling(S.var("data"), kernel=(1, 1), stride=(2, 2), pool_type="max", pooling_convention="full")
+    symbol = S.Convolution(pool, kernel=(2, 2), num_filter=4, no_bias=True, name="c")
+    values = filled(symbol, data=(1, 3, 2, 2))
+    values["c_weight"][:] *= 1e-3
+    want = by_symbol(symbol, values)
+    got = by_symbol(mxmp.cast_symbol(symbol, ctx=mx.cpu()), values)
+    assert np.abs(want.outputs[0]).max() > 1e30
+    assert np.isfinite(got.outputs[0]).all()
+    assert all(np.isfinite(grad).all() for grad in got.grads.values())
+    low = by_symbol(mxmp.cast_symbol(pool, ctx=mx.cpu()), {"data": values["data"]})
+    np.testing.assert_array_equal(low.outputs[0][0, :, 0, 0], half(values["data"][0, :, 0, 0]))
+    assert (low.outputs[0][0, :, 1, 1] == -65504).all()
+
+
 def matrix_inputs(symbol: mx.sym.Symbol) -> set[str | None]:
     """Dtypes that casts give to the inputs of matrix operators; None for an input that is no cast."""
     every = nodes(symbol)
