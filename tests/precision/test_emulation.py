@@ -362,18 +362,18 @@ def test_the_shortcut_changes_no_bit_on_random_graphs(drawn):
 
 def test_a_pooling_window_wholly_in_padding_gives_the_lowest_float16_and_no_nan():
     """FP32 gives -3.4e38, which rounds to -inf, and a convolution of that is NaN."""
-    pool = S.Pooling(S.var("data"), kernel=(1, 1), stride=(2, 2), pool_type="max", pooling_convention="full")
-    symbol = S.Convolution(pool, kernel=(2, 2), num_filter=4, no_bias=True, name="c")
+    first = S.Convolution(S.var("data"), kernel=(1, 1), num_filter=3, no_bias=True, name="first")
+    pool = S.Pooling(first, kernel=(1, 1), stride=(2, 2), pool_type="max", pooling_convention="full", name="pool")
+    symbol = S.Convolution(pool, kernel=(2, 2), num_filter=4, no_bias=True, name="last")
     values = filled(symbol, data=(1, 3, 2, 2))
-    values["c_weight"][:] *= 1e-3
-    want = by_symbol(symbol, values)
-    got = by_symbol(mxmp.cast_symbol(symbol, ctx=mx.cpu()), values)
+    values["last_weight"] *= 1e-3
+    want, got = (by_symbol(s, values) for s in (symbol, mxmp.cast_symbol(symbol, ctx=mx.cpu())))
     assert np.abs(want.outputs[0]).max() > 1e30
     assert np.isfinite(got.outputs[0]).all()
-    assert all(np.isfinite(grad).all() for grad in got.grads.values())
-    low = by_symbol(mxmp.cast_symbol(pool, ctx=mx.cpu()), {"data": values["data"]})
-    np.testing.assert_array_equal(low.outputs[0][0, :, 0, 0], half(values["data"][0, :, 0, 0]))
-    assert (low.outputs[0][0, :, 1, 1] == -65504).all()
+    assert not any(np.isnan(grad).any() for grad in got.grads.values())
+    want, got = (by_symbol(s, values).outputs[0] for s in (pool, mxmp.cast_symbol(pool, ctx=mx.cpu())))
+    np.testing.assert_allclose(got[0, :, 0, 0], want[0, :, 0, 0], rtol=2e-3)
+    assert (got[0, :, 1, 1] == -65504).all()
 
 
 def matrix_inputs(symbol: mx.sym.Symbol) -> set[str | None]:
