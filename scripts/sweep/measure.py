@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -209,8 +210,10 @@ def _sums(run: Run) -> list[float]:
 
 
 def _first_line(error: Exception) -> str:
+    """MXNet's last line, without the time and the place in its sources."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(("Stack", "  ["))]
-    return (lines[-1] if lines else type(error).__name__).split("Error: ")[-1].strip()[:160]
+    last = lines[-1] if lines else type(error).__name__
+    return re.sub(r"\[\d+:\d+:\d+\] \S+ ", "", last.split("Error: ")[-1]).strip()[:160]
 
 
 def tell(stage: str) -> None:

@@ -21,8 +21,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:Depre
 RESULTS: dict[str, dict[str, dict[str, Any]]] = json.loads(sweep_operators.RESULTS.read_text(encoding="utf-8"))
 KEYS = [(case, dtype) for op in CASES for case in CASES[op] for dtype in DTYPES if not is_allowed(case, dtype)]
 
-# Emitted and at fault today: (operator, dtype, verdict). Whoever mends one takes it out of here.
-KNOWN: set[tuple[str, str, str]] = set()
+# Emitted and at fault today: operator, dtype, what was found. Whoever mends one takes it out of here.
+UNWRITTEN = "wrong gradient or uninitialised"
+KNOWN = {
+    # The gradient of a bias whose weight needs none, and its like in attention, is never written.
+    ("FullyConnected", "bfloat16", UNWRITTEN),
+    ("FullyConnected", "float16", UNWRITTEN),
+    ("_contrib_interleaved_matmul_encdec_qk", "float16", UNWRITTEN),
+    ("_contrib_interleaved_matmul_selfatt_valatt", "float16", UNWRITTEN),
+    # Gradients of kernel taps that meet only padding.
+    ("Convolution", "bfloat16", "NaN"),
+}
 
 
 def record(case: Case, dtype: str) -> dict[str, Any]:
@@ -31,11 +40,13 @@ def record(case: Case, dtype: str) -> dict[str, Any]:
 
 def faults(ops: Container[str] = CASES) -> set[tuple[str, str, str]]:
     """What would be emitted of ``ops`` and was found at fault."""
-    return {
-        (case.op, dtype, record(case, dtype)["verdict"])
-        for case, dtype in KEYS
-        if case.op in ops and record(case, dtype)["verdict"] in page.FAULTS and emitted(case, dtype)
-    }
+    found = set()
+    for case, dtype in KEYS:
+        verdict = record(case, dtype)["verdict"]
+        if case.op in ops and verdict in page.FAULTS and emitted(case, dtype):
+            # What unwritten memory holds is chance.
+            found.add((case.op, dtype, UNWRITTEN if verdict in UNWRITTEN else verdict))
+    return found
 
 
 def test_every_registered_name_is_measured_or_listed_with_the_reason():
@@ -93,7 +104,8 @@ def test_a_fresh_measurement_says_what_the_results_say(runner, op):
     """``elemwise_mul`` truncates in bfloat16; ``_npi_true_divide_scalar`` fails there."""
     wanted = [(case.name, dtype) for case, dtype in KEYS if case.op == op and not case.empty][:4]
     for (name, dtype), found in runner.measured(op, wanted).items():
-        assert found["verdict"] == RESULTS[op][f"{name} [{dtype}]"]["verdict"], (name, dtype, found)
+        verdicts = [r["verdict"] for r in (found, RESULTS[op][f"{name} [{dtype}]"])]
+        assert verdicts[0] == verdicts[1] or all(v in UNWRITTEN for v in verdicts), (name, dtype, found)
 
 
 def test_ulps_and_rounding_are_those_of_the_dtype():
