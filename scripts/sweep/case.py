@@ -47,16 +47,21 @@ class Case(NamedTuple):
         draws = ["wide"] if any(i.draw == "wide" for i in self.inputs) else []
         return " ".join([shapes, *draws, *(f"{k}={v}".replace(" ", "") for k, v in self.attrs.items())])
 
-    def graph(self, copies: bool = False) -> Graph:
-        """The FP32 graph of this one operator over variables in0, in1, ...; with copies, it stands amid others."""
+    def graph(self, amid: Node | None = None) -> Graph:
+        """The FP32 graph of this one operator over variables in0, in1, ...
+
+        ``amid``: an operator of one input to put behind every variable and in front of every head, such as a
+        copy, or a cast.
+        """
         ends = [Entry(Node("null", f"in{i}")) for i in range(len(self.inputs))]
-        if copies:
+        if amid:
             kept = [not spec.grad for spec in self.inputs]
-            ends = [e if k else Entry(Node("_copy", f"{e.node.name}_copy", {}, [e])) for e, k in zip(ends, kept)]
+            ends = [e if k else Entry(Node(amid.op, f"{e.node.name}_", amid.attrs, [e])) for e, k in zip(ends, kept)]
         node = Node(self.op, "op", dict(self.attrs), ends)
         heads = [Entry(node, i) for i in range(self.outputs)]
-        if copies:
-            heads = [Entry(Node("_copy", f"out{i}_copy", {}, [head])) for i, head in enumerate(heads)]
+        if amid:
+            back = {**amid.attrs, "dtype": "float32"} if amid.attrs else {}
+            heads = [Entry(Node(amid.op, f"out{i}_", back, [head])) for i, head in enumerate(heads)]
         return Graph(heads, {"mxnet_version": ["int", 10901]})
 
 

@@ -73,7 +73,7 @@ def _worst(pairs: list[list[float]]) -> str:
     if not pairs:
         return "—"
     error, bias = max(pairs, key=lambda pair: pair[0])
-    return f"{error:.2f}, {bias:+.2f}" if error else "exact"
+    return (f"{error:.2f}, {bias:+.2f}" if error < 100 else f"{error:.0e}") if error else "exact"
 
 
 def _exceptions(results: Results) -> str:
