@@ -6,7 +6,7 @@ import itertools
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import Collection, Iterable, Iterator, Sequence
+from typing import Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -88,7 +88,7 @@ class Conversion:
             self._local.tracing = before
 
     def build(
-        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, accumulated: Collection[str]
+        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, grad_req: Mapping[str, str]
     ) -> tuple[Graph, Plan]:
         """The graph that runs, and parameters stored as it wants them. The first graph decides."""
         self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
@@ -98,7 +98,7 @@ class Conversion:
             device,
             parameters={n for n, p in params.items() if n not in self._stored and not isinstance(p, Constant)},
             stored_low={n for n in params if self._stored.get(n)},
-            accumulated=accumulated,
+            grad_req=grad_req,
         )
         if self.policy.stores_low(device):
             for name, param in params.items():

@@ -38,11 +38,11 @@ class BuiltGraph(NamedTuple):
     plan: Plan
     shapes: dict[str, tuple]
     params: list[Parameter]
-    accumulated: frozenset[str]
+    grad_req: dict[str, str]
 
     def is_current(self) -> bool:
-        """Whether the same parameters accumulate their gradients as when it was built."""
-        return self.accumulated == accumulated(self.params)
+        """Whether the same is asked of the parameters' gradients as when it was built."""
+        return self.grad_req == grad_requests(self.params)
 
 
 class Hook:
@@ -101,8 +101,8 @@ class Hook:
             traced = _mxnet.trace(block, args)
         data, symbol = traced.graph
         params = {param.name: param for is_data, param in traced.op_args if not is_data}
-        adding = accumulated(params.values())
-        graph, plan = self.conversion.build(symbol, params, device, {*adding, *(d.name for d in data)})
+        asked = grad_requests(params.values())
+        graph, plan = self.conversion.build(symbol, params, device, asked)
         if self.is_root and not plan.num_low:
             warnings.warn(
                 f"nothing in {block.name!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
@@ -113,7 +113,7 @@ class Hook:
         op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
         flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
         shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-        return BuiltGraph(traced._replace(op=op), plan, shapes, list(params.values()), adding)
+        return BuiltGraph(traced._replace(op=op), plan, shapes, list(params.values()), asked)
 
     def _check_trace(self, block: HybridBlock) -> None:
         """Inside another block's graph our casts would be lost: say so."""
@@ -150,9 +150,9 @@ class _LowOp:
         self._op._register_op_hook(callback, monitor_all)
 
 
-def accumulated(params: Iterable[Parameter]) -> frozenset[str]:
-    """Names of the parameters whose gradients are added to what is there."""
-    return frozenset(param.name for param in params if param.grad_req == "add")
+def grad_requests(params: Iterable[Parameter]) -> dict[str, str]:
+    """What is asked of the gradient of each parameter: "write", "add" or "null"."""
+    return {param.name: param.grad_req for param in params}
 
 
 def hook_of(block: Block) -> Hook | None:

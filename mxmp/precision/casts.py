@@ -8,10 +8,12 @@ from .graph import Entry, Graph, Node
 from .plan import PlannedGraph
 from .rules import Rule
 
-__all__ = ["FULL", "MARK", "CastGraph", "declare_full", "insert_casts", "is_ours", "strip"]
+__all__ = ["FULL", "MARK", "PASSED", "CastGraph", "declare_full", "insert_casts", "is_ours", "strip"]
 
 # Marks every node that mxmp inserts; MXNet carries attributes of this form through any operator.
 MARK = "__mxmp__"
+# On such a node: which input it hands on, where that is not the first; "each" hands on every one.
+PASSED = "__mxmp_passed__"
 _STORED = "__mxmp_stored__"
 FULL = "float32"
 # Variables carry mshadow's type codes, operators dtype names.
@@ -65,7 +67,7 @@ def strip(graph: Graph) -> Graph:
         while is_ours(entry.node):
             if entry.node.attrs[MARK] == "head":
                 name = name or entry.node.name
-            entry = entry.node.inputs[0]
+            entry = _passed(entry)
         if name:
             renamed[entry.node] = name
         return entry._replace(node=new[entry.node])
@@ -159,6 +161,12 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
         [new[n] for n in node.control_deps],
         node.subgraphs,
     )
+
+
+def _passed(entry: Entry) -> Entry:
+    """What one of our nodes hands on."""
+    position = entry.node.attrs.get(PASSED, "0")
+    return entry.node.inputs[entry.index if position == "each" else int(position)]
 
 
 def _store(variable: Node, dtype: str) -> None:

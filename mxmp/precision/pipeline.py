@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Collection
+from typing import Collection, Mapping
 
 from ..policy import Policy
 from .casts import insert_casts, strip
 from .decide import decide
-from .devices import fit_to_device
+from .devices import UNKNOWN, fit_to_device
 from .graph import Graph
 from .plan import Plan, PlannedGraph
 
@@ -22,12 +22,12 @@ def low_graph(
     parameters: Collection[str] | None = None,
     stored_low: Collection[str] = (),
     keep_output_names: bool = False,
-    accumulated: Collection[str] | None = None,
+    grad_req: Mapping[str, str] = UNKNOWN,
 ) -> tuple[Graph, Plan]:
     """The graph that computes in low precision on ``device``, and the plan that it follows.
 
     Casts of an earlier conversion are taken out first, so converting twice is converting once. With a
-    Policy the rules decide (see ``decide`` for the keywords); a Plan has decided already. ``accumulated``:
+    Policy the rules decide (see ``decide`` for the keywords); a Plan has decided already. ``grad_req``:
     see ``fit_to_device``.
 
     Raises
@@ -51,4 +51,4 @@ def low_graph(
             stored_low=stored_low,
             keep_output_names=keep_output_names,
         )
-    return fit_to_device(insert_casts(PlannedGraph(original, plan)), device, accumulated), plan
+    return fit_to_device(insert_casts(PlannedGraph(original, plan)), device, grad_req), plan

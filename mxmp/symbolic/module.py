@@ -28,7 +28,7 @@ from ..step.step import ScaledStep, StepView
 from ..step.stores import is_distributed, open_store
 from ..step.updater import Update, Updaters
 from . import _mxnet
-from .core import Core
+from .core import Core, grad_requests
 
 __all__ = ["Module"]
 
@@ -108,7 +108,7 @@ class Module(StepView, mx.mod.Module):
                 self._device,
                 self._param_names,
                 for_training,
-                () if grad_req == "write" else None,
+                grad_requests(grad_req, self._param_names, self._fixed_param_names),
             )
         # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
         # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
