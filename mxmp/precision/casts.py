@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .graph import Entry, Graph, Node
 from .plan import PlannedGraph
 from .rules import Rule
+from .subgraphs import bodies, set_bodies
 
 __all__ = ["FULL", "MARK", "PASSED", "CastGraph", "declare_full", "insert_casts", "is_ours", "strip"]
 
@@ -76,6 +77,8 @@ def strip(graph: Graph) -> Graph:
         if not is_ours(node):
             new[node] = _copy(node, [resolve(e) for e in node.inputs], new)
             _restore_dtype(new[node])
+            if node.subgraphs:
+                set_bodies(new[node], [strip(body.graph) for body in bodies(node)])
     heads = [resolve(e) for e in graph.heads]
     for node, name in renamed.items():
         new[node].name = name

@@ -856,7 +856,7 @@ _rows(
 )
 _rows(
     Kind.ALONE,
-    "control flow: its subgraphs carry state between iterations in the dtypes they were traced with",
+    "control flow: states keep their dtype between iterations; what its bodies compute in is decided in them",
     "_foreach _while_loop _cond",
 )
 
