@@ -85,10 +85,10 @@ def decide(
     for node in graph.nodes():
         unwanted = excluded.match(node.name)
         rule = None if node.is_variable else rule_under(policy, node.op)
-        foreign = draft.note_foreign(node, rule)
+        alien = draft.note_foreign(node, rule)
         if rule is None:
             continue
-        fixed = foreign or unwanted
+        fixed = alien or unwanted
         if node in heads:
             fixed = fixed or "a head with several outputs keeps its names only without casts"
         low, why = (False, fixed) if fixed else draft.by_rule(node, rule)

@@ -181,7 +181,7 @@ _NO_VOLUME = "the gradient of a 3-D deconvolution fails on a CPU where its weigh
 
 
 def _is_volume(attrs: Mapping[str, str]) -> bool:
-    return attrs["kernel"].count(",") == 2
+    return attrs.get("kernel", "").count(",") == 2
 
 
 def _is_sound_volume(attrs: Mapping[str, str]) -> bool:
