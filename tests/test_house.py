@@ -39,13 +39,23 @@ HOUSE = {
     ],
     "step": [
         *("_mxnet", "scaler", "group", "phase", "refusals", "stores", "gradients", "statistics", "masters", "step"),
-        *("updater", "state_file", "state_layout", "states", "__init__"),
+        *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
-        *("_mxnet", "parameter", "conversion", "hook", "convert", "opaque_heads", "fresh_gradients", "sharing"),
+        *(
+            "_mxnet",
+            "parameter",
+            "expected",
+            "conversion",
+            "hook",
+            "convert",
+            "opaque_heads",
+            "fresh_gradients",
+            "sharing",
+        ),
         *("workers", "trainer", "estimator", "__init__"),
     ],
-    "symbolic": ["_mxnet", "cast", "core", "module", "bucketing", "__init__"],
+    "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
     "diagnose": ["report", "render", "measure", "explain", "__init__"],
     "top": ["__init__", "__main__"],
 }

@@ -18,6 +18,7 @@ from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
 from ..step.gradients import Gradient
 from . import _mxnet
+from .expected import Expected
 from .parameter import store_low
 
 __all__ = ["Conversion", "conversion_of", "conversions_of", "forwards_so_far", "statistics_of"]
@@ -63,8 +64,9 @@ def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
 class Conversion:
     """The policy, and how parameters are stored."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, expected: Expected) -> None:
         self.policy = policy
+        self.expected = expected
         self.statistics: dict[str, Parameter] = {}
         self.lock = threading.RLock()
         self._stored: dict[str, bool] = {}

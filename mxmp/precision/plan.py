@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 from ..files import replacing
 from ..policy import Policy
@@ -64,11 +64,11 @@ class Plan:
     def within(self, body: Body, name: str) -> Plan:
         """The part for a body of the control-flow node ``name``; it hands on FP32, as it was traced."""
         prefix = body.prefix(name)
-        named = {body.prefix(name) + own for node, own in body.graph.names().items()}
+        own = {prefix + inner for inner in body.graph.names().values()}
         decisions = {
             key[len(prefix) :]: decision
             for key, decision in self.decisions.items()
-            if key in named or any(key.startswith(f"{loop}/") for loop in named)
+            if key.startswith(prefix) and (key in own or not own.isdisjoint(_parents(key)))
         }
         return Plan(replace(self.policy, output="float32"), self.device, decisions)
 
@@ -173,6 +173,11 @@ def rule_under(policy: Policy, op: str) -> Rule:
     if op not in RULES and op in policy.full_ops + policy.low_ops:
         return Rule(Kind.FULL, "named in the policy")
     return rule_of(op)
+
+
+def _parents(name: str) -> Iterator[str]:
+    """The control-flow nodes that a node stands in."""
+    return (name[:i] for i, letter in enumerate(name) if letter == "/")
 
 
 def _operators(graph: Graph, prefix: str = "") -> dict[str, str]:

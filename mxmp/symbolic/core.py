@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Collection, Mapping, Sequence
 
 import mxnet as mx
@@ -13,8 +14,10 @@ from ..precision.devices import UNKNOWN
 from ..precision.graph import Graph
 from ..precision.heads import scale_heads
 from ..precision.pipeline import low_graph
+from ..precision.plan import Plan
 from ..step.masters import Weight, assign, take_over
 from ..step.step import ScaledStep
+from .cast import nothing_low, warn_of_unmatched
 
 __all__ = ["Core", "grad_requests"]
 
@@ -51,8 +54,11 @@ class Core:
         parameters: Collection[str],
         for_training: bool,
         grad_req: Mapping[str, str],
-    ) -> mx.sym.Symbol:
-        """What executors run: the graph with casts and, for training, the scale in front of loss heads."""
+    ) -> tuple[mx.sym.Symbol, Plan]:
+        """What executors run: the graph with casts and, for training, the scale in front of loss heads; and its plan.
+
+        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing.
+        """
         graph, plan = low_graph(
             Graph.from_symbol(symbol),
             policy,
@@ -64,10 +70,14 @@ class Core:
         )
         if not self._decided:
             self._decided, self.low_names = True, set(plan.low_variables)
+            warn_of_unmatched(plan, stacklevel=4)
+            useless = nothing_low(plan)
+            if useless:
+                warnings.warn(useless, stacklevel=3)
         if for_training:
             scale_heads(graph)
         declare_full(graph)
-        return graph.to_symbol()
+        return graph.to_symbol(), plan
 
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """FP32 masters beside ``arrays``, in one order on all workers, who number their keys by it."""
@@ -87,6 +97,11 @@ class Core:
         """FP32 values for those that are named in ``values``."""
         for name in self.masters.keys() & values.keys():
             assign(values[name], self.masters[name], arrays[name])
+
+    def values(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
+        """FP32 values of those that have masters: the devices' mean, as MXNet's Module takes it."""
+        held = {weight.name: weight.masters for weight in self.weights(arrays) if weight.masters}
+        return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
         """All parameters, in the order of their numbers; what was written into ``arrays`` holds."""
