@@ -10,15 +10,15 @@ import argparse
 import json
 import os
 import sys
-from contextlib import ExitStack
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .diagnose import explain
-from .files import replacing
+from .files import replacing_all
 from .policy import as_policy
 from .symbolic import cast_symbol
+from .symbolic.checkpoint import write_arrays, write_symbol
 
 _HALF = "2"  # float16 in a variable's __dtype__
 
@@ -61,12 +61,14 @@ def _cast(args: argparse.Namespace) -> None:
     params = _load_params(args.params, symbol) if args.params else {}
     attrs = low.attr_dict()
     halved = {k: v.astype("float16") if _is_half(attrs, k) else v for k, v in params.items()}
-    with ExitStack() as both:
-        low.save(both.enter_context(replacing(f"{args.out}-symbol.json")), remove_amp_cast=False)
-        if args.params:
-            mx.nd.save(both.enter_context(replacing(f"{args.out}-0000.params")), halved)
-    print(explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args)))
-    print(f"\nWrote {args.out}-symbol.json" + (f" and {args.out}-0000.params" if args.params else ""))
+    found = explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
+    files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
+    with replacing_all(*files) as (symbol_file, *params_file):
+        write_symbol(symbol_file, low, remove_amp_cast=False)
+        for path in params_file:
+            write_arrays(path, halved)
+    print(found)
+    print(f"\nWrote {' and '.join(files)}")
     if args.params:
         before, after = (sum(v.size * v.dtype().itemsize for v in d.values()) for d in (params, halved))
         print(f"Parameters: {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB")
@@ -126,10 +128,10 @@ def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
     shapes = {}
     for text in args.shape:
         name, _, sizes = text.partition("=")
-        try:
-            shapes[name] = tuple(int(size) for size in sizes.split(","))
-        except ValueError:
-            raise ValueError(f"--shape {text!r} is not NAME=N,C,H,W") from None
+        numbers = [int(size) if size.strip().isdecimal() else 0 for size in sizes.split(",")]
+        if not name or 0 in numbers:
+            raise ValueError(f"--shape {text!r} is not NAME=N,C,H,W with positive numbers")
+        shapes[name] = tuple(numbers)
     return shapes
 
 

@@ -3,23 +3,63 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import contextmanager
 from typing import Iterator
 
-__all__ = ["replacing"]
+__all__ = ["replacing", "replacing_all"]
 
 
 @contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """A temporary path beside ``path`` that takes its place when the block ends without an error."""
-    path = os.fspath(path)
-    folder, name = os.path.split(os.path.abspath(path))
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}.part")
-    try:
+    """A temporary path beside ``path`` that takes its place when the block ends without an error.
+
+    Raises
+    ------
+    OSError
+        The folder is missing or read-only, or the disk is full; names ``path``, where the old file,
+        if there was one, still stands.
+    """
+    with replacing_all(path) as (temporary,):
         yield temporary
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
+
+
+@contextmanager
+def replacing_all(*paths: str) -> Iterator[list[str]]:
+    """``replacing`` for files that belong together: none takes its place before all are on the disk."""
+    # A link stays one: what it points to is replaced.
+    targets = [os.path.realpath(path) for path in paths]
+    temporaries = [_beside(target) for target in targets]
+    try:
+        for temporary, path in zip(temporaries, paths):
+            with _naming(path):
+                open(temporary, "wb").close()  # MXNet's writers do not say why a file cannot be opened
+        with _naming(*paths):
+            yield temporaries
+        for temporary, path in zip(temporaries, paths):
+            # A disk may turn out to be full only now.
+            with _naming(path), open(temporary, "rb") as written:
+                os.fsync(written.fileno())
+        for temporary, target, path in zip(temporaries, targets, paths):
+            with _naming(path):
+                os.replace(temporary, target)
     finally:
-        if os.path.exists(temporary):
+        for temporary in filter(os.path.exists, temporaries):
             os.unlink(temporary)
+
+
+def _beside(target: str) -> str:
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name}.{os.getpid()}.{threading.get_ident()}.part")
+
+
+@contextmanager
+def _naming(*paths: str) -> Iterator[None]:
+    """An ``OSError`` of a write, which names no file or the temporary one, names ``paths``."""
+    try:
+        yield
+    except OSError as error:
+        foreign = error.filename is not None and not str(error.filename).endswith(".part")
+        if error.errno is None or foreign:
+            raise
+        raise OSError(error.errno, error.strerror, ", ".join(map(os.fspath, paths))) from error

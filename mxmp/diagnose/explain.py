@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Iterable, Iterator
 
 import mxnet as mx
@@ -15,6 +16,7 @@ from ..precision.casts import strip
 from ..precision.decide import decide
 from ..precision.devices import device_of
 from ..precision.graph import Graph
+from ..symbolic import BucketingModule, Module
 from .measure import measure
 from .render import render
 from .report import GraphReport, NodeReport
@@ -56,19 +58,19 @@ class Explanation:
 
 
 def explain(
-    target: Block | mx.sym.Symbol,
+    target: Block | mx.sym.Symbol | Module | BucketingModule,
     *inputs: Any,
     policy: str | Policy | None = None,
     exclude: Iterable[str] = (),
     ctx: mx.Context | None = None,
     **shapes: tuple[int, ...],
 ) -> Explanation:
-    """What mxmp decided for each operator of a converted net, or would decide for a Symbol.
+    """What mxmp decided for each operator of a converted net or a bound Module, or would decide for a Symbol.
 
     Parameters
     ----------
-    target : Block or Symbol
-        A net that ``convert`` returned, or an FP32 Symbol.
+    target : Block, Module, BucketingModule or Symbol
+        A net that ``convert`` returned, a module of mxmp's, or an FP32 Symbol.
     *inputs : NDArray
         For a net: called once with them if it has not been called yet.
     policy, exclude, ctx
@@ -79,16 +81,20 @@ def explain(
     Raises
     ------
     ValueError
-        The net is not converted, or was never called and no inputs are given.
+        The net is not converted, or was never called and no inputs are given; the module is not bound; or
+        shapes are of no input of the Symbol, or do not fit it.
     """
     if isinstance(target, mx.sym.Symbol):
-        graph = strip(Graph.from_symbol(target))
-        plan = decide(graph, as_policy(policy or "float16", exclude), device_of(ctx), keep_output_names=True)
-        return Explanation((measure(target.name or "symbol", None, graph, plan, shapes),))
-    if not isinstance(target, Block):
-        raise TypeError(f"explain takes a gluon Block or a Symbol, got {type(target).__name__}")
+        return Explanation((_symbol(target, as_policy(policy or "float16", exclude), ctx, shapes),))
+    if not isinstance(target, (Block, Module, BucketingModule)):
+        raise TypeError(
+            "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
+            f"got {type(target).__module__}.{type(target).__name__}"
+        )
     if policy is not None or shapes:
-        raise ValueError("policy and shapes are for Symbols: a net is explained as it was converted")
+        raise ValueError("policy and shapes are for Symbols: a net or module is explained as it was converted")
+    if not isinstance(target, Block):
+        return Explanation(tuple(_modules(target)))
     if not any(hooks(target)):
         raise ValueError(f"{target.name!r} is not converted: call mxmp.convert(net) first, or explain a Symbol")
     reports = tuple(_graphs(target))
@@ -98,6 +104,39 @@ def explain(
     if not reports:
         raise ValueError(f"{target.name!r} has no graph yet: call it once, or pass inputs to explain(net, x)")
     return Explanation(reports, tuple(_unconverted(target)))
+
+
+def _symbol(symbol: mx.sym.Symbol, policy: Policy, ctx: mx.Context | None, shapes: dict[str, tuple]) -> GraphReport:
+    _check_shapes(shapes, symbol.list_inputs())
+    graph = strip(Graph.from_symbol(symbol))
+    plan = decide(graph, policy, device_of(ctx), keep_output_names=True)
+    try:
+        return measure(symbol.name or "symbol", None, graph, plan, shapes)
+    except mx.MXNetError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
+
+
+def _check_shapes(shapes: dict[str, tuple], inputs: list[str]) -> None:
+    for name, shape in shapes.items():
+        if name not in inputs:
+            close = get_close_matches(name, [*inputs, "policy", "exclude", "ctx"], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
+            raise ValueError(f"the Symbol has no input {name!r}; {hint}")
+        if any(size < 1 for size in shape):
+            raise ValueError(f"{name}={shape} is no shape: sizes are positive")
+
+
+def _modules(target: Module | BucketingModule) -> Iterator[GraphReport]:
+    modules = target.modules if isinstance(target, BucketingModule) else {None: target}
+    bound = [(key, module, module.plan) for key, module in modules.items() if module.plan is not None]
+    if not bound:
+        raise ValueError("the module has no graph yet: bind() it first")
+    for key, module, plan in bound:
+        name = module.symbol.name or "symbol"
+        shapes = {each.name: each.shape for each in [*module.data_shapes, *(module.label_shapes or ())]}
+        graph = strip(Graph.from_symbol(module.symbol))
+        yield measure(name if key is None else f"{name}, bucket {key}", module.for_training, graph, plan, shapes)
 
 
 def _graphs(net: Block) -> Iterator[GraphReport]:

@@ -6,7 +6,7 @@ import itertools
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import Collection, Iterable, Iterator, Sequence
+from typing import Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -18,6 +18,7 @@ from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
 from ..step.gradients import Gradient
 from . import _mxnet
+from .expected import Expected
 from .parameter import store_low
 
 __all__ = ["Conversion", "conversion_of", "conversions_of", "forwards_so_far", "statistics_of"]
@@ -63,8 +64,9 @@ def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
 class Conversion:
     """The policy, and how parameters are stored."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, expected: Expected) -> None:
         self.policy = policy
+        self.expected = expected
         self.statistics: dict[str, Parameter] = {}
         self.lock = threading.RLock()
         self._stored: dict[str, bool] = {}
@@ -88,7 +90,7 @@ class Conversion:
             self._local.tracing = before
 
     def build(
-        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, accumulated: Collection[str]
+        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, grad_req: Mapping[str, str]
     ) -> tuple[Graph, Plan]:
         """The graph that runs, and parameters stored as it wants them. The first graph decides."""
         self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
@@ -98,7 +100,7 @@ class Conversion:
             device,
             parameters={n for n, p in params.items() if n not in self._stored and not isinstance(p, Constant)},
             stored_low={n for n in params if self._stored.get(n)},
-            accumulated=accumulated,
+            grad_req=grad_req,
         )
         if self.policy.stores_low(device):
             for name, param in params.items():

@@ -16,6 +16,7 @@ from ..precision.decide import check_policy
 from ..precision.devices import device_of
 from . import _mxnet
 from .conversion import Conversion, conversion_of
+from .expected import Expected
 from .hook import Hook, hook_of, hooks, hybrid_blocks
 from .parameter import LowParameter, store_full
 
@@ -63,9 +64,9 @@ def convert(net: Block, policy: str | Policy = "float16", *, exclude: Iterable[s
     if len(old) == 1 and all(conversion is not None and conversion.policy == policy for conversion in old):
         return net
     restore(net)
-    conversion = Conversion(policy)
+    conversion = Conversion(policy, Expected(net, policy))
     for block in blocks:
-        _mxnet.add_hook(block, Hook(conversion, is_root=block is net))
+        _mxnet.add_hook(block, Hook(conversion))
         _mxnet.forget_graph(block)
     for param in params:
         param.mxmp_conversion = conversion

@@ -7,6 +7,8 @@ from typing import Any
 from mxnet import autograd
 from mxnet.gluon.contrib import estimator
 
+from .trainer import Trainer
+
 __all__ = ["BatchProcessor"]
 
 
@@ -18,7 +20,19 @@ class BatchProcessor(estimator.BatchProcessor):
     """
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> tuple:
-        """As MXNet's: data, labels, predictions and losses, a list each with one item per device."""
+        """As MXNet's: data, labels, predictions and losses, a list each with one item per device.
+
+        Raises
+        ------
+        TypeError
+            The Estimator's trainer cannot scale.
+        """
+        if not isinstance(estimator.trainer, Trainer):
+            raise TypeError(
+                f"mxmp.BatchProcessor scales the loss through an mxmp.Trainer, and the Estimator has a "
+                f"{type(estimator.trainer).__module__}.{type(estimator.trainer).__name__}: pass "
+                'Estimator(..., trainer=mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}))'
+            )
         data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
         with autograd.record():
             pred = [estimator.net(x) for x in data]

@@ -6,7 +6,6 @@ checkpoints stay FP32.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Iterable, Iterator, NamedTuple
 
 import mxnet as mx
@@ -38,11 +37,11 @@ class BuiltGraph(NamedTuple):
     plan: Plan
     shapes: dict[str, tuple]
     params: list[Parameter]
-    accumulated: frozenset[str]
+    grad_req: dict[str, str]
 
     def is_current(self) -> bool:
-        """Whether the same parameters accumulate their gradients as when it was built."""
-        return self.accumulated == accumulated(self.params)
+        """Whether the same is asked of the parameters' gradients as when it was built."""
+        return self.grad_req == grad_requests(self.params)
 
 
 class Hook:
@@ -50,9 +49,8 @@ class Hook:
 
     quiet = True  # for _mxnet.add_hook
 
-    def __init__(self, conversion: Conversion, is_root: bool) -> None:
+    def __init__(self, conversion: Conversion) -> None:
         self.conversion = conversion
-        self.is_root = is_root
         self.graphs: dict[GraphKey, BuiltGraph] = {}
         self._user_active: bool | None = None
         self._flags: list | None = None
@@ -65,6 +63,7 @@ class Hook:
         ctx = next((a.ctx for a in flat if isinstance(a, NDArray)), None)
         if ctx is None:
             return
+        _refuse_loader_memory(block, flat)
         key = GraphKey(autograd.is_training(), repr(structure), device_of(ctx))
         if key.training:
             self.conversion.note_training()
@@ -101,19 +100,14 @@ class Hook:
             traced = _mxnet.trace(block, args)
         data, symbol = traced.graph
         params = {param.name: param for is_data, param in traced.op_args if not is_data}
-        adding = accumulated(params.values())
-        graph, plan = self.conversion.build(symbol, params, device, {*adding, *(d.name for d in data)})
-        if self.is_root and not plan.num_low:
-            warnings.warn(
-                f"nothing in {block.name!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
-                "print(mxmp.explain(net)) says why",
-                stacklevel=4,
-            )
+        asked = grad_requests(params.values())
+        graph, plan = self.conversion.build(symbol, params, device, asked)
+        self.conversion.expected.note(block, plan)
         scale_heads(graph)
         op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
         flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
         shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-        return BuiltGraph(traced._replace(op=op), plan, shapes, list(params.values()), adding)
+        return BuiltGraph(traced._replace(op=op), plan, shapes, list(params.values()), asked)
 
     def _check_trace(self, block: HybridBlock) -> None:
         """Inside another block's graph our casts would be lost: say so."""
@@ -122,6 +116,20 @@ class Hook:
             raise ValueError(
                 f"{block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
                 f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
+            )
+
+
+_LOADER_MEMORY = ("cpu_shared", "cpu_pinned")
+
+
+def _refuse_loader_memory(block: HybridBlock, arrays: list) -> None:
+    """A graph wants its inputs where its parameters are, and MXNet's own error does not say how that is done."""
+    for array in arrays:
+        if isinstance(array, NDArray) and array.ctx.device_type in _LOADER_MEMORY and block.collect_params().keys():
+            raise ValueError(
+                f"{block.name}: the batch is in {array.ctx}, where a DataLoader with workers or pin_memory leaves it, "
+                "and a converted net runs as a graph, which like any hybridized net takes inputs from its own device "
+                "only: call x.as_in_context(mx.cpu()), or gluon.utils.split_and_load(x, contexts)"
             )
 
 
@@ -150,9 +158,9 @@ class _LowOp:
         self._op._register_op_hook(callback, monitor_all)
 
 
-def accumulated(params: Iterable[Parameter]) -> frozenset[str]:
-    """Names of the parameters whose gradients are added to what is there."""
-    return frozenset(param.name for param in params if param.grad_req == "add")
+def grad_requests(params: Iterable[Parameter]) -> dict[str, str]:
+    """What is asked of the gradient of each parameter: "write", "add" or "null"."""
+    return {param.name: param.grad_req for param in params}
 
 
 def hook_of(block: Block) -> Hook | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
@@ -148,7 +149,9 @@ class Trainer(StepView, gluon.Trainer):
         self._progress.accumulates = any(p.grad_req == "add" for p in self._params)
 
     def unscale(self) -> None:
-        """Divide the gradients by the scale in place, to look at or change true ones before ``step``.
+        """Divide the parameters' gradients by the scale in place, to look at or change true ones before ``step``.
+
+        Others stay scaled: for an input's, ``x.grad / trainer.loss_scale`` before ``step``.
 
         Raises
         ------
@@ -169,14 +172,14 @@ class Trainer(StepView, gluon.Trainer):
         ``gluon.utils.clip_global_norm`` sees them; what clipping multiplies is folded into the
         update, as the scale is. A non-finite norm clips nothing, and ``step`` will skip. Synchronizes.
         """
-        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
+        if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0:
             raise ValueError(f"max_norm must be a positive number, got {max_norm!r}")
         self._progress.check(Event.CLIP, self.loss_scale)
         self.allreduce_grads()
         updates = fresh.fresh_updates(self._params, ignore_stale=True)
         total = grads.norm([update.gradient for update in updates if update.device == 0]) * self._factor
         if max_norm < total < float("inf"):
-            self._progress.clip *= max_norm / total
+            self._progress.clip *= float(max_norm) / total
         self._progress.note(Event.CLIP, self.loss_scale)
         return total
 

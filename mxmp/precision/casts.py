@@ -7,11 +7,24 @@ from dataclasses import dataclass
 from .graph import Entry, Graph, Node
 from .plan import PlannedGraph
 from .rules import Rule
+from .subgraphs import bodies, set_bodies
 
-__all__ = ["FULL", "MARK", "CastGraph", "declare_full", "insert_casts", "is_ours", "replace_operator", "strip"]
+__all__ = [
+    "FULL",
+    "MARK",
+    "PASSED",
+    "CastGraph",
+    "declare_full",
+    "insert_casts",
+    "is_ours",
+    "replace_operator",
+    "strip",
+]
 
 # Marks every node that mxmp inserts; MXNet carries attributes of this form through any operator.
 MARK = "__mxmp__"
+# On such a node: which input it hands on, where that is not the first; "each" hands on every one.
+PASSED = "__mxmp_passed__"
 _STORED = "__mxmp_stored__"
 _REPLACED = "__mxmp_replaced__"
 FULL = "float32"
@@ -66,7 +79,7 @@ def strip(graph: Graph) -> Graph:
         while is_ours(entry.node):
             if entry.node.attrs[MARK] == "head":
                 name = name or entry.node.name
-            entry = entry.node.inputs[0]
+            entry = _passed(entry)
         if name:
             renamed[entry.node] = name
         return entry._replace(node=new[entry.node])
@@ -76,6 +89,8 @@ def strip(graph: Graph) -> Graph:
             new[node] = _copy(node, [resolve(e) for e in node.inputs], new)
             _restore_dtype(new[node])
             _restore_operator(new[node])
+            if node.subgraphs:
+                set_bodies(new[node], [strip(body.graph) for body in bodies(node)])
     heads = [resolve(e) for e in graph.heads]
     for node, name in renamed.items():
         new[node].name = name
@@ -168,6 +183,12 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
         [new[n] for n in node.control_deps],
         node.subgraphs,
     )
+
+
+def _passed(entry: Entry) -> Entry:
+    """What one of our nodes hands on."""
+    position = entry.node.attrs.get(PASSED, "0")
+    return entry.node.inputs[entry.index if position == "each" else int(position)]
 
 
 def _store(variable: Node, dtype: str) -> None:

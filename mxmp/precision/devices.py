@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
-from typing import Collection
+from types import MappingProxyType
+from typing import Mapping
 
 import mxnet as mx
 
 from .casts import MARK, CastGraph, is_ours
 from .emulation import emulate
 from .graph import Entry, Graph, Node
-from .onednn import plain_grouped_weights, round_bfloat16
+from .onednn import ask_for_weight_gradients, plain_grouped_weights, plain_volumes, round_bfloat16
+from .padding import select_seen_taps
 
-__all__ = ["device_of", "fit_to_device"]
+__all__ = ["UNKNOWN", "device_of", "fit_to_device"]
+
+# Nobody knows what is asked of any variable's gradient.
+UNKNOWN: Mapping[str, str] = MappingProxyType({})
 
 
 def device_of(ctx: mx.Context | None) -> str:
@@ -22,11 +27,10 @@ def device_of(ctx: mx.Context | None) -> str:
     return "gpu" if kind == "gpu" else "cpu"
 
 
-def fit_to_device(casted: CastGraph, device: str, accumulated: Collection[str] | None = None) -> Graph:
+def fit_to_device(casted: CastGraph, device: str, grad_req: Mapping[str, str] = UNKNOWN) -> Graph:
     """The graph that runs on ``device``; takes ``casted`` over.
 
-    ``accumulated``: names of the variables whose gradients are added to what is there (``grad_req="add"``);
-    None where nobody knows, and so all of them may be.
+    ``grad_req``: what is asked of the gradients of variables, by name; of others it may be anything.
 
     - float16 on a GPU: as it is; every low-precision node is a native kernel.
     - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does; ``Cast`` truncates to bfloat16
@@ -41,13 +45,17 @@ def fit_to_device(casted: CastGraph, device: str, accumulated: Collection[str] |
             if is_ours(node):
                 node.op = "amp_cast"
         round_bfloat16(casted.low)
-        _copy_before_casts(casted.graph, accumulated)
+        select_seen_taps(casted.graph)
+        _copy_before_casts(casted.graph, grad_req)
         plain_grouped_weights(casted.graph)
-        return casted.graph
-    return emulate(casted)
+        plain_volumes(casted.graph)
+    else:
+        emulate(casted)
+    ask_for_weight_gradients(casted.graph, grad_req)
+    return casted.graph
 
 
-def _copy_before_casts(graph: Graph, accumulated: Collection[str] | None) -> None:
+def _copy_before_casts(graph: Graph, grad_req: Mapping[str, str]) -> None:
     """A copy between an accumulated variable and its casts, in place.
 
     oneDNN's backward of ``amp_cast`` ignores "add" and leaves the gradient as it was. The copy's does not; it
@@ -57,7 +65,7 @@ def _copy_before_casts(graph: Graph, accumulated: Collection[str] | None) -> Non
     for node in list(graph.nodes()):
         if node.op == "amp_cast" and is_ours(node):
             variable = node.inputs[0]
-            if variable.node.is_variable and (accumulated is None or variable.node.name in accumulated):
+            if variable.node.is_variable and grad_req.get(variable.node.name, "add") == "add":
                 if variable not in copies:
                     name = f"{variable.node.name}_accumulated"
                     copies[variable] = Entry(Node("_copy", name, {MARK: "cast"}, [variable]))

@@ -9,15 +9,25 @@ optimizer of MXNet 1.9.1), and what is saved or loaded is FP32 with no trainer i
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from .stores import from_rank_zero, is_distributed
 
-__all__ = ["Weight", "assign", "publish", "share_drawn", "share_initial", "take_over"]
+__all__ = [
+    "Weight",
+    "assign",
+    "in_full",
+    "publish",
+    "publish_all",
+    "share_drawn",
+    "share_initial",
+    "take_over",
+]
 
 
 class Weight(NamedTuple):
@@ -55,6 +65,46 @@ def publish(master: NDArray, low: NDArray) -> None:
     """Round the master into the array that computes."""
     with autograd.pause():
         mx.nd.Cast(master, dtype=low.dtype.__name__, out=low)
+
+
+def in_full(gradients: Sequence[NDArray], *, together: bool) -> list[NDArray]:
+    """FP32 copies of float16 gradients on one device, finite ones.
+
+    ``together``: by one operator for many, as optimizers with such kernels update. MXNet has no cast of that
+    kind; an SGD step of size -1 from zero is one.
+    """
+    if not together:
+        return [gradient.astype("float32") for gradient in gradients]
+    full: list[NDArray] = []
+    for some in _portions(gradients):
+        zeros = mx.nd.zeros(sum(array.size for array in some), ctx=some[0].ctx)
+        ends = np.cumsum([array.size for array in some])
+        copies = [zeros[end - a.size : end].reshape(a.shape) for a, end in zip(some, ends)]
+        _sgd(zip(some, some, copies), some, rate=-1.0)
+        full += copies
+    return full
+
+
+def publish_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]], *, together: bool) -> None:
+    """``publish`` for many masters with their arrays and finite gradients; ``together`` as in ``in_full``."""
+    if not together:
+        for master, low, _ in triples:
+            publish(master, low)
+        return
+    for some in _portions(triples):
+        _sgd(((low, gradient, master) for master, low, gradient in some), [low for _, low, _ in some], rate=0.0)
+
+
+def _sgd(triples: Iterable[tuple[NDArray, NDArray, NDArray]], out: list[NDArray], *, rate: float) -> None:
+    """``weight32 -= rate * gradient; out = weight32`` for each (float16 array, gradient, weight32)."""
+    n = len(out)
+    arrays = [array for triple in triples for array in triple]
+    mx.nd.multi_mp_sgd_update(*arrays, out=out, num_weights=n, lrs=[rate] * n, wds=[0.0] * n)
+
+
+def _portions(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """As many as the kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h)."""
+    return (list(items[start : start + 60]) for start in range(0, len(items), 60))
 
 
 def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]) -> None:

@@ -14,6 +14,7 @@ NVIDIA's and torch's implementations; hysteresis is Megatron-LM's.
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 from typing import Any, TypeVar, Union
 
 __all__ = ["DynamicLossScaler", "NoLossScaler", "Scaler", "StaticLossScaler", "as_scaler"]
@@ -208,7 +209,7 @@ def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
     if isinstance(loss_scale, str):
         if loss_scale == "dynamic":
             return DynamicLossScaler() if low_range else NoLossScaler()
-    elif isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool):
+    elif _is_number(loss_scale):
         return StaticLossScaler(loss_scale)
     elif all(hasattr(loss_scale, name) for name in ("loss_scale", "adjust", "state_dict", "load_state_dict")):
         return loss_scale
@@ -218,8 +219,13 @@ def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
     )
 
 
+def _is_number(value: Any) -> bool:
+    """NumPy's numbers are; ``True`` is none here."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if not _is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return float(value)
 
@@ -231,15 +237,16 @@ def _scale(name: str, value: Any) -> float:
 
 
 def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} must be an integer, got {value!r}")
-    return value
+    return int(value)
 
 
 def _count(name: str, value: Any) -> int:
-    if _integer(name, value) < 1:
+    count = _integer(name, value)
+    if count < 1:
         raise ValueError(f"{name} must be at least 1, got {value!r}")
-    return value
+    return count
 
 
 def _check_state(state: Any, own: dict[str, Any]) -> None:

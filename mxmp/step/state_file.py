@@ -30,8 +30,12 @@ def write(path: str, content: dict[str, Any]) -> None:
     arrays: list[np.ndarray] = []
     tree = json.dumps({"format": FORMAT, **{k: _encode(v, arrays) for k, v in content.items()}})
     named = {f"a{i}": array for i, array in enumerate(arrays)}
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, tree=np.frombuffer(tree.encode(), np.uint8), digest=_digest(tree, arrays), **named)
+    named = {"tree": np.frombuffer(tree.encode(), np.uint8), "digest": _digest(tree, arrays), **named}
+    # As np.savez does, which leaves its archive to the garbage collector when the disk is full.
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, array in named.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 def read(path: str, content: bytes) -> dict[str, Any]:
@@ -51,13 +55,14 @@ def read(path: str, content: bytes) -> dict[str, Any]:
         ) from error
 
 
-def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer]:
-    """States and optimizer as ``Updater.get_states(dump_optimizer=True)`` pickles them.
+def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
+    """States and optimizer as ``Updater.get_states`` pickles them; None where ``dump_optimizer`` was False.
 
     Raises whatever a pickle that is something else makes Python raise.
     """
-    states, optimizer = _OnlyMXNet(io.BytesIO(content)).load()
-    if not isinstance(states, dict) or not isinstance(optimizer, mx.optimizer.Optimizer):
+    found = _OnlyMXNet(io.BytesIO(content)).load()
+    states, optimizer = (found, None) if isinstance(found, dict) else found
+    if not isinstance(states, dict) or not isinstance(optimizer, (mx.optimizer.Optimizer, type(None))):
         raise TypeError("it holds no states and optimizer")
     return states, optimizer
 

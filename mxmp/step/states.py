@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Collection, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -11,15 +10,12 @@ from mxnet.ndarray import NDArray
 
 from . import _mxnet, state_file
 from .masters import Weight
+from .resume import AsMade, continue_schedule, describe, equal, kinds, own_data, restore_schedule, to_host, whole
 from .state_layout import Layout, agree, check_states, difference, for_weight, map_leaves, with_attributes
 from .step import ScaledStep
 from .updater import Updaters
 
 __all__ = ["OptimizerStates", "collect", "load", "read", "save"]
-
-# What belongs to the process or to the run's arguments, not to the optimizer's progress.
-_NOT_STATE = {"param_dict", "idx2name", "sym_info", "lr_scheduler", "rescale_grad", "aggregate_num", "multi_precision"}
-_PLAIN = (bool, int, float, str, type(None))
 
 
 class OptimizerStates(NamedTuple):
@@ -28,9 +24,9 @@ class OptimizerStates(NamedTuple):
     Attributes
     ----------
     step : dict or None
-        ``ScaledStep.state_dict()``; None in a file of a plain ``gluon.Trainer``.
-    optimizer : str
-        Class name.
+        ``ScaledStep.state_dict()``; None in a file of plain MXNet.
+    optimizer : str or None
+        Class name; None in a file of a plain ``Module``, which holds states only.
     progress : dict
         Attributes of the optimizer: update counts, hyper-parameters, what it accumulates.
     scheduler : Any
@@ -41,15 +37,24 @@ class OptimizerStates(NamedTuple):
         FP32 masters by index, ``numpy.ndarray``.
     shapes : list of tuple, or None
         Shape of every parameter.
+    accumulated : list of str or None
+        Names in ``progress`` that a run continues from whatever its hyper-parameters are; None: not known.
+    scheduler_as_made : Any
+        As ``scheduler``, before the first update.
+    scheduler_start : int
+        The update from which the schedule counts.
     """
 
     step: dict | None
-    optimizer: str
+    optimizer: str | None
     progress: dict
     scheduler: Any
     states: dict
     masters: dict
     shapes: list | None
+    accumulated: list | None = None
+    scheduler_as_made: Any = None
+    scheduler_start: int = 0
 
 
 def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weight]) -> None:
@@ -57,15 +62,29 @@ def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weig
     masters = {i: weight.masters[0] for i, weight in enumerate(weights) if weight.masters}
     shapes = [weight.shape for weight in weights]
     found = collect(step.state_dict(), updaters.optimizer, updaters[0].states, masters, shapes)
+    as_made = updaters.as_made
+    found = found._replace(accumulated=as_made.accumulated(updaters.optimizer), scheduler_as_made=as_made.schedule)
     state_file.write(path, found._asdict())
 
 
 def load(
-    path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weight], contexts: Sequence[mx.Context]
+    path: str,
+    step: ScaledStep,
+    updaters: Updaters,
+    weights: Sequence[Weight],
+    contexts: Sequence[mx.Context],
+    *,
+    settings: str = "file",
 ) -> None:
     """Continue from ``save``, or from the file of a plain ``gluon.Trainer``, on any number of devices.
 
     Masters in the file set the weights, whatever those are stored in. Runs no code from the file.
+
+    Parameters
+    ----------
+    settings : {"file", "caller"}
+        Whose hyper-parameters and schedule hold. ``"caller"`` also reads the file of a plain ``Module``, which
+        has no counts: those stay ``begin_num_update``.
 
     Raises
     ------
@@ -73,7 +92,11 @@ def load(
         The file is damaged, or of other parameters or another optimizer; nothing has changed.
     """
     found = read(path)
-    commit = _check(found, updaters.optimizer, [weight.shape for weight in weights], contexts)
+    if found.optimizer is None:
+        if settings == "file":
+            raise ValueError(f"{path!r} is of a plain Module and holds no optimizer; mxmp.Module reads it")
+        found = _of_module(found.states, updaters.optimizer, weights)
+    commit = _check(found, updaters, [weight.shape for weight in weights], contexts, settings)
     if found.step is not None:
         step.load_state_dict(found.step)
     commit()
@@ -81,6 +104,28 @@ def load(
         weights[index].assign(mx.nd.array(master))
     fitting = {i: _fitting(updaters.optimizer, found, i, weights[i]) for i in found.states}
     updaters.set_states(fitting, contexts, _to_device)
+
+
+def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> OptimizerStates:
+    """What a plain ``Module`` wrote, which numbers weight ``i`` on device ``k`` of ``n`` as ``i * n + k``.
+
+    Where its kvstore updated, the keys are names. ``n`` is not in the file; the states of all devices are equal.
+    """
+    names = {weight.name: i for i, weight in enumerate(weights)}
+    states = {names.get(key, key): to_host(state) for key, state in states.items()}
+    if not all(isinstance(key, int) for key in states):
+        raise ValueError(f"the states are of other parameters: {next(k for k in states if isinstance(k, str))!r}")
+
+    def by_device(count: int) -> bool:
+        blocks = {key - key % count for key in states}
+        return max(blocks, default=0) < count * len(weights) and all(
+            first + k in states and equal(states[first], states[first + k]) for first in blocks for k in range(count)
+        )
+
+    count = next((n for n in range(len(states), 0, -1) if by_device(n)), 1)
+    mine = {key // count: state for key, state in states.items() if key % count == 0}
+    # A pair may be Adam's or SGD's with a float16 weight's master, so it is not taken apart.
+    return OptimizerStates(None, type(optimizer).__name__, {}, None, mine, {}, None)
 
 
 def _fitting(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
@@ -95,30 +140,31 @@ def _fitting(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: i
 
 
 def collect(
-    step: dict, optimizer: mx.optimizer.Optimizer, states: dict, masters: dict, shapes: Sequence[tuple]
+    step: dict | None, optimizer: mx.optimizer.Optimizer, states: dict, masters: dict, shapes: Sequence[tuple]
 ) -> OptimizerStates:
     """The states of one device (all devices hold the same) as host arrays. Synchronizes.
 
     Masters that ``multi_precision`` keeps inside a state are taken out, so that all states are those of
     an FP32 weight.
     """
-    own = {k: v for k, v in optimizer.__dict__.items() if k not in _NOT_STATE}
+    schedule, start = whole(optimizer.lr_scheduler)
     layout = Layout(optimizer)
     apart = {index: layout.split(state) for index, state in states.items()}
     inner = {index: master for index, (_, master) in apart.items() if master is not None}
     return OptimizerStates(
         step,
         type(optimizer).__name__,
-        {k: _to_host(v) for k, v in own.items() if _is_data(v)},
-        _describe(optimizer.lr_scheduler),
-        {index: map_leaves(_full, _to_host(state)) for index, (state, _) in apart.items()},
-        {index: master.asnumpy() for index, master in {**inner, **masters}.items()},
+        to_host(own_data(optimizer)),
+        describe(schedule),
+        {index: map_leaves(_full, to_host(state)) for index, (state, _) in apart.items()},
+        to_host({**inner, **masters}),
         [tuple(shape or ()) for shape in shapes],
+        scheduler_start=start,
     )
 
 
 def read(path: str) -> OptimizerStates:
-    """Read our file, or the states file of a plain MXNet updater with its optimizer in it.
+    """Read our file, or one that a plain MXNet updater wrote, with its optimizer in it or without.
 
     Raises
     ------
@@ -134,26 +180,27 @@ def read(path: str) -> OptimizerStates:
             raise ValueError(f"{path!r} is no states file of mxmp ({error}); nothing was loaded") from error
     try:
         states, optimizer = state_file.read_pickle(content)
-        found = collect({}, optimizer, states, {}, [])
+        if optimizer is None:
+            _check_arrays(states)
+            return OptimizerStates(None, None, {}, None, states, {}, None)
+        found = collect(None, optimizer, states, {}, [])
     except Exception as error:
         raise ValueError(
-            f"{path!r} is no states file of mxmp or of a gluon.Trainer, or it was truncated or changed ({error}); "
-            "nothing was loaded"
+            f"{path!r} is no states file of mxmp, of a gluon.Trainer or of a Module, or it was truncated or changed "
+            f"({error}); nothing was loaded"
         ) from error
-    return found._replace(step=None, shapes=None)
+    return found._replace(shapes=None)
 
 
 def _check(
-    found: OptimizerStates,
-    optimizer: mx.optimizer.Optimizer,
-    shapes: Sequence[tuple],
-    contexts: Sequence[mx.Context],
+    found: OptimizerStates, updaters: Updaters, shapes: Sequence[tuple], contexts: Sequence[mx.Context], settings: str
 ) -> Callable[[], None]:
     """Check that ``found`` fits, and return what sets the optimizer's progress.
 
     Update counts are replicated to all devices (MXNet restores the saved ones only, and Adam on the
     others then diverges). A dimension of ``shapes`` that is not known yet is 0.
     """
+    optimizer = updaters.optimizer
     if found.optimizer != type(optimizer).__name__:
         raise ValueError(f"the states are of optimizer {found.optimizer}, this one is {type(optimizer).__name__}")
     own_shapes = [tuple(shape or ()) for shape in shapes]
@@ -161,36 +208,42 @@ def _check(
         pairs = list(zip(found.shapes, own_shapes))
         if len(found.shapes) != len(own_shapes) or not all(agree(a, b) for a, b in pairs):
             raise ValueError(f"the states are of other parameters: {difference(found.shapes, own_shapes)}")
-    own = _describe(optimizer.lr_scheduler)
-    if _kinds(found.scheduler) != _kinds(own):
-        raise ValueError(
-            f"the states were saved with the learning-rate schedule {_kinds(found.scheduler)}, this optimizer "
-            f"has {_kinds(own)}"
-        )
-    progress = {k: v for k, v in found.progress.items() if k in vars(optimizer) and k not in _NOT_STATE}
+    progress = {k: v for k, v in found.progress.items() if k in own_data(optimizer)}
+    if settings == "caller":
+        progress = {k: v for k, v in progress.items() if k in _accumulated(found, optimizer)}
+    else:
+        own = describe(whole(optimizer.lr_scheduler)[0])
+        if kinds(found.scheduler) != kinds(own):
+            raise ValueError(
+                f"the states were saved with the learning-rate schedule {kinds(found.scheduler)}, this optimizer "
+                f"has {kinds(own)}"
+            )
     check_states(found.states, found.masters, with_attributes(optimizer, progress), own_shapes)
 
     def commit() -> None:
         for name, value in progress.items():
             setattr(optimizer, name, _to_device(value, contexts[0]))
         _mxnet.replicate_update_counts(optimizer, contexts)
-        if optimizer.lr_scheduler is not None:
-            _restore_schedule(optimizer.lr_scheduler, found.scheduler)
+        if settings == "file":
+            restore_schedule(optimizer, found.scheduler, found.scheduler_start)
+        elif progress:
+            # A gluon.Trainer's file does not say how its schedule began.
+            saved = [found.scheduler] if found.accumulated is None else [found.scheduler_as_made, found.scheduler]
+            continue_schedule(optimizer, updaters.as_made.schedule, saved, found.scheduler_start)
 
     return commit
 
 
-def _is_data(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(k, (str, int)) and _is_data(v) for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_data, value))
-    return isinstance(value, (*_PLAIN, NDArray, np.ndarray))
+def _accumulated(found: OptimizerStates, optimizer: mx.optimizer.Optimizer) -> Collection[str]:
+    return found.accumulated if found.accumulated is not None else AsMade({}, None).accumulated(optimizer)
 
 
-def _to_host(value: Any) -> Any:
-    """Copies all the way down; row-sparse states become dense."""
-    return map_leaves(lambda leaf: leaf.asnumpy() if isinstance(leaf, NDArray) else copy.copy(leaf), value)
+def _check_arrays(states: dict) -> None:
+    def check(leaf: Any) -> None:
+        if not isinstance(leaf, (NDArray, type(None))):
+            raise TypeError(f"it holds a {type(leaf).__name__}, no array")
+
+    map_leaves(check, states)
 
 
 def _full(leaf: Any) -> Any:
@@ -202,34 +255,3 @@ def _to_device(value: Any, ctx: mx.Context) -> Any:
         return mx.nd.array(item, ctx=ctx, dtype=item.dtype) if isinstance(item, np.ndarray) else item
 
     return map_leaves(leaf, value)
-
-
-def _describe(schedule: Any) -> Any:
-    """Class names and plain attributes of a schedule and of the schedules in it."""
-    if isinstance(schedule, mx.lr_scheduler.LRScheduler):
-        return {"class": type(schedule).__name__, "attrs": {k: _describe(v) for k, v in vars(schedule).items()}}
-    if isinstance(schedule, (list, tuple)):
-        return [_describe(item) for item in schedule]
-    return copy.copy(schedule) if isinstance(schedule, _PLAIN) else None
-
-
-def _kinds(described: Any) -> Any:
-    if isinstance(described, dict):
-        inner = {k: _kinds(v) for k, v in described["attrs"].items()}
-        return [described["class"], *(v for v in inner.values() if v)]
-    if isinstance(described, list):
-        return [k for k in map(_kinds, described) if k]
-    return None
-
-
-def _restore_schedule(schedule: Any, described: Any) -> None:
-    for name, value in described["attrs"].items():
-        current = getattr(schedule, name, None)
-        if isinstance(current, mx.lr_scheduler.LRScheduler):
-            _restore_schedule(current, value)
-        elif isinstance(current, (list, tuple)):
-            for item, saved in zip(current, value or ()):
-                if isinstance(item, mx.lr_scheduler.LRScheduler):
-                    _restore_schedule(item, saved)
-        elif isinstance(current, _PLAIN) and isinstance(value, _PLAIN):
-            setattr(schedule, name, value)

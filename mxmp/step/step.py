@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from .gradients import Gradient, fetch, non_finite, square_sums
+from .gradients import Gradient, fetch, finite_sums, non_finite
 from .group import group_of
 from .scaler import Scaler
 from .statistics import RunningStatistics
@@ -130,9 +130,9 @@ class ScaledStep:
 
     def _check(self, gradients: Sequence[Gradient], statistics: RunningStatistics | None) -> list[Gradient]:
         """The non-finite gradients. One transfer; a second only where the first says overflow."""
-        squares = square_sums(gradients)
-        running = [statistics.sums(after=squares)] if statistics else []
-        sums, *running_sums = fetch(squares, *running)
+        marks = finite_sums(gradients)
+        running = [statistics.sums(after=marks)] if statistics else []
+        sums, *running_sums = fetch(marks, *running)
         suspects = [g for g, ok in zip(gradients, np.isfinite(sums)) if not ok]
         bad = non_finite(suspects) if suspects else []
         if statistics:

@@ -11,7 +11,8 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .gradients import Gradient
-from .masters import publish, take_over
+from .masters import in_full, publish, publish_all, take_over
+from .resume import AsMade
 
 __all__ = ["Update", "Updater", "Updaters", "rescaled"]
 
@@ -33,8 +34,9 @@ class Update(NamedTuple):
 class Updater(mx.optimizer.Updater):
     """MXNet's Updater for one device, which updates the FP32 master where a weight has one, and rounds it back.
 
-    The loss scale is divided out through the ``rescale_grad`` that ``rescaled`` sets; optimizers
-    that look at gradients before that get unscaled copies.
+    MXNet's own ``multi_precision`` kernels do both, where it has them and they are exact. The loss scale is
+    divided out through the ``rescale_grad`` that ``rescaled`` sets; optimizers that look at gradients before
+    that get unscaled copies. States are kept as those of FP32 weights.
 
     Parameters
     ----------
@@ -45,6 +47,7 @@ class Updater(mx.optimizer.Updater):
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, masters: Callable[[int], NDArray | None]) -> None:
         super().__init__(optimizer)
+        self.states: dict[int, Any]
         self.master = masters
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
@@ -52,38 +55,71 @@ class Updater(mx.optimizer.Updater):
         indices, grads, weights = (
             (index, grad, weight) if isinstance(index, (list, tuple)) else ([index], [grad], [weight])
         )
-        pairs = [(self.master(i), low) for i, low in zip(indices, weights)]
-        for master, low in pairs:
-            if master is not None:
-                take_over(master, low)
-        full = [g if m is None else g.astype("float32") for g, (m, _) in zip(grads, pairs)]
-        with self._true_gradients(full) as full, _best_aggregation(self.optimizer, weights):
-            super().__call__(list(indices), full, [low if m is None else m for m, low in pairs])
-        for master, low in pairs:
-            if master is not None:
-                publish(master, low)
+        masters = {i: master for i in indices if (master := self.master(i)) is not None}
+        for i, low in zip(indices, weights):
+            if i in masters:
+                take_over(masters[i], low)
+        if masters and self._has_kernels(indices, weights, masters):
+            with self._masters_in_states(masters):
+                super().__call__(list(indices), list(grads), list(weights))
+            return
+        low = [k for k, i in enumerate(indices) if i in masters]
+        full = dict(zip(low, in_full([grads[k] for k in low], together=self.aggregate_updates)))
+        with self._true_gradients([full.get(k, grad) for k, grad in enumerate(grads)]) as true:
+            super().__call__(list(indices), true, [masters.get(i, w) for i, w in zip(indices, weights)])
+        publish_all([(masters[indices[k]], weights[k], grads[k]) for k in low], together=self.aggregate_updates)
+
+    def _has_kernels(self, indices: Sequence[int], weights: Sequence[NDArray], masters: Mapping[int, NDArray]) -> bool:
+        """Whether MXNet's kernels for float16 weights do what the FP32 ones do with the masters.
+
+        Not LAMB, LARS and LBSGD: they take norms of the float16 arrays, and on a CPU of squares in float16.
+        """
+        alone = any((w.dtype == np.float16) != (i in masters) for i, w in zip(indices, weights))
+        return type(self.optimizer) in _MASTER_KERNELS and not alone and not self._needs_true_gradients()
 
     @contextmanager
-    def _true_gradients(self, grads: list[NDArray]) -> Iterator[list[NDArray]]:
-        """``grads``, as unscaled copies where scaling by ``rescale_grad`` would not be the same."""
+    def _masters_in_states(self, masters: Mapping[int, NDArray]) -> Iterator[None]:
+        """States as ``multi_precision`` has them, for the time of an update; it works on the arrays in place."""
+        optimizer, plain, before = self.optimizer, self.states, self.optimizer.multi_precision
+        for i, master in masters.items():
+            if i not in plain:
+                plain[i] = optimizer.create_state_multi_precision(i, master)
+                self.states_synced[i] = True
+        self.states = {**plain, **{i: (plain[i], master) for i, master in masters.items()}}
+        optimizer.multi_precision = True
+        try:
+            yield
+        finally:
+            plain.update({i: state for i, state in self.states.items() if i not in masters})
+            self.states, optimizer.multi_precision = plain, before
+
+    def _needs_true_gradients(self) -> bool:
+        """Whether scaling by ``rescale_grad`` would not be the same."""
         rescale = self.optimizer.rescale_grad
-        plain, factor = getattr(rescale, "factors", (rescale, 1.0))
-        if not (_reads_raw_gradients(self.optimizer) or (factor != 1.0 and abs(rescale) < _SMALLEST_RESCALE)):
-            yield grads
+        scaled = getattr(rescale, "factors", (rescale, 1.0))[1] != 1.0
+        return _reads_raw_gradients(self.optimizer) or (scaled and abs(rescale) < _SMALLEST_RESCALE)
+
+    @contextmanager
+    def _true_gradients(self, grads: Sequence[NDArray]) -> Iterator[list[NDArray]]:
+        """``grads``, as unscaled copies where the optimizer must see those."""
+        if not self._needs_true_gradients():
+            yield list(grads)
             return
-        self.optimizer.rescale_grad = plain
+        rescale = self.optimizer.rescale_grad
+        self.optimizer.rescale_grad, factor = getattr(rescale, "factors", (rescale, 1.0))
         try:
             yield [g * factor for g in grads]
         finally:
             self.optimizer.rescale_grad = rescale
 
 
+_MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
 # SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients belong to the optimizer, not to a device.
 _TOGETHER = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
 
 
 class Updaters(List[Updater]):
-    """One Updater per device, all of one optimizer.
+    """One Updater per device, all of one optimizer, which has not updated yet.
 
     Parameters
     ----------
@@ -101,6 +137,7 @@ class Updaters(List[Updater]):
     ) -> None:
         super().__init__(Updater(optimizer, partial(_on_device, master, k)) for k in range(num_devices))
         self.optimizer = optimizer
+        self.as_made = AsMade.of(optimizer)
 
     def apply(self, updates: Sequence[Update], factor: float, *, reduced: bool) -> None:
         """Apply gradients times ``factor``, on top of the optimizer's own ``rescale_grad``.
@@ -144,22 +181,6 @@ class Updaters(List[Updater]):
 
 def _on_device(master: Callable[[int, int], NDArray | None], device: int, index: int) -> NDArray | None:
     return master(index, device)
-
-
-@contextmanager
-def _best_aggregation(optimizer: mx.optimizer.Optimizer, weights: list[NDArray]) -> Iterator[None]:
-    """SGD with one weight per kernel on a CPU, where MXNet's kernels for several weights take longer.
-
-    The bits are the same. (LAMB's are not, so it is left.) In MXNet's profile of a ResNet-50 step: 36 ms
-    instead of 49.
-    """
-    before = optimizer.aggregate_num
-    if before > 1 and isinstance(optimizer, mx.optimizer.SGD) and weights[0].ctx.device_type != "gpu":
-        optimizer.aggregate_num = 1
-    try:
-        yield
-    finally:
-        optimizer.aggregate_num = before
 
 
 # MXNet reads operator attributes from text and keeps 19 decimals: 10 zeros and an FP32's 9 digits.

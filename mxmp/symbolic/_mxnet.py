@@ -5,17 +5,18 @@ A subclass of MXNet's (``Module``, ``BucketingModule``) also uses what it inheri
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Any, Collection, Iterator, Sequence
 
 import mxnet as mx
 
-__all__ = ["INHERITED", "environment", "number_weights_plainly"]
+__all__ = ["INHERITED", "Unfused", "fuses", "group_names", "number_weights_plainly", "without_optimizer"]
 
 INHERITED = {
     "Module": (
-        "_arg_params _aux_params _compression_params _context _exec_group _kvstore _optimizer _param_names "
+        "_arg_params _aux_params _compression_params _context _exec_group _group2ctxs _kvstore _optimizer _param_names "
         "_params_dirty _preload_opt_states _symbol _sync_params_from_devices _updater"
     ),
     "BucketingModule": (
@@ -25,18 +26,62 @@ INHERITED = {
 }
 
 
+class Unfused(mx.sym.Symbol):
+    """A Symbol that binds as it is, without MXNet's oneDNN fusion. Takes ``symbol`` over.
+
+    MXNet partitions a graph whose default context is cpu(0), and has one switch, an environment
+    variable of the whole process, that prints a line at every bind. But a default context is only for
+    what has no other: here all variables are of a group, whose context is the real one, the operators
+    follow their inputs, and the default is another. ``groups`` that the user places hold; others are
+    dropped, as MXNet ignores them where none is placed. (A Custom operator takes the name of its group
+    for an argument, so none is set there.)
+    """
+
+    _GROUP = "mxmp"
+
+    def __init__(self, symbol: mx.sym.Symbol, groups: Collection[str] = ()) -> None:
+        raw = json.loads(symbol.tojson(remove_amp_cast=False))
+        for node in raw["nodes"]:
+            attrs = node.setdefault("attrs", {})
+            if attrs.get("__ctx_group__") not in groups:
+                attrs.pop("__ctx_group__", None)
+                if not node["inputs"]:
+                    attrs["__ctx_group__"] = self._GROUP
+        grouped = mx.sym.load_json(json.dumps(raw))
+        super().__init__(grouped.handle)
+        grouped.handle = None
+
+    def simple_bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
+        groups = {**(group2ctx or {}), self._GROUP: ctx}
+        return super().simple_bind(mx.Context(ctx.device_type, ctx.device_id + 1), *args, group2ctx=groups, **kwargs)
+
+
+def fuses(contexts: Sequence[mx.Context]) -> bool:
+    """Whether MXNet would fuse there without having been told to, or not to, by the user."""
+    return mx.cpu(0) in contexts and "MXNET_SUBGRAPH_BACKEND" not in os.environ
+
+
+def group_names(group2ctxs: Any) -> set[str]:
+    """The groups that a user places, as ``Module(group2ctxs=)`` takes them."""
+    return {name for groups in (group2ctxs if isinstance(group2ctxs, list) else [group2ctxs]) for name in groups or ()}
+
+
 @contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """``name`` set to ``value`` for a call of MXNet's that takes no argument for it."""
-    before = os.environ.get(name)
-    os.environ[name] = value
+def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
+    """The kvstore that Module would make of a name; for the time of a call it says that it runs no optimizer.
+
+    Otherwise Module hands the update over to it, dist_sync's servers included.
+    """
+    if isinstance(kvstore, str) and (devices > 1 or "dist" in kvstore):
+        kvstore = mx.kv.create(kvstore)
+    if not isinstance(kvstore, mx.kv.KVStoreBase):
+        yield kvstore
+        return
+    kvstore.is_capable = lambda capability: False
     try:
-        yield
+        yield kvstore
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del kvstore.is_capable
 
 
 def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], devices: int) -> None:

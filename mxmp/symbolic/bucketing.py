@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterable
 
 import mxnet as mx
 
+from ..files import replacing
 from ..policy import Policy, as_policy
 from ..step.scaler import as_scaler
 from ..step.step import ScaledStep, StepView
+from .checkpoint import SavesParams, write_arrays, write_symbol
 from .core import Core
 from .module import Module
 
 __all__ = ["BucketingModule"]
 
 
-class BucketingModule(StepView, mx.mod.BucketingModule):
+class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     """``mx.mod.BucketingModule`` in mixed precision: all buckets share masters, scaler and counters.
 
     Parameters
     ----------
     sym_gen, default_bucket_key, ...
         As for ``mx.mod.BucketingModule``.
-    policy, loss_scale
+    policy, exclude, loss_scale
         As for ``Module``. The default bucket's graph decides which parameters are stored low.
     """
 
     def __init__(
-        self, *args: Any, policy: str | Policy = "float16", loss_scale: Any = "dynamic", **kwargs: Any
+        self,
+        *args: Any,
+        policy: str | Policy = "float16",
+        exclude: Iterable[str] = (),
+        loss_scale: Any = "dynamic",
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._mixed = {"policy": as_policy(policy), "loss_scale": loss_scale}
+        self._mixed = {"policy": as_policy(policy, exclude), "loss_scale": loss_scale}
         as_scaler(loss_scale)
         self._core: Core | None = None
 
@@ -79,26 +86,44 @@ class BucketingModule(StepView, mx.mod.BucketingModule):
         if fresh and self._monitor is not None:
             self._curr_module.install_monitor(self._monitor)
 
+    def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
+        """As ``mx.mod.BucketingModule.save_checkpoint``; each file appears whole or not at all."""
+        self.save_params(f"{prefix}-{epoch:04d}.params")
+        for key in self._buckets:
+            symbol, _, _ = self._call_sym_gen(key)
+            with replacing(f"{prefix}-{key}-symbol.json") as path:
+                write_symbol(path, symbol, remove_amp_cast)
+        with replacing(f"{prefix}.buckets") as path:
+            write_arrays(path, [mx.nd.array(list(self._buckets), dtype="int32")])
+
     def save_optimizer_states(self, fname: str) -> None:
         """As ``Module.save_optimizer_states``."""
-        self._buckets[self._default_bucket_key].save_optimizer_states(fname)
+        self._default().save_optimizer_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
         """As ``Module.load_optimizer_states``."""
-        self._buckets[self._default_bucket_key].load_optimizer_states(fname)
+        self._default().load_optimizer_states(fname)
         self._params_dirty = True
 
     @property
-    def _state(self) -> ScaledStep:
-        if self._core is None:
+    def modules(self) -> dict[Any, Module]:
+        """The module of every bucket that there has been so far, by its key."""
+        return dict(self._buckets)
+
+    def _default(self) -> Module:
+        if self._default_bucket_key not in self._buckets:
             raise RuntimeError("bind() first: the default bucket's graph decides the precision")
-        return self._core.step
+        return self._buckets[self._default_bucket_key]
+
+    @property
+    def _state(self) -> ScaledStep:
+        return self._default()._core.step
 
     @classmethod
     def load(
         cls, prefix: str, epoch: int, sym_gen: Any = None, default_bucket_key: Any = None, **kwargs: Any
     ) -> BucketingModule:
-        """``mx.mod.BucketingModule.load`` for this class; takes ``policy`` and ``loss_scale`` too."""
+        """``mx.mod.BucketingModule.load`` for this class; takes ``policy``, ``exclude`` and ``loss_scale`` too."""
         module = cls(sym_gen, default_bucket_key, **kwargs)
         default = module._buckets[default_bucket_key] = module._module(default_bucket_key)
         default._arg_params, default._aux_params = mx.model.load_params(prefix, epoch)

@@ -14,7 +14,7 @@ from ..precision.graph import Graph
 from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
 
-__all__ = ["cast_symbol"]
+__all__ = ["cast_symbol", "nothing_low", "warn_of_unmatched"]
 
 
 def cast_symbol(
@@ -57,17 +57,26 @@ def cast_symbol(
         raise ValueError("exclude is part of the policy that a Plan was made for: make the Plan with it")
     how = policy if isinstance(policy, Plan) else as_policy(policy, exclude)
     graph, plan = low_graph(Graph.from_symbol(sym), how, device_of(ctx), keep_output_names=True)
-    _check_useful(plan)
+    warn_of_unmatched(plan)
+    useless = nothing_low(plan)
+    if useless:
+        raise ValueError(useless)
     declare_full(graph)
     return graph.to_symbol()
 
 
-def _check_useful(plan: Plan) -> None:
+def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
+    """A pattern that matches nothing is rarely meant."""
     if plan.unmatched:
-        warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=3)
-    if not plan.num_low:
-        reasons = sorted({d.reason for d in plan.decisions.values()})[:5]
-        raise ValueError(
-            f"nothing in this Symbol would run in {plan.policy.compute}: it has no matrix operator that may. "
-            f"Reasons: {'; '.join(reasons) or 'it has no operator at all'}"
-        )
+        warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=stacklevel)
+
+
+def nothing_low(plan: Plan) -> str | None:
+    """What to say where no operator computes low."""
+    if plan.num_low:
+        return None
+    reasons = sorted({d.reason for d in plan.decisions.values()})[:5]
+    return (
+        f"nothing in this Symbol would run in {plan.policy.compute}: it has no matrix operator that may. "
+        f"Reasons: {'; '.join(reasons) or 'it has no operator at all'}"
+    )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Collection, Mapping, Sequence
+import warnings
+from typing import Any, Collection, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..policy import Policy
 from ..precision.casts import declare_full
+from ..precision.devices import UNKNOWN
 from ..precision.graph import Graph
 from ..precision.heads import scale_heads
 from ..precision.pipeline import low_graph
+from ..precision.plan import Plan
 from ..step.masters import Weight, assign, take_over
 from ..step.step import ScaledStep
+from .cast import nothing_low, warn_of_unmatched
 
-__all__ = ["Core"]
+__all__ = ["Core", "grad_requests"]
 
 
 class Core:
@@ -49,9 +53,12 @@ class Core:
         device: str,
         parameters: Collection[str],
         for_training: bool,
-        accumulated: Collection[str] | None,
-    ) -> mx.sym.Symbol:
-        """What executors run: the graph with casts and, for training, the scale in front of loss heads."""
+        grad_req: Mapping[str, str],
+    ) -> tuple[mx.sym.Symbol, Plan]:
+        """What executors run: the graph with casts and, for training, the scale in front of loss heads; and its plan.
+
+        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing.
+        """
         graph, plan = low_graph(
             Graph.from_symbol(symbol),
             policy,
@@ -59,14 +66,18 @@ class Core:
             parameters=() if self._decided else set(parameters),
             stored_low=self.low_names,
             keep_output_names=True,
-            accumulated=accumulated,
+            grad_req=grad_req,
         )
         if not self._decided:
             self._decided, self.low_names = True, set(plan.low_variables)
+            warn_of_unmatched(plan, stacklevel=4)
+            useless = nothing_low(plan)
+            if useless:
+                warnings.warn(useless, stacklevel=3)
         if for_training:
             scale_heads(graph)
         declare_full(graph)
-        return graph.to_symbol()
+        return graph.to_symbol(), plan
 
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """FP32 masters beside ``arrays``, in one order on all workers, who number their keys by it."""
@@ -87,6 +98,11 @@ class Core:
         for name in self.masters.keys() & values.keys():
             assign(values[name], self.masters[name], arrays[name])
 
+    def values(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
+        """FP32 values of those that have masters: the devices' mean, as MXNet's Module takes it."""
+        held = {weight.name: weight.masters for weight in self.weights(arrays) if weight.masters}
+        return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
+
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
         """All parameters, in the order of their numbers; what was written into ``arrays`` holds."""
 
@@ -97,3 +113,10 @@ class Core:
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
         return [weight(name) for name in self.names]
+
+
+def grad_requests(grad_req: Any, params: Collection[str], fixed: Collection[str]) -> Mapping[str, str]:
+    """What ``bind(grad_req=...)`` asks of the gradient of each parameter; empty where it says so one by one."""
+    if not isinstance(grad_req, str):
+        return UNKNOWN
+    return {name: "null" if name in fixed else grad_req for name in params}

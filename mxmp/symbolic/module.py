@@ -6,18 +6,17 @@ to a private symbol with casts and, in front of loss heads, the loss scale.
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager, nullcontext
-from typing import Any, Iterator
+from contextlib import contextmanager
+from typing import Any, Iterable, Iterator
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..files import replacing
 from ..policy import Policy, as_policy
 from ..precision.decide import check_policy
 from ..precision.devices import device_of
 from ..precision.heads import SCALE_NAME
+from ..precision.plan import Plan
 from ..step import states
 from ..step.gradients import Gradient
 from ..step.masters import Weight, share_drawn, share_initial
@@ -28,13 +27,15 @@ from ..step.step import ScaledStep, StepView
 from ..step.stores import is_distributed, open_store
 from ..step.updater import Update, Updaters
 from . import _mxnet
-from .core import Core
+from .checkpoint import SavesCheckpoints
+from .core import Core, grad_requests
+from .order import require
 
 __all__ = ["Module"]
 
 
-class Module(StepView, mx.mod.Module):
-    """``mx.mod.Module`` in mixed precision: the same constructor and methods, two more keywords.
+class Module(SavesCheckpoints, StepView, mx.mod.Module):
+    """``mx.mod.Module`` in mixed precision: the same constructor and methods, three more keywords.
 
     Parameters
     ----------
@@ -42,9 +43,16 @@ class Module(StepView, mx.mod.Module):
         As for ``mx.mod.Module``. ``compression_params`` is refused.
     policy : str or Policy
         ``"float16"``, ``"bfloat16"``, a policy string or a Policy.
+    exclude : iterable of str
+        Patterns of nodes or blocks to keep in FP32, added to the policy's.
     loss_scale : {"dynamic"}, float, None or a scaler
         As for ``mxmp.Trainer``. It multiplies whatever ``grad_scale`` the heads have, and is divided out
         through the optimizer's ``rescale_grad``, on top of the user's.
+
+    Attributes
+    ----------
+    plan : Plan or None
+        What each operator computes in, and why; None before ``bind``.
 
     Raises
     ------
@@ -57,10 +65,12 @@ class Module(StepView, mx.mod.Module):
         symbol: mx.sym.Symbol,
         *args: Any,
         policy: str | Policy = "float16",
+        exclude: Iterable[str] = (),
         loss_scale: Any = "dynamic",
         **kwargs: Any,
     ) -> None:
-        self.policy = as_policy(policy)
+        self.policy = as_policy(policy, exclude)
+        self.plan: Plan | None = None
         self._symbol: Any
         self._arg_params: Any
         self._params_dirty: bool
@@ -75,7 +85,7 @@ class Module(StepView, mx.mod.Module):
 
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
-        """``mx.mod.Module.load`` for this class; takes ``policy`` and ``loss_scale`` too."""
+        """``mx.mod.Module.load`` for this class; takes ``policy``, ``exclude`` and ``loss_scale`` too."""
         symbol, args, auxs = mx.model.load_checkpoint(prefix, epoch)
         module = cls(symbol, **kwargs)
         module._arg_params, module._aux_params = args, auxs
@@ -102,23 +112,18 @@ class Module(StepView, mx.mod.Module):
         fresh = self._arg_params is None
         original = self._symbol
         if force_rebind or not self.binded:
-            self._symbol = self._core.low_symbol(
-                original,
-                self.policy,
-                self._device,
-                self._param_names,
-                for_training,
-                () if grad_req == "write" else None,
+            asked = grad_requests(grad_req, self._param_names, self._fixed_param_names)
+            low, self.plan = self._core.low_symbol(
+                original, self.policy, self._device, self._param_names, for_training, asked
             )
-        # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
-        # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
-        backend = "MXNET_SUBGRAPH_BACKEND"
-        unfused = nullcontext() if backend in os.environ else _mxnet.environment(backend, "NONE")
+            # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
+            # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
+            unfused = _mxnet.fuses(self._context)
+            self._symbol = _mxnet.Unfused(low, _mxnet.group_names(self._group2ctxs)) if unfused else low
         try:
-            with unfused:
-                super().bind(
-                    data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req
-                )
+            super().bind(
+                data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req
+            )
         finally:
             self._symbol = original
         if fresh and shared_module is None:
@@ -148,12 +153,7 @@ class Module(StepView, mx.mod.Module):
     def _sync_params_from_devices(self) -> None:
         low = {name: self._arg_params[name].copy() for name in self._core.low_names}
         super()._sync_params_from_devices()
-        for weight in self._core.weights(self._arrays()):
-            if weight.masters:
-                low[weight.name] = mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in weight.masters)) / len(
-                    weight.masters
-                )
-        self._arg_params.update(low)
+        self._arg_params.update({**low, **self._core.values(self._arrays())})
 
     def _arrays(self) -> dict[str, list[NDArray]]:
         """What the executors compute with: by parameter, one array per device."""
@@ -177,6 +177,7 @@ class Module(StepView, mx.mod.Module):
         ImportError
             ``"horovod"`` without Horovod; says how to install it.
         """
+        require(self, optimizer=False)
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
@@ -188,9 +189,8 @@ class Module(StepView, mx.mod.Module):
         if self._params_dirty:
             self._sync_params_from_devices()
         preload, self._preload_opt_states = self._preload_opt_states, None
-        # Only so does MXNet leave the update to us, dist_sync included.
-        with _mxnet.environment("MXNET_UPDATE_ON_KVSTORE", "0"), self._keys_as_gradients():
-            super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        with _mxnet.without_optimizer(kvstore, len(self._context)) as store, self._keys_as_gradients():
+            super().init_optimizer(store, optimizer, optimizer_params, force_init)
         core = self._core
         core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
@@ -222,6 +222,7 @@ class Module(StepView, mx.mod.Module):
 
     def backward(self, out_grads: Any = None) -> None:
         """As ``mx.mod.Module.backward``, of everything times the loss scale."""
+        require(self, optimizer=False)
         scale = self.loss_scale
         self._core.scaled_by = scale
         for executor in self._exec_group.execs:
@@ -243,6 +244,7 @@ class Module(StepView, mx.mod.Module):
         FloatingPointError
             Repeated overflow at the lowest scale; names the parameters.
         """
+        require(self, optimizer=True)
         group, kvstore = self._exec_group, self._kvstore
         updates = []
         for name, weights, gradients in zip(group.param_names, group.param_arrays, group.grad_arrays):
@@ -273,32 +275,24 @@ class Module(StepView, mx.mod.Module):
 
     # -- files --------------------------------------------------------------------------------------
 
-    def save_checkpoint(
-        self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
-    ) -> None:
-        """Plain FP32 files that ``mx.mod.Module.load`` opens without mxmp; each appears whole or not at all."""
-        with replacing(f"{prefix}-symbol.json") as path:
-            self._symbol.save(path, remove_amp_cast=remove_amp_cast)
-        self.save_params(f"{prefix}-{epoch:04d}.params")
-        if save_optimizer_states:
-            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
-        self.logger.info("Saved checkpoint %s-%04d", prefix, epoch)
-
-    def save_params(self, fname: str) -> None:
-        with replacing(fname) as path:
-            super().save_params(path)
-
     def save_optimizer_states(self, fname: str) -> None:
         """Optimizer states, masters, scaler and counters, for ``load_optimizer_states``."""
+        require(self, optimizer=True)
         states.save(fname, self._state, self._updater, self._core.weights(self._arrays()))
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Continue from ``save_optimizer_states``, on any number of devices.
+        """Continue from ``save_optimizer_states``, or from the file of a plain ``Module``, on any number of devices.
+
+        States, masters, counters and the loss scale are the file's. Learning rate, schedule, weight decay and the
+        other arguments of the optimizer are those of ``init_optimizer``, as in MXNet. A schedule that equals the
+        file's goes on where that one stood; another counts from here on, from ``begin_num_update``.
 
         Raises
         ------
         ValueError
             The file is damaged, or of other parameters or another optimizer; nothing has changed.
         """
-        states.load(fname, self._state, self._updater, self._core.weights(self._arrays()), self._context)
+        require(self, optimizer=True)
+        weights = self._core.weights(self._arrays())
+        states.load(fname, self._state, self._updater, weights, self._context, settings="caller")
         self._params_dirty = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 
 import mxnet as mx
 import numpy as np
@@ -139,6 +141,31 @@ def test_the_estimator_skips_an_overflow_and_goes_on():
 def test_without_our_batch_processor_the_estimator_says_what_to_do():
     with pytest.raises(RuntimeError, match=r"BatchProcessor"):
         fit(mxmp.Trainer, None, loss_scale=2.0**10)
+
+
+def test_our_batch_processor_without_our_trainer_says_what_to_pass():
+    with pytest.raises(TypeError, match=r"Estimator has a mxnet.gluon.trainer.Trainer: pass .*trainer=mxmp.Trainer\("):
+        fit(gluon.Trainer, mxmp.BatchProcessor())
+
+
+# -- batches of a DataLoader ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16", MASTERS])
+@pytest.mark.parametrize("ctx", [mx.Context("cpu_shared"), mx.Context("cpu_pinned")], ids=str)
+def test_a_batch_in_a_dataloader_s_memory_is_refused_with_what_to_do(policy, ctx):
+    net, x = two_layers(policy), mx.nd.ones((2, 3), ctx=ctx)
+    with pytest.raises(ValueError, match=rf"batch is in {re.escape(str(ctx))}, .*as_in_context\(mx.cpu\(\)\)"):
+        net(x)
+    assert net(x.as_in_context(mx.cpu())).shape == (2, 2)
+
+
+def test_a_batch_in_shared_memory_without_parameters_computes():
+    loss = mxmp.convert(gluon.loss.SoftmaxCrossEntropyLoss())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing in it computes low
+        found = loss(*(mx.nd.ones(shape, ctx=mx.Context("cpu_shared")) for shape in ((2, 3), (2,))))
+    assert found.shape == (2,)
 
 
 # -- the numpy interface ----------------------------------------------------------------------------

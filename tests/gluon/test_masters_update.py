@@ -39,11 +39,12 @@ def test_updates_too_small_for_float16_add_up_in_the_master():
         weight.initialize(mx.init.One())
         master = weight.data()
         low = master.astype(stored)
-        updater = Updater(mx.optimizer.create("sgd", learning_rate=2.0**-13), lambda _, m=master, s=stored: m)
+        mine = master if stored == "float16" else None
+        updater = Updater(mx.optimizer.create("sgd", learning_rate=2.0**-13), lambda _, mine=mine: mine)
         for _ in range(4096):
             updater(0, mx.nd.ones(1, dtype=stored), low)
-        found.append((master.asscalar(), float(low.asscalar())))
-    assert found == [(0.5, 0.5), (0.5, 0.5)]
+        found.append(float(low.asscalar()))
+    assert found == [0.5, 0.5]
 
 
 def test_states_of_the_optimizer_are_fp32():

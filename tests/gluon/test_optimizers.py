@@ -117,9 +117,8 @@ def test_the_scale_may_change_within_an_lbsgd_window():
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"nadam", "sgld"}))
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_weights_stay_identical_on_all_devices(name):
-    """Not Nadam and SGLD: their schedule and noise differ per device in plain MXNet as well."""
     net = two_layers(MASTERS, devices=2)
     trainer = mxmp.Trainer(net.collect_params(), name, options(name), loss_scale=2.0**6)
     train(net, trainer, range(10), devices=2, batch_size=8)

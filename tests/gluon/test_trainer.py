@@ -495,6 +495,18 @@ def test_a_bad_max_norm_is_refused(bad):
         trainer.clip_global_norm(bad)
 
 
+def test_numpy_s_number_is_a_max_norm():
+    found = []
+    for max_norm in (0.01, np.float64(0.01)):
+        net = two_layers()
+        trainer = sgd(net)
+        trainer.backward(forward(net, 0))
+        assert trainer.clip_global_norm(max_norm) > 0.01
+        trainer.step(np.int64(4))
+        found.append(weights(trainer))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_allreduce_then_update_equals_step(devices):
     net, other = two_layers(devices=devices), two_layers(devices=devices)
@@ -988,3 +1000,21 @@ def test_a_subclass_that_reduces_by_itself_is_called_once_a_step_and_its_result_
     trainer.step(4)
     assert trainer.last_step_skipped
     assert full_weights(trainer) == before
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_an_input_s_gradient_over_the_scale_is_the_true_one(unscaled):
+    found = []
+    for scale in (None, 2.0**9):
+        net = two_layers()
+        trainer = sgd(net, loss_scale=scale)
+        x, y = batch(0)
+        x.attach_grad()
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        trainer.backward(loss)
+        if unscaled and scale:
+            trainer.unscale()
+        found.append((x.grad / trainer.loss_scale).asnumpy())
+        trainer.step(4)
+    np.testing.assert_array_equal(*found)

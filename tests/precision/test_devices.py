@@ -41,7 +41,7 @@ def test_bfloat16_is_low_only_where_no_kernel_is_missing(drawn):
 def test_bfloat16_casts_are_amp_casts():
     inserted = [n for n in nodes(mxmp.cast_symbol(small(), "bfloat16")) if "__mxmp__" in n.get("attrs", {})]
     assert {n["op"] for n in inserted if "dtype" in n["attrs"]} == {"amp_cast"}
-    assert {n["op"] for n in inserted} == {"amp_cast", "_copy"}
+    assert {n["op"] for n in inserted} == {"amp_cast", "_copy", "amp_multicast"}
 
 
 def gated() -> mx.sym.Symbol:

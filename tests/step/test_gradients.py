@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mxmp.step import gradients
-from mxmp.step.gradients import Gradient, fetch, non_finite, norm, square_sums, unscale
+from mxmp.step.gradients import Gradient, fetch, finite_sums, non_finite, norm, square_sums, unscale
 
 SMALL, LARGE = 100, 20_000  # on both sides of the size at which the reduction changes
 
@@ -50,6 +50,7 @@ def test_one_non_finite_element_is_found_wherever_it_is(value, at, position):
     changed = mx.nd.array(array, ctx=items[at].array.ctx, dtype=array.dtype)
     items[at] = Gradient(items[at].name, changed.tostype(stype))
     assert [bool(ok) for ok in np.isfinite(fetch(square_sums(items))[0])] == [i != at for i in range(6)]
+    assert not np.isfinite(fetch(finite_sums(items))[0])[at]
     assert [g.name for g in non_finite(items)] == [items[at].name]
     assert not math.isfinite(norm(items))
 
@@ -61,6 +62,12 @@ def test_finite_elements_whose_squares_overflow_are_no_overflow(size):
     assert non_finite(items) == []
     expected = math.sqrt(size) * math.hypot(1e30, 3e38)
     assert norm(items) == pytest.approx(expected, rel=1e-5)
+
+
+def test_finite_gradients_of_any_kind_and_size_give_finite_sums():
+    items = [*mixed(), gradient(np.full(4096, 60000.0), dtype="float16"), gradient(np.ones(gradients._CHECK + 1))]
+    assert np.isfinite(fetch(finite_sums(items))[0]).all()
+    assert fetch(finite_sums(items))[0].shape == (8,)
 
 
 def test_float16_squares_are_summed_in_fp32():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,3 +264,22 @@ def test_the_scaler_module_runs_without_mxnet():
         "assert not {'mxnet', 'numpy'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.float16])
+def test_numpy_s_numbers_are_numbers(kind):
+    assert as_scaler(kind(128)).loss_scale == 128.0
+    assert type(as_scaler(kind(128)).loss_scale) is float
+    scaler = DynamicLossScaler(kind(128), growth_factor=kind(2), growth_interval=np.int32(3), max_scale=kind(1024))
+    assert json.loads(json.dumps(scaler.state_dict())) == scaler.state_dict()
+    for _ in range(3):
+        scaler.adjust(True)
+    assert scaler.loss_scale == 256.0
+
+
+@pytest.mark.parametrize(
+    "value", [np.bool_(True), True, np.float32("inf"), np.float32("nan"), np.array([1.0]), "128", 1j]
+)
+def test_what_is_no_number_is_no_loss_scale(value):
+    with pytest.raises(ValueError, match="scale must be"):
+        as_scaler(value)

@@ -4,6 +4,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import mxmp
 from mxmp.__main__ import main
 
 
@@ -66,6 +67,21 @@ BAD = {
     "unknown dtype": (["explain", "@net-symbol.json", "--policy", "float8"], "must be one of"),
     "bfloat16 on a GPU": (["explain", "@net-symbol.json", "--policy", "bfloat16", "--device", "gpu"], "use 'float16'"),
     "bad shape": (["explain", "@net-symbol.json", "--shape", "data=a"], "NAME=N,C,H,W"),
+    "misspelt input": (
+        ["explain", "@net-symbol.json", "--shape", "dta=2,1,8,8"],
+        "no input 'dta'; did you mean 'data'",
+    ),
+    "shapes that do not fit": (
+        ["explain", "@net-symbol.json", "--shape", "data=2,3,8,8"],
+        "do not fit",
+    ),
+    "misspelt input of cast": (["cast", "@net-symbol.json", "@low", "--shape", "dta=2,1,8,8"], "no input 'dta'"),
+    "missing folder": (["cast", "@net-symbol.json", "@net-0003.params", "@none/low"], "none/low-symbol.json"),
+    "a file for a folder": (
+        ["cast", "@net-symbol.json", "@net-0003.params", "@bad.json/low"],
+        "bad.json/low-symbol.json",
+    ),
+    "everything excluded": (["cast", "@net-symbol.json", "@low", "--exclude", "*"], "nothing in this Symbol would run"),
     "nothing to do": (["cast", "@pool-symbol.json", "@low"], "no matrix operator"),
 }
 
@@ -85,3 +101,20 @@ def test_bad_input_is_one_line_that_says_what_is_wrong_and_writes_nothing(checkp
     assert "\n" not in error
     assert sorted(os.listdir(checkpoint)) == before
     assert (checkpoint / "low-symbol.json").read_text() == "kept"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes into read-only folders")
+def test_a_read_only_folder_is_named(checkpoint, capsys):
+    (checkpoint / "shut").mkdir(mode=0o500)
+    assert run(checkpoint, "cast", "@net-symbol.json", "@net-0003.params", "@shut/low") == 2
+    assert "shut/low-symbol.json" in capsys.readouterr().err
+
+
+def test_explain_says_that_a_pattern_matches_nothing(checkpoint, capsys):
+    assert run(checkpoint, "explain", "@net-symbol.json", "--exclude", "tail*") == 0
+    assert "exclude matched nothing: tail*" in capsys.readouterr().out
+
+
+def test_a_misspelt_keyword_of_explain_is_an_error(symbol):
+    with pytest.raises(ValueError, match="no input 'polcy'; did you mean"):
+        mxmp.explain(symbol, polcy=(1, 2))

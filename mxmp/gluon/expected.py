@@ -1,0 +1,47 @@
+"""What is expected of a conversion as a whole: something computes low, and every pattern matches something."""
+
+from __future__ import annotations
+
+import warnings
+
+from mxnet.gluon import Block, HybridBlock
+
+from ..policy import Policy
+from ..precision.plan import Plan
+from . import _mxnet
+
+__all__ = ["Expected"]
+
+
+class Expected:
+    """Warns where it is not met, once every outermost hybrid block of the net has a graph."""
+
+    def __init__(self, net: Block, policy: Policy) -> None:
+        self._net = net.name
+        self._waiting = {id(block) for block in _outermost(net)}
+        self._unmatched = dict.fromkeys(policy.exclude)
+        self._any_low = False
+
+    def note(self, block: HybridBlock, plan: Plan) -> None:
+        """A graph of ``block`` follows ``plan``."""
+        if id(block) not in self._waiting:
+            return
+        self._waiting.discard(id(block))
+        self._unmatched = {pattern: None for pattern in self._unmatched if pattern in plan.unmatched}
+        self._any_low = self._any_low or plan.num_low > 0
+        if self._waiting:
+            return
+        if not self._any_low:
+            warnings.warn(
+                f"nothing in {self._net!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
+                "print(mxmp.explain(net)) says why",
+                stacklevel=5,
+            )
+        if self._unmatched:
+            warnings.warn(f"exclude: no node or block of {self._net!r} matches {list(self._unmatched)}", stacklevel=5)
+
+
+def _outermost(block: Block) -> list[HybridBlock]:
+    if isinstance(block, HybridBlock):
+        return [block]
+    return [found for child in _mxnet.children(block) for found in _outermost(child)]

@@ -1,0 +1,178 @@
+"""What binding leaves alone: the process's environment, its stderr, and the graph, which MXNet would fuse wrongly."""
+
+import os
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import mxmp
+
+S = mx.sym
+SHAPES = [("data", (4, 3, 8, 8))], [("softmax_label", (4,))]
+FULL = mxmp.Policy("float16", exclude=["c*"])
+
+
+def residual():
+    """One convolution feeds both BatchNorm, relu, convolution and a skip."""
+    first = S.Convolution(S.var("data"), kernel=(3, 3), pad=(1, 1), num_filter=8, name="c0")
+    inner = S.relu(S.BatchNorm(first, fix_gamma=False, name="b0"), name="r0")
+    second = S.Convolution(inner, kernel=(3, 3), pad=(1, 1), num_filter=8, name="c1") + first
+    return S.SoftmaxOutput(S.FullyConnected(S.relu(second), num_hidden=3, name="fc"), name="softmax")
+
+
+def bound(symbol=None, context=None, training=False, kind=mxmp.Module, policy=FULL, **kwargs):
+    mixed = {"policy": policy} if kind is mxmp.Module else {}
+    module = kind(residual() if symbol is None else symbol, context=context or mx.cpu(), **mixed, **kwargs)
+    module.bind(*SHAPES, for_training=training)
+    mx.random.seed(1)
+    np.random.seed(1)
+    module.init_params(mx.init.Xavier())
+    return module
+
+
+def batch():
+    return mx.io.DataBatch([mx.nd.array(np.random.RandomState(0).randn(4, 3, 8, 8))], [mx.nd.array([0, 1, 2, 0])])
+
+
+def operators(module):
+    return [
+        line.split("Op:")[1].split(",")[0]
+        for executor in module._exec_group.execs
+        for line in executor.debug_str().splitlines()
+        if line.startswith("Op:")
+    ]
+
+
+def fused(module):
+    return any("_sg_" in op for op in operators(module))
+
+
+def answer(module):
+    module.forward(batch(), is_train=False)
+    return module.get_outputs()[0].asnumpy()
+
+
+def test_mxnet_fuses_what_it_binds_itself():
+    assert fused(bound(kind=mx.mod.Module))
+
+
+@pytest.fixture
+def _no_variables(monkeypatch):
+    def refusing(function):
+        def call(name, *value):
+            assert b"MXNET" not in os.fsencode(name), f"the environment of all threads changes: {name}"
+            function(name, *value)
+
+        return call
+
+    monkeypatch.delenv("MXNET_SUBGRAPH_BACKEND", raising=False)
+    monkeypatch.setattr(os, "putenv", refusing(os.putenv))
+    monkeypatch.setattr(os, "unsetenv", refusing(os.unsetenv))
+
+
+@pytest.mark.usefixtures("_no_variables")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("devices", [[0], [0, 1], [1]])
+def test_binding_sets_no_environment_variable_and_prints_nothing(training, devices, capfd):
+    module = bound(context=[mx.cpu(k) for k in devices], training=training)
+    if training:
+        module.init_optimizer(kvstore="device")
+        module.forward_backward(batch())
+        module.update()
+    mx.nd.waitall()
+    assert capfd.readouterr() == ("", "")
+    assert not fused(module)
+
+
+@pytest.mark.usefixtures("_no_variables")
+@pytest.mark.parametrize("kvstore", ["local", "device", "an object", None], ids=str)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_init_optimizer_never_updates_on_the_kvstore(kvstore, devices):
+    kvstore = mx.kv.create("local") if kvstore == "an object" else kvstore
+    module = bound(context=[mx.cpu(k) for k in range(devices)], training=True)
+    module.init_optimizer(kvstore=kvstore)
+    assert not module._update_on_kvstore
+    if isinstance(kvstore, mx.kv.KVStore):
+        assert kvstore.is_capable(mx.kv.KVStoreBase.OPTIMIZER)  # as it was
+
+
+def test_inference_is_that_of_the_plain_operators(monkeypatch):
+    found = bound()
+    arrays = [*found._exec_group.execs[0].arg_arrays, *found._exec_group.execs[0].aux_arrays]
+    assert {str(a.context) for a in [*arrays, *found._exec_group.execs[0].outputs]} == {"cpu(0)"}
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
+    plain = bound(kind=mx.mod.Module)
+    np.testing.assert_allclose(answer(found), answer(plain), atol=2e-3)
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_numbers_are_those_of_mxnet_s_switch(monkeypatch, policy, training):
+    found = answer(bound(policy=policy, training=training))
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
+    np.testing.assert_array_equal(found, answer(bound(policy=policy, training=training)))
+
+
+def test_a_backend_that_the_user_asks_for_is_used(monkeypatch):
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "MKLDNN")
+    assert fused(bound())
+
+
+def test_reshaping_fuses_nothing(capfd):
+    module = bound()
+    expected = answer(module)
+    module.reshape([("data", (2, 3, 8, 8))], [("softmax_label", (2,))])
+    assert not fused(module)
+    module.reshape(*SHAPES)
+    np.testing.assert_array_equal(answer(module), expected)
+    assert "is activated" not in capfd.readouterr().err
+
+
+def test_the_symbol_stays_the_user_s():
+    module = bound()
+    assert "ctx_group" not in module.symbol.tojson()
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_user_s_own_groups_hold(given, training):
+    """Model parallelism: part of the graph on another device; without ``group2ctxs`` MXNet ignores the groups."""
+    data = S.FullyConnected(S.var("data"), num_hidden=8, name="c0")
+    with mx.AttrScope(ctx_group="second"):
+        second = S.FullyConnected(S.relu(data), num_hidden=3, name="fc")
+    groups = {"group2ctxs": [{"second": mx.cpu(2)}]} if given else {}
+    module = bound(S.SoftmaxOutput(second, name="softmax"), training=training, **groups)
+    arguments = module._exec_group.execs[0].arg_dict
+    assert arguments["c0_weight"].context == mx.cpu(0)
+    assert arguments["fc_weight"].context == mx.cpu(2 if given else 0)
+    module.forward(batch(), is_train=training)
+    if training:
+        module.init_optimizer()
+        module.backward()
+        module.update()
+    assert np.isfinite(module.get_outputs()[0].asnumpy()).all()
+
+
+def test_modules_bind_in_threads():
+    expected = answer(bound())
+    found, errors = [], []
+
+    def run():
+        try:
+            for _ in range(5):
+                module = mxmp.Module(residual(), policy=FULL)
+                module.bind(*SHAPES, for_training=False)
+                found.append(fused(module))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert found == [False] * 20
+    np.testing.assert_array_equal(answer(bound()), expected)

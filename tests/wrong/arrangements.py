@@ -1,0 +1,338 @@
+"""Legal arrangements of nets, heads, trainers, scales and devices, drawn; and each with its FP32 twin.
+
+``deltas(arrangement)`` and ``deltas(arrangement, full=True)`` run the same three steps, the latter with
+neither casts nor scaling, by MXNet's own Trainer or Module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from hypothesis import strategies as st
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from twins import FLAGS, POLICIES, array, value
+
+import mxmp
+
+WIDTH, CLASSES, BATCH, STEPS = 8, 3, 8, 3
+
+
+# -- what nets are made of --------------------------------------------------------------------------
+
+
+class Dense(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(WIDTH, in_units=WIDTH)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return F.tanh(self.dense(x))
+
+
+class Frozen(Dense):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense.collect_params().setattr("grad_req", "null")
+
+
+class Tied(gluon.HybridBlock):
+    """One weight, read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.one = nn.Dense(WIDTH, in_units=WIDTH)
+            self.two = nn.Dense(WIDTH, in_units=WIDTH, params=self.one.params)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return F.tanh(self.two(F.tanh(self.one(x))))
+
+
+class Normalized(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense, self.norm = nn.Dense(WIDTH, in_units=WIDTH), nn.LayerNorm(in_channels=WIDTH)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return x + self.norm(self.dense(x))
+
+
+class Convolved(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.conv, self.norm = (
+                nn.Conv1D(4, 3, padding=1, in_channels=2, use_bias=False),
+                nn.BatchNorm(in_channels=4),
+            )
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        y = F.tanh(self.norm(self.conv(x.reshape((0, 2, -1)))))
+        return x + F.Pooling(y, kernel=(2,), stride=(2,), pool_type="avg").reshape((0, -1))
+
+
+class SoftmaxHead(gluon.HybridBlock):
+    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:  # noqa: N803
+        return F.SoftmaxOutput(x, label)
+
+
+class RegressionHead(gluon.HybridBlock):
+    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:  # noqa: N803
+        return F.LinearRegressionOutput(x, F.one_hot(label, CLASSES))
+
+
+class MadeHead(gluon.HybridBlock):
+    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:  # noqa: N803
+        return F.MakeLoss(-F.pick(F.log_softmax(x), label))
+
+
+class Headed(gluon.HybridBlock):
+    """A net that ends in its loss head."""
+
+    def __init__(self, body: gluon.HybridBlock, head: gluon.HybridBlock) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+
+    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:  # noqa: N803
+        return self.head(self.body(x), label)
+
+
+PARTS = {"dense": Dense, "frozen": Frozen, "tied": Tied, "layer norm": Normalized, "conv": Convolved}
+HEADS = {"SoftmaxOutput": SoftmaxHead, "LinearRegressionOutput": RegressionHead, "MakeLoss": MadeHead}
+OPTIMIZERS = {"sgd": {"learning_rate": 0.1}, "nag": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}}
+
+
+# -- arrangements -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One program.
+
+    ``nets`` are tuples of parts; each net is converted, or kept in FP32 where ``kept`` says so. The nets
+    form a chain; or each is a branch behind a trunk that all of them contain (``"trunk"``); or the last is a
+    critic that is trained in turns with the others (``"critic"``).
+    """
+
+    dtype: str
+    nets: tuple[tuple[str, ...], ...]
+    kept: tuple[bool, ...]
+    topology: str
+    head: str  # "loss": of Gluon; or an operator
+    head_stands: str  # "inside" the last net, or as a block of its own, "converted" or "plain"
+    trainers: str  # "one", "one scaler" for several, or scalers of their "own"
+    scale: float | str | None
+    call: str
+    backwards: int
+    devices: int
+    flags: str
+    flags_first: bool
+    optimizer: str
+    overflow: bool
+
+    def refusal(self) -> str | None:
+        """A word of mxmp's error, where it must refuse this program."""
+        scaled = self.scale not in (None, 1.0)
+        head_is_plain = self.head_stands == "plain" or (self.head_stands == "inside" and self.kept[-1])
+        if scaled and self.head in HEADS and head_is_plain:
+            return "loss scale"
+        if self.topology != "critic" and self.trainers == "own":
+            return "same scaler object"
+        if self.call == "unscale" and self.dtype == "float16 masters" and not all(self.kept):
+            return "cannot hold unscaled values"
+        return None
+
+
+@st.composite
+def arrangements(draw: st.DrawFn) -> Arrangement:
+    def one_of(*choices: Any) -> Any:
+        return draw(st.sampled_from(choices))
+
+    nets = tuple(
+        tuple(draw(st.lists(st.sampled_from(list(PARTS)), min_size=0, max_size=2))) for _ in range(one_of(1, 2, 2, 3))
+    )
+    several = len(nets) > 1
+    topology = one_of("chain", "chain", "critic") if several else "chain"
+    head = one_of("loss", "loss", *HEADS)
+    return Arrangement(
+        dtype=one_of(*POLICIES),
+        nets=nets,
+        kept=tuple(one_of(False, False, False, True) for _ in nets),
+        topology=topology,
+        head=head,
+        head_stands=one_of("inside", "converted", "plain") if head in HEADS else "plain",
+        trainers=one_of("one", "one scaler", "one scaler", "own") if several else "one",
+        scale=one_of(1024.0, 64.0, "dynamic", 1.0, None),
+        call=one_of("backward", "backward", "scale_loss", "unscale"),
+        backwards=one_of(1, 1, 2, 3),
+        devices=one_of(1, 1, 2, 3),
+        flags=one_of(*FLAGS),
+        flags_first=one_of(False, True),
+        optimizer=one_of(*OPTIMIZERS),
+        overflow=one_of(False, False, True),
+    )
+
+
+# -- running one ------------------------------------------------------------------------------------
+
+
+def deltas(a: Arrangement, *, full: bool = False) -> dict[str, np.ndarray]:
+    """What three steps add to every parameter."""
+    program = _Program(a, full)
+    before = program.values()
+    for step in range(STEPS):
+        program.step(step)
+    after = program.values()
+    return {name: after[name] - before[name] for name in before}
+
+
+class _Program:
+    def __init__(self, a: Arrangement, full: bool) -> None:
+        self.a, self.full = a, full
+        self.contexts = [mx.cpu(k) for k in range(a.devices)]
+        trunk = Dense() if a.topology == "trunk" else None
+        self.nets = [self._net(parts, trunk, last=k == len(a.nets) - 1) for k, parts in enumerate(a.nets)]
+        self.head = HEADS[a.head]() if a.head in HEADS and a.head_stands != "inside" else None
+        if self.head is not None:
+            self.head.initialize(ctx=self.contexts)
+        for param in self._params().values():
+            if a.backwards > 1 and param.grad_req == "write":
+                param.grad_req = "add"
+        self._initialize()
+        for net, kept in [*zip(self.nets, a.kept), (self.head, a.head_stands == "plain")]:
+            if net is not None:
+                self._prepare(net, kept)
+        self.trainers = self._make_trainers()
+
+    def _net(self, parts: tuple[str, ...], trunk: Any, *, last: bool) -> gluon.HybridBlock:
+        net = nn.HybridSequential()
+        net.add(*([] if trunk is None else [trunk]), *(PARTS[part]() for part in parts))
+        ends = last or self.a.topology == "trunk"
+        net.add(nn.Dense(CLASSES if ends else WIDTH, in_units=WIDTH))
+        if last and self.a.head in HEADS and self.a.head_stands == "inside":
+            return Headed(net, HEADS[self.a.head]())
+        return net
+
+    def _prepare(self, net: gluon.HybridBlock, kept: bool) -> None:
+        flags = FLAGS[self.a.flags]
+        if flags is not None and self.a.flags_first:
+            net.hybridize(**flags)
+        if not kept and not self.full:
+            mxmp.convert(net, POLICIES[self.a.dtype])
+        if flags is not None and not self.a.flags_first:
+            net.hybridize(**flags)
+
+    def _params(self) -> dict[str, gluon.Parameter]:
+        return {name: param for net in self.nets for name, param in net.collect_params().items()}
+
+    def _initialize(self) -> None:
+        rng = np.random.RandomState(1)
+        for name, param in self._params().items():
+            param.initialize(ctx=self.contexts)
+            if "running" not in name:
+                param.set_data(mx.nd.array(rng.uniform(-0.5, 0.5, param.shape)))
+
+    def _make_trainers(self) -> list[gluon.Trainer]:
+        groups: list[dict] = []
+        seen: set[str] = set()
+        for net in self.nets:  # a shared trunk belongs to the first
+            groups.append({k: v for k, v in net.collect_params().items() if k not in seen})
+            seen |= groups[-1].keys()
+        if self.a.topology == "critic":
+            groups = [_joined(groups[:-1]), groups[-1]]
+        elif self.a.trainers == "one":
+            groups = [_joined(groups)]
+        options = OPTIMIZERS[self.a.optimizer]
+        if self.full:
+            return [gluon.Trainer(g, self.a.optimizer, options, update_on_kvstore=False) for g in groups]
+        shared = self._scaler(0)
+        scalers = [shared if self.a.trainers == "one scaler" else self._scaler(k) for k in range(len(groups))]
+        return [mxmp.Trainer(g, self.a.optimizer, options, loss_scale=s) for g, s in zip(groups, scalers)]
+
+    def _scaler(self, k: int) -> Any:
+        if self.a.scale == "dynamic":
+            return mxmp.DynamicLossScaler(2.0 ** (8 + k))
+        return mxmp.NoLossScaler() if self.a.scale is None else mxmp.StaticLossScaler(self.a.scale)
+
+    def step(self, number: int) -> None:
+        if self.a.topology == "critic":
+            self._turn(number, self.trainers[-1:], frozen=True)
+            self.nets[0].collect_params().zero_grad()
+            self._turn(number, self.trainers[:-1], frozen=False)
+        else:
+            self._turn(number, self.trainers, frozen=False)
+
+    def _turn(self, number: int, trainers: list[gluon.Trainer], *, frozen: bool) -> None:
+        """Backwards of one loss, and a step of ``trainers``; ``frozen`` trains the critic only."""
+        for k in range(self.a.backwards):
+            seed = (number * 8 + k) * 8
+            with autograd.record():
+                losses = [self._loss(seed + d, ctx, frozen) for d, ctx in enumerate(self.contexts)]
+            self._backward(losses, trainers)
+        skipping = self._overflow(trainers[0]) if self.a.overflow and number == 1 else None
+        for trainer in trainers:
+            if self.a.call == "unscale" and not self.full:
+                trainer.unscale()
+        for trainer in trainers:
+            if not (self.full and trainer is skipping):
+                trainer.step(BATCH * self.a.devices * self.a.backwards)
+        self._forget()
+
+    def _loss(self, seed: int, ctx: mx.Context, frozen: bool) -> Any:
+        x = array(seed, BATCH, WIDTH, ctx=ctx)
+        label = mx.nd.array((np.arange(BATCH) + seed) % CLASSES, ctx=ctx)
+        if self.a.topology == "trunk":
+            outs = [net(x) for net in self.nets[:-1]]
+            return sum(self._plain_loss(out, label).sum() for out in outs) + self._last(x, label).sum()
+        for net in self.nets[:-1]:
+            x = net(x)
+        return self._last(x.detach() if frozen else x, label)
+
+    def _last(self, x: Any, label: Any) -> Any:
+        if self.a.head in HEADS and self.a.head_stands == "inside":
+            return self.nets[-1](x, label)
+        out = self.nets[-1](x)
+        return self._plain_loss(out, label) if self.head is None else self.head(out, label)
+
+    def _plain_loss(self, out: Any, label: Any) -> Any:
+        return gluon.loss.SoftmaxCrossEntropyLoss()(out, label)
+
+    def _backward(self, losses: list[Any], trainers: list[gluon.Trainer]) -> None:
+        if self.full:
+            autograd.backward(losses)
+        elif self.a.trainers == "own" and self.a.topology != "critic":
+            for trainer in trainers:
+                trainer.backward(losses, retain_graph=True)
+        elif self.a.call == "scale_loss":
+            with trainers[0].scale_loss(losses) as scaled:
+                autograd.backward(scaled)
+        else:
+            trainers[0].backward(losses)
+
+    def _overflow(self, trainer: gluon.Trainer) -> gluon.Trainer:
+        trained = [p for p in trainer._params if p.grad_req != "null"]
+        trained[0].list_grad()[-1][:] = float("inf")
+        return trainer
+
+    def _forget(self) -> None:
+        for param in self._params().values():
+            if param.grad_req != "null":
+                param.zero_grad()
+
+    def values(self) -> dict[str, np.ndarray]:
+        """By position, for names count up from one program to the next."""
+        return {
+            f"{k} ({param.name.split('_', 1)[-1]}) on {device}": value(param, device)
+            for k, param in enumerate(self._params().values())
+            for device in range(self.a.devices)
+        }
+
+
+def _joined(groups: list[dict]) -> dict:
+    return {name: param for group in groups for name, param in group.items()}

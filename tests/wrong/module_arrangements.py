@@ -1,0 +1,139 @@
+"""Legal arrangements of a Module, drawn; and each with its FP32 twin, MXNet's own. As ``arrangements`` for Gluon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from arrangements import BATCH, CLASSES, HEADS, OPTIMIZERS, PARTS, STEPS, WIDTH
+from hypothesis import strategies as st
+from mxnet.gluon import nn
+from twins import POLICIES, array
+
+import mxmp
+
+
+@dataclass(frozen=True)
+class ModuleArrangement:
+    """One program: ``heads`` behind one body; ``"output"`` is a plain one, whose gradient the caller gives."""
+
+    dtype: str
+    parts: tuple[str, ...]
+    heads: tuple[str, ...]
+    bucketing: bool
+    scale: float | str | None
+    backwards: int
+    devices: int
+    kvstore: str
+    optimizer: str
+    overflow: bool
+
+
+@st.composite
+def module_arrangements(draw: st.DrawFn) -> ModuleArrangement:
+    def one_of(*choices: Any) -> Any:
+        return draw(st.sampled_from(choices))
+
+    # A module takes the gradients of all its outputs from the caller, or of none.
+    heads = one_of(("output",), ("output", "output"), None)
+    return ModuleArrangement(
+        dtype=one_of(*POLICIES),
+        parts=tuple(draw(st.lists(st.sampled_from([*PARTS]), min_size=1, max_size=2))),
+        heads=heads or tuple(draw(st.lists(st.sampled_from([*HEADS]), min_size=1, max_size=2))),
+        bucketing=one_of(False, False, True),
+        scale=one_of(1024.0, 64.0, "dynamic", 1.0, None),
+        backwards=one_of(1, 1, 2, 3),
+        devices=one_of(1, 1, 2, 4),
+        kvstore=one_of("local", "device"),
+        optimizer=one_of(*OPTIMIZERS),
+        overflow=one_of(False, False, True),
+    )
+
+
+def module_deltas(a: ModuleArrangement, *, full: bool = False) -> dict[str, np.ndarray]:
+    """What three steps add to every parameter, running statistics included."""
+    symbol, frozen = _symbol(a)
+    module = _module(a, symbol, frozen, full)
+    data, label = [("data", (BATCH, WIDTH))], [("label", (BATCH,))]
+    module.bind(
+        data, label if "label" in symbol.list_arguments() else None, grad_req="add" if a.backwards > 1 else "write"
+    )
+    before = _initial(symbol)
+    module.init_params(arg_params=before, aux_params=before, allow_extra=True)
+    options = {**OPTIMIZERS[a.optimizer], "rescale_grad": 1 / (BATCH * a.backwards)}
+    module.init_optimizer(a.kvstore, a.optimizer, options)
+    for step in range(STEPS):
+        _step(a, module, step, full)
+    args, auxs = module.get_params()
+    return {name: value.asnumpy() - before[name].asnumpy() for name, value in {**args, **auxs}.items()}
+
+
+def _symbol(a: ModuleArrangement) -> tuple[mx.sym.Symbol, list[str]]:
+    """And the names of what stays as it is."""
+    body = nn.HybridSequential(prefix="body_")
+    with body.name_scope():
+        body.add(*(PARTS[part]() for part in a.parts))
+    out = body(mx.sym.var("data"))
+    outs = [mx.sym.FullyConnected(out, num_hidden=CLASSES, name=f"fc{k}") for k in range(len(a.heads))]
+    label = mx.sym.var("label")
+    ends = [
+        o if head == "output" else HEADS[head](prefix=f"head{k}_")(o, label)
+        for k, (o, head) in enumerate(zip(outs, a.heads))
+    ]
+    frozen = [
+        name for name, param in body.collect_params().items() if param.grad_req == "null" and "running" not in name
+    ]
+    return mx.sym.Group(ends), frozen
+
+
+def _module(a: ModuleArrangement, symbol: mx.sym.Symbol, frozen: list[str], full: bool) -> Any:
+    labels = ["label"] if "label" in symbol.list_arguments() else []
+    common: dict[str, Any] = {"context": [mx.cpu(k) for k in range(a.devices)], "fixed_param_names": frozen}
+    if not full:
+        scale = mxmp.DynamicLossScaler(512.0) if a.scale == "dynamic" else a.scale
+        common.update(policy=POLICIES[a.dtype], loss_scale=scale)
+    library = mx.mod if full else mxmp
+    if a.bucketing:
+        return library.BucketingModule(lambda key: (symbol, ["data"], labels), default_bucket_key=BATCH, **common)
+    return library.Module(symbol, ["data"], labels, **common)
+
+
+def _initial(symbol: mx.sym.Symbol) -> dict[str, mx.nd.NDArray]:
+    rng = np.random.RandomState(1)
+    known = {"data": (BATCH, WIDTH), **({"label": (BATCH,)} if "label" in symbol.list_arguments() else {})}
+    arguments, _, states = symbol.infer_shape(**known)
+    shapes = {k: v for k, v in zip(symbol.list_arguments(), arguments) if k not in known}
+    values = {k: mx.nd.array(rng.uniform(-0.5, 0.5, v)) for k, v in shapes.items()}
+    shapes = dict(zip(symbol.list_auxiliary_states(), states))
+    return {**values, **{k: mx.nd.ones(v) if k.endswith("var") else mx.nd.zeros(v) for k, v in shapes.items()}}
+
+
+def _step(a: ModuleArrangement, module: Any, number: int, full: bool) -> None:
+    for k in range(a.backwards):
+        seed = number * 8 + k
+        labels = [mx.nd.array((np.arange(BATCH) + seed) % CLASSES)]
+        # A bucket key of its own makes another graph over the same parameters.
+        key = {"bucket_key": BATCH + seed % 2} if a.bucketing else {}
+        shapes = {
+            "provide_data": [("data", (BATCH, WIDTH))],
+            "provide_label": [("label", (BATCH,))] if _labelled(a) else None,
+        }
+        batch = mx.io.DataBatch([array(seed, BATCH, WIDTH)], labels if _labelled(a) else [], **key, **shapes)
+        module.forward(batch, is_train=True)
+        module.backward(None if _labelled(a) else [array(seed + 1 + i, BATCH, CLASSES) for i in range(len(a.heads))])
+    spoiled = a.overflow and number == 1
+    gradients = (module._curr_module if a.bucketing else module)._exec_group.grad_arrays
+    if spoiled:
+        next(g for g in gradients if g[0] is not None)[-1][:] = float("inf")
+    if not (full and spoiled):
+        module.update()
+    for arrays in gradients:
+        for gradient in arrays:
+            if gradient is not None:
+                gradient[:] = 0
+
+
+def _labelled(a: ModuleArrangement) -> bool:
+    return "output" not in a.heads

@@ -1,0 +1,66 @@
+"""Every legal arrangement trains as its FP32 twin does, or is refused by an error that is listed.
+
+More of them, with a seed, and how many were tried and refused:
+
+    MXMP_ARRANGEMENTS=10000 pytest tests/wrong/test_arrangements.py --hypothesis-seed=1 --hypothesis-show-statistics
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from arrangements import Arrangement, arrangements, deltas
+from hypothesis import HealthCheck, event, given, settings
+from module_arrangements import ModuleArrangement, module_arrangements, module_deltas
+
+COUNT = int(os.environ.get("MXMP_ARRANGEMENTS", "500"))
+# Of the update's length; a forgotten scale, step, device or accumulation is off by half and more.
+TOLERANCE = {"float16": 0.03, "float16 masters": 0.03, "bfloat16": 0.2}
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")
+
+
+@settings(max_examples=COUNT * 4 // 5, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(arrangements())
+def test_three_steps_are_those_of_fp32_or_refused(arrangement: Arrangement):
+    check(arrangement)
+
+
+@settings(max_examples=COUNT // 5, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(module_arrangements())
+def test_three_steps_of_a_module_are_those_of_fp32(arrangement: ModuleArrangement):
+    compare(arrangement.dtype, module_deltas(arrangement), module_deltas(arrangement, full=True))
+
+
+def check(arrangement: Arrangement) -> None:
+    word = arrangement.refusal()
+    event(f"refused: {word}" if word else "compared")
+    if word is not None:
+        with pytest.raises((ValueError, RuntimeError), match=word):
+            deltas(arrangement)
+        return
+    # MXNet's own BatchNorm races with static graphs on several devices: two FP32 runs differ in their statistics.
+    racing = arrangement.flags == "static" and arrangement.devices > 1
+    compare(arrangement.dtype, deltas(arrangement), deltas(arrangement, full=True), statistics=not racing)
+
+
+def compare(
+    dtype: str, found: dict[str, np.ndarray], expected: dict[str, np.ndarray], *, statistics: bool = True
+) -> None:
+    assert found.keys() == expected.keys()
+    for name, full in expected.items():
+        if "running" in name and not statistics:
+            continue
+        low = found[name]
+        assert np.isfinite(low).all(), name
+        # A mean over a batch is as exact as the activations, which are of size one.
+        length = np.sqrt(full.size) if "running" in name else np.linalg.norm(full)
+        if length == 0:
+            assert not low.any(), f"{name} moved; in FP32 it does not"
+        else:
+            error = np.linalg.norm(low - full) / length
+            assert error <= TOLERANCE[dtype], (
+                f"{name}: off by {error:.3g} of FP32's update, {np.linalg.norm(low) / length:.4g} times as long"
+            )
