@@ -45,9 +45,9 @@ def fit_to_device(casted: CastGraph, device: str, grad_req: Mapping[str, str] = 
             if is_ours(node):
                 node.op = "amp_cast"
         _split_shared_casts(casted.graph)
+        plain_grouped_weights(casted.graph)
         select_seen_taps(casted.graph)
         _copy_before_casts(casted.graph, grad_req)
-        plain_grouped_weights(casted.graph)
         plain_volumes(casted.graph)
     else:
         emulate(casted)

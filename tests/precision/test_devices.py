@@ -48,6 +48,7 @@ def test_bfloat16_casts_are_amp_casts():
 def test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32():
     net = nn.HybridSequential()
     net.add(nn.Conv2D(32, 3, padding=1, groups=4, in_channels=32), nn.Conv2D(32, 3, groups=32, in_channels=32))
+    net.add(nn.Conv2D(32, 3, 2, 1, groups=4, in_channels=32), nn.Conv2D(32, 5, 1, 2, groups=32, in_channels=32))
     net.initialize()
     net.hybridize()
     x = np.random.normal(0, 1, (2, 32, 12, 12)).astype("float32")
