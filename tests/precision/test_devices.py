@@ -14,6 +14,7 @@ from mxmp import Policy
 from mxmp.precision import devices
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
+from mxmp.precision.pipeline import low_graph
 from mxmp.precision.plan import PlannedGraph
 from mxmp.precision.rules import missing_kernel
 
@@ -83,6 +84,7 @@ def test_bfloat16_multiplies_low_by_powers_of_two_only(scalar, low):
 def test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32():
     net = nn.HybridSequential()
     net.add(nn.Conv2D(32, 3, padding=1, groups=4, in_channels=32), nn.Conv2D(32, 3, groups=32, in_channels=32))
+    net.add(nn.Conv2D(32, 3, 2, 1, groups=4, in_channels=32), nn.Conv2D(32, 5, 1, 2, groups=32, in_channels=32))
     net.initialize()
     net.hybridize()
     x = np.random.normal(0, 1, (2, 32, 12, 12)).astype("float32")
@@ -103,3 +105,31 @@ def test_bfloat16_warns_once_on_a_cpu_without_its_instructions(tmp_path):
     fast.write_text("flags : fpu avx512_bf16\n")
     devices._warn_of_slow_bfloat16(str(fast))
     devices._warn_of_slow_bfloat16(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("times", [5, 1000])
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_bfloat16_sums_the_gradients_of_a_shared_weight_in_fp32(times, request_):
+    """As in an unrolled recurrent network. In bfloat16 the sum would stop at 256."""
+    parts, w = S.split(S.var("data"), times, axis=0), S.var("w")
+    steps = [S.FullyConnected(parts[i], w, num_hidden=1, no_bias=True) for i in range(times)]
+    asked = {"w": request_}
+    graph, _ = low_graph(Graph.from_symbol(S.concat(*steps, dim=0)), Policy("bfloat16"), "cpu", grad_req=asked)
+    ones = np.ones((times, 1), "float32")
+    got = by_symbol(graph.to_symbol(), {"data": ones, "w": np.ones((1, 1), "float32")}, grads_of=["w"], heads=[ones])
+    assert got.grads["w"] == times
+
+
+@pytest.mark.parametrize("readers", [3, 8, 9, 20])
+@pytest.mark.parametrize("produced", ["float32", "bfloat16"])
+def test_bfloat16_loses_no_gradient_of_a_tensor_that_many_read(readers, produced):
+    """MXNet adds from eight gradients on in place, and the backward of a cast ignores that."""
+    x = S.FullyConnected(S.var("data"), num_hidden=4, no_bias=True, name="x")
+    x = S.exp(x) if produced == "float32" else x
+    full = [S.square(x * (i + 1)) for i in range(readers)]
+    low = [S.FullyConnected(x, S.var(f"w{i}"), num_hidden=4, no_bias=True) for i in range(readers)]
+    for order in (full + low[:1], low[:1] + full, low + full[:1], full[:1] + low, full + low):
+        symbol = S.concat(*order, dim=1)
+        values = {name: 0.5 * value for name, value in filled(symbol, data=(3, 5)).items()}
+        want = by_symbol(symbol, values).grads["x_weight"]
+        assert sqnr(want, by_symbol(mxmp.cast_symbol(symbol, "bfloat16"), values).grads["x_weight"]) > 24
