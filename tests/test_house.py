@@ -22,7 +22,19 @@ PACKAGE = Path(mxmp.__file__).parent
 HOUSE = {
     "": ["files", "policy"],
     "precision": [
-        *("_mxnet", "rules", "graph", "plan", "decide", "casts", "onednn", "emulation", "devices"),
+        *(
+            "_mxnet",
+            "rules",
+            "graph",
+            "subgraphs",
+            "plan",
+            "decide",
+            "casts",
+            "padding",
+            "onednn",
+            "emulation",
+            "devices",
+        ),
         *("pipeline", "heads", "__init__"),
     ],
     "step": [

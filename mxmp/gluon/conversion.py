@@ -7,7 +7,7 @@ import threading
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Collection, Iterable, Iterator, Sequence
+from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -126,7 +126,7 @@ class Conversion:
             _local.tracing = before
 
     def build(
-        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, accumulated: Collection[str]
+        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, grad_req: Mapping[str, str]
     ) -> tuple[Graph, Plan]:
         """The graph that runs, and parameters stored as it wants them. The first graph decides, of any net."""
         self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
@@ -138,7 +138,7 @@ class Conversion:
             device,
             parameters={n for n in params if n not in decided and n not in fixed},
             stored_low={n for n, low in decided.items() if low},
-            accumulated=accumulated,
+            grad_req=grad_req,
         )
         for name, param in params.items():
             if self._stored.setdefault(name, decided.get(name, name in plan.low_variables)):

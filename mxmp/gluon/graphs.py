@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from types import TracebackType
-from typing import Any, Dict, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -48,11 +48,12 @@ class BuiltGraph(NamedTuple):
     op: _LowOp
     plan: Plan
     shapes: dict[str, tuple]
-    accumulated: frozenset[str]
+    params: list[Parameter]
+    grad_req: list[str]
 
     def is_current(self) -> bool:
-        """Whether the same parameters accumulate their gradients as when it was built."""
-        return self.accumulated == _accumulated(param for is_data, param in self.traced.op_args if not is_data)
+        """Whether the same is asked of the parameters' gradients ("write", "add" or "null") as when it was built."""
+        return self.grad_req == [param.grad_req for param in self.params]
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
         """What the block returns for flat inputs; ``monitor`` is told of every operator's outputs."""
@@ -89,19 +90,16 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
         traced = _mxnet.built(clone, args)
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
-    accumulated = _accumulated(params.values())
-    graph, plan = conversion.build(symbol, params, device, {*accumulated, *(d.name for d in data)})
+    asked = {name: param.grad_req for name, param in params.items()}
+    graph, plan = conversion.build(symbol, params, device, asked)
     conversion.expected.note(block, plan)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
     shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-    return BuiltGraph(traced._replace(answer=_kinds(traced.answer)), op, plan, shapes, accumulated)
-
-
-def _accumulated(params: Iterable[Parameter]) -> frozenset[str]:
-    """Names of the parameters whose gradients are added to what is there."""
-    return frozenset(param.name for param in params if param.grad_req == "add")
+    return BuiltGraph(
+        traced._replace(answer=_kinds(traced.answer)), op, plan, shapes, list(params.values()), list(asked.values())
+    )
 
 
 # Held while a thread hands operators to MXNet's engine, which notes each of their arrays by itself: of two threads
