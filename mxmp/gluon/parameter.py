@@ -9,10 +9,11 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
+from ..step._mxnet import is_asked_by_user
 from ..step.masters import Weight, assign, take_over
 from . import _mxnet
 
-__all__ = ["BFLOAT16", "LowParameter", "master_at", "master_of", "store_full", "store_low", "weight_of"]
+__all__ = ["BFLOAT16", "LowParameter", "master_at", "store_full", "store_low", "weight_of"]
 
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
@@ -23,19 +24,26 @@ class LowParameter(gluon.Parameter):
 
     ``data()`` and ``grad()`` are float16, ``masters()`` FP32. ``dtype`` says float32, and so do
     ``set_data``, ``save_parameters``, ``load_parameters`` and ``export``. A write into ``data()``
-    (weight clipping, moving averages) reaches the master at the next update or save.
+    (weight clipping, moving averages) reaches the master at the next update or save. Only a parameter whose
+    ``data()`` someone has asked for is looked at there: four operators, since MXNet does not tell of writes.
     """
 
     _data: Any
     _masters: list[NDArray]
     _low_dtype: str
+    _lent = False
 
     def masters(self) -> list[NDArray]:
         """The FP32 values, one array per context, with what was written into ``data()`` taken over."""
         low = self._check_and_get(self._data, list)
-        for master, data in zip(self._masters, low):
+        for master, data in zip(self._masters, low) if self._lent else ():
             take_over(master, data)
         return self._masters
+
+    def list_data(self) -> list[NDArray]:
+        """The float16 arrays, one per context."""
+        self._lent = self._lent or is_asked_by_user()
+        return super().list_data()
 
     def data(self, ctx: mx.Context | None = None) -> NDArray:
         """The float16 array on one context.
@@ -52,6 +60,7 @@ class LowParameter(gluon.Parameter):
                 f"{reader.name!r}, which is not converted and computes in FP32: mxmp.convert that net too, or keep "
                 "the parameters in FP32 with Policy(params='float32')"
             )
+        self._lent = self._lent or is_asked_by_user()
         return super().data(ctx)
 
     def __reduce__(self) -> Any:
@@ -87,6 +96,7 @@ class LowParameter(gluon.Parameter):
 
     def _split(self) -> None:
         """Make the arrays that are now in ``_data`` the masters, and float16 copies the data."""
+        self._lent = False
         with autograd.pause():
             self._masters = [a.detach() for a in self._data]
             self._data = [m.astype(self._low_dtype) for m in self._masters]
@@ -143,19 +153,15 @@ def store_full(param: gluon.Parameter) -> None:
     param.__class__ = _plain_kind(type(param))
     del param._low_dtype
     if masters is not None:
-        del param._masters
+        del param._masters, param._lent
         with autograd.pause():
             _mxnet.set_arrays(param, masters)
 
 
-def master_of(param: gluon.Parameter, device_index: int) -> NDArray | None:
-    """The FP32 master of ``param`` on its ``device_index``-th context, None where it has none."""
-    return param._masters[device_index] if isinstance(param, LowParameter) else None
-
-
-def master_at(params: Sequence[gluon.Parameter], index: int, device_index: int) -> NDArray | None:
-    """As ``master_of``, of one of ``params``: what an optimizer's updater asks for."""
-    return master_of(params[index], device_index)
+def master_at(params: Sequence[gluon.Parameter], index: int, device: int) -> NDArray | None:
+    """The FP32 master of one of ``params`` on its ``device``-th context, None where it has none."""
+    param = params[index]
+    return param.masters()[device] if isinstance(param, LowParameter) else None
 
 
 def weight_of(param: gluon.Parameter) -> Weight:

@@ -11,7 +11,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .gradients import Gradient
-from .masters import in_full, publish, publish_all, take_over
+from .masters import in_full, publish, publish_all
 from .resume import AsMade
 
 __all__ = ["Update", "Updater", "Updaters", "rescaled"]
@@ -42,7 +42,7 @@ class Updater(mx.optimizer.Updater):
     ----------
     optimizer : mxnet.optimizer.Optimizer
     masters : callable
-        From a weight's index to its FP32 master or None.
+        From a weight's index to its FP32 master, with what was written into the weight taken over, or None.
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, masters: Callable[[int], NDArray | None]) -> None:
@@ -56,9 +56,6 @@ class Updater(mx.optimizer.Updater):
             (index, grad, weight) if isinstance(index, (list, tuple)) else ([index], [grad], [weight])
         )
         masters = {i: master for i in indices if (master := self.master(i)) is not None}
-        for i, low in zip(indices, weights):
-            if i in masters:
-                take_over(masters[i], low)
         if masters and self._has_kernels(indices, weights, masters):
             with self._masters_in_states(masters):
                 super().__call__(list(indices), list(grads), list(weights))

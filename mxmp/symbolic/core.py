@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Collection, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -15,11 +15,12 @@ from ..precision.graph import Graph
 from ..precision.heads import scale_heads
 from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
+from ..step._mxnet import is_asked_by_user
 from ..step.masters import Weight, assign, take_over
 from ..step.step import ScaledStep
 from .cast import nothing_low, warn_of_unmatched
 
-__all__ = ["Core", "grad_requests"]
+__all__ = ["Core", "LendsArrays", "grad_requests"]
 
 
 class Core:
@@ -36,6 +37,8 @@ class Core:
         Their FP32 values, one per device; empty before ``make_masters``.
     names : list of str
         All parameters, in the order of their numbers.
+    lent : bool
+        Whether someone has asked for arrays that compute, and may have written into them.
     """
 
     def __init__(self, step: ScaledStep) -> None:
@@ -44,6 +47,7 @@ class Core:
         self.low_names: set[str] = set()
         self.masters: dict[str, list[NDArray]] = {}
         self.names: list[str] = []
+        self.lent = False
         self._decided = False
 
     def low_symbol(
@@ -88,10 +92,15 @@ class Core:
             if name in self.low_names
         }
 
-    def master(self, index: int, device: int) -> NDArray | None:
+    def master(self, index: int, device: int, arrays: Callable[[], Mapping[str, Sequence[NDArray]]]) -> NDArray | None:
         """The master of parameter number ``index`` on a device, None where it has none."""
-        masters = self.masters.get(self.names[index])
-        return None if masters is None else masters[device]
+        name = self.names[index]
+        if name not in self.masters:
+            return None
+        master = self.masters[name][device]
+        if self.lent:
+            take_over(master, arrays()[name][device])
+        return master
 
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """FP32 values for those that are named in ``values``."""
@@ -108,11 +117,27 @@ class Core:
 
         def weight(name: str) -> Weight:
             copies, masters = arrays[name], self.masters.get(name)
-            for master, array in zip(masters or (), copies):
+            for master, array in zip(masters or (), copies) if self.lent else ():
                 take_over(master, array)
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
         return [weight(name) for name in self.names]
+
+
+class LendsArrays:
+    """Notes when a user reaches for the executors' arrays, to write into them; there is no public way to them."""
+
+    _core: Core
+
+    @property
+    def _exec_group(self) -> Any:
+        if is_asked_by_user():
+            self._core.lent = True
+        return self._group
+
+    @_exec_group.setter
+    def _exec_group(self, group: Any) -> None:
+        self._group = group
 
 
 def grad_requests(grad_req: Any, params: Collection[str], fixed: Collection[str]) -> Mapping[str, str]:

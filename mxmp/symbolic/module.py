@@ -7,6 +7,7 @@ to a private symbol with casts and, in front of loss heads, the loss scale.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Iterable, Iterator
 
 import mxnet as mx
@@ -28,13 +29,13 @@ from ..step.stores import is_distributed, open_store
 from ..step.updater import Update, Updaters
 from . import _mxnet
 from .checkpoint import SavesCheckpoints
-from .core import Core, grad_requests
+from .core import Core, LendsArrays, grad_requests
 from .order import require
 
 __all__ = ["Module"]
 
 
-class Module(SavesCheckpoints, StepView, mx.mod.Module):
+class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
     """``mx.mod.Module`` in mixed precision: the same constructor and methods, three more keywords.
 
     Parameters
@@ -194,7 +195,7 @@ class Module(SavesCheckpoints, StepView, mx.mod.Module):
         core = self._core
         core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
-        self._updater = Updaters(self._optimizer, len(self._context), core.master)
+        self._updater = Updaters(self._optimizer, len(self._context), partial(core.master, arrays=self._arrays))
         if is_distributed(self._kvstore):
             # MXNet's Module never sends rank 0's parameters to the other workers.
             share_initial(self._kvstore, self._weights_by_key())

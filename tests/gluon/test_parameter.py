@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mxnet import gluon, init
 
-from mxmp.gluon.parameter import LowParameter, master_of, store_full, store_low
+from mxmp.gluon.parameter import LowParameter, master_at, store_full, store_low
 
 VALUE = np.random.RandomState(0).normal(0, 1, (4, 3)).astype("float32")
 
@@ -36,7 +36,7 @@ def test_data_and_gradient_are_float16_and_the_master_is_fp32():
     assert param.data().dtype == param.grad().dtype == np.float16
     np.testing.assert_array_equal(param.masters()[0].asnumpy(), VALUE)
     assert param.dtype in ("float32", np.float32)
-    assert master_of(param, 0) is param.masters()[0]
+    assert master_at([param], 0, 0) is param.masters()[0]
 
 
 def test_storing_low_keeps_the_object_and_its_settings():
@@ -61,7 +61,7 @@ def test_storing_full_again_gives_the_plain_parameter_with_the_masters_value():
     np.testing.assert_array_equal(param.data().asnumpy(), VALUE)
     assert param.grad().dtype == np.float32
     store_full(param)
-    assert master_of(param, 0) is None
+    assert master_at([param], 0, 0) is None
 
 
 def test_a_subclass_of_parameter_stays_one():

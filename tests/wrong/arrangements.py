@@ -190,6 +190,7 @@ def deltas(a: Arrangement, *, full: bool = False) -> dict[str, np.ndarray]:
     before = program.values()
     for step in range(STEPS):
         program.step(step)
+    mx.nd.waitall()  # BatchNorm writes its statistics in backward without telling the engine
     after = program.values()
     return {name: after[name] - before[name] for name in before}
 

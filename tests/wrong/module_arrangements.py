@@ -66,6 +66,7 @@ def module_deltas(a: ModuleArrangement, *, full: bool = False) -> dict[str, np.n
     module.init_optimizer(a.kvstore, a.optimizer, options)
     for step in range(STEPS):
         _step(a, module, step, full)
+    mx.nd.waitall()  # BatchNorm writes its statistics in backward without telling the engine
     args, auxs = module.get_params()
     return {name: value.asnumpy() - before[name].asnumpy() for name, value in {**args, **auxs}.items()}
 
