@@ -86,8 +86,7 @@ def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
     found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}
     for conversion in dict.fromkeys([*conversions_of(params), *sorted(ran, key=id)]):
         found.update((id(p), p) for p in conversion.statistics.values())
-    arrays = [(p.name, array) for p in found.values() for array in _mxnet.arrays(p)]
-    return [Gradient(name, array) for name, array in arrays if array.dtype == np.float32]
+    return [Gradient(p.name, array) for p in found.values() for array in _mxnet.arrays(p)]
 
 
 class Conversion:

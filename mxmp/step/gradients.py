@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-__all__ = ["Gradient", "Scalars", "fetch", "finite_sums", "non_finite", "norm", "square_sums", "unscale"]
+__all__ = ["FiniteSums", "Gradient", "Scalars", "fetch", "non_finite", "norm", "square_sums", "unscale"]
 
 # Sizes from which on a CPU dot sums squares. It is twice as fast as multi_sum_sq over many arrays and, adding up in
 # blocks, more exact; but an operator for each array. A norm is exact; a check only asks whether a sum is finite.
@@ -50,46 +50,77 @@ class Scalars(NamedTuple):
 _Made = Dict[mx.Context, List[Tuple[NDArray, List[int]]]]
 
 
-def finite_sums(gradients: Sequence[Gradient]) -> Scalars:
-    """For every gradient a number that is finite where all elements are, by one operator for many; without waiting.
+class FiniteSums:
+    """For every gradient a number that is finite where all elements are, by one operator for many.
 
-    Finite elements beyond 1e19 may give an inf too: see ``non_finite``.
+    What each array is, and so which operator takes it, is asked once: a step takes the same arrays as the
+    last one. Finite elements beyond 1e19 may give an inf too: see ``non_finite``.
     """
-    half = [i for i, g in enumerate(gradients) if g.array.dtype == np.float16 and g.array.ctx.device_type != "gpu"]
-    rest = sorted(set(range(len(gradients))).difference(half))
-    made = _square_sums(gradients, rest, _CHECK)
-    by_device: dict[mx.Context, list[int]] = {}
-    for i in half:  # on the CPU a kernel that squares float16 in float16 overflows at 256
-        by_device.setdefault(gradients[i].array.ctx, []).append(i)
-    for ctx, members in by_device.items():
-        finite = mx.nd.multi_all_finite(*(_values(gradients[i].array) for i in members), num_arrays=len(members))
-        made.setdefault(ctx, []).append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
-    return _scalars(made)
+
+    def __init__(self, gradients: Sequence[Gradient]) -> None:
+        self._arrays = [gradient.array for gradient in gradients]
+        half = [i for i, array in enumerate(self._arrays) if array.dtype == np.float16 and not _on_gpu(array)]
+        self._rest = _Groups(self._arrays, sorted(set(range(len(self._arrays))).difference(half)), _CHECK)
+        self._half: dict[mx.Context, list[int]] = {}
+        for i in half:
+            self._half.setdefault(self._arrays[i].ctx, []).append(i)
+
+    def serves(self, gradients: Sequence[Gradient]) -> bool:
+        """Whether it was made for these."""
+        return len(gradients) == len(self._arrays) and all(
+            gradient.array is array for gradient, array in zip(gradients, self._arrays)
+        )
+
+    def __call__(self) -> Scalars:
+        """The numbers as they are now, without waiting."""
+        made = self._rest.square_sums()
+        for ctx, members in self._half.items():  # on the CPU a kernel that squares float16 overflows at 256
+            finite = mx.nd.multi_all_finite(*(_values(self._arrays[i]) for i in members), num_arrays=len(members))
+            made.setdefault(ctx, []).append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
+        return _scalars(made)
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
     """The sum of squares of every gradient, in FP32, without waiting."""
-    return _scalars(_square_sums(gradients, range(len(gradients)), _NORM))
+    arrays = [gradient.array for gradient in gradients]
+    return _scalars(_Groups(arrays, range(len(arrays)), _NORM).square_sums())
 
 
-def _square_sums(gradients: Sequence[Gradient], which: Sequence[int], dot_from: int) -> _Made:
-    made: _Made = {}
-    batches: dict[tuple, list[tuple[int, NDArray]]] = {}
-    for i in which:
-        array = _values(gradients[i].array)
-        ctx = array.ctx
-        on_gpu = ctx.device_type == "gpu"
-        if not on_gpu:  # there the kernels square in the array's dtype
-            array = array.astype("float32", copy=False)
-        if on_gpu or array.size < dot_from:
-            batches.setdefault((ctx, array.dtype), []).append((i, array))
-        else:
-            flat = array.reshape((-1,))
+class _Groups:
+    """Which arrays one operator takes together: those of one device and dtype, but for large ones on a CPU."""
+
+    def __init__(self, arrays: Sequence[NDArray], which: Sequence[int], dot_from: int) -> None:
+        self._together: dict[tuple, list[tuple[int, NDArray]]] = {}
+        self._alone: list[tuple[mx.Context, int, NDArray]] = []
+        for i in which:
+            array = arrays[i]
+            if _on_gpu(array) or _values(array).size < dot_from:
+                self._together.setdefault((array.ctx, array.dtype, array.stype), []).append((i, array))
+            else:
+                self._alone.append((array.ctx, i, array))
+
+    def square_sums(self) -> _Made:
+        made: _Made = {}
+        for ctx, i, array in self._alone:
+            flat = _full(array).reshape((-1,))
             made.setdefault(ctx, []).append((mx.nd.dot(flat, flat), [i]))
-    for (ctx, _), members in batches.items():
-        together = mx.nd.multi_sum_sq(*(array for _, array in members), num_arrays=len(members))
-        made.setdefault(ctx, []).append((together, [i for i, _ in members]))
-    return made
+        for (ctx, dtype, stype), members in self._together.items():
+            arrays = [array for _, array in members]
+            if stype != "default" or (dtype != np.float32 and not _on_gpu(arrays[0])):
+                arrays = [_full(array) for array in arrays]
+            together = mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
+            made.setdefault(ctx, []).append((together, [i for i, _ in members]))
+        return made
+
+
+def _full(array: NDArray) -> NDArray:
+    """Its values, in FP32 on a CPU, where the kernels square in the array's dtype."""
+    values = _values(array)
+    return values if _on_gpu(values) else values.astype("float32", copy=False)
+
+
+def _on_gpu(array: NDArray) -> bool:
+    return array.ctx.device_type == "gpu"
 
 
 def _scalars(made: _Made) -> Scalars:

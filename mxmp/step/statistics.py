@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
@@ -23,6 +24,8 @@ class RunningStatistics:
     def __init__(self) -> None:
         self._watched: list[NDArray] = []
         self._devices: dict[mx.Context, list[Gradient]] = {}
+        self._flat: dict[mx.Context, list[NDArray]] = {}
+        self._sizes: dict[mx.Context, int] = {}
         self._pending: dict[mx.Context, NDArray] = {}
         self._kept: dict[mx.Context, NDArray] = {}
 
@@ -30,7 +33,7 @@ class RunningStatistics:
         return bool(self._watched)
 
     def watch(self, arrays: Sequence[Gradient]) -> RunningStatistics:
-        """Watch these from now on: name and FP32 array of every statistic on every device.
+        """Watch these from now on: name and array of every statistic on every device; other than FP32 is left out.
 
         Nothing happens where they are watched already. Returns itself.
         """
@@ -40,8 +43,11 @@ class RunningStatistics:
         self._watched = new
         self._devices = {}
         for name, array in arrays:
-            self._devices.setdefault(array.ctx, []).append(Gradient(name, array.as_nd_ndarray()))
-        self._kept = {ctx: _sound(_joined(items), items) for ctx, items in self._devices.items()}
+            if array.dtype == np.float32:
+                self._devices.setdefault(array.ctx, []).append(Gradient(name, array.as_nd_ndarray()))
+        self._flat = {ctx: [i.array.reshape((-1,)) for i in items] for ctx, items in self._devices.items()}
+        self._sizes = {ctx: sum(i.array.size for i in items) for ctx, items in self._devices.items()}
+        self._kept = {ctx: _sound(self._joined(ctx), items) for ctx, items in self._devices.items()}
         return self
 
     def sums(self, after: Scalars) -> Scalars:
@@ -52,9 +58,9 @@ class RunningStatistics:
         """
         with autograd.pause():
             self._pending = {}
-            for ctx, items in self._devices.items():
+            for ctx in self._devices:
                 done = [mx.nd.zeros_like(array) for array in after.arrays if array.ctx == ctx]
-                self._pending[ctx] = _joined(items, done)
+                self._pending[ctx] = self._joined(ctx, done)
             return square_sums([Gradient("", flat) for flat in self._pending.values()])
 
     def keep(self) -> None:
@@ -79,17 +85,14 @@ class RunningStatistics:
                     start += size
             self._pending = {}
 
+    def _joined(self, ctx: mx.Context, zeros: Sequence[NDArray] = ()) -> NDArray:
+        """All values on a device, one after the other; read after ``zeros`` are there."""
+        with autograd.pause():
+            return mx.nd.concat(*self._flat[ctx], *zeros, dim=0)[: self._sizes[ctx]]
+
 
 def _sound(flat: NDArray, items: Sequence[Gradient]) -> NDArray:
     """What is already not finite before the first step falls back to BatchNorm's initial 0 or 1."""
     with autograd.pause():
         initial = [mx.nd.full(i.array.size, float(i.name.endswith("var")), ctx=flat.ctx) for i in items]
         return mx.nd.where(mx.nd.contrib.isfinite(flat), flat, mx.nd.concat(*initial, dim=0))
-
-
-def _joined(items: Sequence[Gradient], zeros: Sequence[NDArray] = ()) -> NDArray:
-    """All values, one after the other; read after ``zeros`` are there."""
-    size = sum(item.array.size for item in items)
-    with autograd.pause():
-        flat = [item.array if item.array.ndim == 1 else item.array.reshape((-1,)) for item in items]
-        return mx.nd.concat(*flat, *zeros, dim=0)[:size]

@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from .gradients import Gradient, fetch, finite_sums, non_finite
+from .gradients import FiniteSums, Gradient, fetch, non_finite
 from .group import group_of
 from .scaler import Scaler
 from .statistics import RunningStatistics
@@ -66,13 +66,14 @@ class ScaledStep:
         self.overflow_params: tuple[str, ...] = ()
         self.history = [ScaleEvent(1, scaler.loss_scale, False)]
         self._skips_at_floor = 0
+        self._sums: FiniteSums | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies, whose scalers are others."""
-        return {name: value for name, value in vars(self).items() if name != "group"}
+        """For copies, whose scalers and gradients are others."""
+        return {name: value for name, value in vars(self).items() if name not in ("group", "_sums")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, group=group_of(state["scaler"]))
+        vars(self).update(state, group=group_of(state["scaler"]), _sums=None)
         self.group.join(self)
 
     @property
@@ -138,7 +139,9 @@ class ScaledStep:
 
     def _check(self, gradients: Sequence[Gradient], statistics: RunningStatistics | None) -> list[Gradient]:
         """The non-finite gradients. One transfer; a second only where the first says overflow."""
-        marks = finite_sums(gradients)
+        if self._sums is None or not self._sums.serves(gradients):
+            self._sums = FiniteSums(gradients)
+        marks = self._sums()
         running = [statistics.sums(after=marks)] if statistics else []
         sums, *running_sums = fetch(marks, *running)
         suspects = [g for g, ok in zip(gradients, np.isfinite(sums)) if not ok]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mxmp.step import gradients
-from mxmp.step.gradients import Gradient, fetch, finite_sums, non_finite, norm, square_sums, unscale
+from mxmp.step.gradients import FiniteSums, Gradient, fetch, non_finite, norm, square_sums, unscale
 
 SMALL, LARGE = 100, 20_000  # on both sides of the size at which the reduction changes
 
@@ -50,7 +50,7 @@ def test_one_non_finite_element_is_found_wherever_it_is(value, at, position):
     changed = mx.nd.array(array, ctx=items[at].array.ctx, dtype=array.dtype)
     items[at] = Gradient(items[at].name, changed.tostype(stype))
     assert [bool(ok) for ok in np.isfinite(fetch(square_sums(items))[0])] == [i != at for i in range(6)]
-    assert not np.isfinite(fetch(finite_sums(items))[0])[at]
+    assert not np.isfinite(fetch(FiniteSums(items)())[0])[at]
     assert [g.name for g in non_finite(items)] == [items[at].name]
     assert not math.isfinite(norm(items))
 
@@ -66,8 +66,21 @@ def test_finite_elements_whose_squares_overflow_are_no_overflow(size):
 
 def test_finite_gradients_of_any_kind_and_size_give_finite_sums():
     items = [*mixed(), gradient(np.full(4096, 60000.0), dtype="float16"), gradient(np.ones(gradients._CHECK + 1))]
-    assert np.isfinite(fetch(finite_sums(items))[0]).all()
-    assert fetch(finite_sums(items))[0].shape == (8,)
+    assert np.isfinite(fetch(FiniteSums(items)())[0]).all()
+    assert fetch(FiniteSums(items)())[0].shape == (8,)
+
+
+def test_sums_are_of_the_values_now_and_serve_only_the_arrays_that_they_were_made_for():
+    items = mixed()
+    sums = FiniteSums(items)
+    before = fetch(sums())[0]
+    items[0].array[:] = np.nan
+    items[3].array[:] = np.inf
+    assert np.isfinite(before).all()
+    assert [bool(ok) for ok in np.isfinite(fetch(sums())[0])][::3] == [False, False]
+    assert sums.serves([Gradient("other name", g.array) for g in items])
+    assert not sums.serves(items[:-1])
+    assert not sums.serves([*items[:-1], gradient([1.0])])
 
 
 def test_float16_squares_are_summed_in_fp32():
