@@ -1,0 +1,151 @@
+"""Every model of the zoos in float16 and bfloat16: mxmp, ``mxnet.contrib.amp`` and a control, into one JSON file.
+
+    python scripts/sweep_models.py                      # all that have no result yet; ends early and goes on at will
+    python scripts/sweep_models.py resnet18_v1b 'rnn.*' # these, by name or pattern
+    python scripts/sweep_models.py --again failed       # those again that failed (or: all)
+    python scripts/make_models_page.py                  # the page of the manual
+
+Each model runs in processes of its own with a limit of time and memory, so that a crash is a result. The control is
+FP32 with only its weights rounded to the dtype: what rounding costs at the least, whatever the kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import multiprocessing
+import os
+import resource
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "_data" / "models.json"
+GIB = 2**30
+PRELOADED = ["zoo.catalogue", "zoo.measure"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="models by name or pattern (default: all)")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--again", choices=["failed", "all"], help="measure those again")
+    parser.add_argument("--seconds", type=float, default=300, help="limit of time of a process")
+    parser.add_argument("--gib", type=float, default=12, help="limit of memory of a process")
+    args = parser.parse_args(arguments)
+    os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"  # MXNet's own fusion is wrong in FP32 inference
+    from tqdm import tqdm
+    from zoo.catalogue import CASES, in_order
+
+    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    chosen = [n for n in in_order() if not args.names or any(fnmatch.fnmatch(n, p) for p in args.names)]
+    for pattern in args.names:
+        if not fnmatch.filter(chosen, pattern):
+            raise SystemExit(f"no model is called {pattern!r}; there are {', '.join(list(CASES)[:5])}, ...")
+    todo = [name for name in chosen if wanted(results.get(name), args.again)]
+    for name in tqdm(todo, unit="model"):
+        case = CASES[name]
+        results[name] = {"left_out": case} if isinstance(case, str) else sweep(name, args.seconds, args.gib)
+        write(args.results, results)
+
+
+def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
+    """Whether a model is to be measured: it has no result, or a result that ``again`` does not trust."""
+    return result is None or again == "all" or (again == "failed" and not passes(result))
+
+
+def passes(result: dict[str, Any]) -> bool:
+    return "left_out" in result or all(within(result, dtype) for dtype in ("float16", "bfloat16"))
+
+
+def within(result: dict[str, Any], dtype: str, margin: float = 3.0) -> bool:
+    """Whether mxmp's outputs and gradients in ``dtype`` are no more than ``margin`` dB worse than the control's."""
+    ours, control = (result.get(f"{dtype}.{what}", {}) for what in ("mxmp", "control"))
+    if "outputs_db" not in ours or "outputs_db" not in control or not ours["inference_finite"]:
+        return False
+    keys = [key for key in ("outputs_db", "gradients_db") if key in control]
+    return all(ours.get(key, -200) >= control[key] - margin for key in keys)
+
+
+def sweep(name: str, seconds: float, gib: float) -> dict[str, Any]:
+    """All stages of one model. A stage that ends its process is named, and the rest go on in another."""
+    from zoo.measure import STAGES
+
+    found: dict[str, Any] = {}
+    for group in (STAGES[:-2], STAGES[-2:-1], STAGES[-1:]):
+        rest = list(group)
+        while rest:
+            told, ended = in_a_process(name, rest, seconds, gib)
+            found.update(told)
+            if "reference_error" in found:
+                return found
+            rest = [stage for stage in rest if stage not in told]
+            if rest and ended:
+                found[rest.pop(0) if "reference" in found else "reference_error"] = {"error": ended}
+    return found
+
+
+def in_a_process(name: str, stages: list[str], seconds: float, gib: float) -> tuple[dict[str, Any], str]:
+    """What the stages found, and how the process ended if before the last of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=worker, args=(there, name, stages, gib), daemon=True)
+    process.start()
+    there.close()
+    found: dict[str, Any] = {}
+    ended = ""
+    try:
+        while here.poll(seconds):
+            stage, value = here.recv()
+            found[stage] = value
+        ended = f"took longer than {seconds:.0f} s"
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        ended = f"the process ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
+    finally:
+        process.kill()
+        process.join()
+    return found, "" if all(stage in found for stage in stages) else ended
+
+
+def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
+    import logging
+    import warnings
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_AS, (int(gib * GIB), int(gib * GIB)))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    from zoo.catalogue import CASES
+    from zoo.measure import Model, cause
+
+    try:
+        case = CASES[name]()
+        model = Model(case)
+        if stages != ["float16.amp"]:
+            model.refer()
+    except Exception as error:  # whatever FP32 itself cannot do is the result
+        pipe.send(("reference_error", cause(error)))
+        return
+    pipe.send(("reference", {"kind": case.kind, "loss": case.loss_name, "parameters": len(model.weights)}))
+    for stage in stages:
+        pipe.send((stage, model.run(stage)))
+
+
+def write(path: Path, results: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_suffix(".new")
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(result)}" for name, result in results.items())
+    whole.write_text("{\n" + lines + "\n}\n")
+    os.replace(whole, path)
+
+
+if __name__ == "__main__":
+    main()

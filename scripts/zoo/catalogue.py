@@ -1,0 +1,21 @@
+"""Every model by name, those of each kind spread so that one of each comes first."""
+
+from __future__ import annotations
+
+import re
+from itertools import zip_longest
+from typing import Any
+
+from . import vision
+
+__all__ = ["CASES", "in_order"]
+
+CASES: dict[str, Any] = {**vision.cases()}
+
+
+def in_order() -> list[str]:
+    """The names, one of each family first, then a second of each."""
+    families: dict[str, list[str]] = {}
+    for name in CASES:
+        families.setdefault(re.split(r"[\d_]+", name.replace("cifar_", "cifar"))[0], []).append(name)
+    return [name for row in zip_longest(*families.values()) for name in row if name]

@@ -1,0 +1,325 @@
+"""One model in FP32, with only its weights rounded, by mxmp and by ``mxnet.contrib.amp``."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import replace
+from typing import Any, Iterator, NamedTuple
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+from .case import BFLOAT16, Case, floating
+from .flops import Counts, count
+
+__all__ = ["STAGES", "Model", "cause"]
+
+DTYPES = ("float16", "bfloat16")
+LEARNING_RATE = 1e-3
+WARM_UP = 2
+
+
+class Result(NamedTuple):
+    """Outputs of inference and of training, and the gradient of every parameter."""
+
+    inference: list[np.ndarray]
+    training: list[np.ndarray]
+    grads: dict[str, np.ndarray]
+
+
+class Call(NamedTuple):
+    """One call of a block's graph in training: the FP32 Symbol, shapes and dtypes of all its inputs."""
+
+    symbol: mx.sym.Symbol
+    known: dict[str, tuple]
+
+
+def cause(error: BaseException) -> str:
+    """The line of an error's text that says what went wrong, without addresses and build paths."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "[bt]" not in line]
+    telling = [n for n in lines if re.search(r"error:|check failed|not implemented|could not|unknown", n, re.I)]
+    line = (telling or lines or [""])[-1]
+    line = re.sub(r"^\[[\d:]+\]\s*|(\S*/)(?=src/)", "", line)
+    line = re.sub(r"0x[0-9a-f]+", "0x…", line)
+    return f"{type(error).__name__}: {line}"[:300]
+
+
+def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
+    """Signal to noise in dB, at most 200 (equal) and at least -200 (not finite)."""
+    if reference.shape != value.shape or not np.isfinite(value).all():
+        return -200.0
+    noise = float(np.sum((reference.astype("float64") - value) ** 2))
+    signal = float(np.sum(reference.astype("float64") ** 2))
+    if noise == 0:
+        return 200.0
+    return float(np.clip(10 * np.log10(max(signal, 1e-300) / noise), -200, 200))
+
+
+class Model:
+    """A case's net and, after ``refer``, its FP32 results.
+
+    Each stage measures against them and leaves the net as it was.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        mx.random.seed(0)
+        np.random.seed(0)
+        self.net = case.make()
+        _without_chance(self.net)
+        for name, param in self.net.collect_params().items():
+            if name.endswith(("gamma", "var")):
+                param.init = "ones"  # zeros, as ResNeXt's last gammas, would stop every gradient before them
+            elif name.endswith(("beta", "bias", "mean")) and param.init is None:
+                param.init = "zeros"  # of a SymbolBlock, whose parameters have no initializer of their own
+        self.net.initialize(case.init or mx.init.Xavier(magnitude=2))
+        self.net(*case.inputs())
+        self._fresh()
+
+    def refer(self) -> None:
+        """Find FP32's results, from running statistics of a few batches.
+
+        Raises
+        ------
+        ArithmeticError
+            They are not finite.
+        """
+        for _ in range(WARM_UP):  # an untrained net's running statistics are no statistics
+            self._train()
+        self.weights = {n: p.data().asnumpy() for n, p in self.net.collect_params().items() if p._data is not None}
+        with _calls() as self.calls:
+            self.reference = self.evaluate()
+        if not all(np.isfinite(each).all() for each in [*self.reference.training, *self.reference.grads.values()]):
+            raise ArithmeticError("FP32 itself is not finite")
+
+    # -- running --
+
+    def _fresh(self) -> None:
+        for block in _all_blocks(self.net):
+            if isinstance(block, gluon.HybridBlock):
+                block._clear_cached_op()  # of the other mode: a network may branch on is_training
+        self.net.hybridize()
+
+    def _train(self, trainer: mxmp.Trainer | None = None) -> tuple[list, dict[str, np.ndarray]]:
+        """One training step; the scale backs off and the step is tried again while it overflows."""
+        inputs = (self.case.train_inputs or self.case.inputs)()
+        for _ in range(30):
+            mx.random.seed(5)
+            np.random.seed(5)
+            with autograd.record():
+                outputs = self.net(*inputs)
+                loss = self.case.loss(outputs)
+            if trainer is None:
+                autograd.backward(loss)
+                grads = self._grads()
+                break
+            trainer.backward(loss)
+            trainer.unscale()
+            grads = self._grads()
+            trainer.step(1)
+            if not trainer.last_step_skipped:
+                break
+        return [out.astype("float32").asnumpy() for out in floating(self.case.compared(outputs))], grads
+
+    def _grads(self) -> dict[str, np.ndarray]:
+        return {
+            name: param.grad().tostype("default").astype("float32").asnumpy()
+            for name, param in self.net.collect_params().items()
+            if param.grad_req != "null"
+        }
+
+    def evaluate(self, scaled: bool = False) -> Result:
+        """Inference and a training step from the kept weights."""
+        self._set(self.weights)
+        return self._evaluate(scaled)
+
+    def _evaluate(self, scaled: bool = False) -> Result:
+        self._fresh()
+        mx.random.seed(5)
+        inference = [out.astype("float32").asnumpy() for out in floating(self.net(*self.case.inputs()))]
+        self._fresh()
+        trainer = None
+        if scaled:
+            trainable = {n: p for n, p in self.net.collect_params().items() if p.grad_req != "null"}
+            options = {"learning_rate": LEARNING_RATE}
+            trainer = mxmp.Trainer(trainable, "sgd", options, kvstore=None) if trainable else None
+        training, grads = self._train(trainer)
+        return Result(inference, training, grads)
+
+    def _set(self, values: dict[str, np.ndarray]) -> None:
+        for name, param in self.net.collect_params().items():
+            if name in values:
+                param.set_data(mx.nd.array(values[name], dtype=values[name].dtype))
+
+    # -- stages --
+
+    def control(self, dtype: str) -> dict[str, Any]:
+        """FP32 with nothing but its weights rounded (its inputs, where there are no weights)."""
+        chosen = {n: v for n, v in self.weights.items() if not n.endswith(("gamma", "beta", "mean", "var"))}
+        self._set({**self.weights, **{name: rounded(value, dtype) for name, value in chosen.items()}})
+        case = self.case
+        if not chosen:
+            self.case = _with_rounded_inputs(case, dtype)
+        try:
+            return self._compare(self._evaluate())
+        finally:
+            self.case = case
+
+    def mxmp(self, dtype: str) -> dict[str, Any]:
+        self._set(self.weights)
+        mxmp.convert(self.net, dtype)
+        try:
+            result = self._evaluate(scaled=True)
+        finally:
+            mxmp.restore(self.net)
+        return self._compare(result)
+
+    def counts(self, dtype: str) -> dict[str, Any]:
+        """What mxmp's graphs are made of: on a GPU for float16, which a CPU only emulates."""
+        policies = {"": dtype, "_norm_compute": f"compute={dtype},norm=compute"}
+        context = mx.gpu() if dtype == "float16" else mx.cpu()
+        found = {}
+        for suffix, policy in policies.items():
+            casted = [Call(mxmp.cast_symbol(c.symbol, policy, ctx=context), c.known) for c in self.calls]
+            found.update({f"{key}{suffix}": value for key, value in _counted(casted).items()})
+        return found
+
+    def amp(self, dtype: str) -> dict[str, Any]:
+        """By ``mxnet.contrib.amp``, which patches MXNet for good: the process can do nothing after it.
+
+        In float16 a CPU has no kernels for it: only the error is asked for, and no FP32 results are needed.
+        """
+        from mxnet.contrib import amp
+
+        amp.init(dtype)
+        found: dict[str, Any] = {}
+        with _calls() as calls:
+            try:
+                if dtype == "float16":
+                    for out in floating(self.net(*self.case.inputs())):
+                        out.wait_to_read()
+                else:
+                    self._set(self.weights)
+                    found = self._compare(self._evaluate())
+            except Exception as error:
+                found = {"error": cause(error)}
+        try:
+            found.update(_counted(calls or self._traced()))
+        except Exception as error:
+            found["uncounted"] = cause(error)
+        return found
+
+    def _traced(self) -> list[Call]:
+        """The graphs that would have run, had the kernels existed; those of a net that is one graph."""
+        inputs = (self.case.train_inputs or self.case.inputs)()
+        return [_call(self.net, inputs)]
+
+    def run(self, stage: str) -> dict[str, Any]:
+        """One of ``STAGES``; what MXNet or mxmp raises is the result."""
+        dtype, what = stage.split(".")
+        try:
+            return getattr(self, what)(dtype)
+        except Exception as error:
+            return {"error": cause(error)}
+
+    def _compare(self, got: Result) -> dict[str, Any]:
+        want = self.reference
+        outputs = [(want.training, got.training)]
+        if not self.case.ranked:
+            outputs.append((want.inference, got.inference))
+        found: dict[str, Any] = {"inference_finite": all(np.isfinite(out).all() for out in got.inference)}
+        found["outputs_db"] = min((sqnr(a, b) for x, y in outputs for a, b in zip(x, y)), default=200.0)
+        alive = {name: grad for name, grad in want.grads.items() if np.any(grad)}
+        each = {name: sqnr(grad, got.grads[name]) for name, grad in alive.items()}
+        if each:
+            found["gradients_db"] = float(np.median(list(each.values())))
+            worst = min(each, key=each.__getitem__)
+            found["worst_gradient"] = [worst, each[worst]]
+        return {k: round(v, 2) if isinstance(v, float) else v for k, v in found.items()}
+
+
+STAGES = [f"{dtype}.{what}" for dtype in DTYPES for what in ("control", "mxmp", "counts")]
+STAGES += ["bfloat16.amp", "float16.amp"]  # last: each patches MXNet, and ends the process's usefulness
+
+
+# -- helpers ------------------------------------------------------------------------------------------
+
+
+def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
+    """Rounded to ``dtype`` and back."""
+    if value.dtype != np.float32:
+        return value
+    if dtype == "float16":
+        return value.astype("float16").astype("float32")
+    return mx.nd.amp_cast(mx.nd.amp_cast(mx.nd.array(value), dtype=BFLOAT16), dtype="float32").asnumpy()
+
+
+def _with_rounded_inputs(case: Case, dtype: str) -> Case:
+    def inputs() -> list:
+        return [type(x)(handle=mx.nd.array(rounded(x.asnumpy(), dtype)).handle) if x.dtype == np.float32 else x
+                for x in case.inputs()]
+
+    return replace(case, inputs=inputs)
+
+
+def _all_blocks(net: gluon.Block) -> list[gluon.Block]:
+    found: list[gluon.Block] = []
+    net.apply(found.append)
+    return found
+
+
+def _without_chance(net: gluon.Block) -> None:
+    """No dropout, and running statistics that follow a few batches."""
+    for block in _all_blocks(net):
+        if isinstance(block, nn.Dropout):
+            block._rate = 0
+        if isinstance(getattr(block, "_kwargs", None), dict) and "momentum" in block._kwargs:
+            block._kwargs["momentum"] = 0.1
+
+
+def _call(block: gluon.HybridBlock, args: Any) -> Call:
+    inputs, symbol = block._get_graph(*args)
+    known = {name: (p.shape, np.dtype(p.dtype)) for name, p in block.collect_params().items()}
+    for variable, array in zip(inputs, _flat(args)):
+        known[variable.name] = (array.shape, np.dtype(array.dtype))
+    return Call(symbol, known)
+
+
+def _flat(args: Any) -> Iterator[Any]:
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            yield from _flat(arg)
+        elif arg is not None:
+            yield arg
+
+
+@contextlib.contextmanager
+def _calls() -> Iterator[list[Call]]:
+    """Every call of a hybridized block's graph under ``record``."""
+    found: list[Call] = []
+    original = gluon.HybridBlock._call_cached_op
+
+    def noted(block: gluon.HybridBlock, *args: Any) -> Any:
+        out = original(block, *args)
+        if autograd.is_recording() and not isinstance(block, gluon.loss.Loss):
+            found.append(_call(block, args))
+        return out
+
+    gluon.HybridBlock._call_cached_op = noted
+    try:
+        yield found
+    finally:
+        gluon.HybridBlock._call_cached_op = original
+
+
+def _counted(calls: list[Call]) -> dict[str, float]:
+    total = Counts()
+    for symbol, known in calls:
+        total.add(count(symbol.tojson(remove_amp_cast=False), known, numpy=type(symbol) is not mx.sym.Symbol))
+    share = total.low_flops / total.flops if total.flops else None
+    return {"flops": total.flops, "low_share": share, "casts": total.casts, "cast_bytes": total.cast_bytes}
