@@ -52,8 +52,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
-    """Whether a model is to be measured: it has no result, or a result that ``again`` does not trust."""
-    return result is None or again == "all" or (again == "failed" and not passes(result))
+    """Whether a model is to be measured: it has no result, not of all stages, or one that ``again`` does not trust."""
+    from zoo.measure import STAGES
+
+    whole = result is not None and (result.keys() & {"left_out", "reference_error"} or result.keys() >= set(STAGES))
+    return not whole or again == "all" or (again == "failed" and not passes(result))
 
 
 def passes(result: dict[str, Any]) -> bool:

@@ -6,11 +6,11 @@ import re
 from itertools import zip_longest
 from typing import Any
 
-from . import vision
+from . import language, layers, vision
 
 __all__ = ["CASES", "in_order"]
 
-CASES: dict[str, Any] = {**vision.cases()}
+CASES: dict[str, Any] = {**vision.cases(), **language.cases(), **layers.cases()}
 
 
 def in_order() -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from .case import BFLOAT16
 
-__all__ = ["Counts", "count"]
+__all__ = ["Counts", "count", "is_matrix"]
 
 _LOW = (np.dtype("float16"), BFLOAT16)
 _CASTS = ("amp_cast", "Cast", "amp_multicast")
@@ -31,8 +31,6 @@ _BODIES = {
     "_while_loop": ["cond_input_locs", "func_input_locs"],
     "_cond": ["cond_input_locs", "then_input_locs", "else_input_locs"],
 }
-
-
 @dataclass
 class Counts:
     """FLOPs of matrix operators in one forward, those that read low inputs, casts and the bytes that they move."""
@@ -123,6 +121,12 @@ def _bodies(node: dict, ins: list) -> Iterator[tuple[dict, float, dict[str, Any]
                 if ins[place]:
                     inner[name] = ins[place]
         yield body, times, inner
+
+
+def is_matrix(op: str) -> bool:
+    """Whether an operator multiplies matrices."""
+    named = op in (*_CONVOLUTIONS, *_PRODUCTS, "Deconvolution", "FullyConnected", "RNN")
+    return named or op.startswith("_contrib_interleaved_matmul")
 
 
 def _flops(op: str, attrs: dict[str, str], ins: list[tuple], out: tuple) -> float:

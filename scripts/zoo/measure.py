@@ -16,6 +16,7 @@ import mxmp
 
 from .case import BFLOAT16, Case, floating
 from .flops import Counts, count
+from .ideal import rounded_matrices
 
 __all__ = ["STAGES", "Model", "cause"]
 
@@ -108,6 +109,9 @@ class Model:
     def _train(self, trainer: mxmp.Trainer | None = None) -> tuple[list, dict[str, np.ndarray]]:
         """One training step; the scale backs off and the step is tried again while it overflows."""
         inputs = (self.case.train_inputs or self.case.inputs)()
+        self._asked = [] if self._trainable() else [x for x in inputs if x.dtype == np.float32]
+        for x in self._asked:
+            x.attach_grad()
         for _ in range(30):
             mx.random.seed(5)
             np.random.seed(5)
@@ -127,11 +131,14 @@ class Model:
         return [out.astype("float32").asnumpy() for out in floating(self.case.compared(outputs))], grads
 
     def _grads(self) -> dict[str, np.ndarray]:
-        return {
-            name: param.grad().tostype("default").astype("float32").asnumpy()
-            for name, param in self.net.collect_params().items()
-            if param.grad_req != "null"
-        }
+        """Gradients of the parameters; of the inputs, where there are none."""
+        found = {name: param.grad() for name, param in self._trainable().items()}
+        found.update({f"input {number}": x.grad for number, x in enumerate(self._asked)})
+        dense = {n: g if isinstance(g, mx.np.ndarray) else g.tostype("default") for n, g in found.items()}
+        return {name: grad.astype("float32").asnumpy() for name, grad in dense.items()}
+
+    def _trainable(self) -> dict[str, gluon.Parameter]:
+        return {name: param for name, param in self.net.collect_params().items() if param.grad_req != "null"}
 
     def evaluate(self, scaled: bool = False) -> Result:
         """Inference and a training step from the kept weights."""
@@ -144,17 +151,17 @@ class Model:
         inference = [out.astype("float32").asnumpy() for out in floating(self.net(*self.case.inputs()))]
         self._fresh()
         trainer = None
-        if scaled:
-            trainable = {n: p for n, p in self.net.collect_params().items() if p.grad_req != "null"}
-            options = {"learning_rate": LEARNING_RATE}
-            trainer = mxmp.Trainer(trainable, "sgd", options, kvstore=None) if trainable else None
+        if scaled and self._trainable():
+            options, scale = {"learning_rate": LEARNING_RATE}, mxmp.DynamicLossScaler(init_scale=2**12)
+            trainer = mxmp.Trainer(self._trainable(), "sgd", options, kvstore=None, loss_scale=scale)
         training, grads = self._train(trainer)
         return Result(inference, training, grads)
 
     def _set(self, values: dict[str, np.ndarray]) -> None:
         for name, param in self.net.collect_params().items():
             if name in values:
-                param.set_data(mx.nd.array(values[name], dtype=values[name].dtype))
+                array = mx.np.array if isinstance(param.data(), mx.np.ndarray) else mx.nd.array
+                param.set_data(array(values[name], dtype=values[name].dtype))
 
     # -- stages --
 
@@ -169,6 +176,12 @@ class Model:
             return self._compare(self._evaluate())
         finally:
             self.case = case
+
+    def ideal(self, dtype: str) -> dict[str, Any]:
+        """FP32 with what matrix operators read and write rounded, and the gradients: perfect kernels of the dtype."""
+        self._set(self.weights)
+        with rounded_matrices(dtype):
+            return self._compare(self._evaluate(scaled=True))
 
     def mxmp(self, dtype: str) -> dict[str, Any]:
         self._set(self.weights)
@@ -239,11 +252,11 @@ class Model:
         if each:
             found["gradients_db"] = float(np.median(list(each.values())))
             worst = min(each, key=each.__getitem__)
-            found["worst_gradient"] = [worst, each[worst]]
+            found["worst_gradient"] = [worst, round(each[worst], 2)]
         return {k: round(v, 2) if isinstance(v, float) else v for k, v in found.items()}
 
 
-STAGES = [f"{dtype}.{what}" for dtype in DTYPES for what in ("control", "mxmp", "counts")]
+STAGES = [f"{dtype}.{what}" for dtype in DTYPES for what in ("control", "ideal", "mxmp", "counts")]
 STAGES += ["bfloat16.amp", "float16.amp"]  # last: each patches MXNet, and ends the process's usefulness
 
 
