@@ -43,7 +43,7 @@ class Case:
     train_inputs: Callable[[], list] | None = None
     init: Any = None
     ranked: bool = False
-    compared: Callable[[Any], Any] = lambda outputs: outputs  # noqa: E731
+    compared: Callable[[Any], Any] = lambda outputs: outputs
 
     @property
     def loss_name(self) -> str:

@@ -68,5 +68,3 @@ def depth(name: str) -> Case:
         partial(get_model, name, pretrained=False, pretrained_base=False),
         lambda: [images(1, channels, 96, 128)],
     )
-
-

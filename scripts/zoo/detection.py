@@ -126,7 +126,9 @@ def rcnn(name: str) -> Case:
             np.random.seed(0)
             generate = RPNTargetGenerator(num_sample=64)
             levels = anchors if isinstance(anchors, (list, tuple)) else [anchors]
-            inside = mx.nd.concat(*[level.reshape((-1, 4)) for level in levels], dim=0).clip(0, size - 1)  # of so small a picture every anchor sticks out
+            inside = mx.nd.concat(*[level.reshape((-1, 4)) for level in levels], dim=0).clip(
+                0, size - 1
+            )  # of so small a picture every anchor sticks out
             found = generate(boxes(size)[0], inside, size, size)
             kinds, shifts, shares = (mx.nd.array(each).expand_dims(0) for each in found)
         kinds = kinds.reshape((1, -1, 1))

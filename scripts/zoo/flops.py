@@ -31,6 +31,8 @@ _BODIES = {
     "_while_loop": ["cond_input_locs", "func_input_locs"],
     "_cond": ["cond_input_locs", "then_input_locs", "else_input_locs"],
 }
+
+
 @dataclass
 class Counts:
     """FLOPs of matrix operators in one forward, those that read low inputs, casts and the bytes that they move."""

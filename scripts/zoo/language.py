@@ -180,7 +180,10 @@ def parts() -> dict[str, Callable[[], Case]]:
         ),
         "L2Normalization": (lambda: m.L2Normalization(), lambda: [uniform(4, 16)]),
         "GELU": (lambda: m.GELU(), lambda: [uniform(4, 16)]),
-        "LSTMPCellWithClip": (lambda: Unrolled(m.LSTMPCellWithClip(32, 16, input_size=16, cell_clip=3, projection_clip=3)), lambda: [sequence()]),
+        "LSTMPCellWithClip": (
+            lambda: Unrolled(m.LSTMPCellWithClip(32, 16, input_size=16, cell_clip=3, projection_clip=3)),
+            lambda: [sequence()],
+        ),
         "ISDense": (lambda: Sampled(m.ISDense), lambda: [uniform(4, 16)]),
         "NCEDense": (lambda: Sampled(m.NCEDense), lambda: [uniform(4, 16)]),
     }

@@ -166,7 +166,11 @@ def blocks() -> dict[str, tuple[str, Callable[[], Any], Callable[[], list]]]:
             lambda: sequential(contrib.cnn.ModulatedDeformableConvolution(8, kernel_size=(3, 3), padding=(1, 1))),
             lambda: [picture()],
         ),
-        "flow.foreach": ("control flow", lambda: Lambda(foreach, nn.Dense(16, in_units=16)), lambda: [uniform(5, 2, 16), uniform(2, 16)]),
+        "flow.foreach": (
+            "control flow",
+            lambda: Lambda(foreach, nn.Dense(16, in_units=16)),
+            lambda: [uniform(5, 2, 16), uniform(2, 16)],
+        ),
         "flow.foreach.LSTMCell": (
             "control flow",
             lambda: Lambda(foreach_lstm, rnn.LSTMCell(16, input_size=16)),
@@ -197,17 +201,33 @@ def blocks() -> dict[str, tuple[str, Callable[[], Any], Callable[[], list]]]:
             found[f"nn.{name}"] = ("layer", partial(two, make), lambda s=shape: [s()])
     for name in ("LayerNorm", "GroupNorm", "InstanceNorm", "BatchNorm"):
         make = partial(getattr(nn, name), **({"num_groups": 2} if name == "GroupNorm" else {}))
-        found[f"nn.{name}"] = ("layer", lambda m=make: sequential(nn.Conv2D(8, 3), m(), nn.Conv2D(8, 3)), lambda: [picture()])
+        found[f"nn.{name}"] = (
+            "layer",
+            lambda m=make: sequential(nn.Conv2D(8, 3), m(), nn.Conv2D(8, 3)),
+            lambda: [picture()],
+        )
     for name in ("relu", "sigmoid", "tanh", "softrelu", "softsign"):
         found[f"nn.Activation.{name}"] = (
             "layer",
-            lambda n=name: sequential(nn.Dense(32), nn.Activation(n), nn.Dense(8)),
+            partial(activated, partial(nn.Activation, name)),
             lambda: [uniform(8, 16)],
         )
     for name in ("LeakyReLU", "PReLU", "ELU", "SELU", "GELU", "Swish"):
         make = partial(getattr(nn, name), **({"alpha": 0.1} if name == "LeakyReLU" else {}))
-        found[f"nn.{name}"] = ("layer", lambda m=make: sequential(nn.Dense(32), m(), nn.Dense(8)), lambda: [uniform(8, 16)])
+        found[f"nn.{name}"] = (
+            "layer",
+            lambda m=make: sequential(nn.Dense(32), m(), nn.Dense(8)),
+            lambda: [uniform(8, 16)],
+        )
     return found
+
+
+def normalised(make: Any) -> Any:
+    return sequential(nn.Conv2D(8, 3), make(), nn.Conv2D(8, 3))
+
+
+def activated(make: Any) -> Any:
+    return sequential(nn.Dense(32), make(), nn.Dense(8))
 
 
 def two(make: Any) -> Any:
@@ -233,7 +253,9 @@ def mlp() -> Any:
 
 
 def convolutional() -> Any:
-    return sequential(nn.Conv2D(8, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Conv2D(8, 3), nn.GlobalAvgPool2D(), nn.Dense(5))
+    return sequential(
+        nn.Conv2D(8, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Conv2D(8, 3), nn.GlobalAvgPool2D(), nn.Dense(5)
+    )
 
 
 def products(F, x: Any) -> Any:  # noqa: N803

@@ -274,8 +274,10 @@ def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
 
 def _with_rounded_inputs(case: Case, dtype: str) -> Case:
     def inputs() -> list:
-        return [type(x)(handle=mx.nd.array(rounded(x.asnumpy(), dtype)).handle) if x.dtype == np.float32 else x
-                for x in case.inputs()]
+        return [
+            type(x)(handle=mx.nd.array(rounded(x.asnumpy(), dtype)).handle) if x.dtype == np.float32 else x
+            for x in case.inputs()
+        ]
 
     return replace(case, inputs=inputs)
 

@@ -122,7 +122,8 @@ def cases() -> dict[str, Any]:
     return found
 
 
-VISION = """resnet18_v1 resnet34_v1 resnet50_v1 resnet101_v1 resnet152_v1 resnet18_v2 resnet34_v2 resnet50_v2 resnet101_v2
-resnet152_v2 vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn alexnet densenet121 densenet161 densenet169
-densenet201 squeezenet1.0 squeezenet1.1 inceptionv3 mobilenet1.0 mobilenet0.75 mobilenet0.5 mobilenet0.25
-mobilenetv2_1.0 mobilenetv2_0.75 mobilenetv2_0.5 mobilenetv2_0.25""".split()
+VISION = [f"resnet{depth}_v{version}" for version in (1, 2) for depth in (18, 34, 50, 101, 152)]
+VISION += [f"vgg{depth}{norm}" for norm in ("", "_bn") for depth in (11, 13, 16, 19)]
+VISION += [f"densenet{depth}" for depth in (121, 161, 169, 201)]
+VISION += [f"mobilenet{version}{width}" for version in ("", "v2_") for width in ("1.0", "0.75", "0.5", "0.25")]
+VISION += ["alexnet", "squeezenet1.0", "squeezenet1.1", "inceptionv3"]
