@@ -1,22 +1,30 @@
-"""One model in FP32, with only its weights rounded, by mxmp and by ``mxnet.contrib.amp``."""
+"""One model in FP32, by two controls, by mxmp and by ``mxnet.contrib.amp``."""
 
 from __future__ import annotations
 
-import contextlib
-import re
-from dataclasses import replace
-from typing import Any, Iterator, NamedTuple
+from typing import Any, NamedTuple
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
 
 import mxmp
 
-from .case import BFLOAT16, Case, floating
-from .flops import Counts, count
+from .case import Case, floating
 from .ideal import rounded_matrices
+from .running import (
+    Call,
+    all_blocks,
+    array_like,
+    call,
+    calls,
+    cause,
+    counted,
+    rounded,
+    sqnr,
+    with_rounded_inputs,
+    without_chance,
+)
 
 __all__ = ["STAGES", "Model", "cause"]
 
@@ -33,34 +41,6 @@ class Result(NamedTuple):
     grads: dict[str, np.ndarray]
 
 
-class Call(NamedTuple):
-    """One call of a block's graph in training: the FP32 Symbol, shapes and dtypes of all its inputs."""
-
-    symbol: mx.sym.Symbol
-    known: dict[str, tuple]
-
-
-def cause(error: BaseException) -> str:
-    """The line of an error's text that says what went wrong, without addresses and build paths."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "[bt]" not in line]
-    telling = [n for n in lines if re.search(r"error:|check failed|not implemented|could not|unknown", n, re.I)]
-    line = (telling or lines or [""])[-1]
-    line = re.sub(r"^\[[\d:]+\]\s*|(\S*/)(?=src/)", "", line)
-    line = re.sub(r"0x[0-9a-f]+", "0x…", line)
-    return f"{type(error).__name__}: {line}"[:300]
-
-
-def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
-    """Signal to noise in dB, at most 200 (equal) and at least -200 (not finite)."""
-    if reference.shape != value.shape or not np.isfinite(value).all():
-        return -200.0
-    noise = float(np.sum((reference.astype("float64") - value) ** 2))
-    signal = float(np.sum(reference.astype("float64") ** 2))
-    if noise == 0:
-        return 200.0
-    return float(np.clip(10 * np.log10(max(signal, 1e-300) / noise), -200, 200))
-
-
 class Model:
     """A case's net and, after ``refer``, its FP32 results.
 
@@ -72,7 +52,7 @@ class Model:
         mx.random.seed(0)
         np.random.seed(0)
         self.net = case.make()
-        _without_chance(self.net)
+        without_chance(self.net)
         for name, param in self.net.collect_params().items():
             if name.endswith(("gamma", "var")):
                 param.init = "ones"  # zeros, as ResNeXt's last gammas, would stop every gradient before them
@@ -93,7 +73,7 @@ class Model:
         for _ in range(WARM_UP):  # an untrained net's running statistics are no statistics
             self._train()
         self.weights = {n: p.data().asnumpy() for n, p in self.net.collect_params().items() if p._data is not None}
-        with _calls() as self.calls:
+        with calls() as self.calls:
             self.reference = self.evaluate()
         if not all(np.isfinite(each).all() for each in [*self.reference.training, *self.reference.grads.values()]):
             raise ArithmeticError("FP32 itself is not finite")
@@ -101,7 +81,7 @@ class Model:
     # -- running --
 
     def _fresh(self) -> None:
-        for block in _all_blocks(self.net):
+        for block in all_blocks(self.net):
             if isinstance(block, gluon.HybridBlock):
                 block._clear_cached_op()  # of the other mode: a network may branch on is_training
         self.net.hybridize()
@@ -160,8 +140,7 @@ class Model:
     def _set(self, values: dict[str, np.ndarray]) -> None:
         for name, param in self.net.collect_params().items():
             if name in values:
-                array = mx.np.array if isinstance(param.data(), mx.np.ndarray) else mx.nd.array
-                param.set_data(array(values[name], dtype=values[name].dtype))
+                param.set_data(array_like(param.data(), values[name]))
 
     # -- stages --
 
@@ -171,7 +150,7 @@ class Model:
         self._set({**self.weights, **{name: rounded(value, dtype) for name, value in chosen.items()}})
         case = self.case
         if not chosen:
-            self.case = _with_rounded_inputs(case, dtype)
+            self.case = with_rounded_inputs(case, dtype)
         try:
             return self._compare(self._evaluate())
         finally:
@@ -198,8 +177,8 @@ class Model:
         context = mx.gpu() if dtype == "float16" else mx.cpu()
         found = {}
         for suffix, policy in policies.items():
-            casted = [Call(mxmp.cast_symbol(c.symbol, policy, ctx=context), c.known) for c in self.calls]
-            found.update({f"{key}{suffix}": value for key, value in _counted(casted).items()})
+            casted = [Call(cast(c.symbol, policy, context), c.known) for c in self.calls]
+            found.update({f"{key}{suffix}": value for key, value in counted(casted).items()})
         return found
 
     def amp(self, dtype: str) -> dict[str, Any]:
@@ -211,7 +190,7 @@ class Model:
 
         amp.init(dtype)
         found: dict[str, Any] = {}
-        with _calls() as calls:
+        with calls() as traced:
             try:
                 if dtype == "float16":
                     for out in floating(self.net(*self.case.inputs())):
@@ -222,7 +201,7 @@ class Model:
             except Exception as error:
                 found = {"error": cause(error)}
         try:
-            found.update(_counted(calls or self._traced()))
+            found.update(counted(traced or self._traced()))
         except Exception as error:
             found["uncounted"] = cause(error)
         return found
@@ -230,7 +209,7 @@ class Model:
     def _traced(self) -> list[Call]:
         """The graphs that would have run, had the kernels existed; those of a net that is one graph."""
         inputs = (self.case.train_inputs or self.case.inputs)()
-        return [_call(self.net, inputs)]
+        return [call(self.net, inputs)]
 
     def run(self, stage: str) -> dict[str, Any]:
         """One of ``STAGES``; what MXNet or mxmp raises is the result."""
@@ -260,81 +239,11 @@ STAGES = [f"{dtype}.{what}" for dtype in DTYPES for what in ("control", "ideal",
 STAGES += ["bfloat16.amp", "float16.amp"]  # last: each patches MXNet, and ends the process's usefulness
 
 
-# -- helpers ------------------------------------------------------------------------------------------
-
-
-def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Rounded to ``dtype`` and back."""
-    if value.dtype != np.float32:
-        return value
-    if dtype == "float16":
-        return value.astype("float16").astype("float32")
-    return mx.nd.amp_cast(mx.nd.amp_cast(mx.nd.array(value), dtype=BFLOAT16), dtype="float32").asnumpy()
-
-
-def _with_rounded_inputs(case: Case, dtype: str) -> Case:
-    def inputs() -> list:
-        return [
-            type(x)(handle=mx.nd.array(rounded(x.asnumpy(), dtype)).handle) if x.dtype == np.float32 else x
-            for x in case.inputs()
-        ]
-
-    return replace(case, inputs=inputs)
-
-
-def _all_blocks(net: gluon.Block) -> list[gluon.Block]:
-    found: list[gluon.Block] = []
-    net.apply(found.append)
-    return found
-
-
-def _without_chance(net: gluon.Block) -> None:
-    """No dropout, and running statistics that follow a few batches."""
-    for block in _all_blocks(net):
-        if isinstance(block, nn.Dropout):
-            block._rate = 0
-        if isinstance(getattr(block, "_kwargs", None), dict) and "momentum" in block._kwargs:
-            block._kwargs["momentum"] = 0.1
-
-
-def _call(block: gluon.HybridBlock, args: Any) -> Call:
-    inputs, symbol = block._get_graph(*args)
-    known = {name: (p.shape, np.dtype(p.dtype)) for name, p in block.collect_params().items()}
-    for variable, array in zip(inputs, _flat(args)):
-        known[variable.name] = (array.shape, np.dtype(array.dtype))
-    return Call(symbol, known)
-
-
-def _flat(args: Any) -> Iterator[Any]:
-    for arg in args:
-        if isinstance(arg, (list, tuple)):
-            yield from _flat(arg)
-        elif arg is not None:
-            yield arg
-
-
-@contextlib.contextmanager
-def _calls() -> Iterator[list[Call]]:
-    """Every call of a hybridized block's graph under ``record``."""
-    found: list[Call] = []
-    original = gluon.HybridBlock._call_cached_op
-
-    def noted(block: gluon.HybridBlock, *args: Any) -> Any:
-        out = original(block, *args)
-        if autograd.is_recording() and not isinstance(block, gluon.loss.Loss):
-            found.append(_call(block, args))
-        return out
-
-    gluon.HybridBlock._call_cached_op = noted
+def cast(symbol: mx.sym.Symbol, policy: str, context: mx.Context) -> mx.sym.Symbol:
+    """mxmp's graph; where nothing would run low, which it refuses to call a cast, the graph as it is."""
     try:
-        yield found
-    finally:
-        gluon.HybridBlock._call_cached_op = original
-
-
-def _counted(calls: list[Call]) -> dict[str, float]:
-    total = Counts()
-    for symbol, known in calls:
-        total.add(count(symbol.tojson(remove_amp_cast=False), known, numpy=type(symbol) is not mx.sym.Symbol))
-    share = total.low_flops / total.flops if total.flops else None
-    return {"flops": total.flops, "low_share": share, "casts": total.casts, "cast_bytes": total.cast_bytes}
+        return mxmp.cast_symbol(symbol, policy, ctx=context)
+    except ValueError as error:
+        if "nothing in this Symbol would run" not in str(error):
+            raise
+        return symbol
