@@ -22,7 +22,7 @@ import resource
 import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "_data" / "models.json"
 DTYPES = ("float16", "bfloat16")
@@ -85,7 +85,7 @@ def sweep(name: str, args: argparse.Namespace, before: dict[str, Any] | None) ->
     for group in (STAGES[:-2], STAGES[-2:-1], STAGES[-1:]):
         rest = [stage for stage in group if stage not in found]
         while rest:
-            told, ended = in_a_process(name, rest, args.seconds, args.gib)
+            told, ended = in_a_process(args.seconds, worker, name, rest, args.gib)
             found.update(told)
             if "reference_error" in told:
                 return found
@@ -97,12 +97,12 @@ def sweep(name: str, args: argparse.Namespace, before: dict[str, Any] | None) ->
     return found
 
 
-def in_a_process(name: str, stages: list[str], seconds: float, gib: float) -> tuple[dict[str, Any], str]:
-    """What the stages found, and how the process ended if before the last of them."""
+def in_a_process(seconds: float, target: Callable[..., None], *args: Any) -> tuple[dict[str, Any], str]:
+    """What ``target(pipe, *args)`` sent as pairs of name and value, and how its process ended."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=worker, args=(there, name, stages, gib), daemon=True)
+    process = context.Process(target=target, args=(there, *args), daemon=True)
     process.start()
     there.close()
     found: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def in_a_process(name: str, stages: list[str], seconds: float, gib: float) -> tu
     finally:
         process.kill()
         process.join()
-    return found, "" if all(stage in found for stage in stages) else ended
+    return found, ended
 
 
 def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
@@ -144,7 +144,9 @@ def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
     except Exception as error:  # whatever FP32 itself cannot do is the result
         pipe.send(("reference_error", cause(error)))
         return
-    pipe.send(("reference", {"kind": case.kind, "loss": case.loss_name, "parameters": len(model.net.collect_params())}))
+    pipe.send(
+        ("reference", {"kind": case.kind, "loss": case.loss_name, "parameters": len(list(model.net.collect_params()))})
+    )
     for stage in stages:
         pipe.send((stage, model.run(stage)))
 
