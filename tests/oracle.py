@@ -100,6 +100,15 @@ def assert_same_bits(one: Result, other: Result) -> None:
         np.testing.assert_array_equal(one.grads[name], expected, err_msg=name)
 
 
+def agree(got: Result, want: Result, floor: float) -> None:
+    """Outputs and gradients as close to the reference as ``floor`` dB."""
+    for value, expected in zip(got.outputs, want.outputs):
+        assert sqnr(expected, value) > floor
+    assert got.grads.keys() == want.grads.keys()
+    for name, expected in want.grads.items():
+        assert sqnr(expected, got.grads[name]) > floor, name
+
+
 def trainable(net: gluon.Block) -> list[str]:
     return [name for name, p in net.collect_params().items() if p.grad_req != "null"]
 

@@ -22,7 +22,19 @@ PACKAGE = Path(mxmp.__file__).parent
 HOUSE = {
     "": ["files", "policy"],
     "precision": [
-        *("_mxnet", "rules", "graph", "plan", "decide", "casts", "onednn", "emulation", "devices"),
+        *(
+            "_mxnet",
+            "rules",
+            "graph",
+            "subgraphs",
+            "plan",
+            "decide",
+            "casts",
+            "padding",
+            "onednn",
+            "emulation",
+            "devices",
+        ),
         *("pipeline", "heads", "__init__"),
     ],
     "step": [
@@ -30,18 +42,8 @@ HOUSE = {
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
-        *(
-            "_mxnet",
-            "parameter",
-            "expected",
-            "conversion",
-            "hook",
-            "convert",
-            "opaque_heads",
-            "fresh_gradients",
-            "sharing",
-        ),
-        *("workers", "trainer", "estimator", "__init__"),
+        *("_mxnet", "parameter", "expected", "conversion", "graphs", "hook", "convert", "opaque_heads"),
+        *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
     "diagnose": ["report", "render", "measure", "explain", "__init__"],

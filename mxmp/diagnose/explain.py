@@ -147,7 +147,7 @@ def _graphs(net: Block) -> Iterator[GraphReport]:
 
 
 def _unconverted(net: Block) -> Iterator[str]:
-    converted = {id(block) for block, _ in hooks(net)}
+    converted = {id(block) for block, hook in hooks(net) if not hook.python}
     stack = [net]
     while stack:
         block = stack.pop()

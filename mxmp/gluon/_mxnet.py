@@ -6,13 +6,12 @@ A subclass of MXNet's (``Trainer``, ``LowParameter``) also uses what it inherits
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from types import FrameType
 from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock, Parameter
-from mxnet.gluon.block import _flatten
+from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
+from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
 
 __all__ = ["INHERITED", "Traced"]
@@ -28,13 +27,13 @@ INHERITED = {
 
 
 class Traced(NamedTuple):
-    """What a HybridBlock keeps of its graph, and calls."""
+    """What MXNet keeps of a block's graph, and the types of what it returned."""
 
-    op: Any
     op_args: list
     graph: tuple
     in_format: Any
     out_format: Any
+    answer: Any
 
 
 def flatten(args: tuple) -> tuple[list, Any]:
@@ -42,32 +41,106 @@ def flatten(args: tuple) -> tuple[list, Any]:
     return _flatten(args, "input")
 
 
-def trace(block: HybridBlock, args: tuple) -> Traced:
-    """Make the block's own FP32 graph for arguments of this structure."""
-    block._clear_cached_op()
-    block._build_cache(*args)
-    return traced(block)
+def kinds(args: tuple) -> tuple[bool, bool, set, Any]:
+    """Whether there are Symbols, and arrays, in nested arguments; the arrays' contexts; the first one's."""
+    return _gather_type_ctx_info(args)
+
+
+def regroup(flat: Sequence, structure: Any) -> Any:
+    """Nested lists of a graph's flat outputs."""
+    return _regroup(flat, structure)
+
+
+def copied(block: HybridBlock) -> HybridBlock:
+    """Another block with the same children, Parameters and attributes, without a graph: to be traced."""
+    clone = object.__new__(type(block))
+    clone.__dict__.update(block.__dict__)
+    clone._active = False
+    give_back(clone)
+    return clone
+
+
+def trace(clone: HybridBlock, args: tuple) -> None:
+    """Make the FP32 graph of what ``copied`` gave, for arguments of this structure; runs the user's code."""
+    if isinstance(clone, SymbolBlock):
+        return
+    forward = clone.hybrid_forward
+
+    def noting(*given: Any, **params: Any) -> Any:
+        clone.__dict__["mxmp_answer"] = out = forward(*given, **params)
+        return out
+
+    clone._in_format = clone._out_format = None
+    clone.__dict__["hybrid_forward"] = noting
+    try:
+        clone._get_graph(*args)
+    finally:
+        del clone.__dict__["hybrid_forward"]
+
+
+def built(clone: HybridBlock, args: tuple) -> Traced:
+    """What ``trace`` made, with the parameters' shapes inferred, and what the user's code returned."""
+    clone._build_cache(*args)
+    return traced(clone)._replace(answer=clone.__dict__.get("mxmp_answer"))
 
 
 def traced(block: HybridBlock) -> Traced:
-    """What a block with a graph runs now."""
-    return Traced(block._cached_op, block._cached_op_args, block._cached_graph, block._in_format, block._out_format)
+    """What a block keeps of its graph."""
+    return Traced(block._cached_op_args, block._cached_graph, block._in_format, block._out_format, None)
 
 
-def run_as(block: HybridBlock, traced: Traced) -> None:
-    """Make the block's next call run ``traced``."""
-    block._cached_op, block._cached_op_args, block._cached_graph, block._in_format, block._out_format = traced
-    block._active = True
+def show(block: HybridBlock, traced: Traced) -> None:
+    """Leave a graph where ``export`` and ``save`` look for it; calls of a converted block do not."""
+    block._cached_op_args, block._cached_graph, block._in_format, block._out_format, _ = traced
 
 
-def forget_graph(block: HybridBlock) -> None:
-    """As ``hybridize`` does: the next call traces anew."""
+def take_over(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
+    """Let every call of ``block`` go through ``forward``, and MXNet's call of the block's graph through ``call_graph``.
+
+    Attributes of this one block, in front of its class's methods.
+    """
+    block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
 
 
-def has_graph(block: HybridBlock) -> bool:
-    """Whether nothing, such as ``hybridize`` or ``cast``, cleared the block's graph."""
-    return block._cached_op is not None
+def give_back(block: HybridBlock) -> None:
+    """Undo ``take_over``; the block has no graph."""
+    block.__dict__.pop("forward", None)
+    block.__dict__.pop("_call_cached_op", None)
+    block._clear_cached_op()
+
+
+def forward(block: HybridBlock, args: tuple) -> Any:
+    """What a call of the block does by its class."""
+    return type(block).forward(block, *args)
+
+
+def hybrid_forward(block: HybridBlock, args: tuple) -> Any:
+    """As ``HybridBlock``, whatever a subclass made of ``forward``."""
+    return HybridBlock.forward(block, *args)
+
+
+def overrides_forward(block: Block) -> bool:
+    """Whether its class has a ``forward`` of its own, which need not ask for a graph, or may for other arguments."""
+    return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
+
+
+def monitor(block: HybridBlock) -> tuple | None:
+    """What ``register_op_hook`` was given."""
+    return (block._callback, block._monitor_all) if block._callback else None
+
+
+def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
+    op._register_op_hook(callback, monitor_all)
+
+
+def cached_op(block: HybridBlock) -> Any:
+    """What stands where MXNet keeps the operator of a block's graph, until ``hybridize``, ``cast`` or a new child."""
+    return block._cached_op
+
+
+def set_cached_op(block: HybridBlock, op: Any) -> None:
+    block._cached_op = op
 
 
 def is_active(block: HybridBlock) -> bool:
@@ -80,48 +153,29 @@ def set_active(block: HybridBlock, active: bool) -> None:
 
 
 def flags(block: HybridBlock) -> list:
-    """What ``hybridize`` was given, for a CachedOp."""
-    return list(block._flags)
+    """What ``hybridize`` was given, for a cached op."""
+    return block._flags
 
 
 def backend(block: HybridBlock) -> str | None:
-    """The subgraph backend that ``hybridize`` was given."""
+    """What ``hybridize(backend=...)`` was given."""
     return block._backend
+
+
+def variant(block: HybridBlock) -> Any:
+    """What a layer of MXNet's keeps on itself about its call: whether a recurrent one was given states."""
+    return getattr(block, "skip_states", None)
 
 
 def children(block: Block) -> list[Block]:
     return list(block._children.values())
 
 
-class _QuietHooks(OrderedDict):
-    """Hooks of a block that has only ours: false, or ``hybridize`` warns that a hook is lost.
-
-    MXNet reads ``active and hooks or pre_hooks`` there, a precedence slip that ``hybridize(False)``
-    meets as well.
-    """
-
-    def __bool__(self) -> bool:
-        return any(not getattr(hook, "quiet", False) for hook in self.values())
-
-
-def hooks(block: Block) -> list[Callable]:
-    """The block's forward pre-hooks."""
-    return list(block._forward_pre_hooks.values())
-
-
-def add_hook(block: Block, hook: Callable) -> None:
-    """Register a forward pre-hook with an attribute ``quiet``, of which ``hybridize`` shall not warn."""
-    if not block._forward_pre_hooks:
-        block._forward_pre_hooks = _QuietHooks()
-    block.register_forward_pre_hook(hook)
-
-
-def remove_hook(block: Block, hook: Callable) -> None:
-    found = block._forward_pre_hooks
-    for key in [k for k, other in found.items() if other is hook]:
-        del found[key]
-    if isinstance(found, _QuietHooks):
-        block._forward_pre_hooks = OrderedDict(found)
+def is_summarized(block: Block) -> bool:
+    """Whether ``summary`` wants to see what is inside the block; it looks at all blocks but containers."""
+    while isinstance(block, (nn.Sequential, nn.HybridSequential)) and block._children:
+        block = children(block)[0]
+    return any(getattr(hook, "__name__", "") == "_summary_hook" for hook in block._forward_hooks.values())
 
 
 def block_being_traced() -> Block | None:
@@ -129,6 +183,18 @@ def block_being_traced() -> Block | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "_get_graph":
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
+
+
+def plain_reader() -> Block | None:
+    """The block that asks the caller for a parameter's array to compute with, outside any graph of ours."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(2):  # a comprehension may have a frame of its own
+        if frame is None or frame.f_globals.get("__name__") != "mxnet.gluon.block":
+            return None
+        if frame.f_code.co_name in ("forward", "_call_cached_op"):
             return frame.f_locals["self"]
         frame = frame.f_back
     return None
@@ -146,6 +212,11 @@ def is_deferred(param: Parameter) -> bool:
 def arrays(param: Parameter) -> list[NDArray]:
     """What computes, one array per context, of any storage; none before initialization."""
     return list(param._data or ())
+
+
+def data(param: Parameter) -> NDArray:
+    """As ``param.data()`` for a call of MXNet's own: on the current context, in the dtype that computes."""
+    return param._check_and_get(param._data, None)
 
 
 def contexts(param: Parameter) -> Sequence[mx.Context]:

@@ -6,7 +6,8 @@ import itertools
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -19,20 +20,48 @@ from ..precision.plan import Plan
 from ..step.gradients import Gradient
 from . import _mxnet
 from .expected import Expected
-from .parameter import store_low
+from .parameter import BFLOAT16, store_full, store_low
 
-__all__ = ["Conversion", "conversion_of", "conversions_of", "forwards_so_far", "statistics_of"]
+__all__ = [
+    "BUILDING",
+    "Conversion",
+    "conversions_of",
+    "forwards_so_far",
+    "is_tracing",
+    "join",
+    "leave",
+    "statistics_of",
+]
+
+# Held while a graph is made: nets of several conversions may share blocks and Parameters.
+BUILDING = threading.RLock()
+_local = threading.local()
 
 
-def conversion_of(param: Parameter) -> Conversion | None:
-    """The conversion that a parameter's net went through, None without one."""
-    return getattr(param, "mxmp_conversion", None)
+def is_tracing() -> bool:
+    """Whether this thread makes the graph of a converted block, whose children may be called with Symbols."""
+    return getattr(_local, "tracing", False)
 
 
 def conversions_of(params: Iterable[Parameter]) -> list[Conversion]:
-    """The conversions of all nets that these parameters belong to."""
-    found = (conversion_of(param) for param in params)
-    return list(dict.fromkeys(conversion for conversion in found if conversion is not None))
+    """The conversions of all nets that these parameters belong to, oldest first."""
+    return list(dict.fromkeys(found for param in params for found in getattr(param, "mxmp_conversions", ())))
+
+
+def join(param: Parameter, conversion: Conversion) -> None:
+    """Note that the parameter's net, or one more of its nets, was converted."""
+    param.mxmp_conversions = (*conversions_of([param]), conversion)
+
+
+def leave(param: Parameter, gone: Collection[Conversion]) -> None:
+    """Forget these conversions; without any, the parameter is a plain FP32 one with its master's values."""
+    found = conversions_of([param])
+    left = tuple(conversion for conversion in found if conversion not in gone)
+    if left:
+        param.mxmp_conversions = left
+    elif found:
+        store_full(param)
+        del param.mxmp_conversions
 
 
 # How MXNet's norm layers name theirs, for nets that have no graph of ours to ask.
@@ -62,48 +91,98 @@ def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
 
 
 class Conversion:
-    """The policy, and how parameters are stored."""
+    """The policy, and how parameters are stored.
 
-    def __init__(self, policy: Policy, expected: Expected) -> None:
+    ``expected``: what its first graphs are held to. ``blocks``: those that are converted so. ``full``: names of
+    parameters that code outside the graphs reads and that therefore stay FP32.
+    """
+
+    def __init__(self, policy: Policy, expected: Expected, full: Collection[str] = ()) -> None:
         self.policy = policy
         self.expected = expected
+        self.full = frozenset(full)
         self.statistics: dict[str, Parameter] = {}
-        self.lock = threading.RLock()
+        self.blocks: weakref.WeakSet = weakref.WeakSet()
         self._stored: dict[str, bool] = {}
-        self._local = threading.local()
+
+    def __getstate__(self) -> dict:
+        """For copies of a net, whose blocks are others."""
+        return {name: value for name, value in vars(self).items() if name != "blocks"}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state, blocks=weakref.WeakSet())
 
     def note_training(self) -> None:
         """A block of this net runs in training mode."""
         _last_forward[self] = next(_forwards)
 
-    @property
-    def tracing(self) -> bool:
-        return getattr(self._local, "tracing", False)
-
     @contextmanager
     def trace(self) -> Iterator[None]:
-        """While a block of this net is being traced, its children may be called with Symbols."""
-        before, self._local.tracing = self.tracing, True
+        """While a block of a converted net is being traced, its children may be called with Symbols."""
+        before, _local.tracing = is_tracing(), True
         try:
             yield
         finally:
-            self._local.tracing = before
+            _local.tracing = before
 
     def build(
-        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, accumulated: Collection[str]
+        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, grad_req: Mapping[str, str]
     ) -> tuple[Graph, Plan]:
-        """The graph that runs, and parameters stored as it wants them. The first graph decides."""
+        """The graph that runs, and parameters stored as it wants them. The first graph decides, of any net."""
         self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
-        graph, plan = low_graph(
+        _check_dtypes(params.values())
+        decided = {name: found for name, p in params.items() if (found := self._storage_of(p)) is not None}
+        fixed = {name for name, p in params.items() if isinstance(p, Constant)} | self.full
+        graph, plan = self._low_graph(
             Graph.from_symbol(symbol),
-            self.policy,
             device,
-            parameters={n for n, p in params.items() if n not in self._stored and not isinstance(p, Constant)},
-            stored_low={n for n in params if self._stored.get(n)},
-            accumulated=accumulated,
+            parameters={n for n in params if n not in decided and n not in fixed},
+            stored_low={n for n, low in decided.items() if low},
+            grad_req=grad_req,
         )
-        if self.policy.stores_low(device):
-            for name, param in params.items():
-                if self._stored.setdefault(name, name in plan.low_variables):
-                    store_low(param, self.policy.compute)
+        for name, param in params.items():
+            if self._stored.setdefault(name, decided.get(name, name in plan.low_variables)):
+                store_low(param, self.policy.compute)
         return graph, plan
+
+    def _low_graph(self, graph: Graph, device: str, **storage: Any) -> tuple[Graph, Plan]:
+        """As ``low_graph``, for parameters that a net of another conversion may have stored in float16.
+
+        Raises
+        ------
+        ValueError
+            This net needs such a parameter in another dtype.
+        """
+        low, new = storage["stored_low"], storage["parameters"]
+        stores = self.policy.stores_low(device)
+        shared = {name for name in low if not (stores and name in self._stored)}
+        if not shared:
+            return low_graph(graph, self.policy, device, **storage)
+        if self.policy.compute == "float16":
+            # As if this net stored it: every operator that reads it must read float16.
+            asked, new = replace(self.policy, params="float16"), new if stores else set()
+            trial = {**storage, "parameters": new | shared, "stored_low": low - shared}
+            wanted = low_graph(graph, asked, device, **trial)[1]
+            shared -= wanted.low_variables
+            if not shared:
+                made, plan = low_graph(graph, asked, device, **{**storage, "parameters": new})
+                return made, replace(plan, policy=self.policy)
+        raise ValueError(
+            f"Parameter {min(shared)!r} is shared with a net that was converted to store it in float16, and here "
+            f"({self.policy}) it is read in another dtype: convert both nets with params='float32'"
+        )
+
+    def _storage_of(self, param: Parameter) -> bool | None:
+        """Whether a graph of any of the parameter's nets stored it low, None where none has been made."""
+        stored = (c._stored.get(param.name) for c in [self, *conversions_of([param])])
+        return next((low for low in stored if low is not None), None)
+
+
+def _check_dtypes(params: Iterable[Parameter]) -> None:
+    for param in params:
+        dtype = np.dtype(param.dtype)
+        if dtype in (np.float16, BFLOAT16) or (dtype == np.float64 and param.grad_req != "null"):
+            raise ValueError(
+                f"Parameter {param.name!r} is {param.dtype}: a converted net casts by itself, from FP32. Call "
+                "net.cast('float32'), or mxmp.restore(net) before another cast"
+            )

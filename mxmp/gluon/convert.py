@@ -5,30 +5,34 @@ A converted block keeps its class, tree, hooks and Parameters; each HybridBlock 
 
 from __future__ import annotations
 
-from typing import Iterable
+from fnmatch import fnmatchcase
+from typing import Callable, Iterable
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Block, Parameter
+from mxnet.gluon import Block, HybridBlock, Parameter
 
 from ..policy import Policy, as_policy
 from ..precision.decide import check_policy
 from ..precision.devices import device_of
 from . import _mxnet
-from .conversion import Conversion, conversion_of
+from .conversion import Conversion, join, leave
 from .expected import Expected
-from .hook import Hook, hook_of, hooks, hybrid_blocks
-from .parameter import LowParameter, store_full
+from .hook import Hook, Owner, blocks_of, hook_of, hooks, hybrid_blocks
+from .parameter import BFLOAT16, LowParameter
 
 __all__ = ["convert", "restore"]
 
 
-def convert(net: Block, policy: str | Policy = "float16", *, exclude: Iterable[str] = ()) -> Block:
+def convert(
+    net: Block, policy: str | Policy = "float16", *, exclude: Iterable[str] | Callable[[str, Block], bool] = ()
+) -> Block:
     """Make ``net`` compute in low precision where that is safe, in place; returns ``net``.
 
     Needs no prior ``hybridize`` or forward. Parameters, their names, sharing, ``lr_mult``,
     ``wd_mult`` and ``grad_req`` stay, ``hybridize(...)`` may follow with any flags, and outputs are
-    FP32. A converted net always runs as a graph. Converting again replaces the policy.
+    FP32. A converted net always runs as a graph. Converting again replaces the policy. Nets that share
+    blocks or Parameters may each be converted, with policies of their own.
 
     Parameters
     ----------
@@ -36,8 +40,10 @@ def convert(net: Block, policy: str | Policy = "float16", *, exclude: Iterable[s
         A HybridBlock, a SymbolBlock, or a Block whose outermost hybrid children are converted.
     policy : str or Policy
         ``"float16"``, ``"bfloat16"``, a policy string or a Policy.
-    exclude : iterable of str
-        Patterns of nodes or blocks to keep in FP32, added to the policy's.
+    exclude : iterable of str, or callable
+        Patterns of nodes or blocks to keep in FP32, added to the policy's; a block that cannot be traced
+        then runs as Python. Or a filter ``(name, block) -> bool``: its blocks run as Python, in FP32,
+        with all that they contain. What contains such a block runs as Python around it, and calls graphs.
 
     Raises
     ------
@@ -47,53 +53,134 @@ def convert(net: Block, policy: str | Policy = "float16", *, exclude: Iterable[s
         The policy cannot hold, there is nothing to convert, or parameters are not FP32. The net
         stays as it was.
     """
-    policy = as_policy(policy, exclude)
+    policy = as_policy(policy, () if callable(exclude) else exclude)
     if not isinstance(net, Block):
         hint = ": for a Symbol use mxmp.cast_symbol" if isinstance(net, mx.sym.Symbol) else ""
         raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{hint}")
-    blocks = hybrid_blocks(net)
-    if not blocks:
-        raise ValueError(
-            f"nothing to convert: {type(net).__name__} {net.name!r} holds no HybridBlock, and only those "
-            "have a graph to rewrite"
-        )
+    python, outside = _left_as_python(net, exclude if callable(exclude) else _named_by(policy))
+    blocks = [block for block in hybrid_blocks(net) if id(block) not in outside]
+    if not any(id(block) not in python for block in blocks):
+        why = "the filter excludes every one" if python else "only those have a graph to rewrite"
+        raise ValueError(f"nothing to convert: {type(net).__name__} {net.name!r} holds no HybridBlock ({why})")
     params = list(net.collect_params().values())
     _check_parameters(params, policy)
-    before = [hook_of(block) for block in blocks]
-    old = {None if hook is None else hook.conversion for hook in before}
-    if len(old) == 1 and all(conversion is not None and conversion.policy == policy for conversion in old):
+    if _is_converted_so(net, blocks, policy, python):
         return net
-    restore(net)
-    conversion = Conversion(policy, Expected(net, policy))
-    for block in blocks:
-        _mxnet.add_hook(block, Hook(conversion))
-        _mxnet.forget_graph(block)
+    _release(net, _whole(net)[0])
+    full = [p.name for block in hybrid_blocks(net) if id(block) in python | outside for p in block.params.values()]
+    conversion = Conversion(policy, _expected(net, policy, python, outside), full)
     for param in params:
-        param.mxmp_conversion = conversion
+        join(param, conversion)
+    for block in blocks:
+        hook = hook_of(block) or Hook(block)
+        hook.own(Owner(conversion, python=id(block) in python))
     return net
 
 
 def restore(net: Block) -> Block:
     """Undo ``convert`` in place; returns ``net`` in FP32, with the masters' values where there are masters.
 
-    A net that is not converted is left alone.
+    A net that is not converted is left alone. Blocks and Parameters that it shares with another
+    converted net stay converted for that one.
+
+    Raises
+    ------
+    ValueError
+        ``net`` is only a part of what was converted.
     """
     if not isinstance(net, Block):
         raise TypeError(f"restore takes a gluon Block, got {type(net).__name__}")
-    for block, hook in list(hooks(net)):
-        hook.detach(block)
-    for param in net.collect_params().values():
-        if conversion_of(param) is not None:
-            store_full(param)
-            del param.mxmp_conversion
+    whole, parts = _whole(net)
+    if parts and not whole:
+        raise ValueError(
+            f"{net.name!r} is a part of a net that was converted as a whole, or shared with one, and would go on in "
+            "low precision there: restore that net, or convert it again with "
+            f"mxmp.convert(net, exclude=[{net.name!r}])"
+        )
+    _release(net, whole)
     return net
+
+
+def _whole(net: Block) -> tuple[list[Conversion], list[Conversion]]:
+    """The conversions in ``net`` of which it contains all blocks, and the others."""
+    inside = {id(block) for block in hybrid_blocks(net)}
+    found = list(dict.fromkeys(owner.conversion for _, hook in hooks(net) for owner in hook.owners))
+    whole = [c for c in found if all(id(block) in inside for block in c.blocks)]
+    return whole, [c for c in found if c not in whole]
+
+
+def _release(net: Block, conversions: list[Conversion]) -> None:
+    for _, hook in list(hooks(net)):
+        for conversion in conversions:
+            if any(owner.conversion is conversion for owner in hook.owners):
+                hook.disown(conversion)
+    for param in net.collect_params().values():
+        leave(param, conversions)
+
+
+def _is_converted_so(net: Block, blocks: list[HybridBlock], policy: Policy, python: set[int]) -> bool:
+    """Whether one conversion of ``net`` alone already does what is asked."""
+    whole, parts = _whole(net)
+    if len(whole) != 1 or parts or whole[0].policy != policy:
+        return False
+    owners = {id(block): owner for block, hook in hooks(net) for owner in hook.owners}
+    return owners.keys() == {id(block) for block in blocks} and all(
+        owner.python == (key in python) for key, owner in owners.items()
+    )
+
+
+def _named_by(policy: Policy) -> Callable[[str, Block], bool]:
+    """The filter that patterns are: blocks of a user's own class that one names, which may do what no graph can.
+
+    MXNet's layers can be traced and stay in the graph, in FP32, as do nodes that a pattern ending in * matches.
+    """
+    patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
+
+    def names(name: str, block: Block) -> bool:
+        return not type(block).__module__.startswith("mxnet.") and any(fnmatchcase(name, p) for p in patterns)
+
+    return names
+
+
+def _left_as_python(net: Block, exclude: Callable[[str, Block], bool]) -> tuple[set[int], set[int]]:
+    """Which blocks run as Python: those that the filter names and what contains them; and what these contain."""
+    python: set[int] = set()
+    outside: set[int] = set()
+
+    def walk(block: Block) -> bool:
+        if exclude(block.name, block):
+            python.add(id(block))
+            outside.update(id(inner) for inner in blocks_of(block) if inner is not block)
+            return True
+        below = [walk(child) for child in _mxnet.children(block)]
+        if any(below):
+            python.add(id(block))
+        return any(below)
+
+    walk(net)
+    return python, outside
+
+
+def _expected(net: Block, policy: Policy, python: set[int], outside: set[int]) -> Expected:
+    """Of the outermost blocks that run as graphs, and of the patterns that leave no block as Python."""
+
+    def roots(block: Block) -> list[HybridBlock]:
+        if id(block) in outside:
+            return []
+        if isinstance(block, HybridBlock) and id(block) not in python:
+            return [block]
+        return [found for child in _mxnet.children(block) for found in roots(child)]
+
+    left = [block.name for block in blocks_of(net) if id(block) in python]
+    patterns = [p for p in policy.exclude if not any(fnmatchcase(name, p) for name in left)]
+    return Expected(net.name, roots(net), patterns)
 
 
 def _check_parameters(params: list[Parameter], policy: Policy) -> None:
     for param in params:
         if isinstance(param, LowParameter):
             continue
-        if np.dtype(param.dtype) in (np.float16, _BFLOAT16):
+        if np.dtype(param.dtype) in (np.float16, BFLOAT16):
             raise ValueError(
                 f"Parameter {param.name!r} is stored in {param.dtype}: convert takes an FP32 net and casts by "
                 "itself; call net.cast('float32') first"
@@ -101,6 +188,3 @@ def _check_parameters(params: list[Parameter], policy: Policy) -> None:
         for ctx in _mxnet.contexts(param):
             check_policy(policy, device_of(ctx))
     check_policy(policy, "cpu")
-
-
-_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from typing import Iterable
 
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import HybridBlock
 
-from ..policy import Policy
 from ..precision.plan import Plan
-from . import _mxnet
 
 __all__ = ["Expected"]
 
 
 class Expected:
-    """Warns where it is not met, once every outermost hybrid block of the net has a graph."""
+    """Warns where it is not met, once every block of ``roots`` has a graph."""
 
-    def __init__(self, net: Block, policy: Policy) -> None:
-        self._net = net.name
-        self._waiting = {id(block) for block in _outermost(net)}
-        self._unmatched = dict.fromkeys(policy.exclude)
+    def __init__(self, net: str, roots: Iterable[HybridBlock], patterns: Iterable[str]) -> None:
+        self._net = net
+        self._waiting = {id(block) for block in roots}
+        self._unmatched = dict.fromkeys(patterns)
         self._any_low = False
 
     def note(self, block: HybridBlock, plan: Plan) -> None:
@@ -39,9 +38,3 @@ class Expected:
             )
         if self._unmatched:
             warnings.warn(f"exclude: no node or block of {self._net!r} matches {list(self._unmatched)}", stacklevel=5)
-
-
-def _outermost(block: Block) -> list[HybridBlock]:
-    if isinstance(block, HybridBlock):
-        return [block]
-    return [found for child in _mxnet.children(block) for found in _outermost(child)]

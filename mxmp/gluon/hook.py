@@ -1,120 +1,176 @@
-"""The forward pre-hook of one block: puts the right low-precision graph in place for the call.
+"""What stands in front of one block's ``forward``, and runs the right low-precision graph for each call.
 
-MXNet calls what stands in the block's cached op; the FP32 graph stays beside it, so exports and
-checkpoints stay FP32.
+A ``HybridBlock`` keeps one graph and what its inputs look like on itself. A converted block has a graph for
+each training mode, structure of inputs and device; which one a call needs is found from the call, and
+nothing of the call is kept on the block, so calls from several threads, and calls inside calls, do not meet.
+The FP32 graph stays beside them, so exports and checkpoints stay FP32.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
-import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, Parameter
-from mxnet.ndarray import NDArray
+from mxnet.gluon import Block, HybridBlock
 
 from ..precision.devices import device_of
-from ..precision.heads import SCALE_NAME, head_scale, scale_heads
-from ..precision.plan import Plan
 from . import _mxnet
-from .conversion import Conversion
+from .conversion import BUILDING, Conversion, is_tracing
+from .graphs import BuiltGraph, GraphKey, Graphs, UntraceableError, build
 
-__all__ = ["BuiltGraph", "GraphKey", "Hook", "hook_of", "hooks", "hybrid_blocks"]
-
-
-class GraphKey(NamedTuple):
-    """What tells the graphs of one block apart."""
-
-    training: bool
-    structure: str
-    device: str
+__all__ = ["Hook", "Owner", "blocks_of", "hook_of", "hooks", "hybrid_blocks"]
 
 
-class BuiltGraph(NamedTuple):
-    """One graph of a block: what it runs, the plan behind it, and the shapes that it was first called with."""
+class Owner(NamedTuple):
+    """One conversion that a block is part of. ``python``: it is left as Python there."""
 
-    traced: _mxnet.Traced
-    plan: Plan
-    shapes: dict[str, tuple]
-    params: list[Parameter]
-    accumulated: frozenset[str]
-
-    def is_current(self) -> bool:
-        """Whether the same parameters accumulate their gradients as when it was built."""
-        return self.accumulated == accumulated(self.params)
+    conversion: Conversion
+    python: bool
 
 
 class Hook:
-    """Builds the graphs of one block on demand and keeps them apart by training mode, structure and device."""
+    """Stands in ``block.forward``, with the conversions that the block is part of.
 
-    quiet = True  # for _mxnet.add_hook
+    The last of them says how the block runs when it is called itself: a conversion's root traces all
+    that it contains by its own policy.
+    """
 
-    def __init__(self, conversion: Conversion) -> None:
-        self.conversion = conversion
-        self.graphs: dict[GraphKey, BuiltGraph] = {}
-        self._user_active: bool | None = None
-        self._flags: list | None = None
+    def __init__(self, block: HybridBlock) -> None:
+        self.owners: list[Owner] = []
+        self._block = block
+        self._chosen: bool | None = None
 
-    def __call__(self, block: HybridBlock, args: tuple) -> None:
-        flat, structure = _mxnet.flatten(args)
-        if any(isinstance(a, mx.sym.Symbol) for a in flat):
-            self._check_trace(block)
-            return
-        ctx = next((a.ctx for a in flat if isinstance(a, NDArray)), None)
-        if ctx is None:
-            return
-        _refuse_loader_memory(block, flat)
-        key = GraphKey(autograd.is_training(), repr(structure), device_of(ctx))
+    def __setstate__(self, state: dict) -> None:
+        """For copies, whose conversions have yet to learn of their blocks."""
+        vars(self).update(state)
+        for owner in self.owners:
+            owner.conversion.blocks.add(self._block)
+
+    @property
+    def conversion(self) -> Conversion:
+        return self.owners[-1].conversion
+
+    @property
+    def python(self) -> bool:
+        """Whether the block runs as Python: excluded, or around an excluded one."""
+        return any(owner.python for owner in self.owners)
+
+    @property
+    def graphs(self) -> dict[GraphKey, BuiltGraph]:
+        """Those made since the block was last hybridized."""
+        return {} if self._was_hybridized() else _mxnet.cached_op(self._block)
+
+    def own(self, owner: Owner) -> None:
+        """Make the block part of one more conversion."""
+        self.owners.append(owner)
+        owner.conversion.blocks.add(self._block)
+        _mxnet.take_over(self._block, self, self.call_graph)
+
+    def disown(self, conversion: Conversion) -> None:
+        """Take it out of one; out of the last, the block is left as if it had never been converted."""
+        self.owners = [owner for owner in self.owners if owner.conversion is not conversion]
+        if self._chosen is not None and not self._was_hybridized():
+            _mxnet.set_active(self._block, self._chosen)
+        self._chosen = None
+        _mxnet.give_back(self._block)
+        if self.owners:
+            _mxnet.take_over(self._block, self, self.call_graph)
+
+    def __call__(self, *args: Any) -> Any:
+        """As ``forward`` of the block's class, which is left to do what is no call of a graph."""
+        block = self._block
+        has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
+        if has_symbol:
+            self._check_trace()
+        elif self.python:
+            self._set_active(False)
+        elif _mxnet.children(block) and _mxnet.is_summarized(block):
+            pass  # as Python, to show what is inside
+        elif _mxnet.overrides_forward(block):
+            self._set_active(True)  # should it call HybridBlock's
+        elif has_array:
+            if len(contexts) > 1:
+                raise ValueError(
+                    f"{block.name!r} was given arrays on {sorted(map(str, contexts))}: a graph runs on one device"
+                )
+            with ctx:
+                return self.call_graph(*args)
+        return _mxnet.forward(block, args)
+
+    def call_graph(self, *args: Any) -> Any:
+        """Stands in MXNet's call of the block's graph: the result of the graph that this call needs."""
+        block, conversion = self._block, self.conversion
+        self._check_backend()
+        try:
+            flat, structure = _mxnet.flatten(args)
+        except ValueError as error:
+            raise ValueError(
+                f"{block.name!r}: mxmp runs it as a graph, whose inputs are arrays, None, or nested lists of "
+                f"them ({error}). Pass an array, or leave the block as Python: "
+                f"mxmp.convert(net, exclude=lambda name, block: name == {block.name!r})"
+            ) from error
+        inputs = [array for array in flat if array is not None]
+        _refuse_loader_memory(block, inputs)
+        key = GraphKey(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.variant(block))
         if key.training:
-            self.conversion.note_training()
-        with self.conversion.lock:
-            self._follow_hybridize(block)
-            if key not in self.graphs or not self.graphs[key].is_current():
-                self.graphs[key] = self._build(block, args, key.device)
-            _mxnet.run_as(block, self.graphs[key].traced)
+            conversion.note_training()
+        graphs = self._keep_graphs()
+        built = graphs.get(key)
+        if built is None or not built.is_current():
+            with BUILDING:
+                built = graphs.get(key)
+                if built is None or not built.is_current():
+                    built = graphs[key] = self._build(args, key.device)
+        if graphs.shown is not built:
+            graphs.shown = built
+            _mxnet.show(block, built.traced)
+        return built.run(inputs, _mxnet.monitor(block))
 
-    def detach(self, block: HybridBlock) -> None:
-        """Leave ``block`` as if it had never been converted."""
-        _mxnet.remove_hook(block, self)
-        if self._user_active is not None:
-            _mxnet.set_active(block, self._user_active)
-        _mxnet.forget_graph(block)
+    def _build(self, args: tuple, device: str) -> BuiltGraph:
+        try:
+            return build(self._block, args, device, self.conversion)
+        except UntraceableError as found:
+            culprit, reason = found.blocks[-1], found.reason
+            raise ValueError(
+                f"{culprit.name!r} ({type(culprit).__name__}) cannot be traced, and mxmp runs {self._block.name!r} as "
+                "a graph: hybrid_forward gets Symbols there, which have no values, shapes or lengths "
+                f"({type(reason).__name__}: {reason}). Write it without them, or leave this block as Python and "
+                f"convert around it: mxmp.convert(net, exclude=lambda name, block: name == {culprit.name!r})"
+            ) from reason
 
-    def _follow_hybridize(self, block: HybridBlock) -> None:
-        """MXNet clears the graph there, and so do we."""
+    def _set_active(self, active: bool) -> None:
+        """Whether MXNet's own ``forward`` shall run a graph, whatever ``hybridize`` says; that is remembered."""
+        if self._was_hybridized() or _mxnet.is_active(self._block) != active:
+            self._chosen = _mxnet.is_active(self._block)
+            _mxnet.set_active(self._block, active)
+            self._keep_graphs()
+
+    def _keep_graphs(self) -> Graphs:
+        """The block's graphs, where MXNet keeps the operator of its one graph: what clears that clears these."""
+        if self._was_hybridized():
+            with BUILDING:
+                if self._was_hybridized():
+                    _mxnet.set_cached_op(self._block, Graphs())
+        return _mxnet.cached_op(self._block)
+
+    def _was_hybridized(self) -> bool:
+        """Whether something cleared the block's graphs, or it has none yet."""
+        return not isinstance(_mxnet.cached_op(self._block), Graphs)
+
+    def _check_backend(self) -> None:
+        block = self._block
         if _mxnet.backend(block):
             raise ValueError(
                 f"{block.name}: hybridize(backend={_mxnet.backend(block)!r}) partitions the FP32 graph, and a "
                 "converted net runs its own: drop the backend, or call mxmp.restore(net) first"
             )
-        active, kept = _mxnet.is_active(block), _mxnet.has_graph(block)
-        if self._user_active is None or not active or not kept:
-            self._user_active = active
-        if not kept or self._flags != _mxnet.flags(block):
-            self.graphs.clear()
-            self._flags = _mxnet.flags(block)
 
-    def _build(self, block: HybridBlock, args: tuple, device: str) -> BuiltGraph:
-        """Trace the block as MXNet does, then make the cached op from the low-precision graph."""
-        with self.conversion.trace():
-            traced = _mxnet.trace(block, args)
-        data, symbol = traced.graph
-        params = {param.name: param for is_data, param in traced.op_args if not is_data}
-        adding = accumulated(params.values())
-        graph, plan = self.conversion.build(symbol, params, device, {*adding, *(d.name for d in data)})
-        self.conversion.expected.note(block, plan)
-        scale_heads(graph)
-        op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
-        flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
-        shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-        return BuiltGraph(traced._replace(op=op), plan, shapes, list(params.values()), adding)
-
-    def _check_trace(self, block: HybridBlock) -> None:
+    def _check_trace(self) -> None:
         """Inside another block's graph our casts would be lost: say so."""
-        outer = None if self.conversion.tracing else _mxnet.block_being_traced()
-        if outer is not None:
+        outer = None if is_tracing() else _mxnet.block_being_traced()
+        if outer is not None and hook_of(outer) is None:
             raise ValueError(
-                f"{block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
+                f"{self._block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
                 f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
             )
 
@@ -125,7 +181,7 @@ _LOADER_MEMORY = ("cpu_shared", "cpu_pinned")
 def _refuse_loader_memory(block: HybridBlock, arrays: list) -> None:
     """A graph wants its inputs where its parameters are, and MXNet's own error does not say how that is done."""
     for array in arrays:
-        if isinstance(array, NDArray) and array.ctx.device_type in _LOADER_MEMORY and block.collect_params().keys():
+        if array.ctx.device_type in _LOADER_MEMORY and block.collect_params().keys():
             raise ValueError(
                 f"{block.name}: the batch is in {array.ctx}, where a DataLoader with workers or pin_memory leaves it, "
                 "and a converted net runs as a graph, which like any hybridized net takes inputs from its own device "
@@ -133,43 +189,14 @@ def _refuse_loader_memory(block: HybridBlock, arrays: list) -> None:
             )
 
 
-class _LowOp:
-    """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs."""
-
-    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list) -> None:
-        names = low.list_inputs()
-        position = {name: i for i, name in enumerate(given)}
-        fed = [*data, SCALE_NAME]
-        self._order = [position.get(name) for name in names]
-        self._op = mx.nd.CachedOp(
-            low,
-            [
-                ("data_indices", [i for i, name in enumerate(names) if name in fed]),
-                ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
-                *flags,
-            ],
-        )
-
-    def __call__(self, *inputs: NDArray) -> Any:
-        ctx = inputs[0].ctx
-        return self._op(*(head_scale(ctx) if i is None else inputs[i] for i in self._order))
-
-    def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
-        self._op._register_op_hook(callback, monitor_all)
-
-
-def accumulated(params: Iterable[Parameter]) -> frozenset[str]:
-    """Names of the parameters whose gradients are added to what is there."""
-    return frozenset(param.name for param in params if param.grad_req == "add")
-
-
 def hook_of(block: Block) -> Hook | None:
     """The block's hook, None where it is not converted."""
-    return next((hook for hook in _mxnet.hooks(block) if isinstance(hook, Hook)), None)
+    found = vars(block).get("forward")
+    return found if isinstance(found, Hook) else None
 
 
 def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
-    """The converted blocks of a tree with their hooks, outermost first."""
+    """The converted blocks of the tree, outermost first."""
     for block in hybrid_blocks(net):
         hook = hook_of(block)
         if hook is not None:
@@ -178,11 +205,15 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 
 def hybrid_blocks(net: Block) -> list[HybridBlock]:
     """Every HybridBlock of the tree once, outermost first."""
-    found: dict[int, HybridBlock] = {}
+    return [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
+
+
+def blocks_of(net: Block) -> list[Block]:
+    """Every block of the tree once, outermost first."""
+    found: dict[int, Block] = {}
     stack: list[Block] = [net]
     while stack:
         block = stack.pop()
-        if isinstance(block, HybridBlock):
-            found.setdefault(id(block), block)
+        found.setdefault(id(block), block)
         stack.extend(reversed(_mxnet.children(block)))
     return list(found.values())

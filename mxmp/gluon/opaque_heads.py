@@ -15,16 +15,23 @@ from mxnet.gluon import HybridBlock
 from mxnet.ndarray import NDArray
 
 from ..precision.graph import Graph, Node
-from ..precision.heads import may_have_heads, writes_own_gradient
+from ..precision.heads import may_have_heads, refuse_unscaled_heads, writes_own_gradient
 from . import _mxnet
 from .hook import hook_of
 
-__all__ = ["refuse_opaque_heads"]
+__all__ = ["refuse_heads"]
 
 _OPAQUE = "_CachedOp"
 
 
-def refuse_opaque_heads(losses: Sequence[NDArray], scale: float) -> None:
+def refuse_heads(losses: Sequence[NDArray], scale: float) -> None:
+    """Raise ``ValueError`` where ``losses`` come from a loss head that ``scale`` would not reach, seen or hidden."""
+    if scale != 1.0:
+        refuse_unscaled_heads(losses, scale)
+        _refuse_opaque_heads(losses, scale)
+
+
+def _refuse_opaque_heads(losses: Sequence[NDArray], scale: float) -> None:
     """Raise ``ValueError`` where ``losses`` may come from a loss head inside a plain hybridized block.
 
     A block with parameters is recognised by them, one without by its number of inputs only: where such a
@@ -72,7 +79,7 @@ _heads: weakref.WeakKeyDictionary[HybridBlock, tuple[int, bool]] = weakref.WeakK
 
 def _has_bare_head(block: HybridBlock) -> bool:
     """Whether it is a plain block whose own graph, as last traced, has a loss head."""
-    if not _mxnet.is_active(block) or not _mxnet.has_graph(block) or hook_of(block) is not None:
+    if not _mxnet.is_active(block) or _mxnet.cached_op(block) is None or hook_of(block) is not None:
         return False
     symbol = _mxnet.traced(block).graph[1]
     if _heads.get(block, (0, False))[0] != id(symbol):

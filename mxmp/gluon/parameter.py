@@ -12,7 +12,10 @@ from mxnet.ndarray import NDArray
 from ..step.masters import Weight, assign, take_over
 from . import _mxnet
 
-__all__ = ["LowParameter", "master_of", "store_full", "store_low", "weight_of"]
+__all__ = ["BFLOAT16", "LowParameter", "master_at", "master_of", "store_full", "store_low", "weight_of"]
+
+
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 class LowParameter(gluon.Parameter):
@@ -33,6 +36,27 @@ class LowParameter(gluon.Parameter):
         for master, data in zip(self._masters, low):
             take_over(master, data)
         return self._masters
+
+    def data(self, ctx: mx.Context | None = None) -> NDArray:
+        """The float16 array on one context.
+
+        Raises
+        ------
+        ValueError
+            To a block that is not converted, which cannot compute with it.
+        """
+        reader = _mxnet.plain_reader()
+        if reader is not None:
+            raise ValueError(
+                f"Parameter {self.name!r} is stored in {self._low_dtype} for a converted net and shared with "
+                f"{reader.name!r}, which is not converted and computes in FP32: mxmp.convert that net too, or keep "
+                "the parameters in FP32 with Policy(params='float32')"
+            )
+        return super().data(ctx)
+
+    def __reduce__(self) -> Any:
+        """For copies: a class that ``store_low`` made is found by the one that it was made of."""
+        return _an_empty, (_plain_kind(type(self)),), vars(self)
 
     def set_data(self, data: NDArray) -> None:
         """Set the value on all contexts: FP32 into the masters, rounded into ``data()``."""
@@ -81,11 +105,25 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
     if isinstance(param, LowParameter):
         return
     _check_trainer(param, _mxnet.trainer_of(param), dtype)
-    kind = type(param)
-    param.__class__ = LowParameter if kind is gluon.Parameter else type(kind.__name__, (LowParameter, kind), {})
+    param.__class__ = _low_kind(type(param))
     param._low_dtype = dtype
     if _mxnet.is_initialized(param):
         param._split()
+
+
+_low_kinds: dict[type, Any] = {gluon.Parameter: LowParameter}
+
+
+def _low_kind(kind: type) -> Any:
+    return _low_kinds.get(kind) or _low_kinds.setdefault(kind, type(kind.__name__, (LowParameter, kind), {}))
+
+
+def _plain_kind(low: type) -> type:
+    return gluon.Parameter if low is LowParameter else low.__mro__[low.__mro__.index(LowParameter) + 1]
+
+
+def _an_empty(kind: type) -> gluon.Parameter:
+    return object.__new__(_low_kind(kind))
 
 
 def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:
@@ -102,8 +140,7 @@ def store_full(param: gluon.Parameter) -> None:
     if not isinstance(param, LowParameter):
         return
     masters = param.masters() if _mxnet.is_initialized(param) else None
-    bases = type(param).__mro__
-    param.__class__ = gluon.Parameter if bases[0] is LowParameter else bases[bases.index(LowParameter) + 1]
+    param.__class__ = _plain_kind(type(param))
     del param._low_dtype
     if masters is not None:
         del param._masters
@@ -114,6 +151,11 @@ def store_full(param: gluon.Parameter) -> None:
 def master_of(param: gluon.Parameter, device_index: int) -> NDArray | None:
     """The FP32 master of ``param`` on its ``device_index``-th context, None where it has none."""
     return param._masters[device_index] if isinstance(param, LowParameter) else None
+
+
+def master_at(params: Sequence[gluon.Parameter], index: int, device_index: int) -> NDArray | None:
+    """As ``master_of``, of one of ``params``: what an optimizer's updater asks for."""
+    return master_of(params[index], device_index)
 
 
 def weight_of(param: gluon.Parameter) -> Weight:

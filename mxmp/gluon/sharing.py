@@ -13,6 +13,7 @@ from mxnet.ndarray import NDArray
 
 from ..step.phase import Event, Phase
 from . import _mxnet
+from .opaque_heads import refuse_heads
 
 __all__ = ["begin_backward", "join"]
 
@@ -29,10 +30,13 @@ def begin_backward(trainer: Any, losses: Sequence[NDArray]) -> None:
 
     Raises
     ------
+    ValueError
+        A loss head that the scale would not reach.
     RuntimeError
         One of them has looked at its gradients and not stepped, or the backward would write gradients
         that a trainer with another scaler has yet to apply. No gradient has been written.
     """
+    refuse_heads(losses, trainer.loss_scale)
     step = trainer._step
     others = [t for t in list(_trainers) if t is not trainer]
     peers = [trainer, *(t for t in others if step and t._step and t._step.group is step.group)]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from numbers import Real
+from functools import partial
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..precision.heads import check_loss, head_gradient, heads_scaled_by, refuse_unscaled_heads
+from ..precision.heads import check_loss, head_gradient, heads_scaled_by
 from ..step import gradients as grads
 from ..step import states
 from ..step.phase import Event, Phase, Progress
-from ..step.refusals import check_kvstore, refuse_compression, refuse_sparse_weight
+from ..step.refusals import check_kvstore, check_positive, refuse_compression, refuse_sparse_weight
 from ..step.scaler import as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
@@ -23,8 +23,8 @@ from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
 from .conversion import conversions_of, forwards_so_far, statistics_of
-from .opaque_heads import refuse_opaque_heads
-from .parameter import master_of, weight_of
+from .graphs import PUSHING
+from .parameter import master_at, weight_of
 from .sharing import begin_backward, join
 from .workers import share_noise, share_weights
 
@@ -65,8 +65,7 @@ class Trainer(StepView, gluon.Trainer):
         ``kvstore="horovod"`` without Horovod; says how to install it.
     """
 
-    # LowParameter lets only such a trainer near its float16 values.
-    updates_masters = True
+    updates_masters = True  # LowParameter lets no other near its float16 values
 
     def __init__(
         self,
@@ -93,6 +92,11 @@ class Trainer(StepView, gluon.Trainer):
         self._watch_statistics()
         join(self)
 
+    def __setstate__(self, state: dict) -> None:
+        """For copies, which are trainers of other nets."""
+        self.__dict__.update(state, _last_update=forwards_so_far())
+        join(self)
+
     # -- backward -----------------------------------------------------------------------------------
 
     def backward(self, loss: NDArray | Sequence[NDArray], retain_graph: bool = False) -> None:
@@ -113,9 +117,10 @@ class Trainer(StepView, gluon.Trainer):
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
-        with heads_scaled_by(self.loss_scale):
-            self._begin_backward(losses)
-            autograd.backward(losses, heads, retain_graph=retain_graph)
+        with heads_scaled_by(self.loss_scale, losses):
+            begin_backward(self, losses)
+            with PUSHING:
+                autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
@@ -130,8 +135,8 @@ class Trainer(StepView, gluon.Trainer):
         losses: list[NDArray] = [loss] if single else list(loss)
         for item in losses:
             check_loss(item, self.loss_scale)
-        with heads_scaled_by(self.loss_scale):
-            self._begin_backward(losses)
+        with heads_scaled_by(self.loss_scale, losses):
+            begin_backward(self, losses)
             with autograd.record(train_mode=autograd.is_training()):
                 scaled = [item * self.loss_scale for item in losses]
             yield scaled[0] if single else scaled
@@ -172,8 +177,7 @@ class Trainer(StepView, gluon.Trainer):
         ``gluon.utils.clip_global_norm`` sees them; what clipping multiplies is folded into the
         update, as the scale is. A non-finite norm clips nothing, and ``step`` will skip. Synchronizes.
         """
-        if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0:
-            raise ValueError(f"max_norm must be a positive number, got {max_norm!r}")
+        check_positive("max_norm", max_norm)
         self._progress.check(Event.CLIP, self.loss_scale)
         self.allreduce_grads()
         updates = fresh.fresh_updates(self._params, ignore_stale=True)
@@ -245,16 +249,9 @@ class Trainer(StepView, gluon.Trainer):
         """From the gradients as they are to the true, clipped ones."""
         return self._progress.clip / (1.0 if self._progress.unscaled else self.loss_scale)
 
-    def _begin_backward(self, losses: Sequence[NDArray]) -> None:
-        if self.loss_scale != 1.0:
-            refuse_unscaled_heads(losses, self.loss_scale)
-            refuse_opaque_heads(losses, self.loss_scale)
-        begin_backward(self, losses)
-
     def _begin_update(self, called: str, batch_size: float) -> None:
         self._progress.check(Event.UPDATE, self.loss_scale, called=called)
-        if isinstance(batch_size, bool) or not batch_size > 0:
-            raise ValueError(f"batch_size must be positive, got {batch_size!r}")
+        check_positive("batch_size", batch_size)
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
@@ -265,9 +262,7 @@ class Trainer(StepView, gluon.Trainer):
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
         super()._init_optimizer(optimizer, optimizer_params)
-        self._updaters = Updaters(
-            self._optimizer, len(self._contexts), lambda index, device: master_of(self._params[index], device)
-        )
+        self._updaters = Updaters(self._optimizer, len(self._contexts), partial(master_at, self._params))
 
     def _init_kvstore(self) -> None:
         super()._init_kvstore()
@@ -285,7 +280,8 @@ class Trainer(StepView, gluon.Trainer):
         factor = self._factor
 
         def apply() -> None:
-            self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
+            with PUSHING:
+                self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
             share_noise(self._kvstore, self._optimizer, self._params)
 
         try:

@@ -7,12 +7,26 @@ from dataclasses import dataclass
 from .graph import Entry, Graph, Node
 from .plan import PlannedGraph
 from .rules import Rule
+from .subgraphs import bodies, set_bodies
 
-__all__ = ["FULL", "MARK", "CastGraph", "declare_full", "insert_casts", "is_ours", "strip"]
+__all__ = [
+    "FULL",
+    "MARK",
+    "PASSED",
+    "CastGraph",
+    "declare_full",
+    "insert_casts",
+    "is_ours",
+    "replace_operator",
+    "strip",
+]
 
 # Marks every node that mxmp inserts; MXNet carries attributes of this form through any operator.
 MARK = "__mxmp__"
+# On such a node: which input it hands on, where that is not the first; "each" hands on every one.
+PASSED = "__mxmp_passed__"
 _STORED = "__mxmp_stored__"
+_REPLACED = "__mxmp_replaced__"
 FULL = "float32"
 # Variables carry mshadow's type codes, operators dtype names.
 _TYPE_CODE = {"float32": "0", "float16": "2"}
@@ -65,7 +79,7 @@ def strip(graph: Graph) -> Graph:
         while is_ours(entry.node):
             if entry.node.attrs[MARK] == "head":
                 name = name or entry.node.name
-            entry = entry.node.inputs[0]
+            entry = _passed(entry)
         if name:
             renamed[entry.node] = name
         return entry._replace(node=new[entry.node])
@@ -74,10 +88,20 @@ def strip(graph: Graph) -> Graph:
         if not is_ours(node):
             new[node] = _copy(node, [resolve(e) for e in node.inputs], new)
             _restore_dtype(new[node])
+            _restore_operator(new[node])
+            if node.subgraphs:
+                set_bodies(new[node], [strip(body.graph) for body in bodies(node)])
     heads = [resolve(e) for e in graph.heads]
     for node, name in renamed.items():
         new[node].name = name
     return Graph(heads, graph.attrs, numpy=graph.numpy)
+
+
+def replace_operator(node: Node, op: str, **attrs: str) -> None:
+    """Compute a node of the user's by another operator, in place; ``strip`` undoes it."""
+    node.attrs[_REPLACED] = " ".join([node.op, *attrs])
+    node.op = op
+    node.attrs.update(attrs)
 
 
 def declare_full(graph: Graph) -> None:
@@ -161,6 +185,12 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
     )
 
 
+def _passed(entry: Entry) -> Entry:
+    """What one of our nodes hands on."""
+    position = entry.node.attrs.get(PASSED, "0")
+    return entry.node.inputs[entry.index if position == "each" else int(position)]
+
+
 def _store(variable: Node, dtype: str) -> None:
     """Declare the dtype that a variable is stored in; type inference needs it told (a Cast tells nothing)."""
     variable.attrs[_STORED] = variable.attrs.get("__dtype__", "")
@@ -173,3 +203,10 @@ def _restore_dtype(node: Node) -> None:
         del node.attrs["__dtype__"]
         if before:
             node.attrs["__dtype__"] = before
+
+
+def _restore_operator(node: Node) -> None:
+    if _REPLACED in node.attrs:
+        node.op, *added = node.attrs.pop(_REPLACED).split()
+        for attr in added:
+            del node.attrs[attr]

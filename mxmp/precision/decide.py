@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from fnmatch import translate
-from typing import Collection
+from types import MappingProxyType
+from typing import Collection, Mapping
 
 from ..policy import Policy
 from . import _mxnet
 from .graph import Entry, Graph, Node
 from .plan import Decision, Plan, rule_under
 from .rules import RULES, Kind, Rule, missing_kernel
+from .subgraphs import Body, bodies
 
 __all__ = ["check_policy", "decide"]
 
 # Symbol JSON writes a variable's dtype as MXNet's type code (mshadow/base.h), an operator's as a name.
 _FLOAT32 = ("0", "float32", "None", "-1")
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _DENSE = ("0", "-1", "default")
 # Slots that hold trainable weights where no one says which variables are parameters.
 _WEIGHT_SLOTS = {
@@ -49,6 +52,7 @@ def decide(
     parameters: Collection[str] | None = None,
     stored_low: Collection[str] = (),
     keep_output_names: bool = False,
+    foreign: Mapping[str, str] = _NOTHING,
 ) -> Plan:
     """Plan a graph by the rules alone, in one pass from inputs to heads.
 
@@ -66,6 +70,8 @@ def decide(
         Names of variables that are stored low already, because another graph decided so.
     keep_output_names : bool
         Keep heads with several outputs in FP32: a cast cannot carry their output names.
+    foreign : mapping of str to str
+        Variables that hold no dense FP32 tensor though they do not say so, with the reason.
 
     Raises
     ------
@@ -73,21 +79,30 @@ def decide(
         Where the policy cannot hold on the device, or the graph has an operator without a rule.
     """
     check_policy(policy, device)
-    draft = _Draft(policy, device)
+    draft = _Draft(policy, device, foreign)
     excluded = _Patterns(policy.exclude)
     heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
     for node in graph.nodes():
         unwanted = excluded.match(node.name)
         rule = None if node.is_variable else rule_under(policy, node.op)
-        foreign = draft.note_foreign(node, rule)
+        alien = draft.note_foreign(node, rule)
         if rule is None:
             continue
-        fixed = foreign or unwanted
+        fixed = alien or unwanted
         if node in heads:
             fixed = fixed or "a head with several outputs keeps its names only without casts"
         low, why = (False, fixed) if fixed else draft.by_rule(node, rule)
         draft.rules[node], draft.decisions[node] = rule, Decision(node.op, low, why)
     names = graph.names()
+    decisions: dict[str, Decision] = {}
+    unmatched = set(excluded.unmatched())
+    for node, decision in draft.decisions.items():
+        decisions[names[node]] = decision
+        for body in bodies(node):
+            fixed = excluded.match(node.name) or (_STEERS if body.steers else "")
+            inner = _decide_body(body, policy, device, draft, fixed)
+            decisions.update({body.prefix(names[node]) + name: d for name, d in inner.decisions.items()})
+            unmatched.intersection_update(inner.unmatched)
     low_variables: set[Node] = set()
     if policy.stores_low(device):
         low_variables = _low_variables(graph, draft, parameters)
@@ -95,16 +110,30 @@ def decide(
     return Plan(
         policy,
         device,
-        {names[node]: decision for node, decision in draft.decisions.items()},
+        decisions,
         frozenset(names[n] for n in low_variables),
-        excluded.unmatched(),
+        tuple(p for p in policy.exclude if p in unmatched),
     )
+
+
+_STEERS = "it decides which way the program goes, or how often: rounding would change that"
+
+
+def _decide_body(body: Body, policy: Policy, device: str, draft: _Draft, fixed: str) -> Plan:
+    """The plan of a body. Its variables are FP32, unless they get what is not; its parameters are stored as such."""
+    foreign = {v.name: draft.foreign[e.node] for v, e in body.outer.items() if e.node in draft.foreign}
+    plan = decide(body.graph, policy, device, parameters=(), foreign=foreign)
+    if not fixed:
+        return plan
+    decisions = {name: Decision(d.op, False, fixed) for name, d in plan.decisions.items()}
+    return Plan(policy, device, decisions, unmatched=plan.unmatched)
 
 
 class _Draft:
     """Decisions so far, for the operators whose inputs are all decided."""
 
-    def __init__(self, policy: Policy, device: str) -> None:
+    def __init__(self, policy: Policy, device: str, foreign: Mapping[str, str]) -> None:
+        self._given = foreign
         self._policy = policy
         self._device = device
         self.rules: dict[Node, Rule] = {}
@@ -161,7 +190,9 @@ class _Draft:
         storage = attrs.get("__storage_type__", attrs.get("stype", "0"))
         if storage not in _DENSE:
             return "sparse storage"
-        if rule is None or dtype is not None:
+        if rule is None:
+            return self._given.get(node.name, "")
+        if dtype is not None:
             return ""
         for position, entry in enumerate(node.inputs):
             if position not in rule.keep and entry.node in self.foreign:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
-from typing import Collection
+from types import MappingProxyType
+from typing import Mapping
 
 import mxnet as mx
 
 from .casts import MARK, CastGraph, is_ours
 from .emulation import emulate
 from .graph import Entry, Graph, Node
-from .onednn import plain_grouped_weights
+from .onednn import ask_for_weight_gradients, plain_grouped_weights, plain_volumes, round_bfloat16
+from .padding import select_seen_taps
 
-__all__ = ["device_of", "fit_to_device"]
+__all__ = ["UNKNOWN", "device_of", "fit_to_device"]
+
+# Nobody knows what is asked of any variable's gradient.
+UNKNOWN: Mapping[str, str] = MappingProxyType({})
 
 
 def device_of(ctx: mx.Context | None) -> str:
@@ -22,15 +27,14 @@ def device_of(ctx: mx.Context | None) -> str:
     return "gpu" if kind == "gpu" else "cpu"
 
 
-def fit_to_device(casted: CastGraph, device: str, accumulated: Collection[str] | None = None) -> Graph:
+def fit_to_device(casted: CastGraph, device: str, grad_req: Mapping[str, str] = UNKNOWN) -> Graph:
     """The graph that runs on ``device``; takes ``casted`` over.
 
-    ``accumulated``: names of the variables whose gradients are added to what is there (``grad_req="add"``);
-    None where nobody knows, and so all of them may be.
+    ``grad_req``: what is asked of the gradients of variables, by name; of others it may be anything.
 
     - float16 on a GPU: as it is; every low-precision node is a native kernel.
     - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does; ``Cast`` truncates to bfloat16
-      instead of rounding, and is slower.
+      instead of rounding, and is slower. Operators that truncate too are computed by others that round.
     - float16 on a CPU: emulated.
     """
     if device == "gpu":
@@ -40,27 +44,64 @@ def fit_to_device(casted: CastGraph, device: str, accumulated: Collection[str] |
         for node in casted.graph.nodes():
             if is_ours(node):
                 node.op = "amp_cast"
-        _copy_before_casts(casted.graph, accumulated)
+        round_bfloat16(casted.low)
+        _split_shared_casts(casted.graph)
         plain_grouped_weights(casted.graph)
-        return casted.graph
-    return emulate(casted)
+        select_seen_taps(casted.graph)
+        _copy_before_casts(casted.graph, grad_req)
+        plain_volumes(casted.graph)
+    else:
+        emulate(casted)
+    ask_for_weight_gradients(casted.graph, grad_req)
+    return casted.graph
 
 
-def _copy_before_casts(graph: Graph, accumulated: Collection[str] | None) -> None:
-    """A copy between an accumulated variable and its casts, in place.
+# A sum of 4 bfloat16 gradients is off by at most 3 roundings; one of 1,000 equal ones stops at 256.
+_SUMMED_LOW = 4
+# Half of MXNET_EXEC_INPLACE_GRAD_SUM_CAP, from which on MXNet adds gradients in place.
+_ADDED_IN_PLACE = 4
+# MXNet merges equal nodes (MXNET_ELIMINATE_COMMON_EXPR), and tells them apart by their attributes.
+_APART = "__mxmp_apart__"
+
+
+def _split_shared_casts(graph: Graph) -> None:
+    """Another cast of a variable for every fourth of its readers, in place.
+
+    MXNet sums the gradients of a tensor's readers in its dtype: those of one cast in bfloat16, those of several
+    casts in FP32. A weight of an unrolled recurrent network has as many readers as there are steps.
+    """
+    for entry, users in graph.consumers().items():
+        cast = entry.node
+        if is_ours(cast) and cast.inputs and cast.inputs[0].node.is_variable:
+            for number, (node, position) in enumerate(users[_SUMMED_LOW:]):
+                if number % _SUMMED_LOW == 0:
+                    name = f"{cast.name}_{number // _SUMMED_LOW + 1}"
+                    attrs = {**cast.attrs, _APART: name}
+                    entry = Entry(Node(cast.op, name, attrs, list(cast.inputs)))
+                node.inputs[position] = entry
+
+
+def _copy_before_casts(graph: Graph, grad_req: Mapping[str, str]) -> None:
+    """A copy between a tensor whose gradient is added to what is there and its casts, in place.
 
     oneDNN's backward of ``amp_cast`` ignores "add" and leaves the gradient as it was. The copy's does not; it
-    costs about 0.4 ns per element, forward and backward, so only those that need it pay.
+    costs about 0.4 ns per element, forward and backward, so only those that need it pay: variables with
+    ``grad_req="add"``, and what many read, where MXNet adds the gradients one by one in place.
     """
-    copies: dict[Entry, Entry] = {}
+    readers = graph.consumers()
+    copies: dict[tuple[Entry, str], Entry] = {}
     for node in list(graph.nodes()):
         if node.op == "amp_cast" and is_ours(node):
-            variable = node.inputs[0]
-            if variable.node.is_variable and (accumulated is None or variable.node.name in accumulated):
-                if variable not in copies:
-                    name = f"{variable.node.name}_accumulated"
-                    copies[variable] = Entry(Node("_copy", name, {MARK: "cast"}, [variable]))
-                node.inputs[0] = copies[variable]
+            entry = node.inputs[0]
+            asked = grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
+            if asked == "add" or len(readers[entry]) >= _ADDED_IN_PLACE:
+                key = (entry, node.attrs.get(_APART, ""))
+                if key not in copies:
+                    attrs = {name: value for name, value in node.attrs.items() if name == _APART}
+                    suffix = f"_{entry.index}" if entry.index else ""
+                    name = f"{entry.node.name}{suffix}_accumulated"
+                    copies[key] = Entry(Node("_copy", name, {**attrs, MARK: "cast"}, [entry]))
+                node.inputs[0] = copies[key]
 
 
 @lru_cache(maxsize=None)

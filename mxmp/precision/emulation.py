@@ -88,6 +88,9 @@ class _Emulation:
 
     def _round(self, entry: Entry, *, is_head: bool) -> Entry:
         node, dtype = entry.node, self._casted.compute
+        if _starts_from_lowest(node):
+            lowest = {"scalar": "-65504.0", MARK: "copy"}
+            entry = Entry(Node("_maximum_scalar", f"{node.name}_of_{dtype}", lowest, [entry]))
         suffix = f"_{entry.index}" if entry.index else ""
         cast = Node("Cast", f"{node.name}{suffix}_rounded", {"dtype": dtype, MARK: "cast"}, [entry])
         if is_head and entry.index == 0:
@@ -95,3 +98,12 @@ class _Emulation:
             cast.name, node.name = node.name, f"{node.name}_{FULL}"
         self._rounded.setdefault(node, []).append(cast)
         return Entry(cast)
+
+
+def _starts_from_lowest(node: Node) -> bool:
+    """Whether a window of a maximum can lie wholly in padding: it gives the lowest value of the dtype.
+
+    FP32's would round to -inf, and the next product to NaN.
+    """
+    is_max = node.op in ("Pooling", "_npx_pooling") and node.attrs.get("pool_type", "max") == "max"
+    return is_max and node.attrs.get("pooling_convention") == "full"

@@ -25,7 +25,7 @@ class Node:
     inputs : list of Entry
     control_deps : list of Node
     subgraphs : list
-        JSON of the bodies of control-flow operators, carried as they are.
+        JSON of the bodies of control-flow operators; ``subgraphs`` reads it.
     """
 
     __slots__ = ("attrs", "control_deps", "inputs", "name", "op", "subgraphs")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import threading
 from contextlib import contextmanager
-from typing import Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -28,9 +28,9 @@ from .rules import RULES, Kind, rule_of
 
 __all__ = [
     "SCALE_NAME",
+    "call_with_scale",
     "check_loss",
     "head_gradient",
-    "head_scale",
     "heads_scaled_by",
     "may_have_heads",
     "refuse_unscaled_heads",
@@ -135,53 +135,60 @@ def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
     return op("elemwise_add", "sum", op("BlockGrad", "value", x), op("broadcast_mul", "gradient", zero, scale))
 
 
-_arrays: dict[mx.Context, NDArray] = {}
-_value = 1.0
-_open = False
-_lock = threading.RLock()
+# What recorded forwards were fed, by the names that autograd gave it; the oldest that no backward reached fall out.
+_recorded: dict[str, NDArray] = {}
+_LIVE_RECORDS = 1 << 14
+_lock = threading.Lock()
+_local = threading.local()
 
 
-def head_scale(ctx: mx.Context) -> NDArray:
-    """What a forward on ``ctx`` feeds to ``SCALE_NAME``: FP32 of shape (1,), 1 outside ``heads_scaled_by``.
-
-    All forwards on a context read the same memory, each through a handle of its own: autograd notes in the
-    handle which record it belongs to.
-    """
-    with _lock:
-        if ctx not in _arrays:
-            _arrays[ctx] = mx.nd.full((1,), _value, ctx=ctx, dtype="float32")
-        return _arrays[ctx].detach()
+def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
+    """``call`` with what it feeds to ``SCALE_NAME``: FP32 of shape (1,), a 1 that its backward may change."""
+    memory = mx.nd.ones((1,), ctx=ctx)
+    fed = memory.detach()  # autograd notes in the handle which record it belongs to
+    out = call(fed)
+    if autograd.is_recording():
+        try:
+            name = mx.autograd.get_symbol(fed).name
+        except mx.MXNetError:  # nothing here needs a gradient, so nothing was recorded
+            return out
+        with _lock:
+            _recorded[name] = memory
+            while len(_recorded) > _LIVE_RECORDS:
+                del _recorded[next(iter(_recorded))]
+    return out
 
 
 @contextmanager
-def heads_scaled_by(value: float) -> Iterator[None]:
-    """A backward in this block, and no other, multiplies the gradients of all heads that it reaches.
+def heads_scaled_by(value: float, losses: Sequence[NDArray]) -> Iterator[None]:
+    """A backward from ``losses`` in this block, and no other, multiplies the gradients of all heads that it reaches.
 
-    Nothing has to know which nets those are, or who owns their parameters. MXNet's engine orders the
-    writes before and after among the reads of the backward between them; nothing waits. In other threads
-    scaled backwards wait for the end of the block; a plain ``backward`` there, through a converted net with
-    a loss head, must not run at the same moment. Raises ``RuntimeError`` inside another such block.
+    The record says which forwards it reaches, whoever owns their parameters, and each has a scale of its own.
+    MXNet's engine orders the writes before and after among the reads of the backward between them; nothing
+    waits. Raises ``RuntimeError`` inside another such block of this thread.
     """
-    global _open
+    if getattr(_local, "open", False):
+        raise RuntimeError(
+            "a scaled backward inside scale_loss would be scaled twice: call autograd.backward there, on the "
+            "scaled loss, or trainer.backward(loss) outside"
+        )
+    reached = _reached(losses) if _recorded and value != 1.0 else []
+    _local.open = True
+    try:
+        _set(reached, value)
+        yield
+    finally:
+        _set(reached, 1.0)
+        _local.open = False
+
+
+def _reached(losses: Sequence[NDArray]) -> list[NDArray]:
+    names = {name for loss in losses for name in mx.autograd.get_symbol(loss).list_inputs()}
     with _lock:
-        if _open:
-            raise RuntimeError(
-                "a scaled backward inside scale_loss would be scaled twice: call autograd.backward there, on the "
-                "scaled loss, or trainer.backward(loss) outside"
-            )
-        _open = True
-        _set(value)
-        try:
-            yield
-        finally:
-            _set(1.0)
-            _open = False
+        return [_recorded[name] for name in names if name in _recorded]
 
 
-def _set(value: float) -> None:
-    global _value
-    if value != _value:
-        _value = value
-        with autograd.pause():
-            for array in _arrays.values():
-                array[:] = value
+def _set(scales: Sequence[NDArray], value: float) -> None:
+    with autograd.pause():
+        for scale in scales:
+            scale[:] = value

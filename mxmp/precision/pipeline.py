@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Collection
+from typing import Collection, Mapping
 
 from ..policy import Policy
 from .casts import insert_casts, strip
 from .decide import decide
-from .devices import fit_to_device
+from .devices import UNKNOWN, fit_to_device
 from .graph import Graph
 from .plan import Plan, PlannedGraph
+from .subgraphs import Body, bodies, set_bodies
 
 __all__ = ["low_graph"]
 
@@ -22,12 +23,12 @@ def low_graph(
     parameters: Collection[str] | None = None,
     stored_low: Collection[str] = (),
     keep_output_names: bool = False,
-    accumulated: Collection[str] | None = None,
+    grad_req: Mapping[str, str] = UNKNOWN,
 ) -> tuple[Graph, Plan]:
     """The graph that computes in low precision on ``device``, and the plan that it follows.
 
     Casts of an earlier conversion are taken out first, so converting twice is converting once. With a
-    Policy the rules decide (see ``decide`` for the keywords); a Plan has decided already. ``accumulated``:
+    Policy the rules decide (see ``decide`` for the keywords); a Plan has decided already. ``grad_req``:
     see ``fit_to_device``.
 
     Raises
@@ -51,4 +52,24 @@ def low_graph(
             stored_low=stored_low,
             keep_output_names=keep_output_names,
         )
-    return fit_to_device(insert_casts(PlannedGraph(original, plan)), device, accumulated), plan
+    return _low(original, plan, grad_req), plan
+
+
+def _low(graph: Graph, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
+    """The graph with casts on the plan's device, and in it the bodies of control flow.
+
+    What a body reads and hands on is FP32, so states keep their dtype from one iteration to the next. Weights
+    are cast in the body: outside, MXNet would sum their gradients over all iterations in low precision.
+    """
+    casted = insert_casts(PlannedGraph(graph, plan))
+    names = graph.names()
+    for copy, node in casted.source.items():
+        if node.subgraphs:
+            set_bodies(copy, [_low_body(body, plan.within(body, names[node]), grad_req) for body in bodies(node)])
+    return fit_to_device(casted, plan.device, grad_req)
+
+
+def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
+    asked = {v.name: grad_req[e.node.name] for v, e in body.outer.items() if e.node.name in grad_req}
+    # Each iteration adds its gradient to those of the iterations behind it.
+    return _low(body.graph, plan, {name: "add" if asked[name] == "write" else asked[name] for name in asked})

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
-from typing import Any, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Iterator, Mapping
 
 from ..files import replacing
 from ..policy import Policy
 from .graph import Entry, Graph, Node
 from .rules import REFUSED, RULES, Kind, Rule, rule_of
+from .subgraphs import Body, bodies
 
 __all__ = ["Decision", "Plan", "PlannedGraph", "rule_under"]
 
@@ -42,7 +43,7 @@ class Plan:
         Whose kernels the graph meets.
     decisions : mapping of str to Decision
         By node name, in graph order. Of nodes that share a name the second is ``name:1``, and so on
-        (``Graph.names``).
+        (``Graph.names``). Nodes in the body of a loop are ``loop/name``.
     low_variables : frozenset of str
         Names of the variables that are stored in float16, with FP32 masters.
     unmatched : tuple of str
@@ -59,6 +60,17 @@ class Plan:
     def num_low(self) -> int:
         """How many operators compute in the compute dtype."""
         return sum(d.low for d in self.decisions.values())
+
+    def within(self, body: Body, name: str) -> Plan:
+        """The part for a body of the control-flow node ``name``; it hands on FP32, as it was traced."""
+        prefix = body.prefix(name)
+        own = {prefix + inner for inner in body.graph.names().values()}
+        decisions = {
+            key[len(prefix) :]: decision
+            for key, decision in self.decisions.items()
+            if key.startswith(prefix) and (key in own or not own.isdisjoint(_parents(key)))
+        }
+        return Plan(replace(self.policy, output="float32"), self.device, decisions)
 
     def differences(self, other: Plan) -> dict[str, tuple[Decision | None, Decision | None]]:
         """The nodes that the two plans treat differently: this plan's decision and the other's."""
@@ -130,7 +142,7 @@ class PlannedGraph:
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         names = graph.names()
-        _check_fit({names[n]: n.op for n in graph.nodes() if not n.is_variable}, plan)
+        _check_fit(_operators(graph), plan)
         self.graph = graph
         self.plan = plan
         self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
@@ -161,6 +173,22 @@ def rule_under(policy: Policy, op: str) -> Rule:
     if op not in RULES and op in policy.full_ops + policy.low_ops:
         return Rule(Kind.FULL, "named in the policy")
     return rule_of(op)
+
+
+def _parents(name: str) -> Iterator[str]:
+    """The control-flow nodes that a node stands in."""
+    return (name[:i] for i, letter in enumerate(name) if letter == "/")
+
+
+def _operators(graph: Graph, prefix: str = "") -> dict[str, str]:
+    """All operators by name, those in bodies too."""
+    found = {}
+    for node, name in graph.names().items():
+        if not node.is_variable:
+            found[prefix + name] = node.op
+            for body in bodies(node):
+                found.update(_operators(body.graph, prefix + body.prefix(name)))
+    return found
 
 
 def _check_fit(operators: dict[str, str], plan: Plan) -> None:

@@ -1,10 +1,11 @@
-"""What would apply or change gradients before they are checked, and is refused by every door."""
+"""What every door refuses: above all what would apply or change gradients before they are checked."""
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
-__all__ = ["check_kvstore", "refuse_compression", "refuse_sparse_weight"]
+__all__ = ["check_kvstore", "check_positive", "refuse_compression", "refuse_sparse_weight"]
 
 
 def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
@@ -19,6 +20,12 @@ def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
         raise ValueError(
             f"kvstore {kind!r} applies each worker's gradients on the server, before any check: use 'dist_sync'"
         )
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise ``ValueError`` for what is no number above 0, NumPy's included."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
+        raise ValueError(f"{name} must be a positive number, got {value!r}")
 
 
 def refuse_compression(compression_params: Any) -> None:

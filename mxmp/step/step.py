@@ -67,6 +67,14 @@ class ScaledStep:
         self.history = [ScaleEvent(1, scaler.loss_scale, False)]
         self._skips_at_floor = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, whose scalers are others."""
+        return {name: value for name, value in vars(self).items() if name != "group"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, group=group_of(state["scaler"]))
+        self.group.join(self)
+
     @property
     def loss_scale(self) -> float:
         return self.scaler.loss_scale

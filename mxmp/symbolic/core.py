@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Collection, Mapping, Sequence
+from typing import Any, Collection, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..policy import Policy
 from ..precision.casts import declare_full
+from ..precision.devices import UNKNOWN
 from ..precision.graph import Graph
 from ..precision.heads import scale_heads
 from ..precision.pipeline import low_graph
@@ -18,7 +19,7 @@ from ..step.masters import Weight, assign, take_over
 from ..step.step import ScaledStep
 from .cast import nothing_low, warn_of_unmatched
 
-__all__ = ["Core"]
+__all__ = ["Core", "grad_requests"]
 
 
 class Core:
@@ -52,7 +53,7 @@ class Core:
         device: str,
         parameters: Collection[str],
         for_training: bool,
-        accumulated: Collection[str] | None,
+        grad_req: Mapping[str, str],
     ) -> tuple[mx.sym.Symbol, Plan]:
         """What executors run: the graph with casts and, for training, the scale in front of loss heads; and its plan.
 
@@ -65,7 +66,7 @@ class Core:
             parameters=() if self._decided else set(parameters),
             stored_low=self.low_names,
             keep_output_names=True,
-            accumulated=accumulated,
+            grad_req=grad_req,
         )
         if not self._decided:
             self._decided, self.low_names = True, set(plan.low_variables)
@@ -112,3 +113,10 @@ class Core:
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
         return [weight(name) for name in self.names]
+
+
+def grad_requests(grad_req: Any, params: Collection[str], fixed: Collection[str]) -> Mapping[str, str]:
+    """What ``bind(grad_req=...)`` asks of the gradient of each parameter; empty where it says so one by one."""
+    if not isinstance(grad_req, str):
+        return UNKNOWN
+    return {name: "null" if name in fixed else grad_req for name in params}

@@ -28,7 +28,7 @@ from ..step.stores import is_distributed, open_store
 from ..step.updater import Update, Updaters
 from . import _mxnet
 from .checkpoint import SavesCheckpoints
-from .core import Core
+from .core import Core, grad_requests
 from .order import require
 
 __all__ = ["Module"]
@@ -112,9 +112,9 @@ class Module(SavesCheckpoints, StepView, mx.mod.Module):
         fresh = self._arg_params is None
         original = self._symbol
         if force_rebind or not self.binded:
-            adding = () if grad_req == "write" else None
+            asked = grad_requests(grad_req, self._param_names, self._fixed_param_names)
             low, self.plan = self._core.low_symbol(
-                original, self.policy, self._device, self._param_names, for_training, adding
+                original, self.policy, self._device, self._param_names, for_training, asked
             )
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.

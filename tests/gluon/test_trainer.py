@@ -337,7 +337,7 @@ def test_a_bad_batch_size_is_refused(size):
     net = two_layers()
     trainer = sgd(net)
     trainer.backward(forward(net, 0))
-    with pytest.raises(ValueError, match="batch_size must be positive"):
+    with pytest.raises(ValueError, match="batch_size must be a positive number"):
         trainer.step(size)
 
 

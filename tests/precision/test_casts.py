@@ -186,11 +186,16 @@ def bodies(symbol: mx.sym.Symbol) -> list[list[dict]]:
     return [n["subgraphs"] for n in nodes(symbol) if "subgraphs" in n]
 
 
-def test_control_flow_gets_fp32_and_its_bodies_stay():
+def test_control_flow_gets_fp32_and_its_bodies_compute_low_between_fp32():
     symbol = control_flow()
     cast = native(symbol)
-    assert len(bodies(symbol)) == 2
-    assert bodies(cast) == bodies(symbol)
+    ((loop,), (predicate, then, other)) = bodies(cast)
+    assert bodies(symbol)[1] == [predicate, bodies(symbol)[1][1], other]
+    for body, dot in ((loop, "dot"), (then, "dot")):
+        made = [n["attrs"]["dtype"] for n in body["nodes"] if n["op"] == "Cast"]
+        assert sorted(set(made)) == [LOW, FULL]
+        assert all(body["nodes"][i]["op"] != dot for i, *_ in body["heads"])
+    assert bodies(strip(Graph.from_symbol(cast)).to_symbol()) == bodies(symbol)
     assert [name for name, dtype in casts(cast) if dtype == LOW and name.startswith("_foreach")]
     assert ("c1", FULL) in casts(cast)
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from mxnet.gluon import nn
-from oracle import S, by_gluon, graphs, native, nodes
+from oracle import S, by_gluon, by_symbol, filled, graphs, native, nodes, sqnr
 
 import mxmp
 from mxmp import Policy
 from mxmp.precision import devices
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
+from mxmp.precision.pipeline import low_graph
 from mxmp.precision.plan import PlannedGraph
 from mxmp.precision.rules import missing_kernel
 
@@ -41,12 +42,49 @@ def test_bfloat16_is_low_only_where_no_kernel_is_missing(drawn):
 def test_bfloat16_casts_are_amp_casts():
     inserted = [n for n in nodes(mxmp.cast_symbol(small(), "bfloat16")) if "__mxmp__" in n.get("attrs", {})]
     assert {n["op"] for n in inserted if "dtype" in n["attrs"]} == {"amp_cast"}
-    assert {n["op"] for n in inserted} == {"amp_cast", "_copy"}
+    assert {n["op"] for n in inserted} == {"amp_cast", "_copy", "amp_multicast"}
+
+
+def gated() -> mx.sym.Symbol:
+    """sigmoid, tanh and a difference between two matrix products: operators whose own bfloat16 kernels truncate."""
+    x, y = (S.FullyConnected(S.var("data"), num_hidden=32, name=name) for name in "xy")
+    gate = S.elemwise_sub(S.sigmoid(x, name="sigmoid"), S.tanh(y, name="tanh"), name="difference")
+    return S.FullyConnected(gate, num_hidden=5, name="fc")
+
+
+def test_bfloat16_computes_truncating_operators_by_ones_that_round():
+    low = mxmp.cast_symbol(gated(), "bfloat16", ctx=mx.cpu())
+    ops = {n["name"]: n["op"] for n in nodes(low)}
+    assert (ops["sigmoid"], ops["tanh"], ops["difference"]) == ("Activation", "Activation", "elemwise_add")
+    assert {n["op"] for n in nodes(mxmp.cast_symbol(gated(), "float16", ctx=mx.cpu()))} >= {"sigmoid", "elemwise_sub"}
+    values = filled(gated(), data=(64, 16))
+    want, got = by_symbol(gated(), values), by_symbol(low, values)
+    assert sqnr(want.outputs[0], got.outputs[0]) > 40
+    assert all(sqnr(grad, got.grads[name]) > 38 for name, grad in want.grads.items())
+
+
+def test_a_replaced_operator_is_its_own_again_when_converted_once_more():
+    low = mxmp.cast_symbol(gated(), "bfloat16", ctx=mx.cpu())
+    again = mxmp.cast_symbol(low, "bfloat16", ctx=mx.cpu())
+    assert again.tojson(remove_amp_cast=False) == low.tojson(remove_amp_cast=False)
+    other = mxmp.cast_symbol(low, "float16", ctx=mx.cpu())
+    straight = mxmp.cast_symbol(gated(), "float16", ctx=mx.cpu())
+    assert other.tojson(remove_amp_cast=False) == straight.tojson(remove_amp_cast=False)
+
+
+@pytest.mark.parametrize(
+    ("scalar", "low"), [(0.5, True), (-1.0, True), (2.0, True), (1.1, False), (0.0, False), (2.0**40, False)]
+)
+def test_bfloat16_multiplies_low_by_powers_of_two_only(scalar, low):
+    graph = Graph.from_symbol(S.FullyConnected(S.var("data"), num_hidden=4, name="fc") * scalar)
+    decisions = decide(graph, Policy("bfloat16"), "cpu").decisions
+    assert next(d.low for d in decisions.values() if d.op == "_mul_scalar") is low
 
 
 def test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32():
     net = nn.HybridSequential()
     net.add(nn.Conv2D(32, 3, padding=1, groups=4, in_channels=32), nn.Conv2D(32, 3, groups=32, in_channels=32))
+    net.add(nn.Conv2D(32, 3, 2, 1, groups=4, in_channels=32), nn.Conv2D(32, 5, 1, 2, groups=32, in_channels=32))
     net.initialize()
     net.hybridize()
     x = np.random.normal(0, 1, (2, 32, 12, 12)).astype("float32")
@@ -67,3 +105,31 @@ def test_bfloat16_warns_once_on_a_cpu_without_its_instructions(tmp_path):
     fast.write_text("flags : fpu avx512_bf16\n")
     devices._warn_of_slow_bfloat16(str(fast))
     devices._warn_of_slow_bfloat16(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("times", [5, 1000])
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_bfloat16_sums_the_gradients_of_a_shared_weight_in_fp32(times, request_):
+    """As in an unrolled recurrent network. In bfloat16 the sum would stop at 256."""
+    parts, w = S.split(S.var("data"), times, axis=0), S.var("w")
+    steps = [S.FullyConnected(parts[i], w, num_hidden=1, no_bias=True) for i in range(times)]
+    asked = {"w": request_}
+    graph, _ = low_graph(Graph.from_symbol(S.concat(*steps, dim=0)), Policy("bfloat16"), "cpu", grad_req=asked)
+    ones = np.ones((times, 1), "float32")
+    got = by_symbol(graph.to_symbol(), {"data": ones, "w": np.ones((1, 1), "float32")}, grads_of=["w"], heads=[ones])
+    assert got.grads["w"] == times
+
+
+@pytest.mark.parametrize("readers", [3, 8, 9, 20])
+@pytest.mark.parametrize("produced", ["float32", "bfloat16"])
+def test_bfloat16_loses_no_gradient_of_a_tensor_that_many_read(readers, produced):
+    """MXNet adds from eight gradients on in place, and the backward of a cast ignores that."""
+    x = S.FullyConnected(S.var("data"), num_hidden=4, no_bias=True, name="x")
+    x = S.exp(x) if produced == "float32" else x
+    full = [S.square(x * (i + 1)) for i in range(readers)]
+    low = [S.FullyConnected(x, S.var(f"w{i}"), num_hidden=4, no_bias=True) for i in range(readers)]
+    for order in (full + low[:1], low[:1] + full, low + full[:1], full[:1] + low, full + low):
+        symbol = S.concat(*order, dim=1)
+        values = {name: 0.5 * value for name, value in filled(symbol, data=(3, 5)).items()}
+        want = by_symbol(symbol, values).grads["x_weight"]
+        assert sqnr(want, by_symbol(mxmp.cast_symbol(symbol, "bfloat16"), values).grads["x_weight"]) > 24

@@ -176,9 +176,12 @@ def test_an_unknown_operator_is_an_error_that_names_it_and_the_fix():
             rule_of("made_up")
 
 
-def test_missing_kernels_are_those_of_bfloat16_on_the_cpu():
+def test_missing_kernels_are_those_of_the_cpu():
     assert missing_kernel("Deconvolution", {}, "float16", "cpu") == ""
     assert missing_kernel("Deconvolution", {}, "float16", "gpu") == ""
+    volume = {"kernel": "(2, 2, 2)"}
+    assert missing_kernel("Deconvolution", volume, "float16", "gpu") == ""
+    assert "3-D" in missing_kernel("Deconvolution", volume, "float16", "cpu")
     assert "Deconvolution" in missing_kernel("Deconvolution", {}, "bfloat16", "cpu")
     assert missing_kernel("Pooling", {}, "bfloat16", "cpu") == ""
     assert "max and avg" in missing_kernel("Pooling", {"pool_type": "sum"}, "bfloat16", "cpu")

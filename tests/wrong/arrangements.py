@@ -138,6 +138,8 @@ class Arrangement:
 
     def refusal(self) -> str | None:
         """A word of mxmp's error, where it must refuse this program."""
+        if self.topology == "trunk" and FLAGS[self.flags] is not None and any(self.kept) and not all(self.kept):
+            return "is now part of .* which was not"  # a converted trunk in a plain net's graph
         scaled = self.scale not in (None, 1.0)
         head_is_plain = self.head_stands == "plain" or (self.head_stands == "inside" and self.kept[-1])
         if scaled and self.head in HEADS and head_is_plain:
@@ -158,7 +160,7 @@ def arrangements(draw: st.DrawFn) -> Arrangement:
         tuple(draw(st.lists(st.sampled_from(list(PARTS)), min_size=0, max_size=2))) for _ in range(one_of(1, 2, 2, 3))
     )
     several = len(nets) > 1
-    topology = one_of("chain", "chain", "critic") if several else "chain"
+    topology = one_of("chain", "chain", "trunk", "critic") if several else "chain"
     head = one_of("loss", "loss", *HEADS)
     return Arrangement(
         dtype=one_of(*POLICIES),

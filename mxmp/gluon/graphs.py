@@ -1,0 +1,183 @@
+"""The graphs of one block: made from a trace in low precision, told apart by what a call may change."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from types import TracebackType
+from typing import Any, Dict, Iterator, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock, Parameter
+from mxnet.ndarray import NDArray
+
+from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
+from ..precision.plan import Plan
+from . import _mxnet
+from .conversion import Conversion
+
+__all__ = ["PUSHING", "BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build"]
+
+
+class GraphKey(NamedTuple):
+    """What tells the graphs of one block apart."""
+
+    training: bool
+    structure: str
+    device: str
+    variant: Any = None
+
+
+class Graphs(Dict[GraphKey, "BuiltGraph"]):
+    """The graphs of one block since it was last hybridized; a copy of the block makes its own.
+
+    ``shown`` is the one that files are made of.
+    """
+
+    shown: BuiltGraph | None = None
+
+    def __reduce__(self) -> tuple:
+        return Graphs, ()
+
+
+class BuiltGraph(NamedTuple):
+    """One graph of a block: what it runs, the plan behind it, and the shapes that it was first called with."""
+
+    traced: _mxnet.Traced
+    op: _LowOp
+    plan: Plan
+    shapes: dict[str, tuple]
+    params: list[Parameter]
+    grad_req: list[str]
+
+    def is_current(self) -> bool:
+        """Whether the same is asked of the parameters' gradients ("write", "add" or "null") as when it was built."""
+        return self.grad_req == [param.grad_req for param in self.params]
+
+    def run(self, inputs: list, monitor: tuple | None) -> Any:
+        """What the block returns for flat inputs; ``monitor`` is told of every operator's outputs."""
+        given = [inputs[i] if is_data else _mxnet.data(i) for is_data, i in self.traced.op_args]
+        out = self.op(given, monitor)
+        flat = [out] if isinstance(out, NDArray) else out
+        return _named(_mxnet.regroup(flat, self.traced.out_format), self.traced.answer)
+
+
+class UntraceableError(Exception):
+    """A block's Python code cannot run on Symbols. ``blocks``: from the one called to the one that failed."""
+
+    def __init__(self, blocks: list[Block], reason: Exception) -> None:
+        super().__init__(blocks, reason)
+        self.blocks = blocks
+        self.reason = reason
+
+
+def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) -> BuiltGraph:
+    """Trace the block as MXNet does, then make the operator from the low-precision graph.
+
+    Raises
+    ------
+    UntraceableError
+        The user's code fails on Symbols.
+    """
+    clone = _mxnet.copied(block)
+    with conversion.trace():
+        try:
+            _mxnet.trace(clone, args)
+        except Exception as error:
+            found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
+            raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error
+        traced = _mxnet.built(clone, args)
+    data, symbol = traced.graph
+    params = {param.name: param for is_data, param in traced.op_args if not is_data}
+    asked = {name: param.grad_req for name, param in params.items()}
+    graph, plan = conversion.build(symbol, params, device, asked)
+    conversion.expected.note(block, plan)
+    scale_heads(graph)
+    op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
+    flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
+    shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
+    return BuiltGraph(
+        traced._replace(answer=_kinds(traced.answer)), op, plan, shapes, list(params.values()), list(asked.values())
+    )
+
+
+# Held while a thread hands operators to MXNet's engine, which notes each of their arrays by itself: of two threads
+# whose operators read and write the same two arrays (weights, running statistics), each may wait for the other for
+# ever. In plain MXNet too.
+PUSHING = threading.RLock()
+
+
+class _LowOp:
+    """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs.
+
+    MXNet's is not made for several threads (src/imperative/cached_op_threadsafe.h stands beside it, and
+    cannot record). A recorded call comes back in its backward, of which nothing tells: each thread records
+    with an operator of its own. All others share one.
+    """
+
+    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list) -> None:
+        names = low.list_inputs()
+        position = {name: i for i, name in enumerate(given)}
+        fed = [*data, SCALE_NAME]
+        self._order = [position.get(name) for name in names]
+        self._low = low
+        self._flags = [
+            ("data_indices", [i for i, name in enumerate(names) if name in fed]),
+            ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
+            *flags,
+        ]
+        self._shared: mx.nd.CachedOp | None = None
+        self._own = threading.local()
+
+    def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
+        if None in self._order:
+            return call_with_scale(lambda scale: self._run(inputs, monitor, scale), inputs[0].ctx)
+        return self._run(inputs, monitor)
+
+    def _run(self, inputs: Sequence[NDArray], monitor: tuple | None, scale: NDArray | None = None) -> Any:
+        given = [scale if i is None else inputs[i] for i in self._order]
+        with PUSHING:
+            op = self._operator()
+            if monitor is not None:
+                _mxnet.register_op_hook(op, *monitor)
+            return op(*given)
+
+    def _operator(self) -> mx.nd.CachedOp:
+        if not autograd.is_recording():
+            self._shared = self._shared or self._make()
+            return self._shared
+        if not hasattr(self._own, "op"):
+            self._own.op = self._make()
+        return self._own.op
+
+    def _make(self) -> mx.nd.CachedOp:
+        return mx.nd.CachedOp(copy.copy(self._low), self._flags)
+
+
+def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:
+    """The blocks whose code a traceback goes through, outermost first."""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name in ("hybrid_forward", "forward"):
+            owner = trace.tb_frame.f_locals.get("self")
+            if isinstance(owner, Block):
+                yield owner
+        trace = trace.tb_next
+
+
+def _kinds(answer: Any) -> Any:
+    """Where namedtuples stand in what a block returned, None where there are none."""
+    if not isinstance(answer, (list, tuple)):
+        return None
+    inside = [_kinds(item) for item in answer]
+    kind = type(answer) if hasattr(answer, "_fields") else None
+    return (kind, inside) if kind or any(inside) else None
+
+
+def _named(value: Any, kinds: Any) -> Any:
+    """``value``, nested lists, with the namedtuples that ``kinds`` remembers."""
+    if kinds is None:
+        return value
+    kind, inside = kinds
+    items = [_named(item, each) for item, each in zip(value, inside)]
+    return items if kind is None else kind(*items)

@@ -1,0 +1,90 @@
+"""Kernel taps of a convolution that see nothing but padding: their gradient is zero, and oneDNN leaves it out."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from math import prod
+from typing import Sequence
+
+from .casts import FULL, MARK, PASSED, is_ours
+from .graph import Entry, Graph, Node
+
+__all__ = ["least_inputs", "select_seen_taps"]
+
+_DTYPE = {"dtype": "bfloat16", MARK: "cast"}
+
+
+def select_seen_taps(graph: Graph) -> None:
+    """Let through the gradients of a bfloat16 convolution's taps that see the input, in place.
+
+    oneDNN 2.4's bfloat16 weight gradient (``jit_avx512_core_bf16``) does not write the taps that see only
+    padding (a 5x5 kernel, padded by 2, on a 1x1 input): what is in memory becomes the gradient, NaN among it.
+    A select in front of the weight hides them. The sizes of a call are not known here, so the graph
+    reads them; forward no value changes. About 2 ns per weight and step, for these convolutions only.
+    """
+    for node in list(graph.nodes()):
+        if node.op == "Convolution" and node.inputs[1].node.attrs.get("dtype") == "bfloat16":
+            least = [least_inputs(*axis) for axis in _axes(node)]
+            if not all(_is_written(*axis) for axis in _axes(node)):
+                _select(node, least)
+
+
+def least_inputs(kernel: int, stride: int, pad: int, dilate: int) -> list[int]:
+    """For each tap along one axis, the least size of an input of which it sees anything.
+
+    Tap t at output p reads input ``p * stride - pad + t * dilate``. The first p that is not in front of the
+    input is ``first``; it must exist, and read within.
+    """
+    least = []
+    for tap in range(kernel):
+        first = max(0, -(-(pad - tap * dilate) // stride))
+        exists = first * stride + dilate * (kernel - 1) + 1 - 2 * pad
+        least.append(max(1, exists, first * stride - pad + tap * dilate + 1))
+    return least
+
+
+def _is_written(kernel: int, stride: int, pad: int, dilate: int) -> bool:
+    """Whether every tap gets a gradient.
+
+    Those of stride 1 and at most 3 taps did, in 10,800 random 1-D and 2-D convolutions, of which 100 others were wrong.
+    """
+    return pad == 0 or (stride == 1 and kernel <= 3)
+
+
+def _axes(node: Node) -> list[tuple[int, int, int, int]]:
+    """Kernel, stride, padding and dilation along each axis."""
+    kernel = literal_eval(node.attrs["kernel"])
+
+    def read(name: str, default: int) -> Sequence[int]:
+        return literal_eval(node.attrs.get(name, "()")) or (default,) * len(kernel)
+
+    return list(zip(kernel, read("stride", 1), read("pad", 0), read("dilate", 1)))
+
+
+def _select(node: Node, least: list[list[int]]) -> None:
+    def op(kind: str, role: str, inputs: Sequence[Entry], **attrs: object) -> Entry:
+        text = {name: str(value) for name, value in attrs.items()}
+        return Entry(Node(kind, f"{node.name}_{role}", {**text, MARK: "cast"}, list(inputs)))
+
+    sizes = op("Cast", "sizes", [op("shape_array", "shape", [node.inputs[0]])], dtype=FULL)
+    seen = op("_ones", "one", [], shape=(1, 1), dtype=FULL)
+    for axis, limits in enumerate(least):
+        size = op("slice_axis", f"size{axis}", [sizes], axis=0, begin=axis + 2, end=axis + 3)
+        taps = [op("_greater_equal_scalar", f"sees{axis}_{tap}", [size], scalar=n) for tap, n in enumerate(limits)]
+        joined = op("Concat", f"joined{axis}", taps, dim=0, num_args=len(taps))
+        both = op("dot", f"both{axis}", [seen, op("Reshape", f"row{axis}", [joined], shape=(1, -1))])
+        seen = op("Reshape", f"seen{axis}", [both], shape=(-1, 1))
+    seen = op("Reshape", "seen", [seen], shape=(1, -1))
+    cast = node.inputs[1]
+    weight = cast.node.inputs[0] if is_ours(cast.node) else op("amp_cast", "weight", [cast], dtype=FULL)
+    # The same taps for each pair of channels: a product with ones, twice as fast as a broadcast.
+    pairs = op("Reshape", "pairs", [weight], shape=(-1, prod(map(len, least))))
+    shape = (int(node.attrs["num_filter"]), -1, *map(len, least))
+    ones = op("ones_like", "ones", [op("slice_axis", "first", [pairs], axis=1, begin=0, end=1)])
+    everywhere = op("Reshape", "mask", [op("dot", "product", [ones, seen])], shape=shape)
+    fixed = op("BlockGrad", "weight_fixed", [weight])
+    selected = op("where", "weight_seen", [everywhere, weight, fixed])
+    selected.node.attrs[PASSED] = "1"
+    # "where" tells its inputs no shape, and this identity does.
+    selected = op("_identity_with_attr_like_rhs", "weight_told", [selected, fixed])
+    node.inputs[1] = Entry(Node("amp_cast", f"{node.name}_weight_low", dict(_DTYPE), [selected]))

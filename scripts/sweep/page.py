@@ -1,0 +1,120 @@
+"""The manual's page of the operator sweep, from its results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
+
+from .case import CASES
+from .emission import DTYPES, emitted, is_allowed
+
+__all__ = ["FAULTS", "NOT_A_FAULT", "render"]
+
+Results = "dict[str, dict[str, dict[str, Any]]]"
+
+# Verdicts that an emitted operator must not have.
+FAULTS = ("biased", "inaccurate", "NaN", "infinity", "uninitialised", "wrong gradient", "error", "crash")
+NOT_A_FAULT = ("sound", "wrong in FP32 too", "unmeasurable")
+_WHY_NOT = {Kind.FULL: "FP32 by its rule", Kind.HEAD: "a loss head, FP32 by its rule"}
+
+_HEAD = """\
+<!-- Written by `python scripts/sweep_operators.py`; the figures are in kernels.json. -->
+# Every kernel, measured
+
+MXNet's low-precision CPU kernels were written by many hands. Some round, some truncate, some leave memory unwritten. So
+every operator that a rule lets compute low is measured, forward and backward, against FP32 on the same rounded
+inputs, over designed shapes and attributes and every choice of `grad_req`; a test holds the rules to what was found.
+
+```console
+$ python scripts/sweep_operators.py              # this page and kernels.json; goes on where it was cut off
+```
+
+bfloat16 is the native kernel, whether or not mxmp emits it; float16 is emulated, as mxmp does on a CPU. Measured with
+MXNet 1.9.1 on an AMD CPU with AVX512-BF16 (November 2026); kernels.json has every case, with its time.
+
+- **error**: mean distance from FP32, in units of the last place; 0.25 is what rounding costs. The worst case's.
+- **bias**: the mean with its sign. Rounding has none; -0.5 is truncation. Beyond 0.1 an operator counts as biased.
+- **uninitialised**: the result depended on what fresh memory held.
+- **wrong in FP32 too**: MXNet's fault, with or without mxmp; **unmeasurable**: FP32 fails there, or is itself
+  uninitialised.
+- **used**: whether mxmp computes the operator so: yes, no, or in part (by attribute; what is at fault is not used).
+
+"""
+
+
+def render(results: Results) -> str:
+    """The page in Markdown: a table per dtype, what failed, and what is not measured with the reason."""
+    parts = [_HEAD]
+    for dtype in DTYPES:
+        parts += [f"## {dtype}\n", "| operator | cases | used | forward error, bias | backward error, bias | found |"]
+        parts.append("|---|---|---|---|---|---|")
+        parts += [_row(op, dtype, results.get(op, {})) for op in sorted(CASES) if _pairs(op, dtype)]
+        parts.append("")
+    parts.append(_exceptions(results))
+    parts.append(_not_measured())
+    return "\n".join(parts)
+
+
+def _pairs(op: str, dtype: str) -> list[Any]:
+    return [case for case in CASES[op] if not is_allowed(case, dtype)]
+
+
+def _row(op: str, dtype: str, records: dict[str, dict[str, Any]]) -> str:
+    cases = _pairs(op, dtype)
+    found = {case.name: records.get(f"{case.name} [{dtype}]", {"verdict": "not measured yet"}) for case in cases}
+    used = [emitted(case, dtype) for case in cases]
+    mark = "yes" if all(used) else "in part" if any(used) else "no"
+    verdicts = Counter(r["verdict"] for r in found.values())
+    text = "sound" if set(verdicts) == {"sound"} else ", ".join(f"{v} {n}" for v, n in verdicts.most_common())
+    errors = [_worst([r[way] for r in found.values() if way in r]) for way in ("forward", "backward")]
+    return f"| `{op}` | {len(cases)} | {mark} | {errors[0]} | {errors[1]} | {text} |"
+
+
+def _worst(pairs: list[list[float]]) -> str:
+    if not pairs:
+        return "—"
+    error, bias = max(pairs, key=lambda pair: pair[0])
+    return (f"{error:.2f}, {bias:+.2f}" if error < 100 else f"{error:.0e}") if error else "exact"
+
+
+def _exceptions(results: Results) -> str:
+    """What MXNet answered where a kernel failed, once for each operator, dtype and answer."""
+    lines = ["## What failed\n", "| operator | dtype | found | first case | MXNet's answer, or the requests at fault |"]
+    lines.append("|---|---|---|---|---|")
+    for op in sorted(results):
+        met = set()
+        for key, record in results[op].items():
+            name, _, dtype = key.rpartition(" [")
+            group = (dtype, record["verdict"])
+            if record["verdict"] not in ("sound", "biased", "inaccurate") and group not in met:
+                met.add(group)
+                why = record.get("why", "").replace("|", "/").replace("<", "(").replace(">", ")")
+                lines.append(f"| `{op}` | {dtype[:-1]} | {record['verdict']} | `{name}` | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def not_measured() -> dict[str, str]:
+    """Every canonical or aliased name that the sweep leaves out, with the reason."""
+    found = {}
+    for op, rule in RULES.items():
+        if op in CUDA_BUILD_ONLY:
+            found[op] = "registered by MXNet's CUDA build only"
+        elif rule.kind in _WHY_NOT:
+            found[op] = f"{_WHY_NOT[rule.kind]}: {rule.reason}"
+        elif rule.kind is Kind.ALONE:
+            found[op] = f"left alone: {rule.reason}"
+        elif op == "_CrossDeviceCopy":
+            found[op] = "copies between devices"
+    return found
+
+
+def _not_measured() -> str:
+    groups: dict[str, list[str]] = {}
+    for op, why in not_measured().items():
+        groups.setdefault(why, []).append(op)
+    lines = ["## What is not measured, and why\n", "Aliases are the operator that they name.\n"]
+    lines += ["| reason | operators |", "|---|---|"]
+    lines += [f"| {why} | {' '.join(f'`{op}`' for op in sorted(ops))} |" for why, ops in sorted(groups.items())]
+    return "\n".join(lines) + "\n"

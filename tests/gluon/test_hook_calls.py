@@ -1,0 +1,261 @@
+"""Calls of a converted block: many threads, modes and structures on one net; files and monitors beside it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+FLAGS = {"not hybridized": None, "dynamic": {}, "static": {"static_alloc": True, "static_shape": True}}
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+class Shifting(gluon.HybridBlock):
+    """Another number and nesting of outputs in each mode and for each number of inputs, as detectors have."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(6, in_units=6)
+            self.norm = nn.BatchNorm(in_channels=6, momentum=1.0)
+
+    def hybrid_forward(self, F, x, more=None):  # noqa: N803
+        x = self.norm(self.body(x))
+        if more is None:
+            return (x * 2, [x, x + 1]) if autograd.is_training() else x
+        if autograd.is_training():
+            return [x + more[0], more[1]]
+        return Pair(x, (more[0] + more[1],))
+
+
+KINDS = [(training, inputs) for training in (True, False) for inputs in (1, 2)]
+
+
+def seeded(net, seed=1):
+    net.initialize()
+    rng = np.random.RandomState(seed)
+    for name, param in net.collect_params().items():
+        if not name.endswith(("running_mean", "running_var")):
+            param.set_data(mx.nd.array(rng.uniform(-0.5, 0.5, param.shape)))
+    return net
+
+
+def array(seed, rows=4):
+    return mx.nd.array(np.random.RandomState(seed).randn(rows, 6))
+
+
+def flat(out):
+    return [a for item in out for a in flat(item)] if isinstance(out, (list, tuple)) else [out.asnumpy()]
+
+
+def call(net, kind, seed):
+    training, inputs = kind
+    x, *more = (array(seed + i, rows=1 + seed % 3) for i in range(3))
+    args = (x,) if inputs == 1 else (x, more)
+    with autograd.record(training) if training else autograd.pause():
+        return flat(net(*args))
+
+
+CALLS = int(os.environ.get("MXMP_THREAD_CALLS", "2000"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "flags"),
+    [("float16", "not hybridized"), ("bfloat16", "dynamic"), ("compute=float16,params=float16", "static")],
+)
+def test_eight_threads_make_two_thousand_calls_of_one_net_as_one_thread_makes_them(policy, flags):
+    """MXMP_THREAD_CALLS asks for another number of calls."""
+    net = mxmp.convert(seeded(Shifting()), policy)
+    if FLAGS[flags] is not None:
+        net.hybridize(**FLAGS[flags])
+    jobs = [(KINDS[(i * 7 + i // 8) % 4], i % 12) for i in range(CALLS)]
+    twin = mxmp.convert(seeded(Shifting()), policy)
+    expected = {job: call(twin, *job) for job in dict.fromkeys(jobs)}
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda job: call(net, *job), jobs, chunksize=5))
+    for job, result in zip(jobs, found):
+        assert len(result) == len(expected[job])
+        for a, b in zip(result, expected[job]):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("beside", ["inference", "inference in training mode"])
+def test_one_thread_trains_while_others_predict(beside, flags):
+    """MXNet's backward keeps its notes on the Parameters: one thread at a time may train a net, in FP32 too."""
+    net = mxmp.convert(seeded(Shifting()))
+    net.collect_params().setattr("grad_req", "null")
+    if FLAGS[flags] is not None:
+        net.hybridize(**FLAGS[flags])
+
+    def gradient(seed):
+        x = array(seed, rows=1 + seed % 3)
+        x.attach_grad()
+        with autograd.record():
+            first, rest = net(x)
+            loss = (first * rest[0]).sum()
+        loss.backward()
+        return [x.grad.asnumpy()]
+
+    def prediction(seed):
+        with autograd.pause(train_mode=beside != "inference"):
+            return flat(net(array(seed, rows=1 + seed % 3)))
+
+    runs = [gradient, *[prediction] * 7]
+    expected = [[run(seed) for seed in range(8)] for run in runs[:2]]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda run: [run(i % 8) for i in range(50)], runs))
+    for i, results in enumerate(found):
+        for seed, result in enumerate(results):
+            for a, b in zip(result, expected[min(i, 1)][seed % 8]):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_the_structure_of_outputs_is_each_call_s_own():
+    net = mxmp.convert(seeded(Shifting()))
+    for _ in range(2):
+        x = array(0)
+        with autograd.record():
+            first, (second, third) = net(x)
+        assert [a.shape for a in (first, second, third)] == [(4, 6)] * 3
+        assert net(x).shape == (4, 6)
+        pair = net(x, [x, x])
+        assert isinstance(pair, Pair)
+        assert pair.right[0].shape == (4, 6)
+
+
+@pytest.mark.parametrize("last", KINDS)
+def test_block_save_holds_the_graph_of_the_last_call_and_its_structure(last, tmp_path):
+    net = mxmp.convert(seeded(Shifting()))
+    for kind in [*KINDS, last]:
+        call(net, kind, 0)
+    net.save(str(tmp_path / "low"))
+    plain = seeded(Shifting())
+    plain.hybridize()
+    call(plain, last, 0)
+    plain.save(str(tmp_path / "plain"))
+    low, full = (json.loads((tmp_path / f"{n}-model.json").read_text())["shifting0"] for n in ("low", "plain"))
+    for what in ("in_format", "out_format", "hybridized"):
+        assert low[what] == full[what]
+
+
+def test_a_monitor_sees_the_low_graph():
+    net = mxmp.convert(seeded(nn.Dense(3, in_units=6)))
+    net.hybridize()
+    seen = []
+    net.register_op_hook(lambda name, *_: seen.append(name))
+    net(array(0))
+    mx.nd.waitall()
+    assert seen
+
+
+def test_hybridize_in_the_middle_takes_hold_at_once_even_for_forward():
+    net = mxmp.convert(seeded(nn.Dense(3, in_units=6)))
+    want = net(array(0)).asnumpy()
+    for flags in ({}, {"active": False}, {"static_alloc": True}, {"clear": False}, {"active": False, "clear": False}):
+        net.hybridize(**flags)
+        np.testing.assert_array_equal(net.forward(array(0)).asnumpy(), want)
+        assert [key for key, _ in mxmp.gluon.hook.hook_of(net).graphs.items()]
+    mxmp.restore(net)
+    assert net._active is False
+
+
+class OneStep(gluon.HybridBlock):
+    """Prepares its inputs and calls the graph with others, as decoders that take one step at a time do."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(6, in_units=6, flatten=False)
+
+    def forward(self, x, states):
+        out, state = super().forward(x.expand_dims(1), states[0] * 2)
+        self.steps = getattr(self, "steps", 0) + 1
+        return out[:, 0], [state] if len(states) == 1 else None
+
+    def hybrid_forward(self, F, steps, state):  # noqa: N803
+        return F.broadcast_add(self.body(steps), state.expand_dims(1)), state
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_a_forward_that_calls_its_parent_s_with_other_arguments(policy, training, flags):
+    def run(net):
+        with autograd.record(training) if training else autograd.pause():
+            out, (state,) = net(array(0), [array(1)])
+        return out.asnumpy(), state.asnumpy()
+
+    out, state = run(seeded(OneStep()))
+    net = mxmp.convert(seeded(OneStep()), policy)
+    if FLAGS[flags] is not None:
+        net.hybridize(**FLAGS[flags])
+    for steps in (1, 2):
+        low, same = run(net)
+        assert net.steps == steps
+        assert 0 < np.abs(low - out).max() < (0.01 if policy == "float16" else 0.1)
+        np.testing.assert_array_equal(same, state)
+    (graph,) = mxmp.explain(net).graphs
+    assert [node.dtype for node in graph.nodes if node.op == "FullyConnected"] == [policy]
+    net.hybridize()
+    assert mxmp.restore(net)._active
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_summary_leaves_the_net_as_it_was(called, capsys):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(5, in_units=6), nn.Dense(3, in_units=5))
+    mxmp.convert(seeded(net))
+    want = copy.deepcopy(net)(array(0)).asnumpy()
+    if called:
+        net(array(0))
+    for _ in range(2):
+        net.summary(array(0))
+        assert "Total params: 53" in capsys.readouterr().out
+        np.testing.assert_array_equal(net(array(0)).asnumpy(), want)
+
+
+def test_arrays_on_two_devices_are_refused():
+    net = mxmp.convert(seeded(Shifting()))
+    with pytest.raises(ValueError, match=r"cpu\(0\).*cpu\(1\).*one device"):
+        net(array(0), [array(0).as_in_context(mx.cpu(1)), array(0)])
+
+
+def test_a_pattern_that_names_a_block_of_a_user_s_class_and_one_for_its_nodes():
+    """The first leaves it as Python, the second in the graph."""
+
+    def net():
+        made = nn.HybridSequential(prefix="net_")
+        with made.name_scope():
+            made.add(nn.Dense(6, in_units=6), Wrapped())
+        return seeded(made)
+
+    for pattern, graphs, dtypes in (
+        ("net_wrapped0", 1, ["float16"]),
+        ("net_wrapped0_*", 1, ["float16", "float32"]),
+        ("net_dense0", 1, ["float32", "float16"]),
+    ):
+        report = mxmp.explain(mxmp.convert(net(), exclude=[pattern]), array(0))
+        assert len(report.graphs) == graphs
+        assert [n.dtype for n in report.nodes if n.op == "FullyConnected"] == dtypes
+        assert ("net_wrapped0" in report.unconverted) == (pattern == "net_wrapped0")
+
+
+class Wrapped(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.body(x)

@@ -1,0 +1,247 @@
+"""Kernels of a CPU that are wrong or fail, and the graphs that get the right numbers all the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+from oracle import S, agree, by_gluon, by_symbol, filled, reference, sqnr
+
+import mxmp
+from mxmp.precision.graph import Graph
+from mxmp.precision.padding import least_inputs
+from mxmp.precision.rules import missing_kernel
+
+DTYPES = ["float16", "bfloat16"]
+
+
+def poisoned(test: str) -> None:
+    """Run a test of this file in a process whose fresh memory holds 3.4e38, as only malloc can do."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", test, __file__],
+        env={**os.environ, "MALLOC_PERTURB_": "128", "MXMP_POISONED": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
+
+
+in_poisoned_memory = pytest.mark.skipif("MXMP_POISONED" not in os.environ, reason="run by the test of poisoned memory")
+
+
+def test_nothing_reads_memory_that_was_never_written():
+    poisoned("on_poison")
+
+
+# -- Convolution: taps that see only padding ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pad", "dilate"), [(3, 2, 1, 1), (5, 1, 2, 1), (7, 3, 3, 1), (3, 2, 2, 2), (2, 3, 1, 1)]
+)
+def test_the_least_input_that_a_tap_sees(kernel, stride, pad, dilate):
+    for size in range(1, 12):
+        outputs = (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
+        if outputs < 1:
+            continue
+        reads = [[p * stride - pad + t * dilate for p in range(outputs)] for t in range(kernel)]
+        seen = [any(0 <= position < size for position in tap) for tap in reads]
+        assert seen == [size >= least for least in least_inputs(kernel, stride, pad, dilate)]
+
+
+@in_poisoned_memory
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [(5, 1, 2), (3, 2, 1), (7, 2, 3), (2, 3, 1)])
+@pytest.mark.parametrize(
+    "shape", [(2, 128, 1, 1), (3, 128, 1, 4), (2, 128, 2, 2), (2, 128, 7, 6), (2, 128, 1), (2, 128, 3)]
+)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolution_on_poison(kernel, stride, pad, shape, groups):
+    kind = nn.Conv2D if len(shape) == 4 else nn.Conv1D
+    if min(shape[2:]) + 2 * pad < kernel:
+        pytest.skip("the kernel is larger than the padded input")
+    net = kind(64, kernel, stride, pad, groups=groups, in_channels=128)
+    close_to_fp32(net, shape, "bfloat16")
+
+
+def close_to_fp32(net: gluon.HybridBlock, shape: tuple[int, ...], dtype: str, floor: float = 40) -> None:
+    """Outputs and gradients of both doors."""
+    net.initialize()
+    x = np.random.RandomState(1).normal(0, 1, shape).astype("float32")
+    want = reference(net, [x])
+    mxmp.convert(net, dtype)
+    got = by_gluon(net, [x])
+    agree(got, want, floor)
+    mxmp.restore(net)
+    symbol = net(S.var("data"))
+    values = {"data": x, **{n: p.data().asnumpy() for n, p in net.collect_params().items()}}
+    trained = [n for n, p in net.collect_params().items() if p.grad_req != "null"]
+    agree(by_symbol(mxmp.cast_symbol(symbol, dtype), values, grads_of=trained), want, floor)
+
+
+def test_the_sizes_are_read_at_each_call():
+    net = nn.Conv2D(32, 5, padding=2, in_channels=32)
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    for size in (6, 1, 9, 1):
+        with mx.autograd.record():
+            net(mx.nd.ones((2, 32, size, size))).sum().backward()
+        seen = net.weight.grad().asnumpy() != 0
+        assert seen.all() if size > 2 else seen[:, :, 2, 2].all()
+        assert size > 2 or seen.sum() == 32 * 32
+
+
+def test_casting_a_cast_symbol_again_finds_the_weights():
+    symbol = S.FullyConnected(S.Convolution(S.var("data"), kernel=(5, 5), pad=(2, 2), num_filter=4), num_hidden=3)
+    assert (
+        mxmp.cast_symbol(mxmp.cast_symbol(symbol, "bfloat16"), "bfloat16").tojson()
+        == mxmp.cast_symbol(symbol, "bfloat16").tojson()
+    )
+
+
+def test_shapes_are_found_through_what_stands_in_front_of_a_weight():
+    symbol = S.FullyConnected(S.Convolution(S.var("data"), kernel=(5, 5), pad=(2, 2), num_filter=4), num_hidden=3)
+    for dtype in DTYPES:
+        mxmp.cast_symbol(symbol, dtype).simple_bind(mx.cpu(), data=(2, 3, 4, 4))
+
+
+# -- 3-D ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda x: x.flatten(),
+        lambda x: x.reshape((0, -1)),
+        lambda x: x.relu().expand_dims(axis=1),
+        lambda x: nn.MaxPool3D(2)(x).flatten(),
+        lambda x: x.expand_dims(axis=2).reshape((0, -1, 4)),
+    ],
+)
+def test_a_3d_convolution_and_a_reshape(dtype, then):
+    close_to_fp32(Then(nn.Conv3D(16, 3, padding=1, in_channels=16), then), (2, 16, 4, 4, 4), dtype)
+
+
+class Then(gluon.HybridBlock):
+    """A layer and a function behind it."""
+
+    def __init__(self, layer, function):
+        super().__init__()
+        self.layer, self.function = layer, function
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.function(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    "attrs", [{"stride": "(2, 1, 1)"}, {"kernel": "(5, 1, 1)", "pad": "(2, 0, 0)"}, {"pad": "(2, 2, 2)"}]
+)
+def test_a_3d_convolution_stays_fp32_where_its_gradient_is_wrong(attrs):
+    small = {"kernel": "(3, 3, 3)", "pad": "(1, 1, 1)", "num_filter": "8"}
+    assert not missing_kernel("Convolution", small, "bfloat16", "cpu")
+    assert "3-D" in missing_kernel("Convolution", {**small, **attrs}, "bfloat16", "cpu")
+    assert not missing_kernel("Convolution", {**small, **attrs}, "float16", "cpu")
+
+
+@in_poisoned_memory
+def test_3d_convolution_on_poison():
+    close_to_fp32(nn.Conv3D(16, 3, 1, 1, in_channels=16), (5, 16, 3, 1, 1), "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("kernel", [2, 3])
+def test_a_3d_deconvolution(dtype, groups, kernel):
+    if dtype == "bfloat16":
+        pytest.skip("every Deconvolution is FP32 there")
+    net = nn.HybridSequential()
+    net.add(nn.Conv3D(16, 1, in_channels=16))
+    net.add(nn.Conv3DTranspose(8, kernel, strides=2, groups=groups, in_channels=16))
+    close_to_fp32(net, (2, 16, 4, 4, 4), dtype)
+
+
+# -- Dense layers with a frozen weight -------------------------------------------------------------------
+
+
+@in_poisoned_memory
+@pytest.mark.parametrize("policy", [*DTYPES, "compute=float16,norm=compute", "compute=bfloat16,norm=compute"])
+@pytest.mark.parametrize("flatten", [True, False])
+def test_bias_of_a_frozen_dense_on_poison(policy, flatten):
+    net = nn.HybridSequential()
+    net.add(
+        nn.Dense(8, in_units=6, use_bias=False, flatten=flatten),
+        nn.BatchNorm(in_channels=8),
+        nn.Dense(3, in_units=8, flatten=flatten),
+    )
+    net.initialize()
+    x = np.random.RandomState(1).normal(0, 1, (16, 6)).astype("float32")
+    want = reference(net, [x])
+    net[2].weight.grad_req = "null"
+    mxmp.convert(net, policy)
+    for request in ("write", "null", "write"):
+        net[2].weight.grad_req = request
+        agree_in(by_gluon(net, [x]).grads, want.grads)
+    net[2].weight.grad_req = "null"
+    net[2].bias.grad_req = "add"
+    agree_in(by_gluon(net, [x]).grads, want.grads)
+    twice = by_gluon(net, [x]).grads[net[2].bias.name]
+    assert sqnr(2 * want.grads[net[2].bias.name], twice) > 35
+
+
+def agree_in(got, want) -> None:
+    for name, value in got.items():
+        assert sqnr(want[name], value) > 20, name
+
+
+@in_poisoned_memory
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("frozen", [("fc_weight",), ("fc_weight", "data"), ("data",), ("fc_bias",), ()])
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_gradients_of_a_cast_symbol_on_poison(dtype, frozen, request_):
+    symbol = S.FullyConnected(S.var("data"), num_hidden=5, name="fc")
+    values = filled(symbol, data=(4, 6))
+    wanted = [n for n in values if n not in frozen]
+    ones = [np.ones((4, 5), "float32")]
+    want = by_symbol(symbol, values, heads=ones).grads
+    args = {n: mx.nd.array(v) for n, v in values.items()}
+    grads = {n: mx.nd.zeros(args[n].shape) for n in wanted}
+    executor = mxmp.cast_symbol(symbol, dtype).bind(mx.cpu(), args, grads, request_)
+    for _ in range(2):
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones((4, 5)))
+    factor = 2 if request_ == "add" else 1
+    for name in wanted:
+        assert sqnr(factor * want[name], grads[name].asnumpy()) > 40, name
+
+
+@in_poisoned_memory
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_module_with_fixed_weights_on_poison(dtype):
+    symbol = S.FullyConnected(S.var("data"), num_hidden=5, name="fc")
+    module = mxmp.Module(symbol, policy=dtype, loss_scale=8, label_names=None, fixed_param_names=["fc_weight"])
+    module.bind([("data", (4, 6))])
+    module.init_params(mx.init.One())
+    module.forward(mx.io.DataBatch([mx.nd.ones((4, 6))]), is_train=True)
+    module.backward([mx.nd.ones((4, 5))])
+    scale = module._core.scaled_by
+    (bias,) = (g[0] for n, g in zip(module._exec_group.param_names, module._exec_group.grad_arrays) if n == "fc_bias")
+    np.testing.assert_array_equal(bias.asnumpy() / scale, np.full(5, 4.0))
+
+
+def test_a_trained_dense_pays_nothing_for_it():
+    net = nn.Dense(3, in_units=4)
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    net(mx.nd.ones((1, 4)))
+    symbol = Graph.from_symbol(net._cached_graph[1]).to_symbol()
+    assert "amp_multicast" not in symbol.tojson(remove_amp_cast=False)
