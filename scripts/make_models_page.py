@@ -1,6 +1,6 @@
 """The manual's page of models from the sweep's results: tables, and a picture of mxmp against perfect kernels.
 
-python scripts/make_models_page.py        # docs/models.md and docs/models.png from docs/_data/models.json
+python scripts/make_models_page.py        # docs/models.md and docs/models.png from docs/models.json
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Iterator
 
 from sweep_models import DTYPES, RESULTS, within
 
-DOCS = RESULTS.parent.parent
-HEAD = """<!-- Written by scripts/make_models_page.py from _data/models.json: change those. -->
-# Models
+DOCS = RESULTS.parent
+HEAD = """<!-- Written by `python scripts/make_models_page.py`; the figures are in models.json. -->
+# Every model, measured
 
 Every model of GluonCV, GluonNLP and MXNet's own zoos in both dtypes: inference, and a training step with its real loss.
 

@@ -236,7 +236,7 @@ class Model:
 
 
 STAGES = [f"{dtype}.{what}" for dtype in DTYPES for what in ("control", "ideal", "mxmp", "counts")]
-STAGES += ["bfloat16.amp", "float16.amp"]  # last: each patches MXNet, and ends the process's usefulness
+STAGES += ["bfloat16.amp", "float16.amp"]  # each patches MXNet for good, and so is its process's last
 
 
 def cast(symbol: mx.sym.Symbol, policy: str, context: mx.Context) -> mx.sym.Symbol:
