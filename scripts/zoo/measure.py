@@ -166,10 +166,9 @@ class Model:
         self._set(self.weights)
         mxmp.convert(self.net, dtype)
         try:
-            result = self._evaluate(scaled=True)
+            return self._compare(self._evaluate(scaled=True))
         finally:
             mxmp.restore(self.net)
-        return self._compare(result)
 
     def counts(self, dtype: str) -> dict[str, Any]:
         """What mxmp's graphs are made of: on a GPU for float16, which a CPU only emulates."""
@@ -178,7 +177,8 @@ class Model:
         found = {}
         for suffix, policy in policies.items():
             casted = [Call(cast(c.symbol, policy, context), c.known) for c in self.calls]
-            found.update({f"{key}{suffix}": value for key, value in counted(casted).items()})
+            shares = counted(casted, total=self.calls)  # what mxmp adds of its own is no part of the network
+            found.update({f"{key}{suffix}": value for key, value in shares.items()})
         return found
 
     def amp(self, dtype: str) -> dict[str, Any]:

@@ -122,9 +122,12 @@ def calls() -> Iterator[list[Call]]:
         gluon.HybridBlock._call_cached_op = original
 
 
-def counted(calls: list[Call]) -> dict[str, float]:
-    total = Counts()
-    for symbol, known in calls:
-        total.add(count(symbol.tojson(remove_amp_cast=False), known, numpy=type(symbol) is not mx.sym.Symbol))
-    share = total.low_flops / total.flops if total.flops else None
-    return {"flops": total.flops, "low_share": share, "casts": total.casts, "cast_bytes": total.cast_bytes}
+def counted(calls: list[Call], total: list[Call] | None = None) -> dict[str, float | None]:
+    """FLOPs, the low share of them, casts and bytes cast; the share is of the FLOPs of ``total``, if given."""
+    found, whole = Counts(), Counts()
+    for counts, graphs in ((found, calls), (whole, total or calls)):
+        for symbol, known in graphs:
+            text = symbol.tojson(remove_amp_cast=False)
+            counts.add(count(text, known, numpy=type(symbol) is not mx.sym.Symbol))
+    share = found.low_flops / whole.flops if whole.flops else None
+    return {"flops": whole.flops, "low_share": share, "casts": found.casts, "cast_bytes": found.cast_bytes}
