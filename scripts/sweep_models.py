@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Callable
@@ -101,6 +102,8 @@ def in_a_process(seconds: float, target: Callable[..., None], *args: Any) -> tup
     """What ``target(pipe, *args)`` sent as pairs of name and value, and how its process ended."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    # Python before 3.13 does not tell the server sys.path, and what it cannot import each process would import anew.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(there, *args), daemon=True)
     process.start()
