@@ -46,11 +46,14 @@ def _rounded(raw: dict, dtype: str) -> dict:
 
     def pair(entry: list) -> list:
         key = (entry[0], entry[1])
+        if nodes[entry[0]]["op"] == "amp_cast" and nodes[entry[0]]["name"].startswith("rounded"):
+            return entry
         if key not in pairs:
-            for target in (dtype, "float32"):
-                before = [*entry[:2], 0] if target == dtype else [len(nodes) - 1, 0, 0]
-                name = f"rounded{len(nodes)}"
-                nodes.append({"op": "amp_cast", "name": name, "attrs": {"dtype": target}, "inputs": [before]})
+            # The copy is for the backward of amp_cast, which adds nothing to a gradient that is summed in place.
+            before = [*entry[:2], 0]
+            for op, attrs in (("_copy", {}), ("amp_cast", {"dtype": dtype}), ("amp_cast", {"dtype": "float32"})):
+                nodes.append({"op": op, "name": f"rounded{len(nodes)}", "attrs": attrs, "inputs": [before]})
+                before = [len(nodes) - 1, 0, 0]
             pairs[key] = len(nodes) - 1
         return [pairs[key], 0, 0]
 
@@ -62,7 +65,9 @@ def _rounded(raw: dict, dtype: str) -> dict:
         matrix = is_matrix(node["op"])
         inputs = [moved(entry) for entry in node["inputs"]]
         if matrix:
-            inputs = [pair(entry) if nodes[entry[0]]["op"] != "amp_cast" else entry for entry in inputs]
+            # FP32's Deconvolution cannot run its backward where the weight is computed: its caller rounds that.
+            spared = 1 if node["op"] == "Deconvolution" else None
+            inputs = [entry if index == spared else pair(entry) for index, entry in enumerate(inputs)]
             after.add(number)
         changed = dict(node, inputs=inputs)
         if "subgraphs" in node:

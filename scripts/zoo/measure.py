@@ -142,12 +142,17 @@ class Model:
             if name in values:
                 param.set_data(array_like(param.data(), values[name]))
 
+    def _set_rounded(self, dtype: str) -> list[str]:
+        """Round the weights, all but those of norms; returns their names."""
+        chosen = [name for name in self.weights if not name.endswith(("gamma", "beta", "mean", "var"))]
+        self._set({**self.weights, **{name: rounded(self.weights[name], dtype) for name in chosen}})
+        return chosen
+
     # -- stages --
 
     def control(self, dtype: str) -> dict[str, Any]:
         """FP32 with nothing but its weights rounded (its inputs, where there are no weights)."""
-        chosen = {n: v for n, v in self.weights.items() if not n.endswith(("gamma", "beta", "mean", "var"))}
-        self._set({**self.weights, **{name: rounded(value, dtype) for name, value in chosen.items()}})
+        chosen = self._set_rounded(dtype)
         case = self.case
         if not chosen:
             self.case = with_rounded_inputs(case, dtype)
@@ -158,7 +163,7 @@ class Model:
 
     def ideal(self, dtype: str) -> dict[str, Any]:
         """FP32 with what matrix operators read and write rounded, and the gradients: perfect kernels of the dtype."""
-        self._set(self.weights)
+        self._set_rounded(dtype)
         with rounded_matrices(dtype):
             return self._compare(self._evaluate(scaled=True))
 
