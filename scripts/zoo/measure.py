@@ -68,7 +68,7 @@ class Model:
         Raises
         ------
         ArithmeticError
-            They are not finite.
+            They are not finite, or others each time.
         """
         for _ in range(WARM_UP):  # an untrained net's running statistics are no statistics
             self._train()
@@ -77,6 +77,10 @@ class Model:
             self.reference = self.evaluate()
         if not all(np.isfinite(each).all() for each in [*self.reference.training, *self.reference.grads.values()]):
             raise ArithmeticError("FP32 itself is not finite")
+        again = self.evaluate().grads
+        differing = [name for name, grad in self.reference.grads.items() if not np.array_equal(grad, again[name])]
+        if differing:
+            raise ArithmeticError(f"FP32 itself gives another gradient of {differing[0]} each time")
 
     # -- running --
 
