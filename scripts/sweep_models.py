@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     from tqdm import tqdm
     from zoo.catalogue import CASES, in_order
 
-    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    results = read(args.results)
     chosen = [n for n in in_order() if not args.names or any(fnmatch.fnmatch(n, p) for p in args.names)]
     for pattern in args.names:
         if not fnmatch.filter(chosen, pattern):
@@ -51,8 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
     todo = [name for name in chosen if wanted(results.get(name), args.again)]
     for name in tqdm(todo, unit="model"):
         case = CASES[name]
-        results[name] = {"left_out": case} if isinstance(case, str) else sweep(name, args, results.get(name))
-        write(args.results, results)
+        result = {"left_out": case} if isinstance(case, str) else sweep(name, args, results.get(name))
+        write(args.results, {**read(args.results), name: result})
 
 
 def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
@@ -155,6 +155,10 @@ def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
         pipe.send((stage, result))
         if "error" in result:  # MXNet raises it again wherever the arrays of the operator that failed are used
             return
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
