@@ -16,6 +16,7 @@ from .case import Case, images, whole
 __all__ = ["LEFT_OUT", "cases"]
 
 LEFT_OUT = {
+    "resnet18_v1b_custom": "downloads weights of its base network, whatever it is told",
     "_int8": "a quantized twin of another name: its graph is a file of int8 operators, not for training",
 }
 SIZES = {  # the smallest input that a network's last pooling allows, where it is not 64 x 64
@@ -73,6 +74,7 @@ def classification(name: str, maker: Any = get_model, kind: str = "classificatio
 
 
 def video(name: str) -> Case:
+    unlike = {"use_kinetics_pretrain": False} if name.endswith("custom") else {}
     clip = matching(FRAMES, name, None)
     if clip:
         frames, size = clip
@@ -83,7 +85,7 @@ def video(name: str) -> Case:
     return Case(
         name,
         "video",
-        partial(get_model, name, nclass=10, pretrained=False, pretrained_base=False),
+        partial(get_model, name, nclass=10, pretrained=False, pretrained_base=False, **unlike),
         lambda: [images(*shape)],
         softmax(10),
     )
