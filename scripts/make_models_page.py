@@ -1,0 +1,222 @@
+"""The manual's page of models from the sweep's results: tables, and a picture of mxmp against perfect kernels.
+
+python scripts/make_models_page.py        # docs/models.md and docs/models.png from docs/models.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any, Iterator
+
+from sweep_models import DTYPES, RESULTS, within
+
+DOCS = RESULTS.parent
+CAUSES = {
+    r"rnn\..*Cell|contrib\..*(RNN|LSTM|GRU|Dropout)Cell|nlp\.LSTMP|nlp\.Highway|flow\.foreach": (
+        "gates and state pass through pointwise operators, each of which rounds in the dtype; the control's do not"
+    ),
+}
+HEAD = """<!-- Written by `python scripts/make_models_page.py`; the figures are in models.json. -->
+# Every model, measured
+
+Every model of GluonCV, GluonNLP and MXNet's own zoos in both dtypes: inference, and a training step with its real loss.
+
+```console
+$ python scripts/sweep_models.py          # all that have no result yet; may be ended and started again
+$ python scripts/make_models_page.py      # this page
+```
+
+Measured on a CPU against FP32 as the signal-to-noise ratio in dB, of the outputs (the worst one) and of the
+parameters' gradients (the median over parameters). Higher is better, and 6 dB is one bit. Weights are random,
+running statistics are those of a few batches, inputs are as small as each network allows: the figures compare roundings
+on one network, not networks. Three figures stand side by side:
+
+- **mxmp**, by default settings;
+- **perfect kernels**: FP32 kernels, where whatever a matrix operator reads or writes is rounded to the dtype, and the
+  gradients too. It is what a Tensor Core would give, made without mxmp. Within 3 dB of it is a pass;
+- **weights only**: FP32 with nothing but its weights rounded. No computation in the dtype comes near it in a deep
+  network, for activations are rounded as well.
+
+Small inputs leave batch norms few values, and through many of them even the gradients of perfect kernels are noise in
+some networks; the table counts those apart. Detectors end in a ranking, on which no two roundings agree: their outputs
+are those in training, and R-CNN's proposals are boxes around the true ones. float16 is emulated on a CPU; casts and
+FLOPs of float16 are those of a GPU's graph.
+"""
+
+
+def main() -> None:
+    results = json.loads(RESULTS.read_text())
+    text = "\n".join([HEAD, *summary(results), *failures(results), *tables(results), *not_measured(results)])
+    (DOCS / "models.md").write_text(text + "\n")
+    picture(results, DOCS / "models.png")
+
+
+def measured(results: dict[str, Any]) -> dict[str, Any]:
+    return {name: r for name, r in results.items() if "reference" in r}
+
+
+def summary(results: dict[str, Any]) -> Iterator[str]:
+    models = measured(results)
+    yield f"## {len(models)} models\n"
+    yield "![SQNR of gradients by mxmp against perfect kernels](models.png)\n"
+    yield "| | float16 | bfloat16 |\n|---|---|---|"
+    rows: dict[str, Any] = {
+        "run: inference and a training step": lambda r, d: "outputs_db" in r.get(f"{d}.mxmp", {}),
+        "**pass**: outputs and gradients within 3 dB of perfect kernels": within,
+        "the same, of those whose gradients survive perfect kernels (6 dB)": lambda r, d: (
+            within(r, d) if tells(r, d) else None
+        ),
+        "within 3 dB of weights only": lambda r, d: within(r, d, "control"),
+        "run under `mxnet.contrib.amp`": lambda r, d: "outputs_db" in r.get(f"{d}.amp", {}),
+        "within 3 dB of perfect kernels under `mxnet.contrib.amp`": lambda r, d: within(r, d, ours="amp"),
+        "as large a share of the FLOPs low as under `mxnet.contrib.amp`": share_holds,
+        "no more bytes cast than under `mxnet.contrib.amp`": lambda r, d: bytes_hold(r, d, ""),
+        "the same with `norm=compute`": lambda r, d: bytes_hold(r, d, "_norm_compute"),
+    }
+    for label, holds in rows.items():
+        found = [[holds(r, dtype) for r in models.values()] for dtype in DTYPES]
+        yield f"| {label} | " + " | ".join(f"{sum(map(bool, f))} of {len(f) - f.count(None)}" for f in found) + " |"
+    yield ""
+    for dtype in DTYPES:
+        errors = Counter(r.get(f"{dtype}.amp", {}).get("error") for r in models.values())
+        del errors[None]
+        if errors:
+            yield f"`mxnet.contrib.amp` in {dtype} fails with:\n"
+            yield from (f"- {count}: `{shown(error)}`" for error, count in errors.most_common())
+            yield ""
+
+
+def tells(result: dict[str, Any], dtype: str) -> bool:
+    """Whether a network's gradients are well enough conditioned, at this input's size, to compare."""
+    return result.get(f"{dtype}.ideal", {}).get("gradients_db", 200) >= 6
+
+
+def share_holds(result: dict[str, Any], dtype: str) -> bool | None:
+    """None where there is nothing to compare."""
+    ours, theirs = (result.get(f"{dtype}.{what}", {}).get("low_share") for what in ("counts", "amp"))
+    return None if ours is None or theirs is None else ours >= theirs - 1e-9
+
+
+def bytes_hold(result: dict[str, Any], dtype: str, suffix: str) -> bool | None:
+    ours = result.get(f"{dtype}.counts", {}).get(f"cast_bytes{suffix}")
+    theirs = result.get(f"{dtype}.amp", {}).get("cast_bytes")
+    return None if ours is None or theirs is None else ours <= theirs
+
+
+def failures(results: dict[str, Any]) -> Iterator[str]:
+    yield "## What does not pass\n\n| model | dtype | |\n|---|---|---|"
+    for name, result in measured(results).items():
+        for dtype in DTYPES:
+            if not within(result, dtype):
+                cause = next((f": {text}" for pattern, text in CAUSES.items() if re.match(pattern, name)), "")
+                yield f"| `{name}` | {dtype} | {why(result, dtype)}{cause} |"
+    yield ""
+
+
+def why(result: dict[str, Any], dtype: str) -> str:
+    ours, ideal = result.get(f"{dtype}.mxmp", {}), result.get(f"{dtype}.ideal", {})
+    if "error" in ours:
+        return f"`{shown(ours['error'])}`"
+    if "error" in ideal or not ideal:
+        return f"no figure of perfect kernels: `{shown(ideal.get('error', 'not run'))}`"
+    lacking = [
+        f"{what} {ours[key]:.1f} dB, perfect kernels {ideal[key]:.1f}"
+        for what, key in (("outputs", "outputs_db"), ("gradients", "gradients_db"))
+        if key in ours and ours[key] < ideal[key] - 3
+    ]
+    return "; ".join(lacking) or "inference is not finite"
+
+
+def tables(results: dict[str, Any]) -> Iterator[str]:
+    models = measured(results)
+    yield "## All models\n"
+    yield "Outputs and gradients: mxmp / perfect kernels / weights only, in dB. Low: share of the matrix FLOPs, mxmp /"
+    yield "`mxnet.contrib.amp`, per cent. Cast: MB moved by casts in one forward, mxmp (float16: by default, with"
+    yield "`norm=compute`) / `mxnet.contrib.amp`; - where it fails before its graph is built.\n"
+    for kind in dict.fromkeys(r["reference"]["kind"] for r in models.values()):
+        group = {name: r for name, r in models.items() if r["reference"]["kind"] == kind}
+        losses = ", ".join(sorted({r["reference"]["loss"] for r in group.values()}))
+        yield f"### {kind}\n\nLoss: {losses.replace('_', ' ')}.\n"
+        columns = ["", "float16 outputs", "gradients", "low", "cast", "bfloat16 outputs", "gradients"]
+        yield f"| {' | '.join([*columns, 'amp outputs, gradients', 'low', 'cast'])} |\n|" + "---|" * 10
+        for name in sorted(group):
+            yield row(name, group[name])
+        yield ""
+
+
+def row(name: str, result: dict[str, Any]) -> str:
+    cells = [f"`{name}`"]
+    for dtype in DTYPES:
+        stages = [result.get(f"{dtype}.{what}", {}) for what in ("mxmp", "ideal", "control")]
+        for key in ("outputs_db", "gradients_db"):
+            cells.append(" / ".join(decibel(stage.get(key)) for stage in stages))
+        counts, amp = result.get(f"{dtype}.counts", {}), result.get(f"{dtype}.amp", {})
+        if dtype == "bfloat16":
+            cells.append(f"{decibel(amp.get('outputs_db'))}, {decibel(amp.get('gradients_db'))}")
+        cells.append(f"{percent(counts.get('low_share'))} / {percent(amp.get('low_share'))}")
+        ours = [counts.get("cast_bytes")] + [counts.get("cast_bytes_norm_compute")] * (dtype == "float16")
+        cells.append(f"{', '.join(map(megabytes, ours))} / {megabytes(amp.get('cast_bytes'))}")
+    return "| " + " | ".join(cells) + " |"
+
+
+def not_measured(results: dict[str, Any]) -> Iterator[str]:
+    yield "## Not measured\n\n| model | why |\n|---|---|"
+    for name, result in results.items():
+        if "left_out" in result:
+            yield f"| `{name}` | {result['left_out']} |"
+        elif "reference" not in result:
+            error = result["reference_error"]
+            yield f"| `{name}` | FP32 itself fails: `{shown(error if isinstance(error, str) else error['error'])}` |"
+    yield ""
+
+
+def shown(error: str) -> str:
+    return error.replace("|", "\\|").replace("`", "'")
+
+
+def decibel(value: float | None) -> str:
+    return "-" if value is None else "=" if value >= 200 else "not finite" if value <= -200 else f"{value:.0f}"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}"
+
+
+def megabytes(value: float | None) -> str:
+    return "-" if value is None else f"{value / 1e6:.3g}"
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """mxmp's SQNR over that of perfect kernels, a dot a model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 8.5), constrained_layout=True)
+    for column, dtype in enumerate(DTYPES):
+        for line, key in enumerate(("outputs_db", "gradients_db")):
+            plot = axes[line][column]
+            pairs = [
+                (ideal[key], ours[key])
+                for r in measured(results).values()
+                for ideal, ours in [(r.get(f"{dtype}.ideal", {}), r.get(f"{dtype}.mxmp", {}))]
+                if -200 < ideal.get(key, 200) < 200 and key in ours
+            ]
+            low, high = -10, 90 if dtype == "float16" else 70
+            plot.fill_between([low, high], [low - 3, high - 3], [low + 3, high + 3], color="0.9")
+            plot.scatter(*zip(*pairs), s=9, alpha=0.6, color="tab:blue" if line else "tab:green")
+            lag = median(ours - ideal for ideal, ours in pairs)
+            plot.set(
+                xlim=(low, high), ylim=(low, high), aspect="equal", xlabel="perfect kernels, dB", ylabel="mxmp, dB"
+            )
+            plot.set_title(f"{dtype}, {key[:-3]}: {len(pairs)} models, median {lag:+.1f} dB", fontsize=10)
+    figure.savefig(path, dpi=90)
+
+
+if __name__ == "__main__":
+    main()

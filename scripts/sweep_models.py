@@ -1,0 +1,173 @@
+"""Every model of the zoos in float16 and bfloat16: mxmp, ``mxnet.contrib.amp`` and a control, into one JSON file.
+
+    python scripts/sweep_models.py                      # all that have no result yet; ends early and goes on at will
+    python scripts/sweep_models.py resnet18_v1b 'rnn.*' # these, by name or pattern
+    python scripts/sweep_models.py --again failed       # those again that failed (or: all)
+    python scripts/make_models_page.py                  # the page of the manual
+
+Each model runs in processes of its own with a limit of time and memory, so that a crash is a result. There are two
+controls, neither made by mxmp: ``control`` is FP32 with only its weights rounded to the dtype, ``ideal`` is FP32 with
+all that matrix operators read and write rounded, as perfect kernels of the dtype would. A model passes within 3 dB of
+the latter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Callable
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "models.json"
+DTYPES = ("float16", "bfloat16")
+GIB = 2**30
+PRELOADED = ["zoo.catalogue", "zoo.measure"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="models by name or pattern (default: all)")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--again", choices=["failed", "all"], help="measure those again")
+    parser.add_argument("--seconds", type=float, default=300, help="limit of time of a process")
+    parser.add_argument("--gib", type=float, default=12, help="limit of memory of a process")
+    args = parser.parse_args(arguments)
+    os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"  # MXNet's own fusion is wrong in FP32 inference
+    from tqdm import tqdm
+    from zoo.catalogue import CASES, in_order
+
+    results = read(args.results)
+    chosen = [n for n in in_order() if not args.names or any(fnmatch.fnmatch(n, p) for p in args.names)]
+    for pattern in args.names:
+        if not fnmatch.filter(chosen, pattern):
+            raise SystemExit(f"no model is called {pattern!r}; there are {', '.join(list(CASES)[:5])}, ...")
+    todo = [name for name in chosen if wanted(results.get(name), args.again)]
+    for name in tqdm(todo, unit="model"):
+        case = CASES[name]
+        result = {"left_out": case} if isinstance(case, str) else sweep(name, args, results.get(name))
+        write(args.results, {**read(args.results), name: result})
+
+
+def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
+    """Whether a model is to be measured: it has no result, not of all stages, or one that ``again`` does not trust."""
+    from zoo.measure import STAGES
+
+    whole = result is not None and (result.keys() & {"left_out", "reference_error"} or result.keys() >= set(STAGES))
+    return not whole or again == "all" or (again == "failed" and not passes(result))
+
+
+def passes(result: dict[str, Any]) -> bool:
+    return "left_out" in result or all(within(result, dtype) for dtype in DTYPES)
+
+
+def within(
+    result: dict[str, Any], dtype: str, control: str = "ideal", *, ours: str = "mxmp", margin: float = 3.0
+) -> bool:
+    """Whether outputs and gradients in ``dtype`` are no more than ``margin`` dB worse than the control's."""
+    found, wanted = (result.get(f"{dtype}.{what}", {}) for what in (ours, control))
+    if "outputs_db" not in found or "outputs_db" not in wanted or not found["inference_finite"]:
+        return False
+    keys = [key for key in ("outputs_db", "gradients_db") if key in wanted]
+    return all(found.get(key, -200) >= wanted[key] - margin for key in keys)
+
+
+def sweep(name: str, args: argparse.Namespace, before: dict[str, Any] | None) -> dict[str, Any]:
+    """The stages of one model that ``before`` lacks. One that ends its process is named, the rest go on in another."""
+    from zoo.measure import STAGES
+
+    found = {} if args.again or before is None else dict(before)
+    for group in (STAGES[:-1], STAGES[-1:]):  # amp cannot be had twice in a process
+        rest = [stage for stage in group if stage not in found]
+        while rest:
+            told, ended = in_a_process(args.seconds, worker, name, rest, args.gib)
+            found.update(told)
+            if "reference_error" in told:
+                return found
+            rest = [stage for stage in rest if stage not in told]
+            if rest and "reference" not in told:
+                return {"reference_error": ended}
+            if rest and not any("error" in told.get(stage, ()) for stage in group):
+                found[rest.pop(0)] = {"error": ended}
+    return found
+
+
+def in_a_process(seconds: float, target: Callable[..., None], *args: Any) -> tuple[dict[str, Any], str]:
+    """What ``target(pipe, *args)`` sent as pairs of name and value, and how its process ended."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    # Python before 3.13 does not tell the server sys.path, and what it cannot import each process would import anew.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(there, *args), daemon=True)
+    process.start()
+    there.close()
+    found: dict[str, Any] = {}
+    ended = ""
+    try:
+        while here.poll(seconds):
+            stage, value = here.recv()
+            found[stage] = value
+        ended = f"took longer than {seconds:.0f} s"
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        ended = f"the process ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
+    finally:
+        process.kill()
+        process.join()
+    return found, ended
+
+
+def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
+    import logging
+    import warnings
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_AS, (int(gib * GIB), int(gib * GIB)))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    from zoo.catalogue import CASES
+    from zoo.measure import Model, cause
+
+    try:
+        case = CASES[name]()
+        model = Model(case)
+        if stages != ["float16.amp"]:
+            model.refer()
+    except Exception as error:  # whatever FP32 itself cannot do is the result
+        pipe.send(("reference_error", cause(error)))
+        return
+    pipe.send(
+        ("reference", {"kind": case.kind, "loss": case.loss_name, "parameters": len(list(model.net.collect_params()))})
+    )
+    for stage in stages:
+        result = model.run(stage)
+        pipe.send((stage, result))
+        if "error" in result:  # MXNet raises it again wherever the arrays of the operator that failed are used
+            return
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write(path: Path, results: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_suffix(".new")
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(result)}" for name, result in results.items())
+    whole.write_text("{\n" + lines + "\n}\n")
+    os.replace(whole, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What the sweep needs to know of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterator
+
+import mxnet as mx
+import numpy as np
+
+__all__ = ["BFLOAT16", "Case", "floating", "images", "projection", "uniform", "whole"]
+
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model.
+
+    Attributes
+    ----------
+    make : callable
+        Returns the net, not initialized.
+    inputs : callable
+        Returns the arrays of one call.
+    loss : callable
+        From the outputs in training to a loss or a list of them; ``projection`` where the model has none.
+    train_inputs : callable, optional
+        The arrays of a call in training, where they are others (ground truth).
+    init : mx.init.Initializer
+    ranked : bool
+        Inference ends in a ranking (non-maximum suppression, top-k), which no two roundings need agree on: only
+        whether it works is measured, and the outputs compared are those in training.
+    compared : callable
+        Of the outputs in training, those to compare.
+    """
+
+    name: str
+    kind: str
+    make: Callable[[], Any]
+    inputs: Callable[[], list]
+    loss: Callable[[Any], Any] = field(default_factory=lambda: projection)
+    train_inputs: Callable[[], list] | None = None
+    init: Any = None
+    ranked: bool = False
+    compared: Callable[[Any], Any] = lambda outputs: outputs
+
+    @property
+    def loss_name(self) -> str:
+        return getattr(self.loss, "name", None) or getattr(self.loss, "__name__", type(self.loss).__name__)
+
+
+def floating(outputs: Any) -> Iterator[mx.nd.NDArray]:
+    """The arrays of floats in a net's outputs, in order."""
+    if isinstance(outputs, (list, tuple)):
+        for each in outputs:
+            yield from floating(each)
+    elif outputs is not None and (outputs.dtype in (np.float32, np.float16) or outputs.dtype == BFLOAT16):
+        yield outputs
+
+
+def projection(outputs: Any) -> list:
+    """The outputs' products with fixed random directions: a loss for a model that has none."""
+    losses = []
+    for seed, out in enumerate(floating(outputs)):
+        direction = np.random.RandomState(seed).normal(0, 1, out.shape).astype("float32")
+        numpy = isinstance(out, mx.np.ndarray)
+        losses.append((out * (mx.np.array(direction) if numpy else mx.nd.array(direction))).sum())
+    return losses
+
+
+def images(*shape: int) -> mx.nd.NDArray:
+    """Normal noise smoothed a little, as pictures are after normalisation."""
+    noise = np.random.RandomState(1).normal(0, 1, shape).astype("float32")
+    return mx.nd.array((noise + np.roll(noise, 1, -1) + np.roll(noise, 1, -2)) / 3**0.5)
+
+
+def uniform(*shape: int) -> mx.nd.NDArray:
+    return mx.nd.array(np.random.RandomState(2).uniform(-1, 1, shape))
+
+
+def whole(high: int, *shape: int) -> mx.nd.NDArray:
+    """Whole numbers below ``high``, as floats, as labels and tokens are in MXNet."""
+    return mx.nd.array(np.random.RandomState(3).randint(0, high, shape))

@@ -1,0 +1,133 @@
+"""GluonCV's networks by name, and those of ``gluon.model_zoo.vision``: classification and video; the rest by kind."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import mxnet as mx
+from gluoncv.model_zoo import get_model, get_model_list
+from mxnet import gluon
+
+from . import dense, detection
+from .case import Case, images, whole
+
+__all__ = ["LEFT_OUT", "cases"]
+
+LEFT_OUT = {
+    "resnet18_v1b_custom": "downloads weights of its base network, whatever it is told",
+    "_int8": "a quantized twin of another name: its graph is a file of int8 operators, not for training",
+}
+SIZES = {  # the smallest input that a network's last pooling allows, where it is not 64 x 64
+    r"cifar_": 32,
+    r"vgg\d+(_bn)?$": 32,
+    r"(densenet|squeezenet|shufflenet|residualattentionnet|googlenet|alexnet)": 224,
+    r"nasnet": 224,
+    r"inception_?v3": 299,
+}
+FRAMES = {  # frames a clip, height and width
+    r"slowfast_16x8": (32, 64),
+    r"slowfast_8x8": (32, 64),
+    r"slowfast": (32, 64),
+    r"i3d_inceptionv3": (16, 299),
+    r"i3d_inceptionv1": (16, 224),
+    r"i3d": (16, 64),
+    r"c3d": (16, 112),
+    r"(p3d|r2plus1d)": (16, 112),
+}
+_VIDEO = r"_(ucf101|hmdb51|kinetics400|kinetics700|sthsthv2)$"
+_SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss
+
+
+def matching(table: dict[str, Any], name: str, default: Any) -> Any:
+    return next((value for pattern, value in table.items() if re.match(pattern, name)), default)
+
+
+def softmax(classes: int) -> Any:
+    """Softmax cross entropy of the first output, and of auxiliary heads with 0.4 of the weight."""
+
+    def softmax_cross_entropy(outputs: Any) -> Any:
+        if not isinstance(outputs, (list, tuple)):
+            return _SOFTMAX()(outputs, whole(classes, outputs.shape[0]))
+        labels = whole(classes, outputs[0].shape[0])
+        losses = [_SOFTMAX()(out, labels) for out in outputs]
+        return losses[0] if len(losses) == 1 else losses[0] + 0.4 * sum(losses[1:])
+
+    return softmax_cross_entropy
+
+
+def classification(name: str, maker: Any = get_model, kind: str = "classification") -> Case:
+    size = matching(SIZES, name, 64)
+    options = {} if maker is get_model and ("_int8" in name) else {"classes": 10}
+    if re.search(r"v1d_0|v1b_0", name):
+        options = {}  # their shapes are in GluonCV's own tables of pruned networks
+    return Case(
+        name if kind == "classification" else f"{kind}.{name}",
+        kind,
+        partial(maker, name, pretrained=False, **({"pretrained_base": False} if "hrnet" in name else {}), **options),
+        lambda: [images(2, 3, size, size)],
+        softmax(10),
+        # Without batch norms and from smaller weights, what comes out is subnormal in float16.
+        init=mx.init.MSRAPrelu() if re.match("squeezenet|vgg|alexnet", name) else None,
+    )
+
+
+def video(name: str) -> Case:
+    unlike = {"use_kinetics_pretrain": False} if name.endswith("custom") else {}
+    clip = matching(FRAMES, name, None)
+    if clip:
+        frames, size = clip
+        shape = (1, 3, frames, size, size)
+    else:
+        size = 299 if "inceptionv3" in name else 224 if re.match("vgg|inceptionv1", name) else 64
+        shape = (2, 3, size, size)
+    return Case(
+        name,
+        "video",
+        partial(get_model, name, nclass=10, pretrained=False, pretrained_base=False, **unlike),
+        lambda: [images(*shape)],
+        softmax(10),
+    )
+
+
+def gluoncv(name: str) -> Case:
+    """The case of one of GluonCV's names."""
+    if re.search(r"rcnn", name):
+        return detection.rcnn(name)
+    if name.startswith("ssd_"):
+        return detection.ssd(name)
+    if name.startswith("yolo3_"):
+        return detection.yolo(name)
+    if name.startswith("center_net_"):
+        return detection.center_net(name)
+    if name.startswith("siamrpn"):
+        return detection.siamrpn(name)
+    if name.startswith("monodepth2"):
+        return dense.depth(name)
+    if "pose" in name:
+        return dense.pose(name)
+    if re.match(r"(fcn|psp|deeplab|icnet|fastscnn|danet)_?|hrnet.*_s$", name):
+        return dense.segmentation(name)
+    if re.search(_VIDEO, name) or re.match(r"(i3d|slowfast|resnet\d+_v1b)_?.*custom$", name):
+        return video(name)
+    return classification(name)
+
+
+def cases() -> dict[str, Any]:
+    """A function that makes the case, by name; a name that is left out has its reason instead."""
+    found: dict[str, Any] = {}
+    for name in get_model_list():
+        reason = next((why for pattern, why in LEFT_OUT.items() if name.endswith(pattern)), None)
+        found[name] = reason or partial(gluoncv, name)
+    maker = mx.gluon.model_zoo.vision.get_model
+    for name in VISION:
+        found[f"gluon.{name}"] = partial(classification, name, maker, "gluon")
+    return found
+
+
+VISION = [f"resnet{depth}_v{version}" for version in (1, 2) for depth in (18, 34, 50, 101, 152)]
+VISION += [f"vgg{depth}{norm}" for norm in ("", "_bn") for depth in (11, 13, 16, 19)]
+VISION += [f"densenet{depth}" for depth in (121, 161, 169, 201)]
+VISION += [f"mobilenet{version}{width}" for version in ("", "v2_") for width in ("1.0", "0.75", "0.5", "0.25")]
+VISION += ["alexnet", "squeezenet1.0", "squeezenet1.1", "inceptionv3"]
