@@ -13,11 +13,12 @@ from statistics import median
 from typing import Any, Iterator
 
 from sweep_models import DTYPES, RESULTS, within
+from zoo.catalogue import in_order
 
 DOCS = RESULTS.parent
 CAUSES = {
     r"rnn\..*Cell|contrib\..*(RNN|LSTM|GRU|Dropout)Cell|nlp\.LSTMP|nlp\.Highway|flow\.foreach": (
-        "gates and state pass through pointwise operators, each of which rounds in the dtype; the control's do not"
+        "probably because gates and state pass through pointwise operators, each of which rounds; the control's do not"
     ),
 }
 HEAD = """<!-- Written by `python scripts/make_models_page.py`; the figures are in models.json. -->
@@ -62,6 +63,9 @@ def measured(results: dict[str, Any]) -> dict[str, Any]:
 def summary(results: dict[str, Any]) -> Iterator[str]:
     models = measured(results)
     yield f"## {len(models)} models\n"
+    missing = len(set(in_order()) - results.keys())
+    if missing:
+        yield f"The sweep is not complete: {missing} of {len(in_order())} names have no result yet.\n"
     yield "![SQNR of gradients by mxmp against perfect kernels](models.png)\n"
     yield "| | float16 | bfloat16 |\n|---|---|---|"
     rows: dict[str, Any] = {
