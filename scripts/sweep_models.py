@@ -39,7 +39,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=300, help="limit of time of a process")
     parser.add_argument("--gib", type=float, default=12, help="limit of memory of a process")
     args = parser.parse_args(arguments)
-    os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"  # MXNet's own fusion is wrong in FP32 inference
     from tqdm import tqdm
     from zoo.catalogue import CASES, in_order
 
@@ -131,6 +130,7 @@ def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
 
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"  # MXNet's own fusion is wrong in FP32 inference
     resource.setrlimit(resource.RLIMIT_AS, (int(gib * GIB), int(gib * GIB)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     quiet = os.open(os.devnull, os.O_WRONLY)

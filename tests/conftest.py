@@ -27,3 +27,13 @@ def pytest_collection_modifyitems(items):
 def _seeded():
     mx.random.seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_it_was():
+    """Scripts and examples that are run in this process set variables for theirs."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
