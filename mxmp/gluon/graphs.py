@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Dict, Iterator, NamedTuple, Sequence
 
@@ -17,7 +18,7 @@ from ..precision.plan import Plan
 from . import _mxnet
 from .conversion import Conversion
 
-__all__ = ["PUSHING", "BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build"]
+__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing"]
 
 
 class GraphKey(NamedTuple):
@@ -102,10 +103,22 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     )
 
 
-# Held while a thread hands operators to MXNet's engine, which notes each of their arrays by itself: of two threads
-# whose operators read and write the same two arrays (weights, running statistics), each may wait for the other for
-# ever. In plain MXNet too.
-PUSHING = threading.RLock()
+_pushing = threading.RLock()
+
+
+@contextmanager
+def pushing() -> Iterator[None]:
+    """While one thread hands operators to MXNet's engine, others wait; to the last one, which MXNet keeps in bulk.
+
+    The engine notes each array of an operator by itself: of two threads whose operators read and write the same
+    two arrays (weights, running statistics), each may wait for the other for ever. In plain MXNet too.
+    """
+    with _pushing:
+        try:
+            yield
+        finally:
+            with mx.engine.bulk(0):  # flushes
+                pass
 
 
 class _LowOp:
@@ -137,7 +150,7 @@ class _LowOp:
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None, scale: NDArray | None = None) -> Any:
         given = [scale if i is None else inputs[i] for i in self._order]
-        with PUSHING:
+        with pushing():
             op = self._operator()
             if monitor is not None:
                 _mxnet.register_op_hook(op, *monitor)

@@ -23,7 +23,7 @@ from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
 from .conversion import conversions_of, forwards_so_far, statistics_of
-from .graphs import PUSHING
+from .graphs import pushing
 from .parameter import master_at, weight_of
 from .sharing import begin_backward, join
 from .workers import share_noise, share_weights
@@ -119,7 +119,7 @@ class Trainer(StepView, gluon.Trainer):
             heads = [head_gradient(item, self.loss_scale) for item in losses]
         with heads_scaled_by(self.loss_scale, losses):
             begin_backward(self, losses)
-            with PUSHING:
+            with pushing():
                 autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
@@ -280,7 +280,7 @@ class Trainer(StepView, gluon.Trainer):
         factor = self._factor
 
         def apply() -> None:
-            with PUSHING:
+            with pushing():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
             share_noise(self._kvstore, self._optimizer, self._params)
 
