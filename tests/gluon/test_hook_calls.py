@@ -92,11 +92,16 @@ def test_eight_threads_make_two_thousand_calls_of_one_net_as_one_thread_makes_th
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("beside", ["inference", "inference in training mode"])
 def test_one_thread_trains_while_others_predict(beside, flags):
-    """MXNet's backward keeps its notes on the Parameters: one thread at a time may train a net, in FP32 too."""
+    """MXNet's backward keeps its notes on the Parameters: one thread at a time may train a net, in FP32 too.
+
+    By ``trainer.backward``: a plain ``loss.backward()`` does not wait for the others' turns in the engine.
+    """
     net = mxmp.convert(seeded(Shifting()))
     net.collect_params().setattr("grad_req", "null")
     if FLAGS[flags] is not None:
         net.hybridize(**FLAGS[flags])
+
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=None)
 
     def gradient(seed):
         x = array(seed, rows=1 + seed % 3)
@@ -104,7 +109,7 @@ def test_one_thread_trains_while_others_predict(beside, flags):
         with autograd.record():
             first, rest = net(x)
             loss = (first * rest[0]).sum()
-        loss.backward()
+        trainer.backward(loss)
         return [x.grad.asnumpy()]
 
     def prediction(seed):
