@@ -26,6 +26,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 import mxmp
+from mxmp.gluon.sharing import begin_backward
 
 TARGETS = {"float16": 0.01, "bfloat16": 0.03}
 
@@ -98,7 +99,7 @@ def make_steps(dtype: str, args: argparse.Namespace) -> dict[str, Callable[[], t
         mx.nd.waitall()
         setup = -time.perf_counter()
         if trainer is ours:
-            ours._begin_backward([loss])
+            begin_backward(ours, [loss])
             mx.nd.waitall()
             setup += time.perf_counter()
             ours.backward(loss)
