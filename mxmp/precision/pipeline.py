@@ -61,11 +61,12 @@ def _low(graph: Graph, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
     What a body reads and hands on is FP32, so states keep their dtype from one iteration to the next. Weights
     are cast in the body: outside, MXNet would sum their gradients over all iterations in low precision.
     """
-    casted = insert_casts(PlannedGraph(graph, plan))
-    names = graph.names()
+    planned = PlannedGraph(graph, plan)
+    casted = insert_casts(planned)
     for copy, node in casted.source.items():
         if node.subgraphs:
-            set_bodies(copy, [_low_body(body, plan.within(body, names[node]), grad_req) for body in bodies(node)])
+            within = [(body, plan.within(body, planned.names[node])) for body in bodies(node)]
+            set_bodies(copy, [_low_body(body, inner, grad_req) for body, inner in within])
     return fit_to_device(casted, plan.device, grad_req)
 
 

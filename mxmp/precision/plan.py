@@ -132,7 +132,7 @@ class Plan:
 
 
 class PlannedGraph:
-    """A graph and its plan, joined by node: what the passes over a graph read.
+    """A graph and its plan, joined by node: what the passes over a graph read. ``names``: of all nodes.
 
     Raises
     ------
@@ -141,8 +141,8 @@ class PlannedGraph:
     """
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
-        names = graph.names()
-        _check_fit(_operators(graph), plan)
+        self.names = names = graph.names()
+        _check_fit(_operators(names), plan)
         self.graph = graph
         self.plan = plan
         self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
@@ -180,14 +180,14 @@ def _parents(name: str) -> Iterator[str]:
     return (name[:i] for i, letter in enumerate(name) if letter == "/")
 
 
-def _operators(graph: Graph, prefix: str = "") -> dict[str, str]:
+def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
     """All operators by name, those in bodies too."""
     found = {}
-    for node, name in graph.names().items():
+    for node, name in names.items():
         if not node.is_variable:
             found[prefix + name] = node.op
             for body in bodies(node):
-                found.update(_operators(body.graph, prefix + body.prefix(name)))
+                found.update(_operators(body.graph.names(), prefix + body.prefix(name)))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Collection, Mapping, Sequence
+from typing import Any, Collection, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -37,6 +37,8 @@ class Core:
         Their FP32 values, one per device; empty before ``make_masters``.
     names : list of str
         All parameters, in the order of their numbers.
+    numbers : dict of str to int
+        The inverse; a bucket may have them in another order.
     lent : bool
         Whether someone has asked for arrays that compute, and may have written into them.
     """
@@ -47,6 +49,7 @@ class Core:
         self.low_names: set[str] = set()
         self.masters: dict[str, list[NDArray]] = {}
         self.names: list[str] = []
+        self.numbers: dict[str, int] = {}
         self.lent = False
         self._decided = False
 
@@ -86,21 +89,21 @@ class Core:
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """FP32 masters beside ``arrays``, in one order on all workers, who number their keys by it."""
         self.names = list(arrays)
+        self.numbers = {name: number for number, name in enumerate(arrays)}
         self.masters = {
             name: [values[name].as_in_context(array.ctx).copy() for array in copies]
             for name, copies in arrays.items()
             if name in self.low_names
         }
 
-    def master(self, index: int, device: int, arrays: Callable[[], Mapping[str, Sequence[NDArray]]]) -> NDArray | None:
-        """The master of parameter number ``index`` on a device, None where it has none."""
-        name = self.names[index]
-        if name not in self.masters:
+    def master(self, index: int, device: int, array: NDArray) -> NDArray | None:
+        """The master of parameter number ``index``, which computes as ``array`` on a device; None where it has none."""
+        masters = self.masters.get(self.names[index])
+        if masters is None:
             return None
-        master = self.masters[name][device]
         if self.lent:
-            take_over(master, arrays()[name][device])
-        return master
+            take_over(masters[device], array)
+        return masters[device]
 
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """FP32 values for those that are named in ``values``."""

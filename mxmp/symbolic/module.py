@@ -7,7 +7,6 @@ to a private symbol with casts and, in front of loss heads, the loss scale.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Iterable, Iterator
 
 import mxnet as mx
@@ -195,7 +194,9 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         core = self._core
         core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
-        self._updater = Updaters(self._optimizer, len(self._context), partial(core.master, arrays=self._arrays))
+        self._updater = Updaters(
+            self._optimizer, len(self._context), lambda i, k: core.master(i, k, self._exec_group.param_arrays[i][k])
+        )
         if is_distributed(self._kvstore):
             # MXNet's Module never sends rank 0's parameters to the other workers.
             share_initial(self._kvstore, self._weights_by_key())
@@ -251,7 +252,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         for name, weights, gradients in zip(group.param_names, group.param_arrays, group.grad_arrays):
             if gradients[0] is None:
                 continue
-            index = self._core.names.index(name)
+            index = self._core.numbers[name]
             if kvstore is not None:
                 kvstore.pushpull(name, gradients, priority=-index)
             updates += [Update(index, k, name, w, g) for k, (w, g) in enumerate(zip(weights, gradients))]
