@@ -12,8 +12,10 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from mxmp.diagnose.flops import Counts, Tensor, count
+from mxmp.precision.graph import Graph
+
 from .case import BFLOAT16, Case
-from .flops import Counts, count
 
 __all__ = [
     *("Call", "all_blocks", "array_like", "call", "calls", "cause", "counted", "rounded", "sqnr"),
@@ -127,7 +129,11 @@ def counted(calls: list[Call], total: list[Call] | None = None) -> dict[str, flo
     found, whole = Counts(), Counts()
     for counts, graphs in ((found, calls), (whole, total or calls)):
         for symbol, known in graphs:
-            text = symbol.tojson(remove_amp_cast=False)
-            counts.add(count(text, known, numpy=type(symbol) is not mx.sym.Symbol))
+            tensors = {name: Tensor(shape, _dtype_name(dtype)) for name, (shape, dtype) in known.items()}
+            counts.add(count(Graph.from_symbol(symbol), tensors))
     share = found.low_flops / whole.flops if whole.flops else None
     return {"flops": whole.flops, "low_share": share, "casts": found.casts, "cast_bytes": found.cast_bytes}
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    return "bfloat16" if dtype == BFLOAT16 else dtype.name
