@@ -6,7 +6,7 @@ import json
 from ast import literal_eval
 from dataclasses import dataclass
 from math import prod
-from typing import Iterator, Mapping, NamedTuple
+from typing import Any, Iterator, Mapping, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -15,7 +15,7 @@ from ..precision.graph import Entry, Graph, Node
 from ..precision.subgraphs import Body, bodies
 from .gemm import Products, is_matrix, products
 
-__all__ = ["Counts", "Step", "Tensor", "count", "walk"]
+__all__ = ["Counts", "Step", "Tensor", "count", "dtype_name", "walk"]
 
 _LOW = ("float16", "bfloat16")
 _CASTS = ("amp_cast", "Cast", "amp_multicast")
@@ -94,14 +94,16 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
     for name, shape, dtype in zip(symbol.list_outputs(), found_shapes, found_dtypes):
         node = inputs[name] if name in inputs else nodes[int(name.split("_")[0][len("node") :])]
         whole = shape is not None and all(size > 0 for size in shape) and dtype is not None
-        result[node].append(Tensor(tuple(shape), _dtype_name(np.dtype(dtype))) if whole else None)
+        result[node].append(Tensor(tuple(shape), dtype_name(dtype)) if whole else None)
     return result
 
 
 _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
-def _dtype_name(dtype: np.dtype) -> str:
+def dtype_name(dtype: Any) -> str:
+    """``"bfloat16"`` for MXNet's, NumPy's name for any other."""
+    dtype = np.dtype(dtype)
     return "bfloat16" if dtype == _BFLOAT16 else dtype.name
 
 

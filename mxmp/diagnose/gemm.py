@@ -26,10 +26,14 @@ class Gemm(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A size that the user chose and a Tensor Core kernel wants to be a multiple, and what it is the size of."""
+    """A size that the user chose and a Tensor Core kernel wants to be a multiple, and what it is the size of.
+
+    ``or_else``: one more value that has kernels of its own, 0 for none.
+    """
 
     what: str
     value: int
+    or_else: int = 0
 
 
 class Products(NamedTuple):
@@ -86,7 +90,9 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
         layout = _layout(attrs, len(out) - 2)
         channels, filters = ins[0][layout.index("C")] // groups, weight[0] // groups
         gemm = Gemm(groups, prod(out) // weight[0], filters, prod(weight[1:]))
-        return Products((gemm,), _channels(channels, filters, groups), layout)
+        # NVIDIA, Convolutional Layers User's Guide: 4 channels do for a first layer of stride 2.
+        first = channels <= 4 and groups == 1 and set(literal_eval(attrs.get("stride", "()"))) == {2}
+        return Products((gemm,), _channels(channels, filters, groups, 4 if first else 0), layout)
 
     return found
 
@@ -107,9 +113,9 @@ def _layout(attrs: Mapping[str, str], axes: int) -> str:
     return _LAYOUTS[axes] if given == "None" else given
 
 
-def _channels(channels: int, filters: int, groups: int) -> tuple[Size, ...]:
+def _channels(channels: int, filters: int, groups: int, or_else: int = 0) -> tuple[Size, ...]:
     each = " a group" if groups > 1 else ""
-    return Size(f"input channels{each}", channels), Size(f"output channels{each}", filters)
+    return Size(f"input channels{each}", channels, or_else), Size(f"output channels{each}", filters)
 
 
 # -- Products ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.diagnose.flops import Counts, Tensor, count
+from mxmp.diagnose.flops import Counts, Tensor, count, dtype_name
 from mxmp.precision.graph import Graph
 
 from .case import BFLOAT16, Case
@@ -129,11 +129,7 @@ def counted(calls: list[Call], total: list[Call] | None = None) -> dict[str, flo
     found, whole = Counts(), Counts()
     for counts, graphs in ((found, calls), (whole, total or calls)):
         for symbol, known in graphs:
-            tensors = {name: Tensor(shape, _dtype_name(dtype)) for name, (shape, dtype) in known.items()}
+            tensors = {name: Tensor(shape, dtype_name(dtype)) for name, (shape, dtype) in known.items()}
             counts.add(count(Graph.from_symbol(symbol), tensors))
     share = found.low_flops / whole.flops if whole.flops else None
     return {"flops": whole.flops, "low_share": share, "casts": found.casts, "cast_bytes": found.cast_bytes}
-
-
-def _dtype_name(dtype: np.dtype) -> str:
-    return "bfloat16" if dtype == BFLOAT16 else dtype.name
