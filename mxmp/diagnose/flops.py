@@ -77,7 +77,7 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
     """The outputs of every node, None where shape or dtype do not follow from ``known``."""
     nodes = list(graph.nodes())
     raw = json.loads(graph.to_json())
-    inputs = {node.name: node for node in nodes if node.is_variable}
+    inputs = {node.name: node.attrs for node in nodes if node.is_variable}
     for number, item in enumerate(raw["nodes"]):
         if item["op"] != "null":
             item["name"] = f"node{number}"
@@ -86,16 +86,16 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
     if graph.numpy:
         symbol = symbol.as_np_ndarray()
     shapes = {name: tensor.shape for name, tensor in known.items() if name in inputs}
-    typed = {name for name, node in inputs.items() if "__dtype__" in node.attrs}
+    typed = {name for name, attrs in inputs.items() if "__dtype__" in attrs}
     dtypes = {name: _numpy_dtype(known[name].dtype) for name in known.keys() & (inputs.keys() - typed)}
     _, found_shapes, _ = symbol.infer_shape_partial(**shapes)
     _, found_dtypes, _ = symbol.infer_type_partial(**dtypes)
-    result: dict[Node, list[Tensor | None]] = {node: [] for node in nodes}
+    result: dict[Any, list[Tensor | None]] = {name: [] for name in (*inputs, *range(len(nodes)))}
     for name, shape, dtype in zip(symbol.list_outputs(), found_shapes, found_dtypes):
-        node = inputs[name] if name in inputs else nodes[int(name.split("_")[0][len("node") :])]
+        key = name if name in inputs else int(name.split("_")[0][len("node") :])
         whole = shape is not None and all(size > 0 for size in shape) and dtype is not None
-        result[node].append(Tensor(tuple(shape), dtype_name(dtype)) if whole else None)
-    return result
+        result[key].append(Tensor(tuple(shape), dtype_name(dtype)) if whole else None)
+    return {node: result[node.name if node.is_variable else number] for number, node in enumerate(nodes)}
 
 
 _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])

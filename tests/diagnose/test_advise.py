@@ -125,9 +125,9 @@ def test_sizes_that_are_no_multiples(symbol, shape, paddings):
 
 
 def test_int8_wants_multiples_of_16():
-    ranges = [S.var(name, shape=(1,)) for name in ("a", "b", "c", "d")]
+    ranges = {f"{end}_{of}": S.var(f"{end}_{of}", shape=(1,)) for end in ("min", "max") for of in ("data", "weight")}
     product = S.contrib.quantized_fully_connected(
-        S.var("data", dtype="int8"), S.var("w", dtype="int8"), *ranges, num_hidden=24, no_bias=True
+        data=S.var("data", dtype="int8"), weight=S.var("w", dtype="int8"), num_hidden=24, no_bias=True, **ranges
     )
     (matrix,) = advise(product, device="t4", data=(32, 32), w=(24, 32)).matrices
     assert (matrix.dtype, matrix.paddings) == ("int8", (Padding("outputs", 24, 32),))
@@ -157,7 +157,8 @@ def test_depthwise_convolutions_are_off_the_tensor_cores():
 
 def test_gates_of_one_input_could_be_one_product():
     gates = [fc(64, name, flatten=False) for name in ("i", "f", "g", "o")]
-    recurrent = [fc(64, f"h_{name}", S.var("h")) for name in ("i", "f", "g", "o")]
+    state = S.var("h")
+    recurrent = [fc(64, f"h_{name}", state) for name in ("i", "f", "g", "o")]
     found = advise(sum(map(S.sum, gates + recurrent)), data=(32, 16), h=(32, 64))
     assert [(j.names, j.input, j.outputs) for j in found.joinable] == [
         (("i", "f", "g", "o"), "data", 256),
