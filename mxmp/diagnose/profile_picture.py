@@ -1,0 +1,36 @@
+"""The picture of ``profile``: time by operator and kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .kernels import CAST, KINDS, MATRIX, OTHER, TENSOR
+from .pictures import new_axes
+from .profiled import ProfileReport
+
+__all__ = ["draw_profile"]
+
+_COLORS = {TENSOR: "#1b7837", MATRIX: "#b35806", CAST: "#762a83", OTHER: "#bababa"}
+_NAMES = {TENSOR: "on Tensor Cores", MATRIX: "products without", CAST: "casts", OTHER: "everything else"}
+_MOST = 12
+_WIDTH = 40
+
+
+def draw_profile(profile: ProfileReport, axes: Any = None) -> Any:
+    """A bar for each operator, longest first. Raises ``ImportError`` without matplotlib."""
+    axes = axes if axes is not None else new_axes()
+    shown = profile.operators[:_MOST]
+    places = range(len(shown))
+    left = [0.0] * len(shown)
+    for kind in KINDS if profile.knows_kernels else (MATRIX, CAST, OTHER):
+        widths = [operator.seconds[kind] * 1e3 for operator in shown]
+        name = _NAMES[kind] if profile.knows_kernels or kind != MATRIX else "matrix operators"
+        axes.barh(places, widths, left=left, color=_COLORS[kind], label=f"{name}: {profile.share(kind):.1%}")
+        left = [a + b for a, b in zip(left, widths)]
+    labels = [each.name if len(each.name) <= _WIDTH else each.name[: _WIDTH - 3] + "..." for each in shown]
+    axes.set_yticks(list(places), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    axes.legend(loc="lower right")
+    axes.set_title(f"{profile.source}, {', '.join(profile.devices)}: {profile.seconds * 1e3:,.2f} ms", fontsize=10)
+    return axes
