@@ -1,7 +1,8 @@
-"""Looking inside: what a conversion decided, and why; what a GPU can make of it."""
+"""Looking inside: what a conversion decided, and why; what a GPU can make of it, and what it made of it."""
 
 from .advise import Advice, advise
 from .explain import Explanation, explain
+from .profile import Profile, profile
 from .report import GraphReport
 
-__all__ = ["Advice", "Explanation", "GraphReport", "advise", "explain"]
+__all__ = ["Advice", "Explanation", "GraphReport", "Profile", "advise", "explain", "profile"]

@@ -6,9 +6,9 @@ import re
 
 from .gemm import is_matrix
 
-__all__ = ["CAST", "KINDS", "MATRIX", "OTHER", "TENSOR", "kind_of_kernel", "kind_of_operator", "reads_low"]
+__all__ = ["BULK", "CAST", "KINDS", "MATRIX", "OTHER", "TENSOR", "kind_of_kernel", "kind_of_operator", "reads_low"]
 
-TENSOR, MATRIX, CAST, OTHER = KINDS = "tensor", "matrix", "cast", "other"
+TENSOR, MATRIX, CAST, OTHER, BULK = KINDS = "tensor", "matrix", "cast", "other", "bulk"
 
 # Parts of the names of Tensor Core kernels, by source. A number is the shape of the mma instruction, the letter
 # in front of it what it adds in: h884 is 8x8x4 in float16, s1688 16x8x8 in FP32, i8816 8x8x16 in INT32.
@@ -25,7 +25,9 @@ TENSOR_NAMES = {
 # Such names of kernels that do without.
 _PLAIN = re.compile(r"simt|ffma|xmma(?!.*tensor).*_f32f32_f32f32_f32")
 _TENSOR = re.compile("|".join(map(re.escape, TENSOR_NAMES)))
-_MATRIX = re.compile(r"gemm|gemv|convolve|scudnn|hcudnn|winograd|[wd]grad|fprop|fft[12]d|rnn_blockpersist|persistrnn|dot_")
+_MATRIX = re.compile(
+    r"gemm|gemv|convolve|scudnn|hcudnn|winograd|(?<![a-z])[wd]grad|fprop|fft[12]d|rnn_blockpersist|persistrnn|dot_"
+)
 _LOW = re.compile(r"fp16|half|bf16|(?<![a-z])f16|(?<![a-z])h(?:gemm|gemv|cudnn|884|1688|16816)")
 # MXNet's Cast, amp_cast and amp_multicast assign mshadow's tcast (src/operator/tensor/amp_cast.h, v1.x).
 _CAST = re.compile(r"plan<\s*(?:mshadow::)?(?:expr::)?typecastexp|identity_with_cast")
@@ -51,7 +53,12 @@ def reads_low(name: str) -> bool:
 
 
 def kind_of_operator(name: str) -> str:
-    """``"matrix"``, ``"cast"`` or ``"other"`` for an operator as MXNet's profiler calls it."""
+    """``"matrix"``, ``"cast"`` or ``"other"`` for an operator as MXNet's profiler calls it.
+
+    ``"bulk"`` for several that MXNet ran as one.
+    """
+    if name == "ImperativeBulk" or "," in name:
+        return BULK
     forward = name[len("_backward_") :] if name.startswith("_backward_") else name
     if forward.lower() in _CAST_OPERATORS:
         return CAST

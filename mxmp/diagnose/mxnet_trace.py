@@ -25,8 +25,8 @@ def read_trace(raw: dict[str, Any], path: str) -> list[Event]:
     found = list(_operators(raw["traceEvents"]))
     if not found:
         raise ValueError(
-            f"{path!r} holds no operators: record with mx.profiler.set_config(profile_all=True, ...), "
-            "set_state('run') before and set_state('stop') after, and dump after mx.nd.waitall()"
+            f"{path!r} holds no operators: record with mx.profiler.set_config(profile_all=True, "
+            "aggregate_stats=True, ...), set_state('run'), and after mx.nd.waitall() set_state('stop') and dump()"
         )
     return found
 

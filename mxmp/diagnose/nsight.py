@@ -138,8 +138,6 @@ def read_compute(path: str) -> list[Event]:
     return [_event(name, metrics, device, path) for name, metrics, device in found]
 
 
-
-
 def _raw(header: list[str], rows: list[list[str]]) -> Iterator[Any]:
     """Units are in the first row."""
     at, device = header.index(_KERNEL), _place(header, "Device")

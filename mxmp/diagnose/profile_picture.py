@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .kernels import CAST, KINDS, MATRIX, OTHER, TENSOR
+from .kernels import BULK, CAST, MATRIX, OTHER, TENSOR
 from .pictures import new_axes
+from .profile_text import names_of
 from .profiled import ProfileReport
 
 __all__ = ["draw_profile"]
 
-_COLORS = {TENSOR: "#1b7837", MATRIX: "#b35806", CAST: "#762a83", OTHER: "#bababa"}
-_NAMES = {TENSOR: "on Tensor Cores", MATRIX: "products without", CAST: "casts", OTHER: "everything else"}
+_COLORS = {TENSOR: "#1b7837", MATRIX: "#b35806", CAST: "#762a83", OTHER: "#bababa", BULK: "#878787"}
 _MOST = 12
 _WIDTH = 40
 
@@ -22,9 +22,8 @@ def draw_profile(profile: ProfileReport, axes: Any = None) -> Any:
     shown = profile.operators[:_MOST]
     places = range(len(shown))
     left = [0.0] * len(shown)
-    for kind in KINDS if profile.knows_kernels else (MATRIX, CAST, OTHER):
+    for kind, name in names_of(profile).items():
         widths = [operator.seconds[kind] * 1e3 for operator in shown]
-        name = _NAMES[kind] if profile.knows_kernels or kind != MATRIX else "matrix operators"
         axes.barh(places, widths, left=left, color=_COLORS[kind], label=f"{name}: {profile.share(kind):.1%}")
         left = [a + b for a, b in zip(left, widths)]
     labels = [each.name if len(each.name) <= _WIDTH else each.name[: _WIDTH - 3] + "..." for each in shown]

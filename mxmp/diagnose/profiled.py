@@ -32,8 +32,9 @@ class KernelReport:
     name, device : str
     operator : str
         Of MXNet's, as its profiler calls it; empty where the file does not say.
-    kind : {"tensor", "matrix", "cast", "other"}
-        On Tensor Cores, a product without, a cast, or anything else.
+    kind : {"tensor", "matrix", "cast", "other", "bulk"}
+        On Tensor Cores, a product without, a cast, or anything else; of MXNet's profiler also operators that ran
+        as one, whose kind cannot be told.
     calls : int
     seconds : float
         Of all calls together.
@@ -96,7 +97,7 @@ class ProfileReport:
         return tuple(sorted({kernel.device for kernel in self.kernels}))
 
     def share(self, kind: str) -> float:
-        """Share of the time in kernels of a kind: ``"tensor"``, ``"matrix"``, ``"cast"`` or ``"other"``.
+        """Share of the time in kernels of a kind: ``"tensor"``, ``"matrix"``, ``"cast"``, ``"other"`` or ``"bulk"``.
 
         Raises
         ------
@@ -108,6 +109,11 @@ class ProfileReport:
         if kind == TENSOR and not self.knows_kernels:
             raise ValueError(f"{self.source}'s profiler does not say which kernels ran: use Nsight Systems")
         return sum(k.seconds for k in self.kernels if k.kind == kind) / self.seconds if self.seconds else 0.0
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those that can be in it: without kernels none is known to be on Tensor Cores."""
+        return KINDS[:-1] if self.knows_kernels else KINDS[1:]
 
     @property
     def missed(self) -> tuple[KernelReport, ...]:
@@ -138,11 +144,11 @@ class ProfileReport:
 
 def gather(events: Iterable[Event]) -> tuple[KernelReport, ...]:
     """Equal runs together, longest first."""
-    seconds: dict[tuple, float] = defaultdict(float)
-    calls: dict[tuple, int] = defaultdict(int)
+    seconds: dict[tuple[str, str, str, str], float] = defaultdict(float)
+    calls: dict[tuple[str, str, str, str], int] = defaultdict(int)
     for event in events:
         key = event.name, event.operator, event.kind, event.device
         seconds[key] += event.seconds
         calls[key] += 1
-    found = [KernelReport(*key, calls[key], total) for key, total in seconds.items()]
+    found = [KernelReport(*key, calls=calls[key], seconds=total) for key, total in seconds.items()]
     return tuple(sorted(found, key=lambda kernel: -kernel.seconds))

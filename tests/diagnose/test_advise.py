@@ -234,7 +234,8 @@ class Around(gluon.Block):
     def __init__(self):
         super().__init__()
         with self.name_scope():
-            self.first, self.second = nn.Dense(16, in_units=8), nn.Dense(24, in_units=16)
+            self.first, self.second = nn.HybridSequential(), nn.Dense(24, in_units=16)
+            self.first.add(nn.Dense(32, in_units=8), nn.Dense(16, in_units=32))
 
     def forward(self, x):
         return self.second(self.first(x) + (1 if float(x.sum().asscalar()) else 0))
@@ -247,8 +248,8 @@ def test_a_block_around_graphs_is_called_once(converted):
     if converted:
         mxmp.convert(net)
     found = advise(net, mx.nd.ones((8, 8)))
-    assert found.flops == 2 * 8 * (8 * 16 + 16 * 24)
-    assert [m.name.split("/")[0] for m in found.matrices] == [net.first.name, net.second.name]
+    assert found.flops == 2 * 8 * (8 * 32 + 32 * 16 + 16 * 24)
+    assert [m.name.split("/")[0] for m in found.matrices] == [net.first.name] * 2 + [net.second.name]
     assert not net.first._forward_pre_hooks
 
 
