@@ -38,7 +38,7 @@ def render_profile(profile: ProfileReport) -> str:
             + (f"  of {kernel.operator}" if kernel.operator else "")
             for kernel in profile.missed[:_LONGEST]
         ]
-    if BULK in profile.kinds and profile.share(BULK):
+    if BULK in profile.kinds:
         # aggregate_stats makes the engine push each operator by itself (src/engine/threaded_engine.h, bulk_size).
         lines += [
             "",

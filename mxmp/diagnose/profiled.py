@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any, Iterable, NamedTuple, TypeVar
 
-from .kernels import KINDS, MATRIX, TENSOR, reads_low
+from .kernels import BULK, KINDS, MATRIX, TENSOR, reads_low
 
 __all__ = ["Event", "KernelReport", "OperatorReport", "ProfileReport", "gather"]
 
@@ -113,7 +113,8 @@ class ProfileReport:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Those that can be in it: without kernels none is known to be on Tensor Cores."""
-        return KINDS[:-1] if self.knows_kernels else KINDS[1:]
+        kinds = KINDS if self.knows_kernels else KINDS[1:]
+        return tuple(kind for kind in kinds if kind != BULK or any(kernel.kind == BULK for kernel in self.kernels))
 
     @property
     def missed(self) -> tuple[KernelReport, ...]:
