@@ -49,7 +49,7 @@ HOUSE = {
     "diagnose": [
         *("report", "render", "measure", "explain"),
         *("gemm", "flops", "calls", "gpus", "saved", "pictures", "advice", "advice_text", "roofline", "advise"),
-        *("kernels", "profiled", "nsight", "mxnet_trace", "profile_text", "profile_picture", "profile"),
+        *("kernels", "profiled", "nsight", "mxnet_trace", "profile_text", "profile_picture", "profile", "load"),
         "__init__",
     ],
     "top": ["__init__", "__main__"],

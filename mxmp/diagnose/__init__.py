@@ -2,7 +2,8 @@
 
 from .advise import Advice, advise
 from .explain import Explanation, explain
+from .load import load
 from .profile import Profile, profile
 from .report import GraphReport
 
-__all__ = ["Advice", "Explanation", "GraphReport", "Profile", "advise", "explain", "profile"]
+__all__ = ["Advice", "Explanation", "GraphReport", "Profile", "advise", "explain", "load", "profile"]

@@ -26,8 +26,6 @@ from .saved import read_report, write_report
 
 __all__ = ["Advice", "advise"]
 
-FORMAT = "mxmp-advice-1"
-
 _LOOK_UPS = {"Embedding", "take", "gather_nd", "pick"}  # read as much as they write
 # They hand on their input's memory, in inference.
 _VIEWS = {"Dropout", "Reshape", "Flatten", "expand_dims", "squeeze", "BlockGrad", "_copy", "reshape_like"}
@@ -35,6 +33,8 @@ _VIEWS = {"Dropout", "Reshape", "Flatten", "expand_dims", "squeeze", "BlockGrad"
 
 class Advice(AdviceReport):
     """What ``advise`` found. ``print`` it, ``draw`` it, ``save`` it, or read the fields."""
+
+    FORMAT = "mxmp-advice-1"  # of the file
 
     def __str__(self) -> str:
         return render_advice(self)
@@ -51,12 +51,12 @@ class Advice(AdviceReport):
 
     def save(self, path: str) -> None:
         """Write JSON; the file appears whole or not at all."""
-        write_report(path, FORMAT, self.to_dict())
+        write_report(path, self.FORMAT, self.to_dict())
 
     @classmethod
     def load(cls, path: str) -> Advice:
         """Read what ``save`` wrote. Raises ``ValueError`` for any other file."""
-        return read_report(path, {FORMAT: cls.from_dict})
+        return read_report(path, {cls.FORMAT: cls.from_dict})
 
 
 def advise(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
-import sqlite3
 from bisect import bisect_right
 from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Iterable, Iterator
 
 from .kernels import CAST, MATRIX, TENSOR, kind_of_kernel, kind_of_operator
 from .profiled import Event
+
+if TYPE_CHECKING:
+    import sqlite3
 
 __all__ = ["is_compute_header", "read_compute", "read_systems"]
 
@@ -28,6 +30,8 @@ def read_systems(path: str) -> list[Event]:
     ValueError
         No database, or one without kernels.
     """
+    import sqlite3  # which not every Python has
+
     try:
         with closing(sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)) as database:
             return list(_kernels(database, path))

@@ -15,9 +15,7 @@ from .profile_text import render_profile
 from .profiled import ProfileReport, gather
 from .saved import read_report, write_report
 
-__all__ = ["FORMAT", "Profile", "profile"]
-
-FORMAT = "mxmp-profile-1"
+__all__ = ["Profile", "profile"]
 _KNOWN = (
     "Nsight Systems' SQLite (nsys export --type sqlite), Nsight Compute's CSV (ncu --csv --page raw) and the JSON of "
     "mx.profiler.dump() are known"
@@ -32,6 +30,8 @@ _HINTS = {
 class Profile(ProfileReport):
     """What ``profile`` read. ``print`` it, ``draw`` it, ``save`` it, or read the fields."""
 
+    FORMAT = "mxmp-profile-1"  # of the file
+
     def __str__(self) -> str:
         return render_profile(self)
 
@@ -41,12 +41,12 @@ class Profile(ProfileReport):
 
     def save(self, path: str) -> None:
         """Write JSON; the file appears whole or not at all."""
-        write_report(path, FORMAT, self.to_dict())
+        write_report(path, self.FORMAT, self.to_dict())
 
     @classmethod
     def load(cls, path: str) -> Profile:
         """Read what ``save`` wrote. Raises ``ValueError`` for any other file."""
-        return read_report(path, {FORMAT: cls.from_dict})
+        return read_report(path, {cls.FORMAT: cls.from_dict})
 
 
 def profile(path: str) -> Profile:
