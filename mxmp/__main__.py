@@ -17,9 +17,9 @@ import sys
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .diagnose import Advice, Profile, advise, explain, load, profile
+from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot_roofline, profile
 from .diagnose.gpus import GPUS
-from .files import replacing, replacing_all
+from .files import replacing_all
 from .policy import as_policy
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import write_arrays, write_symbol
@@ -129,12 +129,11 @@ def _print(found: Advice | Profile, path: str | None) -> None:
 
 
 def _plot(args: argparse.Namespace) -> None:
-    kind = os.path.splitext(args.picture)[1][1:]
-    if kind not in ("png", "svg", "pdf"):
-        raise ValueError(f"{args.picture!r} is no picture: expected a name that ends with .png, .svg or .pdf")
-    figure = load(args.report).draw().figure
-    with replacing(args.picture) as path:
-        figure.savefig(path, format=kind, dpi=120)
+    found = load(args.report)
+    if isinstance(found, Advice):
+        plot_roofline(found, args.picture)
+    else:
+        plot_profile(found, args.picture)
     print(f"Wrote {args.picture}")
 
 

@@ -21,7 +21,6 @@ from .calls import Called, calls_of
 from .explain import check_shapes
 from .flops import Step, Tensor, walk
 from .gpus import Gpu, gpu_named
-from .roofline import draw_roofline
 from .saved import read_report, write_report
 
 __all__ = ["Advice", "advise"]
@@ -32,22 +31,12 @@ _VIEWS = {"Dropout", "Reshape", "Flatten", "expand_dims", "squeeze", "BlockGrad"
 
 
 class Advice(AdviceReport):
-    """What ``advise`` found. ``print`` it, ``draw`` it, ``save`` it, or read the fields."""
+    """What ``advise`` found. ``print`` it, ``save`` it, or read the fields."""
 
     FORMAT = "mxmp-advice-1"  # of the file
 
     def __str__(self) -> str:
         return render_advice(self)
-
-    def draw(self, axes: Any = None) -> Any:
-        """The roofline: attainable FLOP/s over FLOPs a byte, a dot for each operator. Needs ``mxmp[plots]``.
-
-        Parameters
-        ----------
-        axes : matplotlib Axes, optional
-            New ones by default, which are returned.
-        """
-        return draw_roofline(self, axes)
 
     def save(self, path: str) -> None:
         """Write JSON; the file appears whole or not at all."""

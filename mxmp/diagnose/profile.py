@@ -6,11 +6,9 @@ import csv
 import json
 import os
 from itertools import islice
-from typing import Any
 
 from .mxnet_trace import read_trace
 from .nsight import is_compute_header, read_compute, read_systems
-from .profile_picture import draw_profile
 from .profile_text import render_profile
 from .profiled import ProfileReport, gather
 from .saved import read_report, write_report
@@ -28,16 +26,12 @@ _HINTS = {
 
 
 class Profile(ProfileReport):
-    """What ``profile`` read. ``print`` it, ``draw`` it, ``save`` it, or read the fields."""
+    """What ``profile`` read. ``print`` it, ``save`` it, or read the fields."""
 
     FORMAT = "mxmp-profile-1"  # of the file
 
     def __str__(self) -> str:
         return render_profile(self)
-
-    def draw(self, axes: Any = None) -> Any:
-        """Time by operator and kind, on new matplotlib axes or those given; returns them. Needs ``mxmp[plots]``."""
-        return draw_profile(self, axes)
 
     def save(self, path: str) -> None:
         """Write JSON; the file appears whole or not at all."""

@@ -5,20 +5,37 @@ from __future__ import annotations
 from typing import Any
 
 from .kernels import BULK, CAST, MATRIX, OTHER, TENSOR
-from .pictures import new_axes
+from .pictures import figure_of, saved
 from .profile_text import names_of
 from .profiled import ProfileReport
 
-__all__ = ["draw_profile"]
+__all__ = ["plot_profile"]
 
 _COLORS = {TENSOR: "#1b7837", MATRIX: "#b35806", CAST: "#762a83", OTHER: "#bababa", BULK: "#878787"}
 _MOST = 12
 _WIDTH = 40
 
 
-def draw_profile(profile: ProfileReport, axes: Any = None) -> Any:
-    """A bar for each operator, longest first. Raises ``ImportError`` without matplotlib."""
-    axes = axes if axes is not None else new_axes()
+def plot_profile(profile: ProfileReport, path: str | None = None) -> Any:
+    """A bar for each operator, longest first, by kind.
+
+    Parameters
+    ----------
+    profile : Profile
+    path : str, optional
+        Where to save the picture; its ending says in which format.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    ImportError
+        Without matplotlib.
+    """
+    figure = figure_of((8, 5))
+    axes = figure.subplots()
     shown = profile.operators[:_MOST]
     places = range(len(shown))
     left = [0.0] * len(shown)
@@ -32,4 +49,4 @@ def draw_profile(profile: ProfileReport, axes: Any = None) -> Any:
     axes.set_xlabel("ms")
     axes.legend(loc="lower right")
     axes.set_title(f"{profile.source}, {', '.join(profile.devices)}: {profile.seconds * 1e3:,.2f} ms", fontsize=10)
-    return axes
+    return saved(figure, path)

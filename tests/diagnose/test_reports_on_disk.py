@@ -73,13 +73,14 @@ BAD = {
     "no file": (["profile", "none.sqlite"], "none.sqlite"),
     "no folder": ([*ADVISE, "--save", "none/advice.json"], "none/advice.json"),
     "no report": (["plot", "net-symbol.json", "out.png"], "no report that was saved by mxmp"),
-    "no picture": (["plot", "net-symbol.json", "out.txt"], "ends with .png, .svg or .pdf"),
+    "no picture": (["plot", "advice.json", "out.txt"], "ends with .png, .svg or .pdf"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line_and_writes_nothing(folder, capsys, case):
     arguments, message = BAD[case]
+    advise(mx.sym.load("net-symbol.json"), data=(2, 2)).save("advice.json")
     before = sorted(os.listdir(folder))
     assert main(arguments) == 2
     error = capsys.readouterr().err.strip()
