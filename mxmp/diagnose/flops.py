@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from ast import literal_eval
 from dataclasses import dataclass
 from math import prod
@@ -88,8 +89,11 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
     shapes = {name: tensor.shape for name, tensor in known.items() if name in inputs}
     typed = {name for name, attrs in inputs.items() if "__dtype__" in attrs}
     dtypes = {name: _numpy_dtype(known[name].dtype) for name in known.keys() & (inputs.keys() - typed)}
-    _, found_shapes, _ = symbol.infer_shape_partial(**shapes)
-    _, found_dtypes, _ = symbol.infer_type_partial(**dtypes)
+    try:
+        _, found_shapes, _ = symbol.infer_shape_partial(**shapes)
+        _, found_dtypes, _ = symbol.infer_type_partial(**dtypes)
+    except mx.MXNetError as error:
+        raise mx.MXNetError(re.sub(r"\bnode(\d+)\b", lambda n: nodes[int(n[1])].name, str(error))) from error
     result: dict[Any, list[Tensor | None]] = {name: [] for name in (*inputs, *range(len(nodes)))}
     for name, shape, dtype in zip(symbol.list_outputs(), found_shapes, found_dtypes):
         key = name if name in inputs else int(name.split("_")[0][len("node") :])

@@ -46,6 +46,7 @@ def plot_profile(profile: ProfileReport, path: str | None = None) -> Any:
     labels = [each.name if len(each.name) <= _WIDTH else each.name[: _WIDTH - 3] + "..." for each in shown]
     axes.set_yticks(list(places), labels, fontsize=8)
     axes.invert_yaxis()
+    axes.set_xlim(0, 1.05 * max(left, default=1.0))
     axes.set_xlabel("ms")
     axes.legend(loc="lower right")
     axes.set_title(f"{profile.source}, {', '.join(profile.devices)}: {profile.seconds * 1e3:,.2f} ms", fontsize=10)

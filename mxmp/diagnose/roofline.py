@@ -46,7 +46,7 @@ def plot_roofline(advice: AdviceReport, path: str | None = None) -> Any:
         axes.plot([low, ridge, high], [low * gpu.bandwidth / _TERA, peak, peak], color=_COLORS[dtype], zorder=1)
         axes.plot([ridge], [peak], marker="|", markersize=12, color=_COLORS[dtype])
         label = f"{_NAMES[dtype]}: {peak:.4g} (ridge {ridge:.0f})"
-        axes.annotate(label, (high, peak), (-4, 4), textcoords="offset points", ha="right", color=_COLORS[dtype])
+        axes.annotate(label, (high, peak), (-4, 10), textcoords="offset points", ha="right", color=_COLORS[dtype])
     for (intensity, math, how), flops in dots.items():
         reached = min(intensity * gpu.bandwidth, gpu.peak(math)) / _TERA
         area = 12 + 500 * flops / advice.flops
@@ -58,8 +58,8 @@ def plot_roofline(advice: AdviceReport, path: str | None = None) -> Any:
     axes.set_xlabel("FLOPs per byte that is read or written")
     axes.set_ylabel("attainable TFLOP/s")
     axes.set_title(
-        f"{advice.name}, {advice.policy}, on {gpu.name}: {advice.flops / 1e9:,.1f} GFLOPs a forward, "
-        f"{advice.tensor_share:.0%} on Tensor Cores",
+        f"{advice.name} ({advice.policy}) on {gpu.name}\n"
+        f"{advice.flops / 1e9:,.1f} GFLOPs a forward, {advice.tensor_share:.1%} can run on Tensor Cores",
         fontsize=10,
     )
     axes.grid(visible=True, which="major", alpha=0.3)
