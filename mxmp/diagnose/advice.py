@@ -44,7 +44,7 @@ class MatrixReport:
     times : float
         Rounds of the loops that it stands in.
     elements : int
-        Of all inputs and outputs, each once.
+        Of all inputs and outputs, each once; of a recurrent layer, of its products at each step.
     dtype : str
         What it computes in under the policy: ``"float16"``, ``"int8"`` or ``"float32"``.
     reason : str
@@ -131,7 +131,10 @@ class AdviceReport:
     other_bytes : float
         What all other operators read and write in FP32, once each.
     unknown : tuple of str
-        Operators whose shapes do not follow from the inputs: they are in no figure.
+        Operators that are in no figure: their shapes do not follow from the inputs, or what they multiply is not
+        known.
+    unmatched : tuple of str
+        Patterns of ``exclude`` that matched nothing.
     settings : tuple of str
         What MXNet's environment variables and TF32 do here.
     """
@@ -143,6 +146,7 @@ class AdviceReport:
     joinable: tuple[Joinable, ...]
     other_bytes: float
     unknown: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
 
     @property
@@ -178,12 +182,13 @@ class AdviceReport:
         baseline : {"float32", "tf32"}
             What FP32 products compute in.
         """
+        if baseline not in ("float32", "tf32"):
+            raise ValueError(f"baseline must be 'float32' or 'tf32', got {baseline!r}")
         gpu = self.gpu
-        before = {m: m.seconds(gpu, baseline) for m in self.matrices}
-        total = sum(before.values()) + self.other_bytes / gpu.bandwidth
-        fast = [m for m in self.matrices if m.on_tensor_cores(gpu)]
-        after = total - sum(before[m] for m in fast) + sum(m.seconds(gpu, m.dtype) for m in fast)
-        return total / after if after else 1.0
+        rest = self.other_bytes / gpu.bandwidth
+        before = rest + sum(m.seconds(gpu, baseline) for m in self.matrices)
+        after = rest + sum(m.seconds(gpu, m.dtype if m.on_tensor_cores(gpu) else baseline) for m in self.matrices)
+        return before / after if after else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -203,5 +208,5 @@ class AdviceReport:
             for matrix in raw["matrices"]
         )
         joinable = tuple(Joinable(**{**each, "names": tuple(each["names"])}) for each in raw["joinable"])
-        texts = {key: tuple(raw[key]) for key in ("unknown", "settings")}
+        texts = {key: tuple(raw[key]) for key in ("unknown", "unmatched", "settings")}
         return cls(**{**raw, **texts, "matrices": matrices, "joinable": joinable})

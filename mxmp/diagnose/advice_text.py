@@ -31,7 +31,8 @@ def render_advice(advice: AdviceReport) -> str:
         ("Not on Tensor Cores", _off(advice)),
         ("Products of one input that could be one", _joinable(advice)),
         ("Settings", advice.settings),
-        ("Shapes unknown, in no figure", advice.unknown[:8]),
+        ("In no figure, because shapes or products are not known", advice.unknown[:8]),
+        ("exclude matched nothing", advice.unmatched),
     ):
         entries = list(found)
         if entries:

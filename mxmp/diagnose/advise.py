@@ -12,7 +12,7 @@ from mxnet.gluon import Block
 from ..gluon.hook import hooks
 from ..policy import Policy, as_policy
 from ..precision.casts import strip
-from ..precision.decide import decide
+from ..precision.decide import check_policy, decide
 from ..precision.graph import Graph, Node
 from ..precision.plan import Plan
 from .advice import AdviceReport, Joinable, MatrixReport
@@ -25,6 +25,9 @@ from .saved import read_report, write_report
 
 __all__ = ["Advice", "advise"]
 
+# What they multiply is not counted.
+_UNCOUNTED = {"Convolution_v1", "Correlation", "Custom", "khatri_rao", "_npi_einsum"}
+_UNCOUNTED |= {f"_linalg_{name}" for name in ("syrk", "trmm", "trsm", "potrf", "potri", "gelqf", "syevd", "inverse")}
 _LOOK_UPS = {"Embedding", "take", "gather_nd", "pick"}  # read as much as they write
 # They hand on their input's memory, in inference.
 _VIEWS = {"Dropout", "Reshape", "Flatten", "expand_dims", "squeeze", "BlockGrad", "_copy", "reshape_like"}
@@ -99,11 +102,15 @@ def advise(
         raise TypeError(
             f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}"
         )
+    if isinstance(policy, Plan):
+        if tuple(exclude):
+            raise ValueError("a Plan has decided: exclude is for a policy")
+        check_policy(policy.policy, "gpu")
     chosen = policy if isinstance(policy, Plan) else as_policy(policy or default, exclude)
     found = _Found(gpu)
-    for number, called in enumerate(calls):
+    for called in calls:
         try:
-            found.add(called, chosen, f"{called.name}/" if len(calls) > 1 else "", number)
+            found.add(called, chosen, f"{called.name}/" if len(calls) > 1 else "")
         except mx.MXNetError as error:
             why = str(error).strip().splitlines()[-1]
             raise ValueError(f"the shapes do not fit {called.name!r}: {why}") from error
@@ -111,7 +118,7 @@ def advise(
     about = str(chosen.policy if isinstance(chosen, Plan) else chosen)
     return Advice(
         *(name, about, device.lower(), tuple(found.matrices), tuple(found.joinable), found.other_bytes),
-        *(tuple(found.unknown), tuple(_settings(gpu, found.matrices))),
+        *(tuple(found.unknown), tuple(sorted(found.unmatched or ())), tuple(_settings(gpu, found.matrices))),
     )
 
 
@@ -124,8 +131,9 @@ class _Found:
         self.joinable: list[Joinable] = []
         self.other_bytes = 0.0
         self.unknown: list[str] = []
+        self.unmatched: set[str] | None = None
 
-    def add(self, called: Called, policy: Policy | Plan, prefix: str, number: int) -> None:
+    def add(self, called: Called, policy: Policy | Plan, prefix: str) -> None:
         graph = called.graph
         parameters = called.parameters or None
         plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
@@ -134,19 +142,25 @@ class _Found:
         if missing:
             raise ValueError(f"the plan is of another graph: it has no decision for {missing[0]!r}")
         for step in steps:
-            if any(tensor is None for tensor in [*step.ins, *step.outs[:1]]):
+            found = step.products()
+            if step.node.op in _UNCOUNTED or any(tensor is None for tensor in [*step.ins, *step.outs[:1]]):
                 self.unknown.append(prefix + step.name)
-            elif step.products() is not None:
+            elif found is not None and found.gemms:
                 self.matrices.append(_matrix(step, plan, prefix))
             elif step.node.op not in _VIEWS and not step.node.subgraphs:
                 self.other_bytes += 4 * _elements(step) * step.times
         self.joinable += _joinable(steps, prefix)
+        unmatched = set(plan.unmatched)
+        self.unmatched = unmatched if self.unmatched is None else self.unmatched & unmatched
 
 
 def _elements(step: Step) -> int:
-    """Of all inputs and outputs, each once."""
+    """Read and written."""
     if step.node.op in _LOOK_UPS:
         return sum(2 * tensor.size for tensor in step.outs if tensor)
+    found = step.products()
+    if step.node.op == "RNN" and found is not None:  # no cache holds the weights from one step to the next
+        return sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
     return sum(tensor.size for tensor in [*step.ins, *step.outs] if tensor)
 
 

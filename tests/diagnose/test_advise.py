@@ -206,11 +206,26 @@ def test_the_gain_is_amdahls():
     fraction, gain = fp32 / (fp32 + rest), fp32 / half
     assert found.speed_up() == pytest.approx(1 / (1 - fraction + fraction / gain))
     assert advise(fc(n, no_bias=True), device="a100", data=(n, n)).speed_up("tf32") == pytest.approx(2)
-    assert advise(fc(n, no_bias=True), exclude=["fc"], data=(n, n)).speed_up() == 1
+    excluded = advise(fc(n, no_bias=True), exclude=["fc"], data=(n, n))
+    assert excluded.speed_up() == 1
+    with pytest.raises(ValueError, match="baseline must be 'float32' or 'tf32', got 'fp32'"):
+        excluded.speed_up("fp32")
 
 
 def test_bandwidth_bound_products_gain_by_half_the_bytes():
     assert advise(fc(4096, no_bias=True), data=(1, 4096)).speed_up() == pytest.approx(2)
+
+
+def test_a_recurrent_layer_reads_its_weights_at_each_step():
+    """Which is why a small batch gains no more than half the bytes, however long the sequence is."""
+    units, steps, batch = 1024, 50, 8
+    found = advise(language_model(8, units, layers=1), data=(steps, batch))
+    lstm = found.matrices[0]
+    wide = 4 * units
+    step = batch * units + units * wide + batch * wide
+    inputs = steps * batch * units + units * wide + steps * batch * wide
+    assert lstm.elements == steps * step + inputs
+    assert lstm.intensity < GPUS["v100"].ridge("float16") / 8
 
 
 def test_the_policy_says_what_is_on_tensor_cores():
@@ -266,6 +281,8 @@ def test_cells_that_are_unrolled_in_python_are_counted():
     net.initialize()
     found = advise(net, mx.nd.ones((4, 3, 8)))
     assert found.flops == 3 * 2 * 4 * 64 * (8 + 16)
+    once = advise(net.cell, mx.nd.ones((4, 8)), [mx.nd.ones((4, 16))] * 2)
+    assert found.speed_up() == pytest.approx(once.speed_up())
 
 
 @pytest.mark.parametrize("state", ["fresh", "hybridized", "called", "converted"])
@@ -314,6 +331,11 @@ def test_a_tuned_or_saved_plan_is_followed():
     symbol = fc(64)
     plan = mxmp.explain(symbol, policy="float16", ctx=mx.gpu(), exclude=["fc"]).graphs[0].plan
     assert advise(symbol, policy=plan, data=(32, 64)).tensor_share == 0
+    with pytest.raises(ValueError, match="a Plan has decided: exclude is for a policy"):
+        advise(symbol, policy=plan, exclude=["fc"], data=(32, 64))
+    low = mxmp.explain(symbol, policy="bfloat16").graphs[0].plan
+    with pytest.raises(ValueError, match="no bfloat16 kernels for a GPU"):
+        advise(symbol, policy=low, data=(32, 64))
     with pytest.raises(ValueError, match="the plan is of another graph: it has no decision for 'other'"):
         advise(fc(64, "other"), policy=plan, data=(32, 64))
 
@@ -327,7 +349,11 @@ BAD = {
     "misspelt keyword": (lambda: advise(fc(8), devise=(2, 2)), ValueError, "did you mean 'device'"),
     "arrays for a Symbol": (lambda: advise(fc(8), mx.nd.ones((2, 2))), ValueError, "given by name"),
     "no inputs for a net": (lambda: advise(nn.Dense(2)), ValueError, "takes its inputs in order"),
-    "shapes that do not fit": (lambda: advise(fc(8), data=(2, 2), fc_weight=(8, 3)), ValueError, "do not fit 'fc': .* fc"),
+    "shapes that do not fit": (
+        lambda: advise(fc(8), data=(2, 2), fc_weight=(8, 3)),
+        ValueError,
+        "do not fit 'fc': .* fc",
+    ),
     "bfloat16": (lambda: advise(fc(8), policy="bfloat16", data=(2, 2)), ValueError, "use 'float16'"),
 }
 
@@ -342,7 +368,15 @@ def test_bad_input_is_named(case):
 def test_unknown_shapes_are_said():
     found = advise(S.Group([fc(8), fc(8, "other", S.var("elsewhere"))]), data=(2, 2))
     assert found.unknown == ("other",)
-    assert "Shapes unknown, in no figure\n    other" in str(found)
+    assert "In no figure, because shapes or products are not known\n    other" in str(found)
+    einsum = mx.sym.np.einsum("ij,jk->ik", X.as_np_ndarray(), S.var("y").as_np_ndarray())
+    assert advise(einsum, data=(2, 3), y=(3, 4)).unknown == advise(einsum, data=(2, 3)).unknown != ()
+
+
+def test_patterns_that_match_nothing_are_said():
+    found = advise(fc(8), exclude=["f*", "tail*"], data=(2, 2))
+    assert found.unmatched == ("tail*",)
+    assert "exclude matched nothing\n    tail*" in str(found)
 
 
 def test_nothing_to_multiply():
