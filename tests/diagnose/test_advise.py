@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from mxmp.diagnose import Advice, advise, plot_roofline
 from mxmp.diagnose.advice import Padding
 from mxmp.diagnose.gpus import GPUS
 
+ROOT = Path(__file__).parents[2]
 S = mx.sym
 X = S.var("data")
 
@@ -196,6 +199,16 @@ def test_intensity_and_ridge_points():
     assert matrix.intensity_in("tf32") == matrix.intensity_in("float32") == matrix.intensity / 2
     ridges = {name: [round(gpu.ridge(d), 1) for d in ("float16", "tf32", "float32")] for name, gpu in GPUS.items()}
     assert ridges == {"v100": [138.9, 17.4, 17.4], "t4": [203.1, 25.3, 25.3], "a100": [200.6, 100.3, 12.5]}
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS.keys())
+def test_the_manuals_figures_are_those_of_the_table(gpu):
+    def cell(dtype):
+        return f"{gpu.peak(dtype) / 1e12:g} ({gpu.ridge(dtype):.0f})"
+
+    tf32 = f" {cell('tf32')}" if "tf32" in gpu.tensor else ""
+    row = f"| {gpu.name} | {cell('float16')} |{tf32} | {cell('float32')} | {gpu.bandwidth / 1e9:g} |"
+    assert row in (ROOT / "docs" / "when-it-does-not-work.md").read_text(encoding="utf-8")
 
 
 def test_the_gain_is_amdahls():

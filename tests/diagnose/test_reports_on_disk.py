@@ -43,7 +43,7 @@ def test_advise_prints_and_saves_what_python_finds(folder, capsys):
 
 def test_advise_follows_the_policy(folder, capsys):
     assert main([*ADVISE, "--exclude", "decoder"]) == 0
-    assert "0.0% of them can run on Tensor Cores" in capsys.readouterr().out
+    assert "\n  0.0% of them can run on Tensor Cores" in capsys.readouterr().out
 
 
 def test_profile_prints_and_saves_what_python_reads(folder, capsys):
