@@ -86,47 +86,60 @@ def advise(
         The shapes do not fit, or are of no input; an unknown device; a policy that no GPU can follow (bfloat16).
     """
     gpu = gpu_named(device)
-    if isinstance(target, mx.sym.Symbol):
-        if inputs:
-            raise ValueError("a Symbol's shapes are given by name: advise(symbol, data=(32, 3, 224, 224))")
-        check_shapes(shapes, target.list_inputs(), ["policy", "device", "exclude"])
-        known = {name: Tensor(tuple(shape), "float32") for name, shape in shapes.items()}
-        calls = [Called(target.name or "symbol", strip(Graph.from_symbol(target)), known, frozenset())]
-        default = "float16"
-    elif isinstance(target, Block):
-        if shapes or not inputs:
-            raise ValueError("a net takes its inputs in order: advise(net, x), or advise(net, (32, 3, 224, 224))")
-        default = next((str(hook.conversion.policy) for _, hook in hooks(target)), "float16")
-        calls = calls_of(target, inputs)
-    else:
-        raise TypeError(
-            f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}"
-        )
-    if isinstance(policy, Plan):
-        if tuple(exclude):
-            raise ValueError("a Plan has decided: exclude is for a policy")
-        check_policy(policy.policy, "gpu")
-    chosen = policy if isinstance(policy, Plan) else as_policy(policy or default, exclude)
-    found = _Found(gpu)
+    calls, own = _calls(target, inputs, shapes)
+    chosen = _chosen(policy or own, exclude)
+    found = _Found()
     for called in calls:
         try:
             found.add(called, chosen, f"{called.name}/" if len(calls) > 1 else "")
         except mx.MXNetError as error:
             why = str(error).strip().splitlines()[-1]
             raise ValueError(f"the shapes do not fit {called.name!r}: {why}") from error
-    name = str(target.name or "symbol")
-    about = str(chosen.policy if isinstance(chosen, Plan) else chosen)
     return Advice(
-        *(name, about, device.lower(), tuple(found.matrices), tuple(found.joinable), found.other_bytes),
-        *(tuple(found.unknown), tuple(sorted(found.unmatched or ())), tuple(_settings(gpu, found.matrices))),
+        name=target.name or "symbol",
+        policy=str(chosen.policy if isinstance(chosen, Plan) else chosen),
+        device=device.lower(),
+        matrices=tuple(found.matrices),
+        joinable=tuple(found.joinable),
+        other_bytes=found.other_bytes,
+        unknown=tuple(found.unknown),
+        unmatched=tuple(sorted(found.unmatched or ())),
+        settings=tuple(_settings(gpu, found.matrices)),
     )
+
+
+def _calls(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> tuple[list[Called], str]:
+    """The graphs to count, and the policy that is theirs."""
+    if isinstance(target, mx.sym.Symbol):
+        if inputs:
+            raise ValueError("a Symbol's shapes are given by name: advise(symbol, data=(32, 3, 224, 224))")
+        check_shapes(shapes, target.list_inputs(), ["policy", "device", "exclude"])
+        known = {name: Tensor(tuple(shape), "float32") for name, shape in shapes.items()}
+        graph = strip(Graph.from_symbol(target))
+        return [Called(target.name or "symbol", graph, known, frozenset())], "float16"
+    if not isinstance(target, Block):
+        raise TypeError(
+            f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}"
+        )
+    if shapes or not inputs:
+        raise ValueError("a net takes its inputs in order: advise(net, x), or advise(net, (32, 3, 224, 224))")
+    own = next((str(hook.conversion.policy) for _, hook in hooks(target)), "float16")
+    return calls_of(target, inputs), own
+
+
+def _chosen(policy: str | Policy | Plan, exclude: Iterable[str]) -> Policy | Plan:
+    if not isinstance(policy, Plan):
+        return as_policy(policy, exclude)
+    if tuple(exclude):
+        raise ValueError("a Plan has decided: exclude is for a policy")
+    check_policy(policy.policy, "gpu")
+    return policy
 
 
 class _Found:
     """What is found in one graph after the other."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
+    def __init__(self) -> None:
         self.matrices: list[MatrixReport] = []
         self.joinable: list[Joinable] = []
         self.other_bytes = 0.0

@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
 from ..gluon import _mxnet
@@ -41,7 +42,7 @@ def calls_of(net: Block, inputs: Sequence[Any]) -> list[Called]:
     if isinstance(net, HybridBlock) and _runs_as_a_graph(net) and not _mxnet.overrides_forward(net):
         return [_trace(net, args)]
     found = _Outermost()
-    with found.watching(net):
+    with found.watching(net), autograd.pause():
         net(*args)
     if not found.calls:
         raise ValueError(f"{net.name!r}: nothing in it ran as a HybridBlock, and only those have a graph to count")

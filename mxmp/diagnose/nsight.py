@@ -34,18 +34,21 @@ def read_systems(path: str) -> list[Event]:
 
     try:
         with closing(sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)) as database:
-            return list(_kernels(database, path))
+            found = list(_kernels(database))
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path!r} is a damaged SQLite file, or of another schema: {error}") from error
-
-
-def _kernels(database: sqlite3.Connection, path: str) -> Iterator[Event]:
-    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if "CUPTI_ACTIVITY_KIND_KERNEL" not in tables or "StringIds" not in tables:
+    if not found:
         raise ValueError(
             f"{path!r} holds no kernels (table CUPTI_ACTIVITY_KIND_KERNEL with StringIds): record them with "
             "nsys profile --trace=cuda,nvtx, and export with nsys export --type sqlite"
         )
+    return found
+
+
+def _kernels(database: sqlite3.Connection) -> Iterator[Event]:
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"} <= tables:
+        return
     names = dict(database.execute("SELECT id, value FROM StringIds"))
     columns = {row[1] for row in database.execute("PRAGMA table_info(CUPTI_ACTIVITY_KIND_KERNEL)")}
     operators = {}
@@ -139,7 +142,10 @@ def read_compute(path: str) -> list[Event]:
     header = rows[start]
     table = [row for row in rows[start + 1 :] if len(row) == len(header)]
     found = _details(header, table) if "Metric Name" in header else _raw(header, table)
-    return [_event(name, metrics, device, path) for name, metrics, device in found]
+    events = [_event(name, metrics, device, path) for name, metrics, device in found]
+    if not events:
+        raise ValueError(f"{path!r} holds a table of Nsight Compute without kernels")
+    return events
 
 
 def _raw(header: list[str], rows: list[list[str]]) -> Iterator[Any]:

@@ -210,7 +210,16 @@ def test_an_export_without_kernels_says_how_to_record_them(export, tmp_path):
     path = tmp_path / "empty.sqlite"
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
-    with pytest.raises(ValueError, match="nsys profile --trace=cuda,nvtx"):
+    for empty in (path, export([])):
+        with pytest.raises(ValueError, match=r"holds no kernels .* nsys profile --trace=cuda,nvtx"):
+            profile(empty)
+
+
+def test_another_schema_says_what_is_missing(export, tmp_path):
+    path = export([("a_kernel", 1, None)])
+    with sqlite3.connect(path) as database:
+        database.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN demangledName TO name")
+    with pytest.raises(ValueError, match="of another schema: no such column: demangledName"):
         profile(path)
 
 
@@ -283,6 +292,11 @@ def test_a_details_page(table, unit, seconds):
     found = profile(table(header, rows, before=""))
     assert found.seconds == pytest.approx(5 * seconds)
     assert found.share("tensor") == pytest.approx(0.2)
+
+
+def test_a_table_without_kernels(table):
+    with pytest.raises(ValueError, match="without kernels"):
+        profile(table([*COMMON, "gpu__time_duration.sum"], []))
 
 
 def test_a_table_without_durations_says_how_to_get_them(table):
