@@ -11,6 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from ..precision.heads import check_loss, head_gradient, heads_scaled_by
+from ..precision.record import Record
 from ..step import gradients as grads
 from ..step import states
 from ..step.phase import Event, Phase, Progress
@@ -117,8 +118,9 @@ class Trainer(StepView, gluon.Trainer):
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
-        with heads_scaled_by(self.loss_scale, losses):
-            begin_backward(self, losses)
+        record = Record(losses)
+        with heads_scaled_by(self.loss_scale, record):
+            begin_backward(self, record)
             with pushing():
                 autograd.backward(losses, heads, retain_graph=retain_graph)
 
@@ -135,8 +137,9 @@ class Trainer(StepView, gluon.Trainer):
         losses: list[NDArray] = [loss] if single else list(loss)
         for item in losses:
             check_loss(item, self.loss_scale)
-        with heads_scaled_by(self.loss_scale, losses):
-            begin_backward(self, losses)
+        record = Record(losses)
+        with heads_scaled_by(self.loss_scale, record):
+            begin_backward(self, record)
             with autograd.record(train_mode=autograd.is_training()):
                 scaled = [item * self.loss_scale for item in losses]
             yield scaled[0] if single else scaled
