@@ -115,11 +115,6 @@ def forward(block: HybridBlock, args: tuple) -> Any:
     return type(block).forward(block, *args)
 
 
-def hybrid_forward(block: HybridBlock, args: tuple) -> Any:
-    """As ``HybridBlock``, whatever a subclass made of ``forward``."""
-    return HybridBlock.forward(block, *args)
-
-
 def overrides_forward(block: Block) -> bool:
     """Whether its class has a ``forward`` of its own, which need not ask for a graph, or may for other arguments."""
     return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)

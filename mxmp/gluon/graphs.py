@@ -49,12 +49,11 @@ class BuiltGraph(NamedTuple):
     op: _LowOp
     plan: Plan
     shapes: dict[str, tuple]
-    params: list[Parameter]
-    grad_req: list[str]
+    asked: list[tuple[Parameter, str]]
 
     def is_current(self) -> bool:
         """Whether the same is asked of the parameters' gradients ("write", "add" or "null") as when it was built."""
-        return self.grad_req == [param.grad_req for param in self.params]
+        return all(param.grad_req == request for param, request in self.asked)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
         """What the block returns for flat inputs; ``monitor`` is told of every operator's outputs."""
@@ -98,9 +97,8 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
     shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-    return BuiltGraph(
-        traced._replace(answer=_kinds(traced.answer)), op, plan, shapes, list(params.values()), list(asked.values())
-    )
+    traced = traced._replace(answer=_kinds(traced.answer))
+    return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()])
 
 
 _pushing = threading.RLock()

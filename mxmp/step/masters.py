@@ -52,6 +52,11 @@ class Weight(NamedTuple):
     masters: Sequence[NDArray] | None
     assign: Callable[[NDArray], Any]
 
+    def publish(self) -> None:
+        """Round the masters into the arrays that compute, where there are some."""
+        for master, array in zip(self.masters or (), self.arrays):
+            publish(master, array)
+
 
 def take_over(master: NDArray, low: NDArray) -> None:
     """Where ``low`` is no longer the rounded master, someone wrote into it: that value holds."""
@@ -130,8 +135,7 @@ def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays:
     for key, weight in weights.items():
         source = list(weight.masters or weight.arrays)
         kvstore.broadcast(key, source[0], source)
-        for master, array in zip(weight.masters or (), weight.arrays):
-            publish(master, array)
+        weight.publish()
     for array in [*arrays, *(array for weight in weights.values() for array in weight.arrays)]:
         array.wait_to_read()
 
@@ -151,5 +155,4 @@ def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callab
     if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
         for key, weight in weights().items():
             from_rank_zero(kvstore, key, weight.masters or weight.arrays)
-            for master, array in zip(weight.masters or (), weight.arrays):
-                publish(master, array)
+            weight.publish()
