@@ -209,6 +209,19 @@ def arrays(param: Parameter) -> list[NDArray]:
     return list(param._data or ())
 
 
+def with_gradients(param: Parameter) -> list[tuple[NDArray, NDArray]]:
+    """What computes beside its gradient, by context; none where no gradient is asked for.
+
+    Raises
+    ------
+    RuntimeError, DeferredInitializationError
+        It is not initialized yet.
+    """
+    if param._grad is None:
+        return list(zip(param._data or (), param.list_grad())) if param.grad_req != "null" else []
+    return list(zip(param._data, param._grad))
+
+
 def data(param: Parameter) -> NDArray:
     """As ``param.data()`` for a call of MXNet's own: on the current context, in the dtype that computes."""
     return param._check_and_get(param._data, None)

@@ -236,7 +236,7 @@ class Trainer(StepView, gluon.Trainer):
         """
         states.load(fname, self._state, self._updaters, [weight_of(param) for param in self._params], self._contexts)
         self._progress = Progress()  # gradients of before belong to another scale
-        fresh.forget(self._params)
+        fresh.forget(fresh.fresh_updates(list(filter(_mxnet.is_initialized, self._params)), ignore_stale=True))
 
     # -- inside -------------------------------------------------------------------------------------
 
@@ -289,9 +289,10 @@ class Trainer(StepView, gluon.Trainer):
 
         try:
             if updates:
-                self._state.run([update.gradient for update in updates], apply, self._watch_statistics())
+                statistics = self._statistics if self._progress.phase is not Phase.READY else self._watch_statistics()
+                self._state.run([update.gradient for update in updates], apply, statistics)
         finally:
-            fresh.forget(self._params)
+            fresh.forget(updates)
             self._progress = Progress()
             self._last_update = forwards_so_far()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
@@ -82,9 +81,8 @@ def in_full(gradients: Sequence[NDArray], *, together: bool) -> list[NDArray]:
         return [gradient.astype("float32") for gradient in gradients]
     full: list[NDArray] = []
     for some in _portions(gradients):
-        zeros = mx.nd.zeros(sum(array.size for array in some), ctx=some[0].ctx)
-        ends = np.cumsum([array.size for array in some])
-        copies = [zeros[end - a.size : end].reshape(a.shape) for a, end in zip(some, ends)]
+        copies = [mx.nd.empty(array.shape, ctx=array.ctx) for array in some]
+        mx.nd.reset_arrays(*copies, num_arrays=len(copies))
         _sgd(zip(some, some, copies), some, rate=-1.0)
         full += copies
     return full
