@@ -42,7 +42,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
     symbol, data_names, label_names, ...
         As for ``mx.mod.Module``. ``compression_params`` is refused.
     policy : str or Policy
-        ``"float16"``, ``"bfloat16"``, a policy string or a Policy.
+        A recipe (``print(Policy.recipes())``), a policy string or a Policy.
     exclude : iterable of str
         Patterns of nodes or blocks to keep in FP32, added to the policy's.
     loss_scale : {"dynamic"}, float, None or a scaler
