@@ -16,7 +16,7 @@ from mxnet.ndarray import NDArray
 
 from .diagnose import explain
 from .files import replacing_all
-from .policy import as_policy
+from .policy import Policy, as_policy
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import write_arrays, write_symbol
 
@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
-    common.add_argument("--policy", default="float16", help="float16, bfloat16 or a policy string")
+    common.add_argument("--policy", default="float16", help=f"{', '.join(Policy.recipes())} or a policy string")
     common.add_argument("--exclude", nargs="+", default=[], help="patterns of nodes that stay FP32")
     common.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it will run")
     common.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes, to count bytes")

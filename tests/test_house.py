@@ -35,7 +35,7 @@ HOUSE = {
             "emulation",
             "devices",
         ),
-        *("pipeline", "record", "heads", "__init__"),
+        *("traffic", "pipeline", "record", "heads", "__init__"),
     ],
     "step": [
         *("_mxnet", "scaler", "group", "phase", "refusals", "stores", "gradients", "statistics", "masters", "step"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any, Collection, Mapping, Sequence
 
@@ -15,12 +16,15 @@ from ..precision.graph import Graph
 from ..precision.heads import scale_heads
 from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
+from ..precision.traffic import remedy
 from ..step._mxnet import is_asked_by_user
 from ..step.masters import Weight, assign, take_over
 from ..step.step import ScaledStep
 from .cast import nothing_low, warn_of_unmatched
 
 __all__ = ["Core", "LendsArrays", "grad_requests"]
+
+logger = logging.getLogger("mxmp")
 
 
 class Core:
@@ -52,6 +56,7 @@ class Core:
         self.numbers: dict[str, int] = {}
         self.lent = False
         self._decided = False
+        self._told_of_casts = False
 
     def low_symbol(
         self,
@@ -61,10 +66,12 @@ class Core:
         parameters: Collection[str],
         for_training: bool,
         grad_req: Mapping[str, str],
+        data_shapes: Sequence[tuple] = (),
     ) -> tuple[mx.sym.Symbol, Plan]:
         """What executors run: the graph with casts and, for training, the scale in front of loss heads; and its plan.
 
-        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing.
+        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing; logs, once, that another
+        policy would cast much less at ``data_shapes``, pairs of name and shape as ``bind`` takes them.
         """
         graph, plan = low_graph(
             Graph.from_symbol(symbol),
@@ -81,6 +88,11 @@ class Core:
             useless = nothing_low(plan)
             if useless:
                 warnings.warn(useless, stacklevel=3)
+        if not self._told_of_casts:
+            found = remedy(Graph.from_symbol(symbol), plan, {each[0]: each[1] for each in data_shapes})
+            if found:
+                self._told_of_casts = True
+                logger.warning("%r: %s, in every forward", symbol.name or "symbol", found)
         if for_training:
             scale_heads(graph)
         declare_full(graph)
