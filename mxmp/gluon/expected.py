@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
-from typing import Iterable, Mapping
+from typing import Iterable
 
-import mxnet as mx
 from mxnet.gluon import HybridBlock
 
-from ..precision.graph import Graph
 from ..precision.plan import Plan
-from ..precision.traffic import remedy
 
 __all__ = ["Expected"]
-
-logger = logging.getLogger("mxmp")
 
 
 class Expected:
@@ -26,7 +20,6 @@ class Expected:
         self._waiting = {id(block) for block in roots}
         self._unmatched = dict.fromkeys(patterns)
         self._any_low = False
-        self._told_of_casts = False
 
     def note(self, block: HybridBlock, plan: Plan) -> None:
         """A graph of ``block`` follows ``plan``."""
@@ -45,11 +38,3 @@ class Expected:
             )
         if self._unmatched:
             warnings.warn(f"exclude: no node or block of {self._net!r} matches {list(self._unmatched)}", stacklevel=5)
-
-    def note_casts(self, block: HybridBlock, symbol: mx.sym.Symbol, plan: Plan, shapes: Mapping[str, tuple]) -> None:
-        """Log, once for the conversion, that another policy would cast much less, at the first call's shapes."""
-        if not self._told_of_casts:
-            found = remedy(Graph.from_symbol(symbol), plan, shapes)
-            if found:
-                self._told_of_casts = True
-                logger.warning("%r: %s, in every forward", block.name, found)

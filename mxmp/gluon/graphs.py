@@ -97,7 +97,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
     shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-    conversion.expected.note_casts(block, symbol, plan, shapes)
+    conversion.remedies.note(block.name, symbol, plan, shapes)
     traced = traced._replace(answer=_kinds(traced.answer))
     return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()])
 

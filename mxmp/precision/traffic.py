@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Mapping, NamedTuple
+
+import mxnet as mx
 
 from ..policy import Policy
 from .casts import FULL, CastGraph, insert_casts
@@ -13,7 +16,9 @@ from .graph import Entry, Graph
 from .plan import Plan, PlannedGraph
 from .rules import RULES, Kind
 
-__all__ = ["CastSize", "Remedy", "cast_sizes", "remedy"]
+__all__ = ["CastSize", "Remedy", "RemedyLog", "cast_sizes", "remedy"]
+
+logger = logging.getLogger("mxmp")
 
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 # What casts may move more than those of the remedy, as a share of what the FP32 operators write: below it, the gain
@@ -68,12 +73,10 @@ def remedy(graph: Graph, plan: Plan, shapes: Mapping[str, tuple]) -> Remedy | No
     ``shapes`` of its inputs: they are more than half of all casts. Where float16 is emulated there is nothing to
     gain. What the bodies of control flow cast is not counted.
     """
-    policy = plan.policy
-    native = plan.device == "gpu" or policy.compute == "bfloat16"
     norms = (node for node in graph.nodes() if node.op in RULES and RULES[node.op].kind is Kind.NORM)
-    if not native or policy.norm == "compute" or next(norms, None) is None:
+    if not _may_gain(plan) or next(norms, None) is None:
         return None
-    other = replace(policy, norm="compute")
+    other = replace(plan.policy, norm="compute")
     # What is stored low stays what it is: the same weights need casts.
     instead = decide(graph, other, plan.device, parameters=(), stored_low=plan.low_variables)
     now, then = (cast_sizes(insert_casts(PlannedGraph(graph, each)), shapes) for each in (plan, instead))
@@ -83,6 +86,28 @@ def remedy(graph: Graph, plan: Plan, shapes: Mapping[str, tuple]) -> Remedy | No
     if bytes_now - bytes_then <= _WORTH_SAYING * written:
         return None
     return Remedy(other, len(then), len(now), bytes_then, bytes_now, written)
+
+
+def _may_gain(plan: Plan) -> bool:
+    """Whether there are casts around norms, of kernels that compute in the dtype."""
+    native = plan.device == "gpu" or plan.policy.compute == "bfloat16"
+    return native and plan.policy.norm != "compute"
+
+
+class RemedyLog:
+    """Tells of a remedy in one line of the log, once."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def note(self, name: str, symbol: mx.sym.Symbol, plan: Plan, shapes: Mapping[str, tuple]) -> None:
+        """``symbol``, the FP32 graph of what is called ``name``, runs by ``plan`` on these shapes."""
+        if self._told or not _may_gain(plan):
+            return
+        found = remedy(Graph.from_symbol(symbol), plan, shapes)
+        if found is not None:
+            self._told = True
+            logger.warning("%r: %s, in every forward", name, found)
 
 
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from typing import Any, Collection, Mapping, Sequence
 
@@ -16,15 +15,13 @@ from ..precision.graph import Graph
 from ..precision.heads import scale_heads
 from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
-from ..precision.traffic import remedy
+from ..precision.traffic import RemedyLog
 from ..step._mxnet import is_asked_by_user
 from ..step.masters import Weight, assign, take_over
 from ..step.step import ScaledStep
 from .cast import nothing_low, warn_of_unmatched
 
 __all__ = ["Core", "LendsArrays", "grad_requests"]
-
-logger = logging.getLogger("mxmp")
 
 
 class Core:
@@ -56,7 +53,7 @@ class Core:
         self.numbers: dict[str, int] = {}
         self.lent = False
         self._decided = False
-        self._told_of_casts = False
+        self._remedies = RemedyLog()
 
     def low_symbol(
         self,
@@ -88,11 +85,7 @@ class Core:
             useless = nothing_low(plan)
             if useless:
                 warnings.warn(useless, stacklevel=3)
-        if not self._told_of_casts:
-            found = remedy(Graph.from_symbol(symbol), plan, {each[0]: each[1] for each in data_shapes})
-            if found:
-                self._told_of_casts = True
-                logger.warning("%r: %s, in every forward", symbol.name or "symbol", found)
+        self._remedies.note(symbol.name or "symbol", symbol, plan, {each[0]: each[1] for each in data_shapes})
         if for_training:
             scale_heads(graph)
         declare_full(graph)

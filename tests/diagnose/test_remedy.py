@@ -11,10 +11,9 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon.expected import Expected
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
-from mxmp.precision.traffic import Remedy
+from mxmp.precision.traffic import Remedy, RemedyLog
 
 # (4, 2, 8, 8) -> conv (4, 8, 8, 8) -> norm -> relu -> conv (4, 3, 8, 8)
 SHAPE = (4, 2, 8, 8)
@@ -135,8 +134,8 @@ def test_a_gpu_s_default_tells(told):
     net = conv_net()
     symbol = net(mx.sym.var("data"))
     plan = decide(Graph.from_symbol(symbol), mxmp.Policy(), "gpu")
-    expected = Expected(net.name, [net], [])
+    log = RemedyLog()
     for _ in range(2):
-        expected.note_casts(net, symbol, plan, {"data": SHAPE})
+        log.note(net.name, symbol, plan, {"data": SHAPE})
     assert len(told()) == 1
     assert "policy 'float16-fast'" in told()[0]
