@@ -1,7 +1,10 @@
-"""Command line: convert a checkpoint on disk for inference, or explain what would be done.
+"""Command line: convert a checkpoint on disk for inference, explain what would be done, and look inside.
 
 python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
 python -m mxmp explain net-symbol.json --shape data=1,3,224,224
+python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100 --save advice.json
+python -m mxmp profile report.sqlite --save profile.json
+python -m mxmp plot advice.json roofline.png
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import sys
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .diagnose import explain
+from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot_roofline, profile
+from .diagnose.gpus import GPUS
 from .files import replacing_all
 from .policy import Policy, as_policy
 from .symbolic import cast_symbol
@@ -28,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         args.run(args)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"mxmp {args.command}: {error}", file=sys.stderr)
         return 2
     return 0
@@ -37,12 +41,15 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m mxmp", description="Mixed precision for MXNet checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
-    common.add_argument("--policy", default="float16", help=f"{', '.join(Policy.recipes())} or a policy string")
-    common.add_argument("--exclude", nargs="+", default=[], help="patterns of nodes that stay FP32")
+    graph = argparse.ArgumentParser(add_help=False)
+    graph.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
+    graph.add_argument("--policy", default="float16", help=f"{', '.join(Policy.recipes())} or a policy string")
+    graph.add_argument("--exclude", nargs="+", default=[], help="patterns of nodes that stay FP32")
+    graph.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes")
+    common = argparse.ArgumentParser(add_help=False, parents=[graph])
     common.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it will run")
-    common.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes, to count bytes")
+    report = argparse.ArgumentParser(add_help=False)
+    report.add_argument("--save", metavar="REPORT.json", help="write the report too, for plot")
 
     cast = commands.add_parser("cast", parents=[common], help="write a low-precision checkpoint for inference")
     cast.add_argument("params", nargs="?", help="its parameters, NAME-0000.params")
@@ -52,6 +59,19 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("explain", parents=[common], help="say what each operator would compute in, and why")
     show.add_argument("--nodes", action="store_true", help="one line per operator as well")
     show.set_defaults(run=_explain)
+
+    tell = commands.add_parser("advise", parents=[graph, report], help="say which shapes miss the Tensor Cores")
+    tell.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU")
+    tell.set_defaults(run=_advise)
+
+    read = commands.add_parser("profile", parents=[report], help="say what a profiler's file tells of Tensor Cores")
+    read.add_argument("file", help="Nsight Systems' SQLite, Nsight Compute's CSV, or what mx.profiler.dump() wrote")
+    read.set_defaults(run=_profile)
+
+    draw = commands.add_parser("plot", help="draw the picture of a saved report")
+    draw.add_argument("report", help="what --save wrote")
+    draw.add_argument("picture", help="the file to write: .png, .svg or .pdf")
+    draw.set_defaults(run=_plot)
     return parser
 
 
@@ -87,6 +107,34 @@ def _explain(args: argparse.Namespace) -> None:
         print()
         for node in found.nodes:
             print(f"{node.dtype:<9} {node.op:<24} {node.name}: {node.reason}")
+
+
+def _advise(args: argparse.Namespace) -> None:
+    found = advise(
+        _load_symbol(args.symbol), policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args)
+    )
+    _print(found, args.save)
+
+
+def _profile(args: argparse.Namespace) -> None:
+    _print(profile(args.file), args.save)
+
+
+def _print(found: Advice | Profile, path: str | None) -> None:
+    if path:
+        found.save(path)
+    print(found)
+    if path:
+        print(f"\nWrote {path}")
+
+
+def _plot(args: argparse.Namespace) -> None:
+    found = load(args.report)
+    if isinstance(found, Advice):
+        plot_roofline(found, args.picture)
+    else:
+        plot_profile(found, args.picture)
+    print(f"Wrote {args.picture}")
 
 
 def _load_symbol(path: str) -> mx.sym.Symbol:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import os
 import re
 from functools import lru_cache
@@ -22,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Callable, Collection, NamedTuple
 
+import numpy as np
 from sweep_models import in_a_process, read, write
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "gpu-graphs.json"
@@ -206,17 +206,10 @@ def figures(variant: str, rewrite: Callable[[Any, dict], Any], large: Traced, sm
 
 def bytes_written(call: Any) -> int:
     """What the operators of an FP32 graph write in one forward. Raises where the shapes do not fit."""
-    from math import prod
+    from zoo.running import steps
 
-    from zoo.flops import _infer
-
-    raw = json.loads(call.symbol.tojson())
-    found = _infer(raw, call.known, False)
-    return sum(
-        prod(shape) * dtype.itemsize
-        for (number, _), (shape, dtype) in found.items()
-        if raw["nodes"][number]["op"] != "null"
-    )
+    written = [out for step in steps(call) for out in step.outs if out]
+    return sum(out.size * np.dtype(out.dtype).itemsize for out in written)
 
 
 def planned(symbol: Any, call: Any, trained: Collection[str]) -> int:

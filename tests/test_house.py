@@ -46,11 +46,18 @@ HOUSE = {
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
-    "diagnose": ["report", "render", "measure", "explain", "__init__"],
+    "diagnose": [
+        *("report", "render", "measure", "explain"),
+        *("gemm", "flops", "calls", "gpus", "saved", "pictures", "advice", "advice_text", "roofline", "advise"),
+        *("kernels", "profiled", "nsight", "mxnet_trace", "profile_text", "profile_picture", "profile", "load"),
+        "__init__",
+    ],
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
-WITHOUT_MXNET = ["files", "policy", "precision/rules", "step/scaler", "step/phase", "step/refusals", "diagnose/render"]
+WITHOUT_MXNET = ["files", "policy", "precision/rules", "step/scaler", "step/phase", "step/refusals"]
+WITHOUT_MXNET += [f"diagnose/{name}" for name in ("render", "gemm", "gpus", "advice", "advice_text", "roofline")]
+WITHOUT_MXNET += [f"diagnose/{name}" for name in ("kernels", "profiled", "nsight", "mxnet_trace", "profile_text")]
 LONGEST = 300
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 

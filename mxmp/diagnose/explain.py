@@ -21,7 +21,7 @@ from .measure import measure
 from .render import render
 from .report import GraphReport, NodeReport
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "check_shapes", "explain"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def explain(
 
 
 def _symbol(symbol: mx.sym.Symbol, policy: Policy, ctx: mx.Context | None, shapes: dict[str, tuple]) -> GraphReport:
-    _check_shapes(shapes, symbol.list_inputs())
+    check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     graph = strip(Graph.from_symbol(symbol))
     plan = decide(graph, policy, device_of(ctx), keep_output_names=True)
     try:
@@ -117,10 +117,11 @@ def _symbol(symbol: mx.sym.Symbol, policy: Policy, ctx: mx.Context | None, shape
         raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
 
 
-def _check_shapes(shapes: dict[str, tuple], inputs: list[str]) -> None:
+def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: list[str]) -> None:
+    """Raise ``ValueError`` for a shape of no input, perhaps a misspelt keyword, or with a size that is none."""
     for name, shape in shapes.items():
         if name not in inputs:
-            close = get_close_matches(name, [*inputs, "policy", "exclude", "ctx"], n=1)
+            close = get_close_matches(name, [*inputs, *keywords], n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
             raise ValueError(f"the Symbol has no input {name!r}; {hint}")
         if any(size < 1 for size in shape):

@@ -60,6 +60,28 @@ def copied(block: HybridBlock) -> HybridBlock:
     return clone
 
 
+def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
+    """What a call of the block's class hands on to the block's graph, None where it asks for none."""
+    if not overrides_forward(block):
+        return args
+    clone = copied(block)
+
+    def note(*given: Any) -> None:
+        raise _GraphCalledError(given)
+
+    clone._active = True
+    clone.__dict__["_call_cached_op"] = note
+    try:
+        forward(clone, args)
+    except _GraphCalledError as call:
+        return call.args[0]
+    return None
+
+
+class _GraphCalledError(Exception):
+    """A block's graph is called, with these arguments."""
+
+
 def trace(clone: HybridBlock, args: tuple) -> None:
     """Make the FP32 graph of what ``copied`` gave, for arguments of this structure; runs the user's code."""
     if isinstance(clone, SymbolBlock):
