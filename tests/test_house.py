@@ -46,11 +46,16 @@ HOUSE = {
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
-    "diagnose": ["report", "render", "measure", "explain", "__init__"],
+    "diagnose": [
+        *("report", "render", "measure", "explain"),
+        *("histogram", "wiring", "taps", "snapshot", "watch"),
+        "__init__",
+    ],
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["files", "policy", "precision/rules", "step/scaler", "step/phase", "step/refusals", "diagnose/render"]
+WITHOUT_MXNET += ["diagnose/histogram", "diagnose/snapshot"]
 LONGEST = 300
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 

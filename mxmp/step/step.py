@@ -14,7 +14,7 @@ The algorithm ("Mixed Precision Training", ICLR 2018, section 3.2)::
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from .group import group_of
 from .scaler import Scaler
 from .statistics import RunningStatistics
 
-__all__ = ["FLOOR_PATIENCE", "ScaleEvent", "ScaledStep", "StepView"]
+__all__ = ["FLOOR_PATIENCE", "Observer", "ScaleEvent", "ScaledStep", "StepView"]
 
 logger = logging.getLogger("mxmp")
 
@@ -37,6 +37,16 @@ class ScaleEvent(NamedTuple):
     step: int
     loss_scale: float
     skipped: bool
+
+
+class Observer(Protocol):
+    """Looks on while steps are taken, and changes nothing."""
+
+    def before_update(self, gradients: Sequence[Gradient]) -> None:
+        """The gradients are checked, still scaled, and about to be applied or dropped."""
+
+    def after_step(self) -> None:
+        """The step is over, applied or skipped."""
 
 
 class ScaledStep:
@@ -54,6 +64,8 @@ class ScaledStep:
         ``"name on device"`` of each non-finite gradient of the last step, empty after a clean one.
     history : list of ScaleEvent
         The first scale, and one event for every change of scale and every skip.
+    observers : list of Observer
+        Who looks on; none is copied or saved.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -67,13 +79,14 @@ class ScaledStep:
         self.history = [ScaleEvent(1, scaler.loss_scale, False)]
         self._skips_at_floor = 0
         self._sums: FiniteSums | None = None
+        self.observers: list[Observer] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, whose scalers and gradients are others."""
-        return {name: value for name, value in vars(self).items() if name not in ("group", "_sums")}
+        return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, group=group_of(state["scaler"]), _sums=None)
+        vars(self).update(state, group=group_of(state["scaler"]), _sums=None, observers=[])
         self.group.join(self)
 
     @property
@@ -99,9 +112,15 @@ class ScaledStep:
             After ``FLOOR_PATIENCE`` skips in a row at the lowest scale; names the parameters.
         """
         bad = self._check(gradients, statistics)
-        if not bad:
-            apply()
-        self._note(bad)
+        for observer in self.observers:
+            observer.before_update(gradients)
+        try:
+            if not bad:
+                apply()
+            self._note(bad)
+        finally:
+            for observer in list(self.observers):
+                observer.after_step()
         return not bad
 
     def state_dict(self) -> dict[str, Any]:
