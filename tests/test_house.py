@@ -48,14 +48,15 @@ HOUSE = {
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
     "diagnose": [
         *("report", "render", "measure", "explain"),
-        *("histogram", "wiring", "taps", "snapshot", "watch"),
+        *("histogram", "wiring", "doors", "taps", "snapshot", "watch", "plots", "scale_plot", "summaries"),
+        *("blame_report", "verdict", "blame"),
         "__init__",
     ],
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["files", "policy", "precision/rules", "step/scaler", "step/phase", "step/refusals", "diagnose/render"]
-WITHOUT_MXNET += ["diagnose/histogram", "diagnose/snapshot"]
+WITHOUT_MXNET += ["diagnose/histogram", "diagnose/snapshot", "diagnose/plots"]
 LONGEST = 300
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 

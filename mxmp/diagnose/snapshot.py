@@ -112,7 +112,7 @@ class Snapshot:
         room = "" if tightest is None else _room(tightest, form)
         lines = [
             head,
-            f"  {self.underflow:.2%} of the gradient values round to zero, {self.underflow_unscaled:.2%} without scaling",
+            f"  {self.underflow:.2%} of gradient values round to zero; unscaled {self.underflow_unscaled:.2%} would",
             *([f"  {room}"] if room else []),
             "",
             *_table(self._worst(), form),

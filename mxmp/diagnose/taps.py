@@ -8,7 +8,7 @@ arrays, so that all other steps run as ever, and the values, the dropout masks a
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
@@ -17,122 +17,15 @@ from mxnet.base import NDArrayHandle
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..gluon import Trainer, _mxnet
-from ..gluon.hook import Hook, hooks
-from ..gluon.parameter import weight_of
-from ..step.masters import Weight
-from ..step.step import ScaledStep
+from ..gluon import Trainer
 from ..symbolic import BucketingModule, Module
-from ..symbolic._mxnet import symbol_of, twin
+from .doors import GluonDoor, ModuleDoor
 from .wiring import Seen, Wiring
 
 __all__ = ["See", "Tap", "tap_of", "values_of"]
 
 # Called with what an operator made; inside its forward or backward.
 See = Callable[[Seen, NDArray], None]
-
-
-class _Gluon:
-    """The converted blocks of a net."""
-
-    def __init__(self, net: Block, trainer: Trainer) -> None:
-        if not isinstance(trainer, Trainer):
-            raise TypeError(f"pass the net's mxmp.Trainer, got {type(trainer).__module__}.{type(trainer).__name__}")
-        self._hooks = [(block, hook) for block, hook in hooks(net) if not hook.python]
-        if not self._hooks:
-            raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first")
-        self._trainer = trainer
-        self._told: list[tuple] = []
-
-    @property
-    def step(self) -> ScaledStep:
-        return self._trainer._state
-
-    @property
-    def compute(self) -> str:
-        return self._hooks[0][1].conversion.policy.compute
-
-    @property
-    def scaled_by(self) -> float:
-        """What the gradients before the update are multiplied by."""
-        return 1.0 if self._trainer._progress.unscaled else self._trainer.loss_scale
-
-    def weights(self) -> list[Weight]:
-        return [weight_of(param) for param in self._trainer._params if param.grad_req != "null"]
-
-    def wirings(self, where: Hook) -> Iterator[tuple[Any, Wiring]]:
-        for key, built in list(where.graphs.items()):
-            if key.training:
-                yield built, Wiring(built.op.symbol, built.plan)
-
-    def arm(self, tell: Callable[[Any], Callable]) -> None:
-        for block, hook in self._hooks:
-            if _mxnet.monitor(block) is not None:
-                raise ValueError(f"{block.name!r} has an op hook (register_op_hook), and MXNet tells one listener only")
-            monitor = (tell(hook), False)
-            self._told.append((block, hook, monitor))
-            _mxnet.set_monitor(block, monitor)
-
-    def disarm(self) -> None:
-        for block, hook, monitor in self._told:
-            if _mxnet.monitor(block) == monitor:
-                _mxnet.set_monitor(block, None)
-            for built in hook.graphs.values():
-                built.op.forget(monitor)
-        self._told = []
-
-
-class _Module:
-    """The executors of a module, of the current bucket where there are several."""
-
-    def __init__(self, module: Module | BucketingModule) -> None:
-        if not module.optimizer_initialized:
-            raise ValueError("the module has no optimizer yet: bind, init_params and init_optimizer first")
-        self._target = module
-        self._swapped: list[tuple] = []
-
-    @property
-    def module(self) -> Module:
-        return self._target._curr_module if isinstance(self._target, BucketingModule) else self._target
-
-    @property
-    def step(self) -> ScaledStep:
-        return self._target._state
-
-    @property
-    def compute(self) -> str:
-        return self.module.policy.compute
-
-    @property
-    def scaled_by(self) -> float:
-        return self.module._core.scaled_by
-
-    def weights(self) -> list[Weight]:
-        arrays = self.module._arrays()
-        trained = {name for name, grads in zip(arrays, self.module._exec_group.grad_arrays) if grads[0] is not None}
-        return [weight for weight in self.module._core.weights(arrays) if weight.name in trained]
-
-    def wirings(self, where: mx.executor.Executor) -> Iterator[tuple[Any, Wiring]]:
-        grads, plan = where.grad_dict, self.module.plan
-        if plan is not None:
-            yield where, Wiring(symbol_of(where), plan, lambda name: grads.get(name) is not None)
-
-    def arm(self, tell: Callable[[Any], Callable]) -> None:
-        group = self.module._exec_group
-        twins = [twin(executor) for executor in group.execs]
-        for each in twins:
-            told = tell(each)
-            each.set_monitor_callback(lambda name, handle, told=told: told(name, None, handle))
-        self._swapped = [(group.execs, i, executor, each) for i, (executor, each) in enumerate(zip(group.execs, twins))]
-        group.execs[:] = twins
-
-    def disarm(self) -> None:
-        for execs, i, executor, each in self._swapped:
-            if execs[i] is each:  # a batch of another size has put another there
-                for ours, theirs in zip(each.outputs, executor.outputs):
-                    ours.copyto(theirs)
-                execs[i] = executor
-        self._swapped = []
 
 
 class Tap:
@@ -142,7 +35,7 @@ class Tap:
     Inference is not told of.
     """
 
-    def __init__(self, door: _Gluon | _Module, see: See) -> None:
+    def __init__(self, door: GluonDoor | ModuleDoor, see: See) -> None:
         self.door = door
         self.wirings: list[Wiring] = []
         self._see = see
@@ -182,7 +75,7 @@ class Tap:
         return told
 
     def _tell(self, where: Any, name: str, array: NDArray) -> None:
-        if isinstance(self.door, _Gluon) and not autograd.is_training():
+        if isinstance(self.door, GluonDoor) and not autograd.is_training():
             return
         try:
             seen = self._read(where, name)
@@ -199,16 +92,12 @@ class Tap:
             seen = wiring.read(name)
             if seen is not None:
                 return seen
-        if len(known) < _graphs_at(where):
+        if len(known) < self.door.graphs_at(where):
             ready = [built for built, _ in known]
             known += [(b, w) for b, w in self.door.wirings(where) if not any(b is each for each in ready)]
             self.wirings = [wiring for each in self._known.values() for _, wiring in each]
             return next((seen for _, wiring in reversed(known) if (seen := wiring.read(name)) is not None), None)
         return None
-
-
-def _graphs_at(where: Any) -> int:
-    return sum(key.training for key in where.graphs) if isinstance(where, Hook) else 1
 
 
 def tap_of(target: Block | Module | BucketingModule, trainer: Trainer | None, see: See) -> Tap:
@@ -222,13 +111,13 @@ def tap_of(target: Block | Module | BucketingModule, trainer: Trainer | None, se
     if isinstance(target, (Module, BucketingModule)):
         if trainer is not None:
             raise TypeError("a module steps by itself: pass no trainer with it")
-        return Tap(_Module(target), see)
+        return Tap(ModuleDoor(target), see)
     if not isinstance(target, Block):
         raise TypeError(
             "expected a converted gluon Block and its mxmp.Trainer, or an mxmp.Module or BucketingModule, got "
             f"{type(target).__module__}.{type(target).__name__}"
         )
-    return Tap(_Gluon(target, trainer), see)  # type: ignore[arg-type]
+    return Tap(GluonDoor(target, trainer), see)  # type: ignore[arg-type]
 
 
 def values_of(array: NDArray) -> NDArray | None:

@@ -11,7 +11,11 @@ from ..precision.casts import MARK, PASSED, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan
 
-__all__ = ["Seen", "Wiring"]
+__all__ = ["SUM", "Seen", "Wiring"]
+
+# What MXNet adds gradients with where several operators read a tensor; nothing tells which one.
+SUM = "a sum of gradients"
+_SUMS = re.compile(r"_?(sum|add)_grad")
 
 
 class Seen(NamedTuple):
@@ -87,8 +91,11 @@ class Wiring:
     def read(self, name: str) -> Seen | None:
         """What the monitor's ``name`` stands for; None for what is no tensor of this graph, or never written."""
         if name not in self._read:
-            self._read[name] = self._find(name)
+            self._read[name] = _A_SUM if _SUMS.match(name) else self._find(name)
         return self._read[name]
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._needs
 
     def source(self, entry: Entry) -> Entry:
         """The user's operator or variable whose tensor ``entry`` is, behind whatever mxmp put between."""
@@ -150,6 +157,9 @@ class Wiring:
 
     def _is_low(self, node: Node) -> bool:
         return node in self._names and self.plan.decisions[self._names[node]].low
+
+
+_A_SUM = Seen(Node("add_n", SUM), SUM, "add_n", False, True, 0, True, False, SUM)
 
 
 def _behind(entry: Entry) -> Entry:
