@@ -38,7 +38,19 @@ HOUSE = {
         *("pipeline", "heads", "__init__"),
     ],
     "step": [
-        *("_mxnet", "scaler", "group", "phase", "refusals", "stores", "gradients", "statistics", "masters", "step"),
+        *(
+            "_mxnet",
+            "scaler",
+            "adaptive",
+            "group",
+            "phase",
+            "refusals",
+            "stores",
+            "gradients",
+            "statistics",
+            "masters",
+            "step",
+        ),
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
@@ -55,7 +67,16 @@ HOUSE = {
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
-WITHOUT_MXNET = ["files", "policy", "precision/rules", "step/scaler", "step/phase", "step/refusals", "diagnose/render"]
+WITHOUT_MXNET = [
+    "files",
+    "policy",
+    "precision/rules",
+    "step/scaler",
+    "step/adaptive",
+    "step/phase",
+    "step/refusals",
+    "diagnose/render",
+]
 WITHOUT_MXNET += ["diagnose/histogram", "diagnose/snapshot", "diagnose/plots"]
 LONGEST = 300
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}

@@ -286,7 +286,8 @@ class Trainer(StepView, gluon.Trainer):
 
         try:
             if updates:
-                self._state.run([update.gradient for update in updates], apply, self._watch_statistics())
+                gradients = [update.gradient for update in updates]
+                self._state.run(gradients, apply, self._watch_statistics(), unscaled=self._progress.unscaled)
         finally:
             fresh.forget(self._params)
             self._progress = Progress()

@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
-from .gradients import FiniteSums, Gradient, fetch, non_finite
+from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .group import group_of
 from .scaler import Scaler
 from .statistics import RunningStatistics
@@ -98,8 +98,12 @@ class ScaledStep:
         gradients: Sequence[Gradient],
         apply: Callable[[], None],
         statistics: RunningStatistics | None = None,
+        *,
+        unscaled: bool = False,
     ) -> bool:
         """Check ``gradients``, then ``apply()`` or skip; adjust the scale. Synchronizes once.
+
+        ``unscaled``: someone has divided them by the scale already.
 
         Returns
         -------
@@ -111,7 +115,7 @@ class ScaledStep:
         FloatingPointError
             After ``FLOOR_PATIENCE`` skips in a row at the lowest scale; names the parameters.
         """
-        bad = self._check(gradients, statistics)
+        bad = self._check(gradients, statistics, unscaled)
         for observer in self.observers:
             observer.before_update(gradients)
         try:
@@ -156,13 +160,20 @@ class ScaledStep:
         self.steps, self.skipped_steps, self._skips_at_floor = steps, skipped, at_floor
         self.last_step_skipped, self.overflow_params, self.history = last, names, history
 
-    def _check(self, gradients: Sequence[Gradient], statistics: RunningStatistics | None) -> list[Gradient]:
-        """The non-finite gradients. One transfer; a second only where the first says overflow."""
+    def _check(
+        self, gradients: Sequence[Gradient], statistics: RunningStatistics | None, unscaled: bool
+    ) -> list[Gradient]:
+        """The non-finite gradients. One transfer; a second only where the first says overflow.
+
+        A scaler that measures gets in the same transfer what it adjusts by.
+        """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
         marks = self._sums()
         running = [statistics.sums(after=marks)] if statistics else []
-        sums, *running_sums = fetch(marks, *running)
+        measured = zeros_and_peaks(gradients) if getattr(self.scaler, "measures", False) else []
+        sums, *rest = fetch(marks, *running, *measured)
+        running_sums = rest[: len(running)]
         suspects = [g for g, ok in zip(gradients, np.isfinite(sums)) if not ok]
         bad = non_finite(suspects) if suspects else []
         if statistics:
@@ -170,6 +181,10 @@ class ScaledStep:
                 statistics.restore()
             else:
                 statistics.keep()
+        if measured and not bad:
+            zeros, peaks = rest[len(running) :]
+            largest = float(peaks.max()) * (self.loss_scale if unscaled else 1.0)
+            self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[union-attr]
         return bad
 
     def _note(self, bad: Sequence[Gradient]) -> None:
