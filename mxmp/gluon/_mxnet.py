@@ -147,8 +147,18 @@ def monitor(block: HybridBlock) -> tuple | None:
     return (block._callback, block._monitor_all) if block._callback else None
 
 
+def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
+    """As ``register_op_hook``, for this block alone; None undoes it."""
+    block._callback, block._monitor_all = monitor or (None, False)
+
+
+# A backward may come after its operator is gone, and calls what was registered.
+_registered: list = []
+
+
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
     op._register_op_hook(callback, monitor_all)
+    _registered.append(op._monitor_callback)
 
 
 def cached_op(block: HybridBlock) -> Any:

@@ -133,7 +133,7 @@ class _LowOp:
         position = {name: i for i, name in enumerate(given)}
         fed = [*data, SCALE_NAME]
         self._order = [position.get(name) for name in names]
-        self._low = low
+        self.symbol = low
         self._flags = [
             ("data_indices", [i for i, name in enumerate(names) if name in fed]),
             ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
@@ -141,6 +141,7 @@ class _LowOp:
         ]
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
+        self._monitored: dict[tuple, mx.nd.CachedOp] = {}
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         if None in self._order:
@@ -150,10 +151,13 @@ class _LowOp:
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None, scale: NDArray | None = None) -> Any:
         given = [scale if i is None else inputs[i] for i in self._order]
         with pushing():
-            op = self._operator()
-            if monitor is not None:
-                _mxnet.register_op_hook(op, *monitor)
+            op = self._operator() if monitor is None else self._told(monitor)
             return op(*given)
+
+    def forget(self, monitor: tuple) -> None:
+        """Let go of what calls with ``monitor`` left here."""
+        for key in [key for key in list(self._monitored) if key[1] == monitor]:
+            self._monitored.pop(key, None)
 
     def _operator(self) -> mx.nd.CachedOp:
         if not autograd.is_recording():
@@ -163,8 +167,17 @@ class _LowOp:
             self._own.op = self._make()
         return self._own.op
 
+    def _told(self, monitor: tuple) -> mx.nd.CachedOp:
+        """One that tells ``monitor`` of every operator: not with static memory, where MXNet tells of few."""
+        key = (threading.get_ident(), monitor)
+        if key not in self._monitored:
+            flags = [(name, value) for name, value in self._flags if not name.startswith("static_")]
+            self._monitored[key] = mx.nd.CachedOp(copy.copy(self.symbol), flags)
+            _mxnet.register_op_hook(self._monitored[key], *monitor)
+        return self._monitored[key]
+
     def _make(self) -> mx.nd.CachedOp:
-        return mx.nd.CachedOp(copy.copy(self._low), self._flags)
+        return mx.nd.CachedOp(copy.copy(self.symbol), self._flags)
 
 
 def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:

@@ -290,7 +290,7 @@ class Trainer(StepView, gluon.Trainer):
         try:
             if updates:
                 statistics = self._statistics if self._progress.phase is not Phase.READY else self._watch_statistics()
-                self._state.run([update.gradient for update in updates], apply, statistics)
+                self._state.run([u.gradient for u in updates], apply, statistics, unscaled=self._progress.unscaled)
         finally:
             fresh.forget(updates)
             self._progress = Progress()
