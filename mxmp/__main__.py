@@ -20,7 +20,7 @@ from mxnet.ndarray import NDArray
 from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot_roofline, profile
 from .diagnose.gpus import GPUS
 from .files import replacing_all
-from .policy import as_policy
+from .policy import Policy, as_policy
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import write_arrays, write_symbol
 
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     graph = argparse.ArgumentParser(add_help=False)
     graph.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
-    graph.add_argument("--policy", default="float16", help="float16, bfloat16 or a policy string")
+    graph.add_argument("--policy", default="float16", help=f"{', '.join(Policy.recipes())} or a policy string")
     graph.add_argument("--exclude", nargs="+", default=[], help="patterns of nodes that stay FP32")
     graph.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes")
     common = argparse.ArgumentParser(add_help=False, parents=[graph])

@@ -35,10 +35,22 @@ HOUSE = {
             "emulation",
             "devices",
         ),
-        *("pipeline", "heads", "__init__"),
+        *("traffic", "pipeline", "record", "heads", "__init__"),
     ],
     "step": [
-        *("_mxnet", "scaler", "group", "phase", "refusals", "stores", "gradients", "statistics", "masters", "step"),
+        *(
+            "_mxnet",
+            "scaler",
+            "adaptive",
+            "group",
+            "phase",
+            "refusals",
+            "stores",
+            "gradients",
+            "statistics",
+            "masters",
+            "step",
+        ),
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
@@ -48,6 +60,8 @@ HOUSE = {
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
     "diagnose": [
         *("report", "render", "measure", "explain"),
+        *("histogram", "wiring", "doors", "taps", "snapshot", "watch", "plots", "scale_plot", "summaries"),
+        *("blame_report", "verdict", "blame"),
         *("gemm", "flops", "calls", "gpus", "saved", "pictures", "advice", "advice_text", "roofline", "advise"),
         *("kernels", "profiled", "nsight", "mxnet_trace", "profile_text", "profile_picture", "profile", "load"),
         "__init__",
@@ -55,8 +69,10 @@ HOUSE = {
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
-WITHOUT_MXNET = ["files", "policy", "precision/rules", "step/scaler", "step/phase", "step/refusals"]
-WITHOUT_MXNET += [f"diagnose/{name}" for name in ("render", "gemm", "gpus", "advice", "advice_text", "roofline")]
+WITHOUT_MXNET = ["files", "policy", "precision/rules"]
+WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
+WITHOUT_MXNET += [f"diagnose/{name}" for name in ("render", "histogram", "snapshot", "plots")]
+WITHOUT_MXNET += [f"diagnose/{name}" for name in ("gemm", "gpus", "advice", "advice_text", "roofline")]
 WITHOUT_MXNET += [f"diagnose/{name}" for name in ("kernels", "profiled", "nsight", "mxnet_trace", "profile_text")]
 LONGEST = 300
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}

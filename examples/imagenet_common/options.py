@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import List, NoReturn, Optional, Sequence, Union
 
+from mxmp import Policy
+
 from .errors import UserError
 
 
@@ -52,6 +54,12 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--model", required=True, help="a GluonCV classification network")
     group.add_argument("--use-pretrained", action="store_true", help="start from GluonCV's weights")
     group.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    group.add_argument(
+        "--policy",
+        default=None,
+        help="a policy of that dtype, such as float16 or compute=float16,norm=compute; when not given: float16-fast "
+        "for float16 on a GPU, otherwise the dtype's own",
+    )
     group.add_argument(
         "--loss-scale",
         type=_loss_scale,
@@ -123,6 +131,15 @@ def _add_files(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--explain", action="store_true", help="print what precision each layer got")
 
 
+def _check_policy(options: argparse.Namespace) -> None:
+    try:
+        compute = Policy.parse(options.policy).compute
+    except ValueError as error:
+        raise UserError(f"--policy {options.policy}: {error}") from None
+    if compute != options.dtype:
+        raise UserError(f"--policy {options.policy} computes in {compute}: it needs --dtype {compute}")
+
+
 def parse_options(description: str, arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """The options, checked against each other."""
     options = make_parser(description).parse_args(arguments)
@@ -134,6 +151,8 @@ def parse_options(description: str, arguments: Optional[Sequence[str]] = None) -
         )
     if options.resume_epoch and not options.resume_params:
         raise UserError(f"--resume-epoch {options.resume_epoch} needs --resume-params (and --resume-states)")
+    if options.policy is not None:
+        _check_policy(options)
     if not 0 < options.crop_ratio <= 1:
         raise UserError(f"--crop-ratio {options.crop_ratio}; allowed: above 0, up to 1")
     return options

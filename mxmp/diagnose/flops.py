@@ -138,24 +138,30 @@ def _inner(node: Node, body: Body, ins: list[Tensor | None]) -> dict[str, Tensor
 
 @dataclass
 class Counts:
-    """FLOPs of matrix operators in one forward, those that read low inputs, casts and the bytes that they move."""
+    """FLOPs of matrix operators in one forward, those that read low inputs, casts and the bytes that they move.
+
+    ``output_bytes``: of those, what the casts of the graph's own outputs move.
+    """
 
     flops: float = 0.0
     low_flops: float = 0.0
     casts: int = 0
     cast_bytes: float = 0.0
+    output_bytes: float = 0.0
 
     def add(self, other: Counts) -> None:
         self.flops += other.flops
         self.low_flops += other.low_flops
         self.casts += other.casts
         self.cast_bytes += other.cast_bytes
+        self.output_bytes += other.output_bytes
 
 
 def count(graph: Graph, known: Mapping[str, Tensor]) -> Counts:
     """Count a graph, given shapes and dtypes of its inputs; mxmp's and ``mxnet.contrib.amp``'s alike."""
     total = Counts()
     seen: set[tuple[Entry, str]] = set()
+    outputs = {entry.node for entry in graph.heads}
     for step in walk(graph, known):
         if step.node.op in _CASTS:
             for entry, before, after in zip(step.node.inputs, step.ins, step.outs):
@@ -164,7 +170,9 @@ def count(graph: Graph, known: Mapping[str, Tensor]) -> Counts:
                 seen.add((entry, after.dtype))
                 total.casts += 1
                 itemsizes = sum(_numpy_dtype(each.dtype).itemsize for each in (before, after))
-                total.cast_bytes += before.size * itemsizes * step.times
+                moved = before.size * itemsizes * step.times
+                total.cast_bytes += moved
+                total.output_bytes += moved * (step.node in outputs)
         found = step.products()
         if found is not None:
             total.flops += found.flops * step.times

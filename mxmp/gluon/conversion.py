@@ -17,6 +17,7 @@ from ..policy import Policy
 from ..precision.graph import Graph
 from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
+from ..precision.traffic import RemedyLog
 from ..step.gradients import Gradient
 from . import _mxnet
 from .expected import Expected
@@ -99,6 +100,7 @@ class Conversion:
     def __init__(self, policy: Policy, expected: Expected, full: Collection[str] = ()) -> None:
         self.policy = policy
         self.expected = expected
+        self.remedies = RemedyLog()
         self.full = frozenset(full)
         self.statistics: dict[str, Parameter] = {}
         self.blocks: weakref.WeakSet = weakref.WeakSet()

@@ -39,7 +39,7 @@ def convert(
     net : mxnet.gluon.Block
         A HybridBlock, a SymbolBlock, or a Block whose outermost hybrid children are converted.
     policy : str or Policy
-        ``"float16"``, ``"bfloat16"``, a policy string or a Policy.
+        A recipe (``print(Policy.recipes())``), a policy string or a Policy.
     exclude : iterable of str, or callable
         Patterns of nodes or blocks to keep in FP32, added to the policy's; a block that cannot be traced
         then runs as Python. Or a filter ``(name, block) -> bool``: its blocks run as Python, in FP32,

@@ -49,12 +49,11 @@ class BuiltGraph(NamedTuple):
     op: _LowOp
     plan: Plan
     shapes: dict[str, tuple]
-    params: list[Parameter]
-    grad_req: list[str]
+    asked: list[tuple[Parameter, str]]
 
     def is_current(self) -> bool:
         """Whether the same is asked of the parameters' gradients ("write", "add" or "null") as when it was built."""
-        return self.grad_req == [param.grad_req for param in self.params]
+        return all(param.grad_req == request for param, request in self.asked)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
         """What the block returns for flat inputs; ``monitor`` is told of every operator's outputs."""
@@ -98,9 +97,9 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
     shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-    return BuiltGraph(
-        traced._replace(answer=_kinds(traced.answer)), op, plan, shapes, list(params.values()), list(asked.values())
-    )
+    conversion.remedies.note(block.name, symbol, plan, shapes)
+    traced = traced._replace(answer=_kinds(traced.answer))
+    return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()])
 
 
 _pushing = threading.RLock()
@@ -134,7 +133,7 @@ class _LowOp:
         position = {name: i for i, name in enumerate(given)}
         fed = [*data, SCALE_NAME]
         self._order = [position.get(name) for name in names]
-        self._low = low
+        self.symbol = low
         self._flags = [
             ("data_indices", [i for i, name in enumerate(names) if name in fed]),
             ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
@@ -142,6 +141,7 @@ class _LowOp:
         ]
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
+        self._monitored: dict[tuple, mx.nd.CachedOp] = {}
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         if None in self._order:
@@ -151,10 +151,13 @@ class _LowOp:
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None, scale: NDArray | None = None) -> Any:
         given = [scale if i is None else inputs[i] for i in self._order]
         with pushing():
-            op = self._operator()
-            if monitor is not None:
-                _mxnet.register_op_hook(op, *monitor)
+            op = self._operator() if monitor is None else self._told(monitor)
             return op(*given)
+
+    def forget(self, monitor: tuple) -> None:
+        """Let go of what calls with ``monitor`` left here."""
+        for key in [key for key in list(self._monitored) if key[1] == monitor]:
+            self._monitored.pop(key, None)
 
     def _operator(self) -> mx.nd.CachedOp:
         if not autograd.is_recording():
@@ -164,8 +167,17 @@ class _LowOp:
             self._own.op = self._make()
         return self._own.op
 
+    def _told(self, monitor: tuple) -> mx.nd.CachedOp:
+        """One that tells ``monitor`` of every operator: not with static memory, where MXNet tells of few."""
+        key = (threading.get_ident(), monitor)
+        if key not in self._monitored:
+            flags = [(name, value) for name, value in self._flags if not name.startswith("static_")]
+            self._monitored[key] = mx.nd.CachedOp(copy.copy(self.symbol), flags)
+            _mxnet.register_op_hook(self._monitored[key], *monitor)
+        return self._monitored[key]
+
     def _make(self) -> mx.nd.CachedOp:
-        return mx.nd.CachedOp(copy.copy(self._low), self._flags)
+        return mx.nd.CachedOp(copy.copy(self.symbol), self._flags)
 
 
 def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:

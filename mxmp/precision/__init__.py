@@ -10,6 +10,7 @@
 ``casts``          a planned graph with its casts, and back
 ``devices``        the graph for a device's kernels; ``emulation``: float16 on a CPU; ``onednn``, ``padding``:
                    what its CPU kernels need to be right
+``traffic``        what casts move, and the policy that would move less
 ``heads``          the loss scale in front of loss heads
 =================  ================================================================================
 """

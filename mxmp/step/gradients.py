@@ -14,7 +14,17 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-__all__ = ["FiniteSums", "Gradient", "Scalars", "fetch", "non_finite", "norm", "square_sums", "unscale"]
+__all__ = [
+    "FiniteSums",
+    "Gradient",
+    "Scalars",
+    "fetch",
+    "non_finite",
+    "norm",
+    "square_sums",
+    "unscale",
+    "zeros_and_peaks",
+]
 
 # Sizes from which on a CPU dot sums squares. It is twice as fast as multi_sum_sq over many arrays and, adding up in
 # blocks, more exact; but an operator for each array. A norm is exact; a check only asks whether a sum is finite.
@@ -84,6 +94,17 @@ def square_sums(gradients: Sequence[Gradient]) -> Scalars:
     """The sum of squares of every gradient, in FP32, without waiting."""
     arrays = [gradient.array for gradient in gradients]
     return _scalars(_Groups(arrays, range(len(arrays)), _NORM).square_sums())
+
+
+def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
+    """Of every gradient the share of its elements that is 0, and the largest absolute value, without waiting."""
+    zeros: _Made = {}
+    peaks: _Made = {}
+    for i, gradient in enumerate(gradients):
+        values = _values(gradient.array).astype("float32", copy=False)
+        zeros.setdefault(values.ctx, []).append(((values == 0).mean(), [i]))
+        peaks.setdefault(values.ctx, []).append((values.abs().max(), [i]))
+    return [_scalars(zeros), _scalars(peaks)]
 
 
 class _Groups:

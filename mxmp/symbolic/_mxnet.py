@@ -12,7 +12,16 @@ from typing import Any, Collection, Iterator, Sequence
 
 import mxnet as mx
 
-__all__ = ["INHERITED", "Unfused", "fuses", "group_names", "number_weights_plainly", "without_optimizer"]
+__all__ = [
+    "INHERITED",
+    "Unfused",
+    "fuses",
+    "group_names",
+    "number_weights_plainly",
+    "symbol_of",
+    "twin",
+    "without_optimizer",
+]
 
 INHERITED = {
     "Module": (
@@ -92,3 +101,13 @@ def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], 
     by_device = {i * devices + k: name for i, name in enumerate(names) for k in range(devices)}
     if optimizer.idx2name == by_device:
         optimizer.idx2name = dict(enumerate(names))
+
+
+def symbol_of(executor: mx.executor.Executor) -> mx.sym.Symbol:
+    """What it runs."""
+    return executor._symbol
+
+
+def twin(executor: mx.executor.Executor) -> mx.executor.Executor:
+    """Another executor of the same graph on the same arrays, those between operators included."""
+    return executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})

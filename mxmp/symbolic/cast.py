@@ -33,7 +33,7 @@ def cast_symbol(
     ----------
     sym : mxnet.symbol.Symbol
     policy : str, Policy or Plan
-        ``"float16"``, ``"bfloat16"``, a policy string, a Policy, or a Plan of this very Symbol.
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, or a Plan of this very Symbol.
     exclude : iterable of str
         Patterns of nodes or blocks to keep in FP32, added to the policy's.
     ctx : mxnet.Context, optional

@@ -42,7 +42,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
     symbol, data_names, label_names, ...
         As for ``mx.mod.Module``. ``compression_params`` is refused.
     policy : str or Policy
-        ``"float16"``, ``"bfloat16"``, a policy string or a Policy.
+        A recipe (``print(Policy.recipes())``), a policy string or a Policy.
     exclude : iterable of str
         Patterns of nodes or blocks to keep in FP32, added to the policy's.
     loss_scale : {"dynamic"}, float, None or a scaler
@@ -114,7 +114,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         if force_rebind or not self.binded:
             asked = grad_requests(grad_req, self._param_names, self._fixed_param_names)
             low, self.plan = self._core.low_symbol(
-                original, self.policy, self._device, self._param_names, for_training, asked
+                original, self.policy, self._device, self._param_names, for_training, asked, data_shapes
             )
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.

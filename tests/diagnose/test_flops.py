@@ -166,3 +166,11 @@ def test_low_flops_and_bytes_of_casts():
     counts = count(Graph.from_symbol(symbol), tensors(x=(2, 6), w=(8, 6), v=(8, 6)))
     assert (counts.flops, counts.low_flops) == (2 * 2 * 2 * 6 * 8, 2 * 2 * 6 * 8)
     assert (counts.casts, counts.cast_bytes) == (3, (12 + 48 + 12) * 6)  # equal ones are one, and one does nothing
+
+
+def test_bytes_of_the_outputs_casts_are_told_apart():
+    y = S.FullyConnected(
+        S.amp_cast(X, dtype="float16"), S.amp_cast(S.var("w"), dtype="float16"), no_bias=True, num_hidden=8
+    )
+    counts = count(Graph.from_symbol(S.amp_cast(y, dtype="float32")), tensors(x=(2, 6), w=(8, 6)))
+    assert (counts.casts, counts.cast_bytes, counts.output_bytes) == (3, (12 + 48 + 16) * 6, 16 * 6)

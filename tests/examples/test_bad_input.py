@@ -25,6 +25,8 @@ def copy(digits, tmp_path):
     ("changes", "words"),
     [
         ({"dtype": "float8"}, ["--dtype", "float8", "float16", "bfloat16"]),
+        ({"dtype": "float16", "policy": "fp16"}, ["--policy fp16", "no recipe", "float16-fast"]),
+        ({"dtype": "float32", "policy": "float16-fast"}, ["--policy float16-fast", "--dtype float16"]),
         ({"model": "resnet20_v1b"}, ["resnet20_v1b", "close names", "resnet"]),
         ({"model": "yolo3_darknet53_voc"}, ["yolo3_darknet53_voc", "classification"]),
         ({"model": "inceptionv3"}, ["--input-size 16", "inceptionv3"]),

@@ -41,6 +41,14 @@ def test_models_are_as_near_to_fp32_as_perfect_kernels(swept, name, dtype):
     assert sweep_models.within(result, dtype), result
 
 
+def test_what_does_not_pass_is_measured_with_nothing_but_matrix_operators_low():
+    model = Model(catalogue.CASES["rnn.LSTMCell"]())
+    model.refer()
+    found = {f"float16.{stage}": model.run(f"float16.{stage}") for stage in ("ideal", "mxmp", "matrices")}
+    assert sweep_models.looked_into({**found, "bfloat16.ideal": {}})[0] == "float16.matrices"
+    assert found["float16.matrices"] == found["float16.ideal"]
+
+
 def test_amp_stands_beside(swept):
     assert "outputs_db" in swept["cifar_resnet20_v1"]["bfloat16.amp"]
     assert "not implemented" in swept["cifar_resnet20_v1"]["float16.amp"]["error"]

@@ -64,7 +64,10 @@ BAD = {
     "symbol for params": (["cast", "@net-symbol.json", "@net-symbol.json", "@low"], "no MXNet parameters"),
     "truncated params": (["cast", "@net-symbol.json", "@short.params", "@low"], "damaged"),
     "params of another net": (["cast", "@net-symbol.json", "@other.params", "@low"], "does not fit"),
-    "unknown dtype": (["explain", "@net-symbol.json", "--policy", "float8"], "must be one of"),
+    "unknown dtype": (
+        ["explain", "@net-symbol.json", "--policy", "float8"],
+        "'float8' is no recipe; there are float16, float16-fast",
+    ),
     "bfloat16 on a GPU": (["explain", "@net-symbol.json", "--policy", "bfloat16", "--device", "gpu"], "use 'float16'"),
     "bad shape": (["explain", "@net-symbol.json", "--shape", "data=a"], "NAME=N,C,H,W"),
     "misspelt input": (
