@@ -20,16 +20,21 @@ class AdaptiveLossScaler(DynamicLossScaler):
     Every ``measure_interval`` steps, and after each rise at once, the parameters' gradients are measured: the share
     that is zero, as a mean over the parameters, and the largest value. The rules::
 
-        overflow:                                  skip, scale * backoff_factor, which becomes the ceiling
-        the largest is within 2 of 65504:          scale * backoff_factor
-        zeros > max_zeros, 2**margin to spare,
-            and the last rise brought some back:   scale * growth_factor, up to the ceiling
-        growth_interval clean steps in a row:      the ceiling rises by growth_factor, and rises are tried again
+        overflow:                                     skip, scale * backoff_factor, and keep more room (below)
+        the largest is within a factor 2 of 65504:    scale * backoff_factor
+        zeros > max_zeros, the room would remain,
+            and the last rise brought some back:      scale * growth_factor
+        growth_interval clean steps in a row:         keep less room by growth_factor; rises are tried again
 
-    So unlike ``DynamicLossScaler`` it does not wait 2,000 steps for a power of two that gradients need, and does not
-    rise to where a step is lost when they do not. Zeros that no scale removes (of relu, or of rows of an embedding
-    that a batch does not use) cost one rise in ``growth_interval`` steps. A measurement reads the gradients once
-    more and needs no further wait for the device.
+    The room is what a rise must leave between the largest measured gradient and 65504, at least ``2**margin``. Where
+    an overflow comes with less than it had, what overflowed is larger than what is measured (a gradient of an
+    activation) by that much: the room grows to twice of it.
+
+    So unlike ``DynamicLossScaler`` it does not wait 2,000 steps for a power of two that gradients need, least of all
+    after large gradients of the first steps have brought the scale down, and does not rise to where a step is lost
+    when they need none. Zeros that no scale removes (of relu, or of rows of an embedding that a batch does not use)
+    cost one rise in ``growth_interval`` steps. A measurement reads the gradients once more and needs no further wait
+    for the device.
 
     Parameters
     ----------
@@ -59,7 +64,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         max_scale: float = 2.0**40,
         hysteresis: int = 1,
         max_zeros: float = 1e-3,
-        margin: int = 3,
+        margin: int = 2,
         measure_interval: int = 20,
     ) -> None:
         super().__init__(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
@@ -68,7 +73,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self.max_zeros = float(max_zeros)
         self.margin = _count("margin", margin)
         self.measure_interval = _count("measure_interval", measure_interval)
-        self._ceiling = self.max_scale
+        self._room = 2.0**self.margin
+        self._largest = 0.0  # at scale 1, when it was measured last
         self._until_measured = 0
         self._before_rise = math.inf
         self._futile = False
@@ -98,7 +104,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         if self._clean_steps >= self.growth_interval:
             self._clean_steps = 0
             self._tolerance = self.hysteresis
-            self._ceiling = min(self._ceiling * self.growth_factor, self.max_scale)
+            self._room = max(self._room / self.growth_factor, 2.0**self.margin)
             self._futile, self._before_rise = False, math.inf
         if measured is not None:
             self._until_measured = self.measure_interval - 1
@@ -107,20 +113,23 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def _overflowed(self) -> None:
         self._clean_steps = 0
         self._tolerance -= 1
+        if self._largest:
+            had = _LARGEST / (self._largest * self._scale)
+            self._room = min(max(self._room, 2 * had), 2.0**64)
         if self._tolerance <= 0:
             self._scale = max(self._scale * self.backoff_factor, self.min_scale)
-            self._ceiling = self._scale
         self._before_rise = math.inf  # what the rise brought back is not known
         self._until_measured = 0
 
     def _follow(self, zeros: float, largest: float) -> None:
+        self._largest = largest / self._scale
         if largest * 2 > _LARGEST:
             self._scale = max(self._scale * self.backoff_factor, self.min_scale)
             self._before_rise = math.inf
             return
         self._futile = self._futile or zeros > self._before_rise * _USEFUL
-        higher = min(self._scale * self.growth_factor, self._ceiling)
-        fits = largest * (higher / self._scale) * 2.0**self.margin <= _LARGEST
+        higher = min(self._scale * self.growth_factor, self.max_scale)
+        fits = self._largest * higher * self._room <= _LARGEST
         if zeros > self.max_zeros and higher > self._scale and fits and not self._futile:
             self._scale, self._before_rise = higher, zeros
             self._until_measured = 0
@@ -133,7 +142,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
             "max_zeros": self.max_zeros,
             "margin": self.margin,
             "measure_interval": self.measure_interval,
-            "ceiling": self._ceiling,
+            "room": self._room,
+            "largest": self._largest,
             "until_measured": self._until_measured,
             "before_rise": None if math.isinf(self._before_rise) else self._before_rise,
             "futile": self._futile,
@@ -157,7 +167,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
             state["measure_interval"],
         )
         fresh._clean_steps, fresh._tolerance = plain._clean_steps, plain._tolerance
-        fresh._ceiling = _scale("ceiling", state["ceiling"])
+        fresh._room = _scale("room", state["room"])
+        if not _is_number(state["largest"]) or not 0 <= state["largest"] < math.inf:
+            raise ValueError(f"largest must be a finite number from 0 on, got {state['largest']!r}")
+        fresh._largest = float(state["largest"])
         fresh._until_measured = _integer("until_measured", state["until_measured"])
         before = state["before_rise"]
         if not isinstance(state["futile"], bool) or not (before is None or _is_number(before)):
@@ -166,4 +179,4 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self.__dict__.update(fresh.__dict__)
 
     def __repr__(self) -> str:
-        return f"AdaptiveLossScaler({self._scale:g}, ceiling={self._ceiling:g})"
+        return f"AdaptiveLossScaler({self._scale:g}, room={self._room:g})"

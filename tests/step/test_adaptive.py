@@ -81,6 +81,17 @@ def test_zeros_that_no_scale_removes_cost_one_rise_in_an_interval():
     assert trace[-1][0] == 8192.0
 
 
+def test_what_large_first_gradients_took_is_won_back_as_soon_as_they_are_small():
+    """The overflows of the first steps say nothing of later ones; the dynamic scaler would need 2,000 steps for each."""
+    scaler, gradients = AdaptiveLossScaler(margin=3), Gradients(low=-30, high=8)
+    first = train(scaler, gradients, 20)
+    assert sum(skipped for _, skipped in first) == 9
+    gradients.values = gradients.values * 2.0**-10
+    trace = train(scaler, gradients, 100)
+    assert not any(skipped for _, skipped in trace)
+    assert trace[-1][0] == 2.0**14  # from 64; the largest is 1 / 4 and keeps room for 8 times more
+
+
 def test_a_hidden_overflow_is_a_ceiling_until_an_interval_has_passed():
     scaler = AdaptiveLossScaler(init_scale=2.0**10, growth_interval=100)
     gradients = Gradients(low=-60, high=-20, hidden=LARGEST / 2.0**14)
@@ -117,7 +128,7 @@ def test_whatever_is_measured_the_scale_stays_within_its_limits_and_a_copy_goes_
 def test_a_damaged_state_changes_nothing():
     scaler = AdaptiveLossScaler(1024.0)
     before = scaler.state_dict()
-    for name, value in [("ceiling", -1), ("futile", 3), ("before_rise", "x"), ("margin", 0), ("until_measured", 1.5)]:
+    for name, value in [("room", -1), ("largest", math.inf), ("futile", 3), ("before_rise", "x"), ("margin", 0), ("until_measured", 1.5)]:
         with pytest.raises(ValueError, match=name):
             scaler.load_state_dict({**before, name: value})
         assert scaler.state_dict() == before
