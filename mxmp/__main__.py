@@ -18,7 +18,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot_roofline, profile
-from .diagnose.gpus import GPUS
+from .diagnose.advising.gpus import GPUS
 from .files import replacing_all
 from .policy import Policy, as_policy
 from .symbolic import cast_symbol

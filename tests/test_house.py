@@ -58,22 +58,24 @@ HOUSE = {
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
-    "diagnose": [
-        *("report", "render", "measure", "explain"),
-        *("histogram", "wiring", "doors", "taps", "snapshot", "watch", "plots", "scale_plot", "summaries"),
-        *("blame_report", "verdict", "blame"),
-        *("gemm", "flops", "calls", "gpus", "saved", "pictures", "advice", "advice_text", "roofline", "advise"),
-        *("kernels", "profiled", "nsight", "mxnet_trace", "profile_text", "profile_picture", "profile", "load"),
-        "__init__",
+    "diagnose/shared": ["saved", "pictures", "__init__"],
+    "diagnose/explaining": ["report", "render", "measure", "explain", "__init__"],
+    "diagnose/watching": [
+        *("histogram", "wiring", "doors", "taps", "snapshot", "watch", "plots", "scale_plot", "summaries", "__init__"),
     ],
+    "diagnose/blaming": ["report", "verdict", "blame", "__init__"],
+    "diagnose/advising": ["gemm", "flops", "calls", "gpus", "advice", "text", "roofline", "advise", "__init__"],
+    "diagnose/profiling": ["kernels", "profiled", "nsight", "mxnet_trace", "text", "picture", "profile", "__init__"],
+    "diagnose": ["load", "__init__"],
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["files", "policy", "precision/rules"]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
-WITHOUT_MXNET += [f"diagnose/{name}" for name in ("render", "histogram", "snapshot", "plots")]
-WITHOUT_MXNET += [f"diagnose/{name}" for name in ("gemm", "gpus", "advice", "advice_text", "roofline")]
-WITHOUT_MXNET += [f"diagnose/{name}" for name in ("kernels", "profiled", "nsight", "mxnet_trace", "profile_text")]
+WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot", "plots")]
+WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice", "text", "roofline")]
+WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "profiled", "nsight", "mxnet_trace", "text")]
+WITHOUT_MXNET += ["diagnose/explaining/render"]
 LONGEST = 300
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 

@@ -1,20 +1,20 @@
 """Looking inside: what a conversion decided, and why; what trains; what a GPU can make of it, and what it made."""
 
-from .advise import Advice, advise
-from .blame import blame
-from .blame_report import Blame, Range
-from .explain import Explanation, explain
-from .histogram import Histogram
+from .advising.advise import Advice, advise
+from .advising.roofline import plot_roofline
+from .blaming.blame import blame
+from .blaming.report import Blame, Range
+from .explaining.explain import Explanation, explain
+from .explaining.report import GraphReport
 from .load import load
-from .plots import plot_histograms, plot_steps
-from .profile import Profile, profile
-from .profile_picture import plot_profile
-from .report import GraphReport
-from .roofline import plot_roofline
-from .scale_plot import plot_loss_scale
-from .snapshot import Snapshot, TensorReport
-from .summaries import ScaleHandler, SummaryLog, log_scale
-from .watch import Watch, watch
+from .profiling.picture import plot_profile
+from .profiling.profile import Profile, profile
+from .watching.histogram import Histogram
+from .watching.plots import plot_histograms, plot_steps
+from .watching.scale_plot import plot_loss_scale
+from .watching.snapshot import Snapshot, TensorReport
+from .watching.summaries import ScaleHandler, SummaryLog, log_scale
+from .watching.watch import Watch, watch
 
 __all__ = [
     "Advice",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .advise import Advice
-from .profile import Profile
-from .saved import read_report
+from .advising.advise import Advice
+from .profiling.profile import Profile
+from .shared.saved import read_report
 
 __all__ = ["load"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.diagnose.flops import Counts, Step, Tensor, count, dtype_name, walk
+from mxmp.diagnose.advising.flops import Counts, Step, Tensor, count, dtype_name, walk
 from mxmp.precision.graph import Graph
 
 from .case import BFLOAT16, Case

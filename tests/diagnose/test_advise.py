@@ -12,8 +12,8 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import Advice, advise, plot_roofline
-from mxmp.diagnose.advice import Padding
-from mxmp.diagnose.gpus import GPUS
+from mxmp.diagnose.advising.advice import Padding
+from mxmp.diagnose.advising.gpus import GPUS
 
 ROOT = Path(__file__).parents[2]
 S = mx.sym

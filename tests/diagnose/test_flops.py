@@ -6,8 +6,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.diagnose.flops import Tensor, count, walk
-from mxmp.diagnose.gemm import Gemm
+from mxmp.diagnose.advising.flops import Tensor, count, walk
+from mxmp.diagnose.advising.gemm import Gemm
 from mxmp.precision.graph import Graph
 from mxmp.precision.rules import RULES, Kind
 
@@ -139,7 +139,7 @@ def test_what_multiplies_no_matrices_has_no_flops():
 
 def test_every_operator_that_computes_low_for_its_products_is_counted():
     """The rules' matrix products, and no one forgot one here."""
-    from mxmp.diagnose.gemm import is_matrix
+    from mxmp.diagnose.advising.gemm import is_matrix
 
     low = {op for op, rule in RULES.items() if rule.kind is Kind.LOW}
     aliases = {op for op in low if op.startswith(("_npx_", "_sparse_"))}  # MXNet's other names of counted ones

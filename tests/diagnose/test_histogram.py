@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mxmp.diagnose import Histogram
-from mxmp.diagnose.histogram import FORMATS
+from mxmp.diagnose.watching.histogram import FORMATS
 
 
 def spread(low, high, size=4000):

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from mxmp.diagnose import Profile, plot_profile, profile
-from mxmp.diagnose.kernels import kind_of_kernel, kind_of_operator, reads_low
+from mxmp.diagnose.profiling.kernels import kind_of_kernel, kind_of_operator, reads_low
 
 HALF_CAST = (
     "void mshadow::cuda::MapPlanKernel<mshadow::sv::saveto, (int)8, mshadow::expr::Plan<mshadow::Tensor<mshadow::gpu, "

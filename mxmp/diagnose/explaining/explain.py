@@ -9,14 +9,14 @@ from typing import Any, Iterable, Iterator
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..gluon._mxnet import children
-from ..gluon.hook import hooks
-from ..policy import Policy, as_policy
-from ..precision.casts import strip
-from ..precision.decide import decide
-from ..precision.devices import device_of
-from ..precision.graph import Graph
-from ..symbolic import BucketingModule, Module
+from ...gluon._mxnet import children
+from ...gluon.hook import hooks
+from ...policy import Policy, as_policy
+from ...precision.casts import strip
+from ...precision.decide import decide
+from ...precision.devices import device_of
+from ...precision.graph import Graph
+from ...symbolic import BucketingModule, Module
 from .measure import measure
 from .render import render
 from .report import GraphReport, NodeReport

@@ -7,9 +7,9 @@ from typing import Callable, NamedTuple
 
 import mxnet as mx
 
-from ..precision.casts import MARK, PASSED, is_ours
-from ..precision.graph import Entry, Graph, Node
-from ..precision.plan import Plan
+from ...precision.casts import MARK, PASSED, is_ours
+from ...precision.graph import Entry, Graph, Node
+from ...precision.plan import Plan
 
 __all__ = ["SUM", "Seen", "Wiring"]
 

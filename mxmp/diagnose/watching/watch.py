@@ -11,10 +11,10 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..gluon import Trainer
-from ..step.gradients import Gradient
-from ..step.masters import Weight
-from ..symbolic import BucketingModule, Module
+from ...gluon import Trainer
+from ...step.gradients import Gradient
+from ...step.masters import Weight
+from ...symbolic import BucketingModule, Module
 from .histogram import Histogram
 from .snapshot import Snapshot, TensorReport, joined
 from .taps import tap_of, values_of

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, Callable, Mapping
 
-from ..files import replacing
+from ...files import replacing
 
 __all__ = ["read_report", "write_report"]
 

@@ -9,10 +9,10 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
-from ..gluon import _mxnet
-from ..gluon.hook import hook_of, hybrid_blocks
-from ..precision.casts import strip
-from ..precision.graph import Graph
+from ...gluon import _mxnet
+from ...gluon.hook import hook_of, hybrid_blocks
+from ...precision.casts import strip
+from ...precision.graph import Graph
 from .flops import Tensor, dtype_name
 
 __all__ = ["Called", "calls_of"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..policy import Policy
-from ..precision.plan import Plan
-from ..precision.traffic import Remedy
+from ...policy import Policy
+from ...precision.plan import Plan
+from ...precision.traffic import Remedy
 
 __all__ = ["CastReport", "GraphReport", "NodeReport"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..shared.pictures import figure_of, saved
 from .kernels import BULK, CAST, MATRIX, OTHER, TENSOR
-from .pictures import figure_of, saved
-from .profile_text import names_of
 from .profiled import ProfileReport
+from .text import names_of
 
 __all__ = ["plot_profile"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from ..shared.pictures import figure_of, saved
 from .advice import AdviceReport, MatrixReport
-from .pictures import figure_of, saved
 
 __all__ = ["plot_roofline"]
 

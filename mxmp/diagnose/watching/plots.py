@@ -7,10 +7,11 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from ..shared.pictures import figure_of, saved
 from .histogram import Format, Histogram
 from .snapshot import KINDS, Snapshot, TensorReport
 
-__all__ = ["figure_of", "plot_histograms", "plot_steps", "saved"]
+__all__ = ["plot_histograms", "plot_steps"]
 
 _TITLES = {
     "activation": "Activations",
@@ -201,21 +202,7 @@ def _power(scale: float) -> str:
     return f"$2^{{{exponent:.0f}}}$" if exponent == round(exponent) else f"{scale:g}"
 
 
-def figure_of(size: tuple[float, float]) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'mxmp[plots]'") from error
-    return Figure(figsize=size, layout="constrained")
-
-
 def _log() -> Any:
     from matplotlib.colors import LogNorm
 
     return LogNorm(vmin=1e-4, vmax=1.0)
-
-
-def saved(figure: Any, path: str | None) -> Any:
-    if path is not None:
-        figure.savefig(path, dpi=110)
-    return figure

@@ -11,15 +11,15 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..gluon import Trainer, _mxnet
-from ..precision.heads import SCALE_NAME, head_gradient, heads_scaled_by
-from ..precision.record import Record
-from ..step.step import ScaledStep
-from ..symbolic import BucketingModule, Module
-from .blame_report import Blame, Range
-from .taps import tap_of, values_of
+from ...gluon import Trainer, _mxnet
+from ...precision.heads import SCALE_NAME, head_gradient, heads_scaled_by
+from ...precision.record import Record
+from ...step.step import ScaledStep
+from ...symbolic import BucketingModule, Module
+from ..watching.taps import tap_of, values_of
+from ..watching.wiring import Seen
+from .report import Blame, Range
 from .verdict import Met, verdict
-from .wiring import Seen
 
 __all__ = ["blame"]
 

@@ -12,8 +12,8 @@ from typing import Any, Iterator, Mapping, NamedTuple
 import mxnet as mx
 import numpy as np
 
-from ..precision.graph import Entry, Graph, Node
-from ..precision.subgraphs import Body, bodies
+from ...precision.graph import Entry, Graph, Node
+from ...precision.subgraphs import Body, bodies
 from .gemm import Products, is_matrix, products
 
 __all__ = ["Counts", "Step", "Tensor", "count", "dtype_name", "walk"]

@@ -14,14 +14,14 @@ from mxnet import autograd
 from mxnet.gluon import Block, Parameter
 from mxnet.ndarray import NDArray
 
-from ..gluon import Trainer, _mxnet
-from ..gluon.hook import Hook, hooks
-from ..gluon.parameter import weight_of
-from ..step.gradients import Gradient
-from ..step.masters import Weight
-from ..step.step import ScaledStep
-from ..symbolic import BucketingModule, Module
-from ..symbolic._mxnet import symbol_of, twin
+from ...gluon import Trainer, _mxnet
+from ...gluon.hook import Hook, hooks
+from ...gluon.parameter import weight_of
+from ...step.gradients import Gradient
+from ...step.masters import Weight
+from ...step.step import ScaledStep
+from ...symbolic import BucketingModule, Module
+from ...symbolic._mxnet import symbol_of, twin
 from .wiring import Wiring
 
 __all__ = ["GluonDoor", "ModuleDoor"]

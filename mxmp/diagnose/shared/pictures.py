@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..files import replacing
+from ...files import replacing
 
 __all__ = ["figure_of", "saved"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple, Sequence
 
-from ..precision.graph import VARIABLE
-from .blame_report import Blame, Range
-from .histogram import FORMATS
-from .wiring import SUM, Seen, Wiring
+from ...precision.graph import VARIABLE
+from ..watching.histogram import FORMATS
+from ..watching.wiring import SUM, Seen, Wiring
+from .report import Blame, Range
 
 __all__ = ["Met", "verdict"]
 

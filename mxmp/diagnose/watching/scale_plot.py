@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ..step.step import ScaleEvent, StepView
-from .plots import figure_of, saved
+from ...step.step import ScaleEvent, StepView
+from ..shared.pictures import figure_of, saved
 from .snapshot import Snapshot
 from .watch import Watch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .gemm import is_matrix
+from ..advising.gemm import is_matrix
 
 __all__ = ["BULK", "CAST", "KINDS", "MATRIX", "OTHER", "TENSOR", "kind_of_kernel", "kind_of_operator", "reads_low"]
 

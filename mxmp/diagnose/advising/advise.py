@@ -9,19 +9,19 @@ from typing import Any, Iterable, Iterator, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..gluon.hook import hooks
-from ..policy import Policy, as_policy
-from ..precision.casts import strip
-from ..precision.decide import check_policy, decide
-from ..precision.graph import Graph, Node
-from ..precision.plan import Plan
+from ...gluon.hook import hooks
+from ...policy import Policy, as_policy
+from ...precision.casts import strip
+from ...precision.decide import check_policy, decide
+from ...precision.graph import Graph, Node
+from ...precision.plan import Plan
+from ..explaining.explain import check_shapes
+from ..shared.saved import read_report, write_report
 from .advice import AdviceReport, Joinable, MatrixReport
-from .advice_text import render_advice
 from .calls import Called, calls_of
-from .explain import check_shapes
 from .flops import Step, Tensor, walk
 from .gpus import Gpu, gpu_named
-from .saved import read_report, write_report
+from .text import render_advice
 
 __all__ = ["Advice", "advise"]
 

@@ -17,8 +17,8 @@ from mxnet.base import NDArrayHandle
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..gluon import Trainer
-from ..symbolic import BucketingModule, Module
+from ...gluon import Trainer
+from ...symbolic import BucketingModule, Module
 from .doors import GluonDoor, ModuleDoor
 from .wiring import Seen, Wiring
 

@@ -7,11 +7,11 @@ import json
 import os
 from itertools import islice
 
+from ..shared.saved import read_report, write_report
 from .mxnet_trace import read_trace
 from .nsight import is_compute_header, read_compute, read_systems
-from .profile_text import render_profile
 from .profiled import ProfileReport, gather
-from .saved import read_report, write_report
+from .text import render_profile
 
 __all__ = ["Profile", "profile"]
 _KNOWN = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..precision.casts import FULL, insert_casts
-from ..precision.graph import Graph
-from ..precision.plan import Plan, PlannedGraph, rule_under
-from ..precision.rules import Kind
-from ..precision.subgraphs import bodies
-from ..precision.traffic import cast_sizes, remedy
+from ...precision.casts import FULL, insert_casts
+from ...precision.graph import Graph
+from ...precision.plan import Plan, PlannedGraph, rule_under
+from ...precision.rules import Kind
+from ...precision.subgraphs import bodies
+from ...precision.traffic import cast_sizes, remedy
 from .report import CastReport, GraphReport, NodeReport
 
 __all__ = ["measure"]

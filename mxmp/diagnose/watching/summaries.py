@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from mxnet.gluon.contrib.estimator import BatchEnd, TrainBegin
 
-from ..gluon import Trainer
-from ..step.step import StepView
+from ...gluon import Trainer
+from ...step.step import StepView
 from .histogram import Histogram
 from .snapshot import Snapshot
 
