@@ -64,7 +64,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         max_scale: float = 2.0**40,
         hysteresis: int = 1,
         max_zeros: float = 1e-3,
-        margin: int = 2,
+        margin: int = 3,
         measure_interval: int = 20,
     ) -> None:
         super().__init__(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)

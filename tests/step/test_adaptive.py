@@ -82,7 +82,7 @@ def test_zeros_that_no_scale_removes_cost_one_rise_in_an_interval():
 
 
 def test_what_large_first_gradients_took_is_won_back_as_soon_as_they_are_small():
-    """Overflows of the first steps say nothing of later ones; the dynamic scaler would need 2,000 steps for each."""
+    """The overflows of the first steps say nothing of later ones; a dynamic scaler would wait 2,000 steps for each."""
     scaler, gradients = AdaptiveLossScaler(margin=3), Gradients(low=-30, high=8)
     first = train(scaler, gradients, 20)
     assert sum(skipped for _, skipped in first) == 9
@@ -128,14 +128,8 @@ def test_whatever_is_measured_the_scale_stays_within_its_limits_and_a_copy_goes_
 def test_a_damaged_state_changes_nothing():
     scaler = AdaptiveLossScaler(1024.0)
     before = scaler.state_dict()
-    for name, value in [
-        ("room", -1),
-        ("largest", math.inf),
-        ("futile", 3),
-        ("before_rise", "x"),
-        ("margin", 0),
-        ("until_measured", 1.5),
-    ]:
+    damage = {"room": -1, "largest": math.inf, "futile": 3, "before_rise": "x", "margin": 0, "until_measured": 1.5}
+    for name, value in damage.items():
         with pytest.raises(ValueError, match=name):
             scaler.load_state_dict({**before, name: value})
         assert scaler.state_dict() == before

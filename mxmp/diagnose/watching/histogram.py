@@ -12,6 +12,8 @@ __all__ = ["FORMATS", "Format", "Histogram"]
 
 # FP32's own range, subnormal numbers included: 2**-149 to below 2**128.
 _LOWEST, _HIGHEST = -149, 127
+_SUBNORMAL = -126 - _LOWEST  # as many exponents are below those of normal numbers
+_INF = 0x7F800000
 
 
 class Format(NamedTuple):
@@ -60,19 +62,27 @@ class Histogram:
 
         Where ``largest`` is inf or nan, the tensor holds at least one such value, among ``values`` or not.
         """
-        found = np.abs(np.asarray(values, np.float32).ravel())
-        finite = found[np.isfinite(found)]
-        there = finite[finite > 0]
-        exponents = np.frexp(there)[1] - 1  # frexp's mantissa lies between 0.5 and 1
-        peak = max(float(there.max()) if there.size else 0.0, largest if math.isfinite(largest) else 0.0)
+        # FP32 without its sign, as integers: they are in the order of the numbers, and begin with the exponent
+        bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.int32) & 0x7FFFFFFF
+        there = bits[(bits > 0) & (bits < _INF)]
+        counts = np.zeros(_HIGHEST - _LOWEST + 1, np.int64)
+        counts[_SUBNORMAL:] = np.bincount(there >> 23, minlength=255)[1:]
+        subnormal = there[there < 1 << 23]
+        if subnormal.size:  # a multiple of 2**-149
+            counts[:_SUBNORMAL] = np.bincount(np.frexp(subnormal.astype(float))[1] - 1, minlength=_SUBNORMAL)
+        ends = (
+            (np.array([there.min(), there.max()]).astype(np.int32).view(np.float32)) if there.size else (math.nan, 0.0)
+        )
+        peak = max(float(ends[1]), largest if math.isfinite(largest) else 0.0)
+        infs, nans = int((bits == _INF).sum()), int((bits > _INF).sum())
         return cls(
-            np.bincount(exponents - _LOWEST, minlength=_HIGHEST - _LOWEST + 1).astype(np.int64),
-            int(finite.size - there.size),
-            max(int(np.isinf(found).sum()), int(math.isinf(largest))),
-            max(int(np.isnan(found).sum()), int(math.isnan(largest))),
-            float(there.min()) if there.size else math.nan,
+            counts,
+            bits.size - there.size - infs - nans,
+            max(infs, int(math.isinf(largest))),
+            max(nans, int(math.isnan(largest))),
+            float(ends[0]),
             peak or math.nan,
-            found.size if size is None else size,
+            bits.size if size is None else size,
         )
 
     def __add__(self, other: Histogram) -> Histogram:

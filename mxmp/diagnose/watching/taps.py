@@ -120,15 +120,20 @@ def tap_of(target: Block | Module | BucketingModule, trainer: Trainer | None, se
     return Tap(GluonDoor(target, trainer), see)  # type: ignore[arg-type]
 
 
-def values_of(array: NDArray) -> NDArray | None:
-    """Its values in FP32, dense, as they are now: a copy. None for integers, and for an empty array."""
+def values_of(array: NDArray, *, magnitude: bool = False) -> NDArray | None:
+    """Its values in FP32, dense, as they are now: a copy. None for integers, and for an empty array.
+
+    ``magnitude``: their absolute values, in no more time.
+    """
     if not array.size:
         return None
     dense = array.as_nd_ndarray() if array.stype == "default" else array.data
-    if dense.dtype == np.float32:
-        return dense.copy()
     if dense.dtype in (np.float16, np.float64):
-        return dense.astype("float32")
-    if np.dtype(dense.dtype).names == ("bfloat16",):
-        return mx.nd.amp_cast(dense, dtype="float32")
-    return None
+        dense = dense.astype("float32")
+    elif np.dtype(dense.dtype).names == ("bfloat16",):
+        dense = mx.nd.amp_cast(dense, dtype="float32")
+    elif dense.dtype != np.float32:
+        return None
+    elif not magnitude:
+        return dense.copy()
+    return dense.abs() if magnitude else dense

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from types import TracebackType
 from typing import Any, Callable, NamedTuple, Sequence
@@ -24,19 +25,19 @@ __all__ = ["Watch", "watch"]
 
 
 class _Taken(NamedTuple):
-    """A tensor's values, or evenly spaced ones, on their way to the host, and its smallest and largest."""
+    """A tensor's absolute values, or evenly spaced ones, on their way to the host; their largest and sum of squares."""
 
     kind: str
     name: str
     op: str
     low: bool
     values: NDArray
-    extremes: NDArray
+    largest: NDArray
+    squares: NDArray
     size: int
 
     def report(self) -> TensorReport:
-        lowest, highest = (float(abs(x)) for x in self.extremes.asnumpy())
-        largest = lowest + highest if lowest != lowest or highest != highest else max(lowest, highest)
+        largest = math.nan if math.isnan(self.squares.asscalar()) else float(self.largest.asscalar())
         histogram = Histogram.of(self.values.asnumpy(), self.size, largest)
         return TensorReport(self.kind, self.name, self.op, self.low, histogram)
 
@@ -137,14 +138,21 @@ class Watch:
 
     def _take(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
         with autograd.pause():
-            values = values_of(array)
+            values = values_of(array, magnitude=True)
             if values is None:
                 return
             flat = values.reshape((-1,))
-            extremes = mx.nd.concat(flat.min(), flat.max(), dim=0)
             stride = _stride(array.shape, -(-flat.size // self._sample))
             picked = flat if stride == 1 else mx.nd.slice(flat, begin=(0,), end=(flat.size,), step=(stride,))
-            self._taken.append(_Taken(kind, name, op, low, picked, extremes, flat.size))
+            taken = _Taken(kind, name, op, low, picked, _largest(flat), mx.nd.dot(flat, flat), flat.size)
+            self._taken.append(taken)
+
+
+def _largest(flat: NDArray) -> NDArray:
+    """Without NaN. On a CPU ``max`` takes five times as long as a pooling over all."""
+    if flat.ctx.device_type == "gpu":
+        return flat.max()
+    return mx.nd.Pooling(flat.reshape((1, 1, 1, -1)), global_pool=True, pool_type="max", kernel=(1, 1)).reshape((1,))
 
 
 def _stride(shape: Sequence[int], at_least: int) -> int:
