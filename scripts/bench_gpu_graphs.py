@@ -42,9 +42,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=120, help="limit of time of a network")
     args = parser.parse_args(arguments)
     from tqdm import tqdm
-    from zoo.catalogue import CASES, in_order
+    from zoo.catalogue import CASES
 
-    networks = [name for name in in_order() if not NO_NETWORK.match(name)]
+    networks = names()
     chosen = [n for n in networks if not args.names or any(fnmatch.fnmatch(n, p) for p in args.names)]
     for pattern in args.names:
         if not fnmatch.filter(chosen, pattern):
@@ -62,6 +62,13 @@ def main(arguments: list[str] | None = None) -> None:
             else:
                 found["variants"] = {**results.get(name, {}).get("variants", {}), **found["variants"]}
         write(args.results, {**read(args.results), name: found})
+
+
+def names() -> list[str]:
+    """The zoos' networks, without what the catalogue has of single layers."""
+    from zoo.catalogue import in_order
+
+    return [name for name in in_order() if not NO_NETWORK.match(name)]
 
 
 def variants() -> list[str]:
