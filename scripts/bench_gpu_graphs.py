@@ -38,30 +38,57 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="networks by name or pattern (default: all)")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--again", action="store_true", help="count again what has a result")
+    parser.add_argument("--again", choices=["failed", "all"], help="count those again")
     parser.add_argument("--seconds", type=float, default=120, help="limit of time of a network")
     args = parser.parse_args(arguments)
     from tqdm import tqdm
-    from zoo.catalogue import CASES, in_order
+    from zoo.catalogue import CASES
 
-    networks = [name for name in in_order() if not NO_NETWORK.match(name)]
+    networks = names()
     chosen = [n for n in networks if not args.names or any(fnmatch.fnmatch(n, p) for p in args.names)]
     for pattern in args.names:
         if not fnmatch.filter(chosen, pattern):
             raise SystemExit(f"no network is called {pattern!r}; there are {', '.join(networks[:5])}, ...")
-    done = {} if args.again else read(args.results)
-    for name in tqdm([n for n in chosen if n not in done], unit="network"):
+    results = read(args.results)
+    todo = {name: lacking(results.get(name, {}), args.again) for name in chosen}
+    for name in tqdm([name for name in chosen if todo[name]], unit="network"):
         case = CASES[name]
         if isinstance(case, str):
             found: dict[str, Any] = {"left_out": case}
         else:
-            found, ended = in_a_process(args.seconds, worker, name)
+            found, ended = in_a_process(args.seconds, worker, name, todo[name])
             if "variants" not in found:
                 found = {"error": found.get("error", ended)}
+            else:
+                found["variants"] = {**results.get(name, {}).get("variants", {}), **found["variants"]}
         write(args.results, {**read(args.results), name: found})
 
 
-def worker(pipe: Connection, name: str) -> None:
+def names() -> list[str]:
+    """The zoos' networks, without what the catalogue has of single layers."""
+    from zoo.catalogue import in_order
+
+    return [name for name in in_order() if not NO_NETWORK.match(name)]
+
+
+def variants() -> list[str]:
+    """All that can be had: ``minimal`` where mxmp tunes."""
+    import mxmp
+
+    return ["float32", "float16", "float16-fast", *(["minimal"] if hasattr(mxmp, "tune") else []), "contrib.amp"]
+
+
+def lacking(result: dict[str, Any], again: str | None) -> list[str]:
+    """The variants that a network is still to be counted in."""
+    if again == "all" or not result or (again == "failed" and "error" in result):
+        return variants()
+    if "variants" not in result:
+        return []
+    failed = {name for name, figures in result["variants"].items() if again == "failed" and "error" in figures}
+    return [name for name in variants() if name in failed or name not in result["variants"]]
+
+
+def worker(pipe: Connection, name: str, wanted: list[str]) -> None:
     import logging
     import warnings
 
@@ -75,7 +102,7 @@ def worker(pipe: Connection, name: str) -> None:
     from zoo.running import cause
 
     try:
-        for key, value in counts(CASES[name]()).items():
+        for key, value in counts(CASES[name](), wanted).items():
             pipe.send((key, value))
     except Exception as error:  # whatever a network's own code raises is the result
         pipe.send(("error", cause(error)))
@@ -99,7 +126,7 @@ class Traced(NamedTuple):
         return {name: shape for name, (shape, _) in call.known.items() if name not in self.params}
 
 
-def counts(case: Any) -> dict[str, Any]:
+def counts(case: Any, wanted: list[str]) -> dict[str, Any]:
     """The figures of one network, by variant."""
     from zoo.running import cause
 
@@ -112,13 +139,13 @@ def counts(case: Any) -> dict[str, Any]:
         written = sum(bytes_written(call) for call in small.calls)
     inputs = {name: list(shape) for call in large.calls for name, shape in large.inputs(call).items()}
     found: dict[str, Any] = {"kind": case.kind, "batch": where, "inputs": inputs, "written": written}
-    variants: dict[str, Any] = {}
-    for variant, rewrite in rewrites().items():
+    rewritten: dict[str, Any] = {}
+    for variant in wanted:
         try:
-            variants[variant] = figures(variant, rewrite, large, small)
+            rewritten[variant] = figures(variant, rewrites()[variant], large, small)
         except Exception as error:  # what contrib.amp cannot do is a result
-            variants[variant] = {"error": cause(error)}
-    return {**found, "variants": variants}
+            rewritten[variant] = {"error": cause(error)}
+    return {**found, "variants": rewritten}
 
 
 # -- The graphs -------------------------------------------------------------------------------------
@@ -133,7 +160,7 @@ def traced(case: Any) -> Traced:
     net = case.make()
     inputs = (case.train_inputs or case.inputs)()
     with autograd.train_mode():
-        if isinstance(net, gluon.HybridBlock):
+        if isinstance(net, gluon.HybridBlock) and type(net).__call__ is gluon.HybridBlock.__call__:
             found = [call(net, inputs)]
         else:
             net.initialize(case.init or mx.init.Xavier())
@@ -144,7 +171,12 @@ def traced(case: Any) -> Traced:
             net.hybridize()
             with calls() as found, autograd.record():
                 net(*inputs)
-    return Traced(found, {name: param.grad_req != "null" for name, param in net.collect_params().items()})
+    # A shape that is not known yet is None.
+    known = [{n: (tuple(shape or ()), dtype) for n, (shape, dtype) in each.known.items()} for each in found]
+    return Traced(
+        [each._replace(known=shapes) for each, shapes in zip(found, known)],
+        {name: param.grad_req != "null" for name, param in net.collect_params().items()},
+    )
 
 
 def scaled(case: Any, shape: tuple) -> tuple:
@@ -175,15 +207,15 @@ def rewrites() -> dict[str, Callable[[Any, dict], Any]]:
         return lambda symbol, shapes: low_graph(Graph.from_symbol(symbol), how, "gpu")[0].to_symbol()
 
     def minimal(symbol: Any, shapes: dict) -> Any:
-        plan = mxmp.tune(symbol, policy="float16", measure=False, ctx=mx.gpu(), **shapes)
+        plan = mxmp.tune(symbol, policy="float16-fast", measure=False, ctx=mx.gpu(), **shapes)
         return converted(plan)(symbol, shapes)
 
-    found = {"float32": lambda symbol, shapes: symbol}
-    found.update({name: converted(mxmp.Policy.parse(name)) for name in ("float16", "float16-fast")})
-    if hasattr(mxmp, "tune"):
-        found["minimal"] = minimal
-    found["contrib.amp"] = lambda symbol, shapes: amp.convert_symbol(symbol, "float16")
-    return found
+    return {
+        "float32": lambda symbol, shapes: symbol,
+        **{name: converted(mxmp.Policy.parse(name)) for name in ("float16", "float16-fast")},
+        "minimal": minimal,
+        "contrib.amp": lambda symbol, shapes: amp.convert_symbol(symbol, "float16"),
+    }
 
 
 # -- Counting ---------------------------------------------------------------------------------------
@@ -193,13 +225,17 @@ def figures(variant: str, rewrite: Callable[[Any, dict], Any], large: Traced, sm
     from zoo.running import counted
 
     casted = [call._replace(symbol=rewrite(call.symbol, large.inputs(call))) for call in large.calls]
+    one = large.resized(lambda _, shape: (1, *shape[1:]))
     moved = counted(casted)
     trained = {name for name, is_trained in large.params.items() if is_trained}
     low = {name for call in casted for name, attrs in call.symbol.attr_dict().items() if attrs.get("__dtype__") == "2"}
     return {
         "casts": moved["casts"],
         "cast_bytes": moved["cast_bytes"],
-        "operators": sum(planned(each.symbol, call, trained) for each, call in zip(casted, small.calls)),
+        "operators": sum(
+            planned(each.symbol, [least.known, full.known], trained)
+            for each, least, full in zip(casted, small.calls, one.calls)
+        ),
         "step": step_operators(len(trained & low), len(trained - low), variant),
     }
 
@@ -212,25 +248,37 @@ def bytes_written(call: Any) -> int:
     return sum(out.size * np.dtype(out.dtype).itemsize for out in written)
 
 
-def planned(symbol: Any, call: Any, trained: Collection[str]) -> int:
-    """Operators of forward and backward, as MXNet's executor plans them."""
+def planned(symbol: Any, known: list[dict[str, tuple]], trained: Collection[str]) -> int:
+    """Operators of forward and backward, as MXNet's executor plans them; at the first size that it takes."""
     import mxnet as mx
 
     inputs, attrs = symbol.list_inputs(), symbol.attr_dict()
-    shapes = {name: shape for name, (shape, _) in call.known.items() if name in inputs and shape and all(shape)}
-    dtypes = {name: call.known[name][1] for name in inputs if "__dtype__" not in attrs.get(name, {})}
+    shapes = {name: shape for name, (shape, _) in known[0].items() if name in inputs and shape and all(shape)}
+    dtypes = {name: known[0][name][1] for name in inputs if "__dtype__" not in attrs.get(name, {})}
     requests = {name: "write" if name in trained else "null" for name in symbol.list_arguments()}
-    executor = symbol.simple_bind(mx.cpu(), grad_req=requests, type_dict=dtypes, **shapes)
+    try:
+        executor = symbol.simple_bind(mx.cpu(), grad_req=requests, type_dict=dtypes, **shapes)
+    except Exception:
+        if len(known) == 1:
+            raise
+        return planned(symbol, known[1:], trained)
     return len(re.findall(r"^Op:", executor.debug_str(), flags=re.MULTILINE))
 
 
-@lru_cache(maxsize=None)
 def step_operators(low: int, full: int, variant: str) -> int:
-    """Operators of one step of SGD with momentum.
+    """Operators of one step of SGD with momentum, of parameters stored in float16 and in FP32.
 
     ``float32``: of MXNet's Trainer. ``contrib.amp``: the same, and its finite check, one for 200 gradients
     (mxnet/contrib/amp/loss_scaler.py). Else of mxmp's, with FP32 masters of what is stored in float16.
     """
+    if variant in ("float32", "contrib.amp"):
+        return _counted_step(0, low + full, False) + (-(-(low + full) // 200) if variant == "contrib.amp" else 0)
+    return _counted_step(low, full, True)
+
+
+@lru_cache(maxsize=None)
+def _counted_step(low: int, full: int, ours: bool) -> int:
+    """By the profiler, on parameters of one number each."""
     from bench_host import backward_and_step, counted
     from mxnet import gluon
 
@@ -238,14 +286,11 @@ def step_operators(low: int, full: int, variant: str) -> int:
     from mxmp.gluon import _mxnet
     from mxmp.gluon.parameter import store_low
 
-    ours = variant not in ("float32", "contrib.amp")
-    made = []
-    for number in range(low + full):
-        param = gluon.Parameter(f"p{number}", shape=(1,))
+    made = [gluon.Parameter(f"p{number}", shape=(1,), init="zeros") for number in range(low + full)]
+    for number, param in enumerate(made):
         param.initialize()
-        if ours and number < low:
+        if number < low:
             store_low(param, "float16")
-        made.append(param)
     kind: Any = mxmp.Trainer if ours else gluon.Trainer
     extra = {"loss_scale": 128.0} if ours else {"update_on_kvstore": False}
     trainer = kind(made, "sgd", {"momentum": 0.9}, **extra)
@@ -255,8 +300,7 @@ def step_operators(low: int, full: int, variant: str) -> int:
         return [_mxnet.data(param).astype("float32") for param in made]
 
     backward_and_step(forward, trainer, lambda step: step())  # makes the states
-    found = backward_and_step(forward, trainer, counted)
-    return found + (-(-(low + full) // 200) if variant == "contrib.amp" else 0)
+    return backward_and_step(forward, trainer, counted)
 
 
 if __name__ == "__main__":

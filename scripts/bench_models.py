@@ -51,8 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
     import mxmp
 
     chosen = args.variants or [v for v in VARIANTS if v != "tuned" or hasattr(mxmp, "tune")]
-    variants = [*chosen, *(TORCH if args.torch else ())]
     for name in args.networks or NETWORKS:
+        variants = [*chosen, *(TORCH if args.torch and network(name).torch else ())]
         for task in args.tasks:
             key = f"{name}, {task}" + (f", {args.dtype}" if args.dtype != "bfloat16" else "")
             done = read(args.results).get(key, {})
@@ -103,7 +103,10 @@ def measure(name: str, task: str, variants: list[str], args: argparse.Namespace)
                 **workers[variant].ask("memory"),
             }
         for variant in times:
-            found[variant].update(workers[variant].ask("profile"))
+            try:
+                found[variant].update(workers[variant].ask("profile"))
+            except WorkerError as error:
+                found[variant]["not_profiled"] = str(error)
     finally:
         for worker in workers.values():
             worker.stop()

@@ -56,6 +56,8 @@ class Scalars(NamedTuple):
     members: list[int]
 
 
+# MXNet's kernel has room for so many arrays, and writes past it (src/operator/contrib/all_finite-inl.h).
+_CHECKED = 200
 # By device: FP32 arrays, and the gradients that their elements belong to.
 _Made = Dict[mx.Context, List[Tuple[NDArray, List[int]]]]
 
@@ -71,9 +73,14 @@ class FiniteSums:
         self._arrays = [gradient.array for gradient in gradients]
         half = [i for i, array in enumerate(self._arrays) if array.dtype == np.float16 and not _on_gpu(array)]
         self._rest = _Groups(self._arrays, sorted(set(range(len(self._arrays))).difference(half)), _CHECK)
-        self._half: dict[mx.Context, list[int]] = {}
+        by_device: dict[mx.Context, list[int]] = {}
         for i in half:
-            self._half.setdefault(self._arrays[i].ctx, []).append(i)
+            by_device.setdefault(self._arrays[i].ctx, []).append(i)
+        self._half = [
+            (ctx, members[start : start + _CHECKED])
+            for ctx, members in by_device.items()
+            for start in range(0, len(members), _CHECKED)
+        ]
 
     def serves(self, gradients: Sequence[Gradient]) -> bool:
         """Whether it was made for these."""
@@ -84,7 +91,7 @@ class FiniteSums:
     def __call__(self) -> Scalars:
         """The numbers as they are now, without waiting."""
         made = self._rest.square_sums()
-        for ctx, members in self._half.items():  # on the CPU a kernel that squares float16 overflows at 256
+        for ctx, members in self._half:  # on the CPU a kernel that squares float16 overflows at 256
             finite = mx.nd.multi_all_finite(*(_values(self._arrays[i]) for i in members), num_arrays=len(members))
             made.setdefault(ctx, []).append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
         return _scalars(made)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -18,28 +18,33 @@ from bench.turns import answer, peak_bytes, told
 def main() -> None:
     config, answers = told()
     try:
-        import mxnet as mx
-
-        before = peak_bytes()
-        started = time.perf_counter()
-        net, step = make_step(network(config["network"]), **config)
-        step()
-        mx.nd.waitall()
-        answer(answers, prepared=time.perf_counter() - started)
+        for found in run(config):
+            answer(answers, **found)
     except Exception as error:  # whatever a variant cannot do is its result
         lines = str(error).strip().splitlines() or [""]
         answer(answers, error=f"{type(error).__name__}: {lines[-1][:200]}")
-        return
+
+
+def run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The answers: that it is prepared, and to each command."""
+    import mxnet as mx
+
+    before = peak_bytes()
+    started = time.perf_counter()
+    net, step = make_step(network(config["network"]), **config)
+    step()
+    mx.nd.waitall()
+    yield {"prepared": time.perf_counter() - started}
     for command in map(str.strip, sys.stdin):
         if command == "step":
             start = time.perf_counter()
             skipped = step()
             mx.nd.waitall()
-            answer(answers, seconds=time.perf_counter() - start, skipped=skipped)
+            yield {"seconds": time.perf_counter() - start, "skipped": skipped}
         elif command == "memory":
-            answer(answers, peak=peak_bytes(), before=before)
+            yield {"peak": peak_bytes(), "before": before}
         elif command == "profile":
-            answer(answers, operators=profile(net, step))
+            yield {"operators": profile(net, step)}
 
 
 def make_step(
@@ -77,7 +82,8 @@ def make_step(
 
     ours = variant in ("rules", "tuned")
     kind = mxmp.Trainer if ours else gluon.Trainer
-    net(*inputs)  # shapes of the parameters
+    with autograd.train_mode():  # SSD traces another network for inference, and MXNet keeps the first
+        net(*inputs)  # shapes of the parameters
     trainer = kind(net.collect_params(), net_of.optimizer, dict(net_of.options))
 
     def train() -> bool:
@@ -86,7 +92,7 @@ def make_step(
         if ours:
             trainer.backward(loss)
         else:
-            loss.backward()
+            autograd.backward(loss)
         trainer.step(batch, ignore_stale_grad=True)  # some networks carry a layer that they never call
         return ours and trainer.last_step_skipped
 

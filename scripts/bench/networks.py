@@ -25,7 +25,7 @@ class Network:
     loss: Callable[[Any, int], Any]
     torch: str | None = None
     optimizer: str = "sgd"
-    options: dict[str, Any] = field(default_factory=lambda: {"learning_rate": 0.01, "momentum": 0.9})
+    options: dict[str, Any] = field(default_factory=lambda: {"learning_rate": 1e-4, "momentum": 0.9})
 
 
 def images(batch: int, size: int) -> list:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -19,23 +19,28 @@ from bench.turns import answer, peak_bytes, told
 def main() -> None:
     config, answers = told()
     try:
-        before = peak_bytes()
-        step = make_step(network(config["network"]), **config)
-        step()
-        answer(answers, prepared=0.0)
+        for found in run(config):
+            answer(answers, **found)
     except Exception as error:  # whatever a variant cannot do is its result
         lines = str(error).strip().splitlines() or [""]
         answer(answers, error=f"{type(error).__name__}: {lines[-1][:200]}")
-        return
+
+
+def run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The answers: that it is prepared, and to each command."""
+    before = peak_bytes()
+    step = make_step(network(config["network"]), **config)
+    step()
+    yield {"prepared": 0.0}
     for command in map(str.strip, sys.stdin):
         if command == "step":
             start = time.perf_counter()
             step()
-            answer(answers, seconds=time.perf_counter() - start)
+            yield {"seconds": time.perf_counter() - start}
         elif command == "memory":
-            answer(answers, peak=peak_bytes(), before=before)
+            yield {"peak": peak_bytes(), "before": before}
         elif command == "profile":
-            answer(answers, operators={})
+            yield {"operators": {}}
 
 
 def make_step(
@@ -44,10 +49,8 @@ def make_step(
     """A function that runs one step; PyTorch's CPU kernels are done when it returns."""
     import torch
 
-    if net_of.torch is None:
-        raise ValueError("torchvision has no such network")
     torch.manual_seed(0)
-    net, x, classes = made(net_of.torch, batch, size)
+    net, x, classes = made(str(net_of.torch), batch, size)
     low = torch.autocast("cpu", dtype=getattr(torch, dtype), enabled=variant == "torch.autocast")
     if task != "training":
         net.eval()

@@ -39,7 +39,8 @@ class Python(gluon.Block):
 
 @pytest.mark.parametrize("make", [conv_net, Python])
 def test_counts_are_those_by_hand(make):
-    found = bench_gpu_graphs.counts(Case("small", "classification", make, lambda: [images(2, 3, 8, 8)]))
+    case = Case("small", "classification", make, lambda: [images(2, 3, 8, 8)])
+    found = bench_gpu_graphs.counts(case, bench_gpu_graphs.variants())
     variants = found["variants"]
     assert found["inputs"] == {"data": [128, 3, 224, 224]}
     assert found["written"] == 4 * PIXELS * (4 + 4 + 4 + 2)
@@ -65,12 +66,17 @@ def test_the_step_is_mxnet_s_with_a_check_that_does_not_grow():
 
 def test_a_sweep_goes_on_where_it_ended_and_makes_a_page(tmp_path):
     path = tmp_path / "graphs.json"
-    path.write_text(json.dumps({"alexnet": {"error": "kept"}}))
+    counted = {"casts": 1, "cast_bytes": 1.0, "operators": 1, "step": 1}
+    before = {name: counted for name in bench_gpu_graphs.variants() if name != "contrib.amp"}
+    path.write_text(json.dumps({"alexnet": {"error": "kept"}, "cifar_resnet20_v1": {"variants": before}}))
     bench_gpu_graphs.main(["cifar_resnet20_v1", "alexnet", "resnet18_v1b_custom", "--results", str(path)])
     results = json.loads(path.read_text())
     assert results["alexnet"] == {"error": "kept"}
+    assert {name: results["cifar_resnet20_v1"]["variants"][name] for name in before} == before
+    assert results["cifar_resnet20_v1"]["variants"]["contrib.amp"]["casts"] > 20
     assert "left_out" in results["resnet18_v1b_custom"]
     assert results["cifar_resnet20_v1"]["inputs"] == {"data": [128, 3, 32, 32]}
+    assert results["cifar_resnet20_v1"]["variants"].keys() == set(bench_gpu_graphs.variants())
     text = make_gpu_graphs_page.page(results)
     assert "## 1 networks" in text
     assert "| `alexnet` |  | kept |" in text
