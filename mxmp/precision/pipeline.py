@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Collection, Mapping
 
 from ..policy import Policy
-from .casts import insert_casts, strip
+from .casts import CastGraph, insert_casts, strip
 from .decide import decide
 from .devices import UNKNOWN, fit_to_device
 from .graph import Graph
 from .plan import Plan, PlannedGraph
 from .subgraphs import Body, bodies, set_bodies
 
-__all__ = ["low_graph"]
+__all__ = ["emitted", "low_graph"]
 
 
 def low_graph(
@@ -52,10 +52,10 @@ def low_graph(
             stored_low=stored_low,
             keep_output_names=keep_output_names,
         )
-    return _low(original, plan, grad_req), plan
+    return emitted(original, plan, grad_req).graph, plan
 
 
-def _low(graph: Graph, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
+def emitted(graph: Graph, plan: Plan, grad_req: Mapping[str, str] = UNKNOWN) -> CastGraph:
     """The graph with casts on the plan's device, and in it the bodies of control flow.
 
     What a body reads and hands on is FP32, so states keep their dtype from one iteration to the next. Weights
@@ -67,10 +67,12 @@ def _low(graph: Graph, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
         if node.subgraphs:
             within = [(body, plan.within(body, planned.names[node])) for body in bodies(node)]
             set_bodies(copy, [_low_body(body, inner, grad_req) for body, inner in within])
-    return fit_to_device(casted, plan.device, grad_req)
+    casted.graph = fit_to_device(casted, plan.device, grad_req)
+    return casted
 
 
 def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
     asked = {v.name: grad_req[e.node.name] for v, e in body.outer.items() if e.node.name in grad_req}
     # Each iteration adds its gradient to those of the iterations behind it.
-    return _low(body.graph, plan, {name: "add" if asked[name] == "write" else asked[name] for name in asked})
+    added = {name: "add" if asked[name] == "write" else asked[name] for name in asked}
+    return emitted(body.graph, plan, added).graph
