@@ -128,7 +128,7 @@ def may_compute_low(
 ) -> dict[Node, tuple[Kind, Rule]]:
     """The operators that nothing keeps in FP32, whatever their neighbours compute in: ``LOW`` or ``FOLLOW``."""
     draft = _Draft(policy, device, _NOTHING)
-    found = {}
+    found: dict[Node, tuple[Kind, Rule]] = {}
     for node, rule, fixed in _operators(graph, draft, _Patterns(policy.exclude), keep_output_names):
         kind, _ = draft.kind(node, rule)
         if not fixed and kind in (Kind.LOW, Kind.FOLLOW):

@@ -53,6 +53,11 @@ class Task:
         self.choice = Choice(self._planned, soft, stored=self._stored)
 
     @property
+    def rules_of(self) -> Mapping[Node, Rule]:
+        """The row of the rules of every operator."""
+        return self._planned.rules
+
+    @property
     def wide(self) -> frozenset[Node]:
         """Every operator that may compute low."""
         return self.choice.free
