@@ -19,6 +19,7 @@ from .policy import Policy
 from .precision.plan import Plan
 from .step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from .symbolic import BucketingModule, Module, cast_symbol
+from .tuning import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "convert",
     "explain",
     "restore",
+    "tune",
 ]
 
 del _mxnet

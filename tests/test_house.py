@@ -27,6 +27,7 @@ HOUSE = {
             "rules",
             "graph",
             "subgraphs",
+            "tuned",
             "plan",
             "decide",
             "casts",
@@ -46,7 +47,7 @@ HOUSE = {
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
-    "tuning": ["cut", "choices", "__init__"],
+    "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
     "diagnose": ["report", "render", "measure", "explain", "__init__"],
     "top": ["__init__", "__main__"],
 }

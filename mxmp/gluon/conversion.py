@@ -31,6 +31,7 @@ __all__ = [
     "join",
     "leave",
     "statistics_of",
+    "tracing",
 ]
 
 # Held while a graph is made: nets of several conversions may share blocks and Parameters.
@@ -41,6 +42,16 @@ _local = threading.local()
 def is_tracing() -> bool:
     """Whether this thread makes the graph of a converted block, whose children may be called with Symbols."""
     return getattr(_local, "tracing", False)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """While a block is being traced by mxmp, its children may be called with Symbols, converted or not."""
+    before, _local.tracing = is_tracing(), True
+    try:
+        yield
+    finally:
+        _local.tracing = before
 
 
 def conversions_of(params: Iterable[Parameter]) -> list[Conversion]:
@@ -114,15 +125,6 @@ class Conversion:
     def note_training(self) -> None:
         """A block of this net runs in training mode."""
         _last_forward[self] = next(_forwards)
-
-    @contextmanager
-    def trace(self) -> Iterator[None]:
-        """While a block of a converted net is being traced, its children may be called with Symbols."""
-        before, _local.tracing = is_tracing(), True
-        try:
-            yield
-        finally:
-            _local.tracing = before
 
     def build(
         self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, grad_req: Mapping[str, str]

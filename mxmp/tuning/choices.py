@@ -72,7 +72,10 @@ class Task:
         return frozenset(node for node, name in self.names.items() if not node.is_variable and plan.decisions[name].low)
 
     def plan(self, low: Collection[Node], reasons: Mapping[Node, str]) -> Plan:
-        """The plan in which ``low``, and nothing else of the choice, computes low."""
+        """The plan in which ``low``, and nothing else of the choice, computes low.
+
+        The bodies of control flow follow the rules, unless nothing at all computes low.
+        """
         decided = {}
         for node in self.choice.free:
             name = self.names[node]
@@ -81,6 +84,10 @@ class Task:
                 decided[name] = Decision(node.op, node in low, reasons.get(node, "chosen by tuning"))
             else:
                 decided[name] = before
+        if not low:
+            own = set(self.names.values())
+            inside = {name: d for name, d in self.rules.decisions.items() if name not in own}
+            decided.update({name: Decision(d.op, False, "all of the graph is FP32") for name, d in inside.items()})
         return decide(self.graph, self.policy, self.device, decided=decided, **self._storage)
 
     def least_bytes(self, shapes: Mapping[Entry, tuple[int, ...]]) -> frozenset[Node]:

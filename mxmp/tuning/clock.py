@@ -97,7 +97,7 @@ def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactl
 
 
 class Timed:
-    """One plan, bound. ``step`` runs it; ``profile`` says how long each of its parts takes.
+    """One plan, bound; None: the graph as it is. ``step`` runs it; ``profile`` says how long each of its parts takes.
 
     Raises
     ------
@@ -105,19 +105,23 @@ class Timed:
         From any method: a kernel is missing, or memory.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, arrays: Arrays, training: bool) -> None:
-        casted = emitted(graph, plan, arrays.grad_req if training else {})
-        declare_full(casted.graph)
+    def __init__(self, graph: Graph, plan: Plan | None, arrays: Arrays, training: bool) -> None:
+        if plan is None:
+            copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
+            casted = CastGraph(copy, FULL, [], {}, dict(zip(copy.nodes(), graph.nodes())))
+        else:
+            casted = emitted(graph, plan, arrays.grad_req if training else {})
+            declare_full(casted.graph)
         self._owners = _owners(casted)
         # Names that tell which operator a callback is about.
         self._numbered = list(self._owners)
         for number, node in enumerate(self._numbered):
             node.name = f"n{number}"
         arguments, gradients = dict(arrays.arguments), dict(arrays.gradients) if training else {}
-        for variable in PlannedGraph(graph, plan).low_variables:
+        for variable in PlannedGraph(graph, plan).low_variables if plan else ():
             for held in (arguments, gradients):
                 if variable.name in held:
-                    held[variable.name] = held[variable.name].astype(plan.policy.compute)
+                    held[variable.name] = held[variable.name].astype(casted.compute)
         self._training = training
         self._executor = _bind(casted.graph, arrays, arguments, gradients)
         outputs = self._executor.outputs

@@ -1,0 +1,193 @@
+"""From profiles to a plan: learn, cut, learn what the cut's plan is like, and let whole steps decide."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+
+from ..precision.graph import Entry, Node
+from ..precision.plan import Plan
+from ..precision.tuned import Tuned
+from .choices import Task, cast_bytes
+from .clock import Arrays, Owner, Timed
+from .cut import Costs, least
+from .table import Table
+
+__all__ = ["FULL", "Search", "faster", "quartiles"]
+
+FULL, CONVERTED, RULES, BYTES, CUT = "float32", "float32, converted", "rules", "fewest bytes cast", "least time"
+
+# Rounds of whole steps: at least, at most, and the seconds after which there are no more than the least.
+_ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 21, 60.0
+# Profiles of one plan: at least and at most, and how many in a row must bring nothing new.
+_PROFILES, _MOST_PROFILES, _QUIET = 4, 12, 2
+_CUTS = 3
+
+
+class Found(NamedTuple):
+    """What a search ends with: the operators that compute low, why others do not, and how it was found."""
+
+    low: frozenset[Node]
+    reasons: dict[Node, str]
+    tuned: Tuned
+
+
+class Search:
+    """The candidates of one task, timed on ``arrays``. ``tell`` is told, before each of its parts, what it is."""
+
+    def __init__(
+        self,
+        task: Task,
+        arrays: Arrays,
+        shapes: Mapping[Entry, tuple[int, ...]],
+        training: bool,
+        table: Table,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._task, self._arrays, self._training = task, arrays, training
+        self._table, self._tell = table, tell
+        moved = cast_bytes(shapes)
+        self._moved = Costs({}, {}, moved, moved)
+        self._failed: list[str] = []
+        self.candidates = {
+            FULL: frozenset(),
+            RULES: task.low_nodes(task.rules),
+            BYTES: task.least_bytes(shapes),
+        }
+
+    def run(self) -> Found:
+        """The plan whose whole steps are the fastest; FP32 unless that is beyond the spread of the rounds."""
+        if not self.candidates[RULES] and not self._task.wide:
+            return self._end(FULL, {}, ["nothing may compute low"])
+        try:
+            for low in (frozenset(), self._task.wide, self._task.narrow):
+                self._learn(low)
+            for _ in range(_CUTS):
+                self.candidates[CUT] = cut = least(self._task.choice, self._table.costs())
+                if self._table.knows(cut):
+                    break
+                self._learn(cut)
+        except mx.MXNetError as error:
+            self._failed.append(f"{self._task.policy.compute} fails here ({_first_line(error)})")
+        times = self._whole_steps()
+        return self._end(faster(times), times, self._failed)
+
+    def _learn(self, low: frozenset[Node]) -> None:
+        if self._table.knows(low):
+            return
+        self._tell(f"operators of a plan with {len(low)} of {len(self._task.wide)} low")
+        timed = self._timed(low)
+        least_seconds: dict[Owner, float] = {}
+        quiet = 0
+        for number in range(_MOST_PROFILES):
+            before = sum(least_seconds.values())
+            for owner, seconds in timed.profile().items():
+                # The least: another process can only add, and one operator is short enough to be left alone once.
+                least_seconds[owner] = min(least_seconds.get(owner, seconds), seconds)
+            quiet = quiet + 1 if before and sum(least_seconds.values()) > 0.98 * before else 0
+            if number + 1 >= _PROFILES and quiet >= _QUIET:
+                break
+        self._table.learn(low, least_seconds)
+
+    def _timed(self, low: frozenset[Node]) -> Timed:
+        return Timed(self._task.graph, self._task.plan(low, {}), self._arrays, self._training)
+
+    def _whole_steps(self) -> dict[str, list[float]]:
+        """Rounds of one step of each candidate."""
+        self._tell("whole steps")
+        bound: dict[str, Timed] = {FULL: Timed(self._task.graph, None, self._arrays, self._training)}
+        if self._timed_differs():
+            bound[CONVERTED] = self._timed(frozenset())
+        met = {frozenset(): FULL}
+        for name, low in self.candidates.items():
+            if low in met:
+                continue
+            met[low] = name
+            try:
+                bound[name] = self._timed(low)
+            except mx.MXNetError as error:
+                self._failed.append(f"{name} fails here ({_first_line(error)})")
+        times: dict[str, list[float]] = {name: [] for name in bound}
+        start = time.perf_counter()
+        while True:
+            for name, timed in bound.items():
+                times[name].append(timed.step())
+            rounds = len(times[FULL])
+            late = time.perf_counter() - start > _SECONDS
+            if rounds >= (_ROUNDS if late or _is_steady(times) else _MOST_ROUNDS):
+                return times
+
+    def _timed_differs(self) -> bool:
+        """Whether a converted graph is another even where nothing computes low."""
+        from ..precision.casts import is_ours
+        from ..precision.pipeline import emitted
+
+        plan = self._task.plan(frozenset(), {})
+        asked = self._arrays.grad_req if self._training else {}
+        return any(is_ours(node) for node in emitted(self._task.graph, plan, asked).graph.nodes())
+
+    def _end(self, chosen: str, times: Mapping[str, Sequence[float]], notes: Iterable[str]) -> Found:
+        low = self.candidates.get(chosen, frozenset())
+        known = [name for name, nodes in self.candidates.items() if self._table.knows(nodes)] if times else []
+        full = self._table.predict(frozenset()) if FULL in known else 0.0
+        tuned = Tuned(
+            chosen,
+            self._training,
+            {name: statistics.median(each) for name, each in times.items()},
+            {name: quartiles([a / b for a, b in zip(times[FULL], each)]) for name, each in times.items()},
+            {name: full / self._table.predict(self.candidates[name]) for name in known if full},
+            {name: int(self._task.choice.cost(nodes, self._moved)) for name, nodes in self.candidates.items()},
+            (*notes, *self._verdict(chosen, times)),
+        )
+        return Found(low, self._reasons(low) if known else {}, tuned)
+
+    def _verdict(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Iterable[str]:
+        if times and chosen in (FULL, CONVERTED):
+            yield f"FP32: no plan in {self._task.policy.compute} was faster beyond the spread of the rounds"
+
+    def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
+        """Why an operator that may compute low does not."""
+        compute = self._task.policy.compute
+        reasons = {}
+        for node in self._task.wide - low:
+            in_low, in_full = (1e3 * self._table.of_node(node, is_low) for is_low in (True, False))
+            slower = f"slower in {compute} here ({in_low:.2f} ms, {in_full:.2f} in FP32)"
+            reasons[node] = slower if in_low >= in_full else f"{compute} does not pay for the casts here"
+        return reasons
+
+
+def faster(times: Mapping[str, Sequence[float]]) -> str:
+    """The name of the fastest by the median; FP32 where that is not faster in three of four rounds."""
+    full = [name for name in (FULL, CONVERTED) if name in times]
+    own = min(full, key=lambda name: statistics.median(times[name]))
+    others = [name for name in times if name not in full]
+    if not others:
+        return own
+    best = min(others, key=lambda name: statistics.median(times[name]))
+    low, _, _ = quartiles([a / b for a, b in zip(times[own], times[best])])
+    return best if low > 1 else own
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The lower one, the median and the upper one."""
+    if len(values) < 2:
+        return (values[0],) * 3
+    low, middle, high = statistics.quantiles(values, n=4)
+    return low, middle, high
+
+
+def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
+    for each in times.values():
+        if len(each) < 2:
+            return False
+        low, middle, high = quartiles(each)
+        if high - low > 0.04 * middle:
+            return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if "rror" in line), str(error))[-120:]
