@@ -87,7 +87,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
     asked = {name: param.grad_req for name, param in params.items()}
-    graph, plan = conversion.build(symbol, params, device, asked)
+    graph, plan = conversion.build(block, symbol, params, device, asked)
     conversion.expected.note(block, plan)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
@@ -124,7 +124,9 @@ def _trace(block: HybridBlock, args: tuple) -> HybridBlock:
     """Another block, with the graph."""
     clone = _mxnet.copied(block)
     try:
-        _mxnet.trace(clone, args)
+        # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
+        with mx.name.NameManager():
+            _mxnet.trace(clone, args)
     except Exception as error:
         found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
         raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Collection, Mapping
 
 from ..policy import Policy
@@ -9,7 +10,7 @@ from .casts import CastGraph, insert_casts, strip
 from .decide import decide
 from .devices import UNKNOWN, fit_to_device
 from .graph import Graph
-from .plan import Plan, PlannedGraph
+from .plan import Plan, PlannedGraph, check_fit
 from .subgraphs import Body, bodies, set_bodies
 
 __all__ = ["emitted", "low_graph"]
@@ -24,12 +25,17 @@ def low_graph(
     stored_low: Collection[str] = (),
     keep_output_names: bool = False,
     grad_req: Mapping[str, str] = UNKNOWN,
+    whole: bool | None = None,
 ) -> tuple[Graph, Plan]:
     """The graph that computes in low precision on ``device``, and the plan that it follows.
 
     Casts of an earlier conversion are taken out first, so converting twice is converting once. With a
     Policy the rules decide (see ``decide`` for the keywords); a Plan has decided already. ``grad_req``:
     see ``fit_to_device``.
+
+    ``whole``: None where a Plan also says how variables are stored; otherwise the keywords do. True: it must be of this
+    very graph. False: of a related one (another mode, bucket or part of a net), whose operators of the same names and
+    types follow it, and all others the rules.
 
     Raises
     ------
@@ -42,16 +48,24 @@ def low_graph(
             raise ValueError(
                 f"the plan was made for a {how.device}, and the graph is to run on a {device}: plan it there"
             )
+        if whole:
+            check_fit(original, how)
+    if isinstance(how, Plan) and whole is None:
         plan = how
     else:
         plan = decide(
             original,
-            how,
+            how.policy if isinstance(how, Plan) else how,
             device,
             parameters=parameters,
             stored_low=stored_low,
             keep_output_names=keep_output_names,
+            decided=how.decisions if isinstance(how, Plan) else {},
         )
+        if isinstance(how, Plan):
+            if not plan.decisions.keys() & how.decisions.keys():
+                check_fit(original, how)
+            plan = replace(plan, tuned=how.tuned)
     return emitted(original, plan, grad_req).graph, plan
 
 

@@ -8,8 +8,9 @@ from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 
+from ..precision.casts import is_ours
 from ..precision.graph import Entry, Node
-from ..precision.plan import Plan
+from ..precision.pipeline import emitted
 from ..precision.tuned import Tuned
 from .choices import Task, cast_bytes
 from .clock import Arrays, Owner, Timed
@@ -101,7 +102,7 @@ class Search:
         bound: dict[str, Timed] = {FULL: Timed(self._task.graph, None, self._arrays, self._training)}
         if self._timed_differs():
             bound[CONVERTED] = self._timed(frozenset())
-        met = {frozenset(): FULL}
+        met: dict[frozenset[Node], str] = {frozenset(): FULL}
         for name, low in self.candidates.items():
             if low in met:
                 continue
@@ -122,9 +123,6 @@ class Search:
 
     def _timed_differs(self) -> bool:
         """Whether a converted graph is another even where nothing computes low."""
-        from ..precision.casts import is_ours
-        from ..precision.pipeline import emitted
-
         plan = self._task.plan(frozenset(), {})
         asked = self._arrays.grad_req if self._training else {}
         return any(is_ours(node) for node in emitted(self._task.graph, plan, asked).graph.nodes())

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, Collection, Mapping
 
 from ..files import replacing
-from ..precision.graph import Entry, Graph, Node
+from ..precision.graph import Entry, Node
 from .choices import Task
 from .clock import Cast, Owner
 from .cut import Costs
