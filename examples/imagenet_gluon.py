@@ -35,7 +35,7 @@ def convert(net: HybridBlock, options: argparse.Namespace, context: mx.Context) 
     if options.dtype == "float32":
         return net, 0
     try:
-        net = mxmp.convert(net, options.dtype)
+        net = mxmp.convert(net, options.policy)
         report = mxmp.explain(net, mx.nd.zeros((1, 3, options.input_size, options.input_size), ctx=context))
     except ValueError as error:
         raise UserError(f"--dtype {options.dtype}: {last_line(error)}") from None

@@ -90,8 +90,8 @@ def make_module(
         return mx.mod.Module(symbol, **common), 0
     loss_scale = None if options.loss_scale == "none" else options.loss_scale
     try:
-        module = mxmp.Module(symbol, policy=options.dtype, loss_scale=loss_scale, **common)
-        report = mxmp.explain(symbol, policy=options.dtype, ctx=contexts[0])
+        module = mxmp.Module(symbol, policy=options.policy, loss_scale=loss_scale, **common)
+        report = mxmp.explain(symbol, policy=options.policy, ctx=contexts[0])
     except ValueError as error:
         raise UserError(f"--dtype {options.dtype}: {last_line(error)}") from None
     if options.explain:

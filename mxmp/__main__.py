@@ -1,7 +1,8 @@
-"""Command line: convert a checkpoint on disk for inference, or explain what would be done.
+"""Command line: convert a checkpoint on disk for inference, explain what would be done, find what is fast.
 
 python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
 python -m mxmp explain net-symbol.json --shape data=1,3,224,224
+python -m mxmp tune net-symbol.json --shape data=8,3,224,224 --out plan.json
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import argparse
 import json
 import os
 import sys
+from typing import Any
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .diagnose import explain
 from .files import replacing_all
-from .policy import as_policy
+from .precision.plan import Plan
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import write_arrays, write_symbol
+from .tuning import tune
 
 _HALF = "2"  # float16 in a variable's __dtype__
 
@@ -28,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         args.run(args)
-    except (ValueError, OSError) as error:
+    except (ImportError, ValueError, OSError) as error:
         print(f"mxmp {args.command}: {error}", file=sys.stderr)
         return 2
     return 0
@@ -39,29 +42,41 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
-    common.add_argument("--policy", default="float16", help="float16, bfloat16 or a policy string")
     common.add_argument("--exclude", nargs="+", default=[], help="patterns of nodes that stay FP32")
     common.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it will run")
     common.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes, to count bytes")
 
-    cast = commands.add_parser("cast", parents=[common], help="write a low-precision checkpoint for inference")
+    policy = argparse.ArgumentParser(add_help=False)
+    policy.add_argument("--policy", default="float16", help="float16, bfloat16, a policy string or a plan (.json)")
+    cast = commands.add_parser("cast", parents=[common, policy], help="write a low-precision checkpoint for inference")
     cast.add_argument("params", nargs="?", help="its parameters, NAME-0000.params")
     cast.add_argument("out", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
     cast.set_defaults(run=_cast)
 
-    show = commands.add_parser("explain", parents=[common], help="say what each operator would compute in, and why")
+    show = commands.add_parser(
+        "explain", parents=[common, policy], help="say what each operator would compute in, and why"
+    )
     show.add_argument("--nodes", action="store_true", help="one line per operator as well")
     show.set_defaults(run=_explain)
+
+    plan = commands.add_parser("tune", parents=[common], help="find the plan that is fast on this machine")
+    plan.add_argument("--policy", default="bfloat16", help="float16, bfloat16 or a policy string")
+    plan.add_argument("--out", required=True, help="the plan to write, as JSON")
+    plan.add_argument("--inference", action="store_true", help="for a forward alone, not a training step")
+    plan.add_argument("--bytes", action="store_true", help="measure nothing: cast the fewest bytes")
+    plan.add_argument("--no-cache", action="store_true", help="neither read nor keep times of earlier runs")
+    plan.set_defaults(run=_tune)
     return parser
 
 
 def _cast(args: argparse.Namespace) -> None:
     symbol = _load_symbol(args.symbol)
-    low = cast_symbol(symbol, as_policy(args.policy), exclude=args.exclude, ctx=mx.Context(args.device))
+    policy = _policy(args.policy)
+    low = cast_symbol(symbol, policy, exclude=args.exclude, ctx=mx.Context(args.device))
     params = _load_params(args.params, symbol) if args.params else {}
     attrs = low.attr_dict()
     halved = {k: v.astype("float16") if _is_half(attrs, k) else v for k, v in params.items()}
-    found = explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
+    found = explain(symbol, policy=policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
     files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
     with replacing_all(*files) as (symbol_file, *params_file):
         write_symbol(symbol_file, low, remove_amp_cast=False)
@@ -77,7 +92,7 @@ def _cast(args: argparse.Namespace) -> None:
 def _explain(args: argparse.Namespace) -> None:
     found = explain(
         _load_symbol(args.symbol),
-        policy=args.policy,
+        policy=_policy(args.policy),
         exclude=args.exclude,
         ctx=mx.Context(args.device),
         **_shapes(args),
@@ -87,6 +102,27 @@ def _explain(args: argparse.Namespace) -> None:
         print()
         for node in found.nodes:
             print(f"{node.dtype:<9} {node.op:<24} {node.name}: {node.reason}")
+
+
+def _tune(args: argparse.Namespace) -> None:
+    shapes: dict[str, Any] = dict(_shapes(args))
+    plan = tune(
+        _load_symbol(args.symbol),
+        policy=args.policy,
+        exclude=args.exclude,
+        ctx=mx.Context(args.device),
+        training=not args.inference,
+        measure=not args.bytes,
+        cache=not args.no_cache,
+        **shapes,
+    )
+    plan.save(args.out)
+    print(plan)
+    print(f"\nWrote {args.out}")
+
+
+def _policy(text: str) -> str | Plan:
+    return Plan.load(text) if text.endswith(".json") else text
 
 
 def _load_symbol(path: str) -> mx.sym.Symbol:

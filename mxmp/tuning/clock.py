@@ -110,7 +110,7 @@ class Timed:
             copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
             casted = CastGraph(copy, FULL, [], {}, dict(zip(copy.nodes(), graph.nodes())))
         else:
-            casted = emitted(graph, plan, arrays.grad_req if training else {})
+            casted = emitted(graph, plan, arrays.grad_req)
             declare_full(casted.graph)
         self._owners = _owners(casted)
         # Names that tell which operator a callback is about.

@@ -124,23 +124,22 @@ class Search:
     def _timed_differs(self) -> bool:
         """Whether a converted graph is another even where nothing computes low."""
         plan = self._task.plan(frozenset(), {})
-        asked = self._arrays.grad_req if self._training else {}
-        return any(is_ours(node) for node in emitted(self._task.graph, plan, asked).graph.nodes())
+        return any(is_ours(node) for node in emitted(self._task.graph, plan, self._arrays.grad_req).graph.nodes())
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]], notes: Iterable[str]) -> Found:
         low = self.candidates.get(chosen, frozenset())
-        known = [name for name, nodes in self.candidates.items() if self._table.knows(nodes)] if times else []
-        full = self._table.predict(frozenset()) if FULL in known else 0.0
+        learnt = all(map(self._table.knows, (frozenset(), self._task.wide, self._task.narrow)))
+        known = {name: nodes for name, nodes in self.candidates.items() if learnt and self._table.knows(nodes)}
         tuned = Tuned(
             chosen,
             self._training,
             {name: statistics.median(each) for name, each in times.items()},
             {name: quartiles([a / b for a, b in zip(times[FULL], each)]) for name, each in times.items()},
-            {name: full / self._table.predict(self.candidates[name]) for name in known if full},
+            {name: self._table.predict(frozenset()) / self._table.predict(nodes) for name, nodes in known.items()},
             {name: int(self._task.choice.cost(nodes, self._moved)) for name, nodes in self.candidates.items()},
             (*notes, *self._verdict(chosen, times)),
         )
-        return Found(low, self._reasons(low) if known else {}, tuned)
+        return Found(low, self._reasons(low) if learnt else {}, tuned)
 
     def _verdict(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Iterable[str]:
         if times and chosen in (FULL, CONVERTED):
