@@ -193,7 +193,5 @@ def _check_parameters(params: list[Parameter], policy: Policy, plan: Plan | None
         for ctx in _mxnet.contexts(param):
             check_policy(policy, device_of(ctx))
             if plan is not None and plan.device != device_of(ctx):
-                raise ValueError(
-                    f"the plan was made for a {plan.device}, and {param.name!r} is on {ctx}: tune it there"
-                )
+                raise ValueError(f"the plan was made for a {plan.device}, and {param.name!r} is on {ctx}: tune there")
     check_policy(policy, "cpu")

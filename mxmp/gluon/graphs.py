@@ -107,7 +107,7 @@ def traced_alone(block: HybridBlock, args: tuple) -> tuple[mx.sym.Symbol, dict[s
         The user's code fails on Symbols.
     """
     try:
-        with tracing():
+        with tracing(), autograd.train_mode() if training else autograd.predict_mode():
             data, symbol = _mxnet.traced(_trace(block, args)).graph
     except UntraceableError as error:
         raise ValueError(

@@ -87,12 +87,14 @@ def tune(
         ``pip install 'mxmp[tune]'`` is missing.
     """
     policy = as_policy(policy, exclude)
+    if isinstance(target, Block) and (shapes or not inputs):
+        raise ValueError("give a block its inputs, or their shapes, in order: named inputs are for Symbols")
     ctx = ctx or mx.context.current_context()
     subject = (
-        _of_symbol(target, inputs, shapes) if isinstance(target, mx.sym.Symbol) else _of_block(target, inputs, ctx)
+        _of_symbol(target, inputs, shapes)
+        if isinstance(target, mx.sym.Symbol)
+        else _of_block(target, inputs, ctx, training)
     )
-    if shapes and not isinstance(target, mx.sym.Symbol):
-        raise ValueError(f"{sorted(shapes)}: named inputs are for Symbols; give a block its inputs in order")
     graph = subject.graph
     names = graph.to_symbol().list_inputs()
     unknown = sorted(set(subject.shapes) - set(names))
@@ -135,14 +137,15 @@ def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, given: Mapping[str, Any]) -
     return _Subject(strip(Graph.from_symbol(symbol)), shapes, values, None, {}, True)
 
 
-def _of_block(block: Any, inputs: tuple, ctx: mx.Context) -> _Subject:
+def _of_block(block: Any, inputs: tuple, ctx: mx.Context, training: bool) -> _Subject:
     if not isinstance(block, Block):
         raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
     if not isinstance(block, HybridBlock):
         raise ValueError(f"{block.name!r} runs as Python, which has no plan: tune the HybridBlocks in it")
     drawn = [mx.nd.zeros(each, ctx=ctx) for each in inputs if _is_shape(each)]
     left = iter(drawn)
-    symbol, found, params = traced_alone(block, tuple(next(left) if _is_shape(each) else each for each in inputs))
+    arrays = tuple(next(left) if _is_shape(each) else each for each in inputs)
+    symbol, found, params = traced_alone(block, arrays, training)
     values = {name: array for name, array in found.items() if all(array is not each for each in drawn)}
     return _Subject(
         strip(Graph.from_symbol(symbol)),
