@@ -98,7 +98,9 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     )
 
 
-def traced_alone(block: HybridBlock, args: tuple) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
+def traced_alone(
+    block: HybridBlock, args: tuple, training: bool
+) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
     """The FP32 graph of a block, its inputs and its parameters by name; the block stays as it is, shapes unknown.
 
     Raises

@@ -90,11 +90,10 @@ def tune(
     if isinstance(target, Block) and (shapes or not inputs):
         raise ValueError("give a block its inputs, or their shapes, in order: named inputs are for Symbols")
     ctx = ctx or mx.context.current_context()
-    subject = (
-        _of_symbol(target, inputs, shapes)
-        if isinstance(target, mx.sym.Symbol)
-        else _of_block(target, inputs, ctx, training)
-    )
+    if isinstance(target, mx.sym.Symbol):
+        subject = _of_symbol(target, inputs, shapes)
+    else:
+        subject = _of_block(target, inputs, ctx, training)
     graph = subject.graph
     names = graph.to_symbol().list_inputs()
     unknown = sorted(set(subject.shapes) - set(names))
