@@ -179,7 +179,7 @@ def test_evaluation_follows_the_plan_where_it_has_the_same_operators(tuned):
 
 def test_a_plan_in_which_all_is_fp32_has_the_bits_of_fp32_and_no_warning(tuned):
     full = low_by_hand(tuned, **dict.fromkeys(tuned.decisions, False))
-    want, got = (by_gluon(net, [data().asnumpy()]) for net in (a_net(), mxmp.convert(a_net(), full)))
+    want, got = (by_gluon(net, [data().asnumpy()]) for net in (a_net(True), mxmp.convert(a_net(True), full)))
     np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
     symbol = S.FullyConnected(S.var("data"), num_hidden=4, name="fc")
     plan = mxmp.tune(symbol, data=(2, 6), cache=False)
