@@ -258,6 +258,7 @@ def test_explain_shows_a_plan():
         ({FULL: [10, 12, 10, 12], "rules": [11, 11, 11, 11]}, FULL),  # within the spread
         ({FULL: [10, 20, 10, 20], "rules": [9, 18, 9, 18]}, "rules"),  # one round's times belong together
         ({FULL: [10, 10, 10, 10], CONVERTED: [7, 7, 7, 7], "rules": [8, 8, 8, 8]}, CONVERTED),
+        ({FULL: [7, 7, 7, 7], CONVERTED: [9, 9, 9, 9], "rules": [8, 8, 8, 8]}, CONVERTED),
         ({FULL: [10, 10, 10, 10]}, FULL),
     ],
 )
