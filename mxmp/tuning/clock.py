@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import re
 import time
+from collections import Counter
 from typing import Any, Mapping, NamedTuple, Union
 
 import mxnet as mx
@@ -99,6 +100,8 @@ def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactl
 class Timed:
     """One plan, bound; None: the graph as it is. ``step`` runs it; ``profile`` says how long each of its parts takes.
 
+    ``operators``: how many emitted ones each part is made of.
+
     Raises
     ------
     mxnet.MXNetError
@@ -113,6 +116,7 @@ class Timed:
             casted = emitted(graph, plan, arrays.grad_req)
             declare_full(casted.graph)
         self._owners = _owners(casted)
+        self.operators = Counter(self._owners.values())
         # Names that tell which operator a callback is about.
         self._numbered = list(self._owners)
         for number, node in enumerate(self._numbered):

@@ -17,7 +17,7 @@ from .clock import Arrays, Owner, Timed
 from .cut import Costs, least
 from .table import Table
 
-__all__ = ["FULL", "Search", "faster", "quartiles"]
+__all__ = ["CONVERTED", "FULL", "Search", "faster", "quartiles", "without_waiting"]
 
 FULL, CONVERTED, RULES, BYTES = "float32", "float32, converted", "rules", "fewest bytes cast"
 
@@ -85,6 +85,7 @@ class Search:
             return
         self._tell(f"operators of a plan with {len(low)} of {len(self._task.wide)} low")
         timed = self._timed(low)
+        whole = min(timed.step() for _ in range(_PROFILES))
         least_seconds: dict[Owner, float] = {}
         quiet = 0
         for number in range(_MOST_PROFILES):
@@ -95,7 +96,7 @@ class Search:
             quiet = quiet + 1 if before and sum(least_seconds.values()) > 0.98 * before else 0
             if number + 1 >= _PROFILES and quiet >= _QUIET:
                 break
-        self._table.learn(low, least_seconds)
+        self._table.learn(low, without_waiting(least_seconds, timed.operators, whole))
 
     def _timed(self, low: frozenset[Node]) -> Timed:
         return Timed(self._task.graph, self._task.plan(low, {}), self._arrays, self._training)
@@ -158,6 +159,22 @@ class Search:
             slower = f"slower in {compute} here ({in_low:.2f} ms, {in_full:.2f} in FP32)"
             reasons[node] = slower if in_low >= in_full else f"{compute} does not pay for the casts here"
         return reasons
+
+
+def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], whole: float) -> dict[Owner, float]:
+    """A profile without what waiting for every operator costs: so much for each that the sum is no more than a step.
+
+    ``operators``: of how many each part is made. ``whole``: seconds of a step in which nobody waits.
+    """
+    left = dict(profile)
+    for _ in range(8):  # a part gives no more than it has, then the others give the rest
+        excess = sum(left.values()) - whole
+        givers = sum(operators[owner] for owner, seconds in left.items() if seconds > 0)
+        if excess <= 0.001 * whole or not givers:
+            break
+        each = excess / givers
+        left = {owner: max(seconds - each * operators[owner], 0.0) for owner, seconds in left.items()}
+    return left
 
 
 def faster(times: Mapping[str, Sequence[float]]) -> str:

@@ -18,7 +18,7 @@ from mxmp.precision.tuned import Tuned
 from mxmp.tuning import search
 from mxmp.tuning.choices import Task, shapes_of
 from mxmp.tuning.clock import Arrays, Cast, Timed
-from mxmp.tuning.search import CONVERTED, FULL, faster
+from mxmp.tuning.search import CONVERTED, FULL, faster, without_waiting
 from mxmp.tuning.table import Table
 
 
@@ -264,6 +264,15 @@ def test_explain_shows_a_plan():
 )
 def test_low_precision_must_win_in_three_of_four_rounds(times, want):
     assert faster(times) == want
+
+
+def test_what_waiting_costs_is_taken_off_each_operator_alike():
+    found = without_waiting({"a": 10.0, "b": 4.0, "c": 1.0}, {"a": 1, "b": 2, "c": 1}, whole=11.0)
+    assert found == pytest.approx({"a": 9.0, "b": 2.0, "c": 0.0})
+    assert without_waiting({"a": 1.0}, {"a": 1}, whole=2.0) == {"a": 1.0}
+    assert sum(without_waiting({"a": 9.0, "b": 0.1}, {"a": 1, "b": 5}, whole=3.0).values()) == pytest.approx(
+        3, rel=0.01
+    )
 
 
 def chain() -> tuple[Task, dict]:
