@@ -82,7 +82,7 @@ def tune(
     TypeError
         ``target`` is neither.
     ValueError
-        The shapes do not fit, the block cannot be traced, or the policy cannot hold.
+        The shapes do not fit, the block cannot be traced, the policy cannot hold, or ``ctx`` is not there.
     ImportError
         ``pip install 'mxmp[tune]'`` is missing.
     """
@@ -90,10 +90,12 @@ def tune(
     if isinstance(target, Block) and (shapes or not inputs):
         raise ValueError("give a block its inputs, or their shapes, in order: named inputs are for Symbols")
     ctx = ctx or mx.context.current_context()
+    if measure and ctx.device_type == "gpu" and ctx.device_id >= mx.context.num_gpus():
+        raise ValueError(f"{ctx} is not here to measure on: tune where it is, or with measure=False")
     if isinstance(target, mx.sym.Symbol):
         subject = _of_symbol(target, inputs, shapes)
     else:
-        subject = _of_block(target, inputs, ctx, training)
+        subject = _of_block(target, inputs, training)
     graph = subject.graph
     names = graph.to_symbol().list_inputs()
     unknown = sorted(set(subject.shapes) - set(names))
@@ -136,12 +138,13 @@ def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, given: Mapping[str, Any]) -
     return _Subject(strip(Graph.from_symbol(symbol)), shapes, values, None, {}, True)
 
 
-def _of_block(block: Any, inputs: tuple, ctx: mx.Context, training: bool) -> _Subject:
+def _of_block(block: Any, inputs: tuple, training: bool) -> _Subject:
     if not isinstance(block, Block):
         raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
     if not isinstance(block, HybridBlock):
         raise ValueError(f"{block.name!r} runs as Python, which has no plan: tune the HybridBlocks in it")
-    drawn = [mx.nd.zeros(each, ctx=ctx) for each in inputs if _is_shape(each)]
+    arrays_of = mx.np if mx.util.is_np_array() else mx.nd
+    drawn = [arrays_of.zeros(each, ctx=mx.cpu()) for each in inputs if _is_shape(each)]
     left = iter(drawn)
     arrays = tuple(next(left) if _is_shape(each) else each for each in inputs)
     symbol, found, params = traced_alone(block, arrays, training)

@@ -116,6 +116,20 @@ def test_a_symbol_is_tuned_by_named_shapes_or_arrays():
     assert mxmp.cast_symbol(symbol, plan).list_arguments() == symbol.list_arguments()
 
 
+def test_a_converted_net_and_a_numpy_net_are_tuned():
+    plan = mxmp.tune(a_net(), SHAPE, measure=False)
+    assert mxmp.tune(mxmp.convert(a_net(), "float16"), data(), measure=False) == plan
+    mx.npx.set_np()
+    try:
+        net = nn.Dense(3, prefix="np_")
+        net.initialize()
+        plan = mxmp.tune(net, (2, 6), cache=False)
+        assert mxmp.tune(net, mx.np.ones((2, 6)), cache=False).decisions.keys() == plan.decisions.keys()
+        assert mxmp.convert(net, plan)(mx.np.ones((2, 6))).shape == (2, 3)
+    finally:
+        mx.npx.reset_np()
+
+
 def test_control_flow_is_tuned_around_its_bodies():
     def body(x, state):
         out = S.FullyConnected(x, num_hidden=4, name="fc") + state
@@ -388,6 +402,11 @@ def test_what_cannot_be_tuned_is_refused():
         mxmp.tune(a_net())
     with pytest.raises(ValueError, match="runs as Python"):
         mxmp.tune(nn.Sequential(prefix="s_"), SHAPE)
+    if not mx.context.num_gpus():
+        with pytest.raises(ValueError, match=r"gpu\(0\) is not here to measure on"):
+            mxmp.tune(two(), data=(2, 6), policy="float16", ctx=mx.gpu())
+        assert mxmp.tune(two(), data=(2, 6), policy="float16", ctx=mx.gpu(), measure=False).device == "gpu"
+        assert mxmp.tune(a_net(), SHAPE, policy="float16", ctx=mx.gpu(), measure=False).device == "gpu"
     with pytest.raises(ValueError, match="shapes"):
         mxmp.tune(two(), softmax_label=(2,))
 
