@@ -122,7 +122,8 @@ def test_labels_and_positions_stay_as_they_are():
     position = S.reshape(S.var("position"), shape=(-1,), name="position_flat")
     loss = S.SoftmaxOutput(S.relu(data, name="relu"), label)
     other = S.Embedding(position, input_dim=9, output_dim=4, name="embedding")
-    task = Task(Graph.from_symbol(S.Group([loss, other])), Policy("bfloat16"), "cpu")
+    handed_out = S.reshape(S.var("mask"), shape=(-1,), name="mask_flat")
+    task = Task(Graph.from_symbol(S.Group([loss, other, handed_out])), Policy("bfloat16"), "cpu")
     assert {node.name for node in task.wide} == {"fc", "relu"}
 
 

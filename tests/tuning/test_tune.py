@@ -191,6 +191,17 @@ def test_evaluation_follows_the_plan_where_it_has_the_same_operators(tuned):
     assert len(mxmp.explain(net).graphs) == 2  # converted so already
 
 
+def test_a_plan_that_does_not_say_its_mode_is_of_the_first_graph(tuned):
+    plan = Plan(tuned.policy, tuned.device, tuned.decisions)
+    net = mxmp.convert(a_net(), plan)
+    with autograd.record():
+        net(data())
+    net(data())
+    assert len(mxmp.explain(net).graphs) == 2
+    with pytest.raises(ValueError, match="the plan is of another graph"):
+        mxmp.convert(a_net(), plan)(data())
+
+
 def test_a_plan_in_which_all_is_fp32_has_the_bits_of_fp32_and_no_warning(tuned):
     full = low_by_hand(tuned, **dict.fromkeys(tuned.decisions, False))
     want, got = (by_gluon(net, [data().asnumpy()]) for net in (a_net(True), mxmp.convert(a_net(True), full)))
