@@ -39,7 +39,8 @@ class Costs:
     """What each choice costs, in any one unit.
 
     ``low``, ``full``: of operators. ``to_low``, ``to_full``: of the cast of a tensor, forward and backward. What is
-    not named costs nothing.
+    not named costs nothing. Operators may cost less than nothing, and so may a cast on which one operator alone
+    decides (``Choice.decides``): those around it gain more than it costs.
     """
 
     low: Mapping[Node, float]
@@ -87,6 +88,15 @@ class Choice:
             (costs.to_full if to_full else costs.to_low).get(entry, 0.0) for entry, to_full in self.casts(low)
         )
 
+    def decides(self, entry: Entry, to_full: bool) -> Node | None:
+        """The operator that decides alone whether a tensor is cast so: it is, where that one computes low."""
+        tensor = self.tensors[entry]
+        if tensor.source in self.stored:
+            return None
+        if to_full:
+            return tensor.source if tensor.full else None
+        return tensor.readers[0] if tensor.source is None and len(tensor.readers) == 1 else None
+
     def casts(self, low: Collection[Node]) -> Iterator[tuple[Entry, bool]]:
         """The tensors that are cast, and whether to FP32."""
         for entry, tensor in self.tensors.items():
@@ -106,13 +116,23 @@ def least(choice: Choice, costs: Costs) -> frozenset[Node]:
 
     Raises
     ------
+    ValueError
+        A cast costs less than nothing, and several operators decide on it.
     ImportError
         python-igraph, which finds the cut, is not installed.
     """
     network = _Network()
-    for node in choice.free:
-        network.pay(network.LOW, node, costs.full.get(node, 0.0))
-        network.pay(node, network.FULL, costs.low.get(node, 0.0))
+    extra = {node: costs.low.get(node, 0.0) - costs.full.get(node, 0.0) for node in choice.free}
+    for to_full, of_casts in ((True, costs.to_full), (False, costs.to_low)):
+        for entry, cost in of_casts.items():
+            node = choice.decides(entry, to_full)
+            if node in extra:
+                extra[node] += cost
+            elif cost < 0 and node is None:
+                raise ValueError(f"{entry.node.name}: a cast on which several operators decide costs {cost}")
+    for node, more in extra.items():
+        network.pay(node, network.FULL, more)
+        network.pay(network.LOW, node, -more)
     for node in choice.fixed:
         network.forbid(network.LOW, node)
     for entry, tensor in choice.tensors.items():
@@ -120,15 +140,16 @@ def least(choice: Choice, costs: Costs) -> frozenset[Node]:
         if tensor.source in choice.stored:
             for reader in [*tensor.readers, *([network.FULL] if tensor.full else [])]:
                 network.forbid(source, reader)
-        elif tensor.source is not None:
+        elif tensor.source is not None and choice.decides(entry, True) is None:
             cast = (entry, "to FP32")
             network.pay(source, cast, costs.to_full.get(entry, 0.0))
-            for reader in [*tensor.readers, *([network.FULL] if tensor.full else [])]:
+            for reader in tensor.readers:
                 network.forbid(cast, reader)
-        cast = (entry, "to low")
-        network.pay(cast, source, costs.to_low.get(entry, 0.0))
-        for reader in tensor.readers:
-            network.forbid(reader, cast)
+        if choice.decides(entry, False) is None:
+            cast = (entry, "to low")
+            network.pay(cast, source, costs.to_low.get(entry, 0.0))
+            for reader in tensor.readers:
+                network.forbid(reader, cast)
     return network.side_of_low() & (choice.free | choice.fixed)
 
 

@@ -59,20 +59,24 @@ class Table:
         found = {}
         for cast in casts:
             found.setdefault(self._cast_key(cast), []).append(profile.get(cast, 0.0) + extra[cast])
-        self.seconds.update({key: max(statistics.median(times), 0.0) for key, times in found.items()})
+        self.seconds.update({key: statistics.median(times) for key, times in found.items()})
 
     def costs(self) -> Costs:
-        """For the cut. Casts that no profiled plan has cost what others of their direction cost a byte."""
+        """For the cut. Casts that no profiled plan has cost what others of their direction cost a byte.
+
+        A cast that pays for itself is free, unless one operator alone decides on it.
+        """
         rates: dict[bool, list[float]] = {True: [], False: []}
         casts = [Cast(e, to_full) for e in self._task.choice.tensors for to_full in rates if not e.node.is_variable]
         for cast in casts:
             known = self.seconds.get(self._cast_key(cast))
             if known is not None:
                 rates[cast.to_full].append(known / prod(self._shapes[cast.entry]))
-        usual = {to_full: statistics.median(each) if each else 1e-9 for to_full, each in rates.items()}
+        usual = {to_full: max(statistics.median(each), 0.0) if each else 1e-9 for to_full, each in rates.items()}
 
         def of(entry: Entry, to_full: bool) -> float:
-            return self.seconds.get(self._cast_key(Cast(entry, to_full)), usual[to_full] * prod(self._shapes[entry]))
+            cost = self.seconds.get(self._cast_key(Cast(entry, to_full)), usual[to_full] * prod(self._shapes[entry]))
+            return cost if self._task.choice.decides(entry, to_full) else max(cost, 0.0)
 
         tensors = self._task.choice.tensors
         return Costs(

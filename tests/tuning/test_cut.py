@@ -51,7 +51,11 @@ def random_choice(seed: int) -> tuple[Choice, Costs]:
     def draw(keys) -> dict:
         return {key: float(rng.randint(0, 12)) for key in keys if rng.randint(5)}
 
-    return choice, Costs(draw(nodes), draw(nodes), draw(choice.tensors), draw(choice.tensors))
+    def draw_casts(to_full: bool) -> dict:
+        alone = {entry: choice.decides(entry, to_full) is not None for entry in choice.tensors}
+        return {entry: cost - 6 * alone[entry] for entry, cost in draw(choice.tensors).items()}
+
+    return choice, Costs(draw(nodes), draw(nodes), draw_casts(False), draw_casts(True))
 
 
 def brute(choice: Choice, costs: Costs) -> float:
@@ -69,6 +73,15 @@ def test_the_cut_is_as_good_as_the_best_of_all_on_1000_random_graphs(block):
         found = least(choice, costs)
         assert choice.fixed <= found <= choice.fixed | choice.free
         assert choice.cost(found, costs) == brute(choice, costs), seed
+
+
+def test_a_cast_that_pays_for_itself_is_refused_where_several_decide_on_it():
+    x, weight = S.FullyConnected(S.var("data"), num_hidden=4, name="a"), S.var("weight")
+    both = S.elemwise_add(*(S.FullyConnected(x, weight, no_bias=True, num_hidden=4, name=n) for n in "bc"))
+    choice = Task(Graph.from_symbol(both), Policy("bfloat16"), "cpu").choice
+    (entry,) = (entry for entry in choice.tensors if entry.node.name == "weight")
+    with pytest.raises(ValueError, match="several operators decide"):
+        least(choice, Costs({}, {}, {entry: -1.0}, {}))
 
 
 def bytes_emitted(graph: Graph, plan: Plan, shapes: dict) -> int:

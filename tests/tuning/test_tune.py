@@ -78,7 +78,7 @@ def tuned(tmp_path_factory):
 def test_a_plan_says_what_was_compared_and_prints(tuned):
     found = tuned.tuned
     assert found.training
-    assert set(found.cast_bytes) == {"float32", "rules", "fewest bytes cast", "least time"}
+    assert {"float32", "rules", "fewest bytes cast", "least time"} <= set(found.cast_bytes)
     assert found.cast_bytes["fewest bytes cast"] <= found.cast_bytes["rules"]
     assert {FULL, CONVERTED} <= set(found.steps) == set(found.gains)
     assert found.gains[FULL] == (1, 1, 1)
