@@ -192,7 +192,7 @@ def test_evaluation_follows_the_plan_where_it_has_the_same_operators(tuned):
 
 
 def test_a_plan_that_does_not_say_its_mode_is_of_the_first_graph(tuned):
-    plan = Plan(tuned.policy, tuned.device, tuned.decisions)
+    plan = Plan(tuned.policy, tuned.device, low_by_hand(tuned, net_conv0_fwd=True).decisions)
     net = mxmp.convert(a_net(), plan)
     with autograd.record():
         net(data())
