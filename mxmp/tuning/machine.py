@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -17,13 +18,14 @@ _VARIABLES = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MXNE
 
 
 def describe(ctx: mx.Context) -> dict[str, Any]:
-    """Processor, threads and MXNet build: times hold where all of it is the same."""
+    """Processor, threads, builds of MXNet and mxmp: times hold where all of it is the same."""
     return {
         "device": ctx.device_type,
         "processor": _processor(),
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "mxnet": mx.__version__,
+        "mxmp": _source(),
         "features": sorted(name for name, feature in mx.runtime.Features().items() if feature.enabled),
     }
 
@@ -45,6 +47,13 @@ def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None)
     os.makedirs(folder, exist_ok=True)
     key = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
     return os.path.join(folder, f"times-{key}.json")
+
+
+def _source() -> str:
+    """Of the graphs that mxmp makes, and of how it times them."""
+    rooms = Path(__file__).parents[1]
+    files = sorted([*(rooms / "precision").glob("*.py"), *(rooms / "tuning").glob("*.py")])
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def _processor(cpuinfo: str = "/proc/cpuinfo") -> str:

@@ -135,12 +135,16 @@ class Search:
         low = self.candidates.get(chosen, frozenset())
         learnt = all(map(self._table.knows, (frozenset(), self._task.wide, self._task.narrow)))
         known = {name: nodes for name, nodes in self.candidates.items() if learnt and self._table.knows(nodes)}
+        gains = {name: quartiles([a / b for a, b in zip(times[FULL], each)]) for name, each in times.items()}
+        # What was profiled is the converted graph, in FP32 too.
+        seconds = {name: self._table.predict(nodes) for name, nodes in known.items()}
+        converted = gains.get(CONVERTED, (1.0, 1.0, 1.0))[1]
         tuned = Tuned(
             chosen,
             self._training,
             {name: statistics.median(each) for name, each in times.items()},
-            {name: quartiles([a / b for a, b in zip(times[FULL], each)]) for name, each in times.items()},
-            {name: self._table.predict(frozenset()) / self._table.predict(nodes) for name, nodes in known.items()},
+            gains,
+            {name: converted * seconds[FULL] / each if name != FULL else 1.0 for name, each in seconds.items()},
             {name: int(self._task.choice.cost(nodes, self._moved)) for name, nodes in self.candidates.items()},
             (*notes, *self._verdict(chosen, times)),
         )
