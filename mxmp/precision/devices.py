@@ -41,7 +41,8 @@ def fit_to_device(casted: CastGraph, device: str, grad_req: Mapping[str, str] = 
     if device == "gpu":
         return casted.graph
     if casted.compute == "bfloat16":
-        _warn_of_slow_bfloat16()
+        if casted.low:
+            _warn_of_slow_bfloat16()
         for node in casted.graph.nodes():
             if is_ours(node):
                 node.op = "amp_cast"

@@ -148,7 +148,8 @@ class Search:
             {name: int(self._task.choice.cost(nodes, self._moved)) for name, nodes in self.candidates.items()},
             (*notes, *self._verdict(chosen, times)),
         )
-        return Found(low, self._reasons(low) if learnt else {}, tuned)
+        failed = dict.fromkeys(self._task.wide - low, f"{self._task.policy.compute} could not be timed here")
+        return Found(low, self._reasons(low) if learnt else failed, tuned)
 
     def _verdict(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Iterable[str]:
         if times and chosen in (FULL, CONVERTED):

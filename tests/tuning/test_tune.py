@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -382,6 +386,28 @@ def test_where_low_precision_fails_the_plan_is_fp32_and_says_so(monkeypatch):
     assert plan.num_low == 0
     assert "bfloat16 fails here (MXNetError: no such kernel)" in str(plan)
     assert "FP32: no plan in bfloat16 was faster" in str(plan)
+    assert plan.decisions["a"].reason == "bfloat16 could not be timed here"
+
+
+CAPPED = """
+import mxnet as mx, mxmp
+from mxnet.gluon import nn
+net = nn.Conv2D(16, 3, prefix="c_")
+net.initialize()
+plan = mxmp.tune(net, (2, 3, 16, 16), cache=False)
+assert plan.num_low == 0, plan
+print(plan)
+"""
+
+
+def test_without_an_instruction_set_for_bfloat16_the_plan_is_fp32_and_says_so():
+    """oneDNN reads what it may use when it is first called: in a process of its own."""
+    environment = {**os.environ, "DNNL_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(Path(mxmp.__file__).parents[1])}
+    command = [sys.executable, "-W", "ignore", "-c", CAPPED]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "bfloat16 fails here" in run.stdout
+    assert "FP32: no plan in bfloat16 was faster" in run.stdout
 
 
 def test_every_operator_and_cast_of_a_plan_is_timed():
