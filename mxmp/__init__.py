@@ -20,6 +20,7 @@ from .precision.plan import Plan
 from .step.adaptive import AdaptiveLossScaler
 from .step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from .symbolic import BucketingModule, Module, cast_symbol
+from .tuning import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "convert",
     "explain",
     "restore",
+    "tune",
 ]
 
 del _mxnet

@@ -27,6 +27,7 @@ HOUSE = {
             "rules",
             "graph",
             "subgraphs",
+            "tuned",
             "plan",
             "decide",
             "casts",
@@ -58,6 +59,7 @@ HOUSE = {
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
+    "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
     "diagnose/shared": ["saved", "pictures", "__init__"],
     "diagnose/explaining": ["report", "render", "measure", "explain", "__init__"],
     "diagnose/watching": [

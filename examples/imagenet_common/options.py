@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import List, NoReturn, Optional, Sequence, Union
 
-from mxmp import Policy
+import mxmp
 
 from .errors import UserError
 
@@ -57,8 +57,8 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--policy",
         default=None,
-        help="a policy of that dtype, such as float16 or compute=float16,norm=compute; when not given: float16-fast "
-        "for float16 on a GPU, otherwise the dtype's own",
+        help="a policy of that dtype, such as float16 or compute=float16,norm=compute, or a plan (.json) that "
+        "python -m mxmp tune wrote; when not given: float16-fast for float16 on a GPU, otherwise the dtype's own",
     )
     group.add_argument(
         "--loss-scale",
@@ -131,18 +131,24 @@ def _add_files(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--explain", action="store_true", help="print what precision each layer got")
 
 
-def _check_policy(options: argparse.Namespace) -> None:
+def _policy(options: argparse.Namespace) -> Union[mxmp.Policy, mxmp.Plan, None]:
+    """What `--policy` says, which must be for `--dtype`."""
+    if options.policy is None:
+        return None
     try:
-        compute = Policy.parse(options.policy).compute
-    except ValueError as error:
+        plan = mxmp.Plan.load(options.policy) if options.policy.endswith(".json") else None
+        policy = plan.policy if plan else mxmp.Policy.parse(options.policy)
+    except (OSError, ValueError) as error:
         raise UserError(f"--policy {options.policy}: {error}") from None
-    if compute != options.dtype:
-        raise UserError(f"--policy {options.policy} computes in {compute}: it needs --dtype {compute}")
+    if policy.compute != options.dtype:
+        raise UserError(f"--policy {options.policy} is for --dtype {policy.compute}, not {options.dtype}")
+    return plan or policy
 
 
 def parse_options(description: str, arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """The options, checked against each other."""
     options = make_parser(description).parse_args(arguments)
+    options.policy = _policy(options)
     if options.loss_scale is None:
         options.loss_scale = "dynamic" if options.dtype == "float16" else "none"
     if options.warmup_epochs >= options.num_epochs and options.warmup_epochs > 0:
@@ -151,8 +157,6 @@ def parse_options(description: str, arguments: Optional[Sequence[str]] = None) -
         )
     if options.resume_epoch and not options.resume_params:
         raise UserError(f"--resume-epoch {options.resume_epoch} needs --resume-params (and --resume-states)")
-    if options.policy is not None:
-        _check_policy(options)
     if not 0 < options.crop_ratio <= 1:
         raise UserError(f"--crop-ratio {options.crop_ratio}; allowed: above 0, up to 1")
     return options

@@ -16,9 +16,9 @@ from mxnet.ndarray import NDArray
 from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
 from ..precision.plan import Plan
 from . import _mxnet
-from .conversion import Conversion
+from .conversion import Conversion, tracing
 
-__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing"]
+__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing", "traced_alone"]
 
 
 class GraphKey(NamedTuple):
@@ -80,18 +80,13 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     UntraceableError
         The user's code fails on Symbols.
     """
-    clone = _mxnet.copied(block)
-    with conversion.trace():
-        try:
-            _mxnet.trace(clone, args)
-        except Exception as error:
-            found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
-            raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error
+    with tracing():
+        clone = _trace(block, args)
         traced = _mxnet.built(clone, args)
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
     asked = {name: param.grad_req for name, param in params.items()}
-    graph, plan = conversion.build(symbol, params, device, asked)
+    graph, plan = conversion.build(block, symbol, params, device, asked)
     conversion.expected.note(block, plan)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
@@ -100,6 +95,43 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     conversion.remedies.note(block.name, symbol, plan, shapes)
     traced = traced._replace(answer=_kinds(traced.answer))
     return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()])
+
+
+def traced_alone(
+    block: HybridBlock, args: tuple, training: bool
+) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
+    """The FP32 graph of a block, its inputs and its parameters by name; the block stays as it is, shapes unknown.
+
+    Raises
+    ------
+    ValueError
+        The user's code fails on Symbols.
+    """
+    try:
+        with tracing(), autograd.train_mode() if training else autograd.predict_mode():
+            data, symbol = _mxnet.traced(_trace(block, args)).graph
+    except UntraceableError as error:
+        raise ValueError(
+            f"{error.blocks[-1].name!r} cannot be traced, so it has no graph to plan: {error.reason}"
+        ) from error
+    flat = [array for array in _mxnet.flatten(args)[0] if array is not None]
+    given = {variable.name: array for variable, array in zip(data, flat)}
+    names = set(symbol.list_inputs())
+    params = {name: param for name, param in block.collect_params().items() if name in names}
+    return symbol, {name: array for name, array in given.items() if name in names}, params
+
+
+def _trace(block: HybridBlock, args: tuple) -> HybridBlock:
+    """Another block, with the graph."""
+    clone = _mxnet.copied(block)
+    try:
+        # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
+        with mx.name.NameManager():
+            _mxnet.trace(clone, args)
+    except Exception as error:
+        found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
+        raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error
+    return clone
 
 
 _pushing = threading.RLock()

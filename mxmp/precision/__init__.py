@@ -5,7 +5,7 @@
 =================  ================================================================================
 ``graph``          nodes and edges over Symbol JSON; ``subgraphs``: the bodies of control flow
 ``rules``          what is safe: one row per operator of MXNet, with the reason
-``plan``           a decision for every operator of one graph, as plain data
+``plan``           a decision for every operator of one graph, as plain data; ``tuned``: how tuning found it
 ``decide``         the plan by the rules
 ``casts``          a planned graph with its casts, and back
 ``devices``        the graph for a device's kernels; ``emulation``: float16 on a CPU; ``onednn``, ``padding``:

@@ -1002,8 +1002,8 @@ BFLOAT16_CPU: frozenset[str] = frozenset(_BFLOAT16_CPU.split())
 
 # Operators with a bfloat16 kernel that must not be emitted. Those of mshadow drop the low half of the FP32
 # result (and of the constant): half a unit in the last place towards zero, on average and every time, where
-# oneDNN's round (docs/kernels.md). Or so slow that FP32 with casts around it wins: clip took three times FP32's
-# time, which made a MobileNet v2 step 2.4 times FP32's (1.1 times without it).
+# oneDNN's round (docs/kernels.md). Or so slow that FP32 with casts around it wins: clip takes three times FP32's
+# time, and ten times that of the two operators that ``onednn.bound_in_two`` makes of it.
 BFLOAT16_CPU_UNFIT: dict[str, str] = {
     **{
         op: f"the bfloat16 CPU kernel of {op} truncates where FP32 rounds: biased by half a unit in the last place"

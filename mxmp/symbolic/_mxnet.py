@@ -46,7 +46,7 @@ class Unfused(mx.sym.Symbol):
     for an argument, so none is set there.)
     """
 
-    _GROUP = "mxmp"
+    GROUP = "mxmp"
 
     def __init__(self, symbol: mx.sym.Symbol, groups: Collection[str] = ()) -> None:
         raw = json.loads(symbol.tojson(remove_amp_cast=False))
@@ -55,13 +55,13 @@ class Unfused(mx.sym.Symbol):
             if attrs.get("__ctx_group__") not in groups:
                 attrs.pop("__ctx_group__", None)
                 if not node["inputs"]:
-                    attrs["__ctx_group__"] = self._GROUP
+                    attrs["__ctx_group__"] = self.GROUP
         grouped = mx.sym.load_json(json.dumps(raw))
         super().__init__(grouped.handle)
         grouped.handle = None
 
     def simple_bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
-        groups = {**(group2ctx or {}), self._GROUP: ctx}
+        groups = {**(group2ctx or {}), self.GROUP: ctx}
         return super().simple_bind(mx.Context(ctx.device_type, ctx.device_id + 1), *args, group2ctx=groups, **kwargs)
 
 

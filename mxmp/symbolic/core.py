@@ -58,7 +58,7 @@ class Core:
     def low_symbol(
         self,
         symbol: mx.sym.Symbol,
-        policy: Policy,
+        how: Policy | Plan,
         device: str,
         parameters: Collection[str],
         for_training: bool,
@@ -72,12 +72,13 @@ class Core:
         """
         graph, plan = low_graph(
             Graph.from_symbol(symbol),
-            policy,
+            how,
             device,
             parameters=() if self._decided else set(parameters),
             stored_low=self.low_names,
             keep_output_names=True,
             grad_req=grad_req,
+            whole=not self._decided,
         )
         if not self._decided:
             self._decided, self.low_names = True, set(plan.low_variables)

@@ -32,6 +32,8 @@ def copy(digits, tmp_path):
         ({"model": "inceptionv3"}, ["--input-size 16", "inceptionv3"]),
         ({"model": "hrnet_w18_small_v1_c", "input_size": 64}, ["hrnet_w18_small_v1_c", "(1, 1000)", "(1, 10)"]),
         ({"model": "alexnet", "last_gamma": True}, ["alexnet", "last_gamma"]),
+        ({"policy": "nowhere.json", "dtype": "bfloat16"}, ["--policy nowhere.json", "No such file"]),
+        ({"policy": "float16", "dtype": "bfloat16"}, ["--policy float16", "--dtype float16, not bfloat16"]),
         ({"batch_size": 0}, ["--batch-size", "'0'", "from 1"]),
         ({"loss_scale": "-3"}, ["--loss-scale", "-3", "dynamic"]),
         ({"lr_mode": "linear"}, ["--lr-mode", "linear", "cosine"]),

@@ -10,6 +10,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
 from ...gluon import _mxnet
+from ...gluon.conversion import tracing
 from ...gluon.hook import hook_of, hybrid_blocks
 from ...precision.casts import strip
 from ...precision.graph import Graph
@@ -93,9 +94,8 @@ class _Outermost:
 
 def _trace(block: HybridBlock, args: tuple) -> Called:
     """A copy is traced: the block keeps its own graph, or none."""
-    hook = hook_of(block)
     clone = _mxnet.copied(block)
-    with hook.conversion.trace() if hook else nullcontext():
+    with tracing() if hook_of(block) else nullcontext():
         _mxnet.trace(clone, args)
     data, symbol = _mxnet.traced(clone).graph
     params = block.collect_params()

@@ -11,11 +11,12 @@ from mxnet.gluon import Block
 
 from ...gluon._mxnet import children
 from ...gluon.hook import hooks
-from ...policy import Policy, as_policy
+from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import decide
 from ...precision.devices import device_of
 from ...precision.graph import Graph
+from ...precision.plan import Plan, read_policy
 from ...symbolic import BucketingModule, Module
 from .measure import measure
 from .render import render
@@ -60,7 +61,7 @@ class Explanation:
 def explain(
     target: Block | mx.sym.Symbol | Module | BucketingModule,
     *inputs: Any,
-    policy: str | Policy | None = None,
+    policy: str | Policy | Plan | None = None,
     exclude: Iterable[str] = (),
     ctx: mx.Context | None = None,
     **shapes: tuple[int, ...],
@@ -85,7 +86,8 @@ def explain(
         shapes are of no input of the Symbol, or do not fit it.
     """
     if isinstance(target, mx.sym.Symbol):
-        return Explanation((_symbol(target, as_policy(policy or "float16", exclude), ctx, shapes),))
+        asked, plan = read_policy(policy or "float16", exclude)
+        return Explanation((_symbol(target, asked, plan, ctx, shapes),))
     if not isinstance(target, (Block, Module, BucketingModule)):
         raise TypeError(
             "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
@@ -106,10 +108,12 @@ def explain(
     return Explanation(reports, tuple(_unconverted(target)))
 
 
-def _symbol(symbol: mx.sym.Symbol, policy: Policy, ctx: mx.Context | None, shapes: dict[str, tuple]) -> GraphReport:
+def _symbol(
+    symbol: mx.sym.Symbol, policy: Policy, plan: Plan | None, ctx: mx.Context | None, shapes: dict[str, tuple]
+) -> GraphReport:
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     graph = strip(Graph.from_symbol(symbol))
-    plan = decide(graph, policy, device_of(ctx), keep_output_names=True)
+    plan = plan or decide(graph, policy, device_of(ctx), keep_output_names=True)
     try:
         return measure(symbol.name or "symbol", None, graph, plan, shapes)
     except mx.MXNetError as error:
