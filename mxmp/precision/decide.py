@@ -124,13 +124,16 @@ _STEERS = "it decides which way the program goes, or how often: rounding would c
 
 
 def may_compute_low(
-    graph: Graph, policy: Policy, device: str, *, keep_output_names: bool = False
+    graph: Graph, policy: Policy, device: str, *, keep_output_names: bool = False, slow_too: bool = False
 ) -> dict[Node, tuple[Kind, Rule]]:
-    """The operators that nothing keeps in FP32, whatever their neighbours compute in: ``LOW`` or ``FOLLOW``."""
+    """The operators that nothing keeps in FP32, whatever their neighbours compute in: ``LOW`` or ``FOLLOW``.
+
+    ``slow_too``: see ``missing_kernel``.
+    """
     draft = _Draft(policy, device, _NOTHING)
     found: dict[Node, tuple[Kind, Rule]] = {}
     for node, rule, fixed in _operators(graph, draft, _Patterns(policy.exclude), keep_output_names):
-        kind, _ = draft.kind(node, rule)
+        kind, _ = draft.kind(node, rule, slow_too)
         if not fixed and kind in (Kind.LOW, Kind.FOLLOW):
             found[node] = kind, rule
     return found
@@ -187,7 +190,7 @@ class _Draft:
                 return False, "follows its inputs, and one of them is FP32" if votes else reason
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
-    def kind(self, node: Node, rule: Rule) -> tuple[Kind, str]:
+    def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
         """``LOW`` or ``FOLLOW`` where the policy and the device's kernels let a node compute low, and why."""
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
@@ -197,7 +200,7 @@ class _Draft:
         if kind is Kind.NORM and self.policy.norm == "compute":
             kind = Kind.FOLLOW
         if kind in (Kind.LOW, Kind.FOLLOW):
-            missing = missing_kernel(node.op, node.attrs, self.policy.compute, self._device)
+            missing = missing_kernel(node.op, node.attrs, self.policy.compute, self._device, slow_too=slow_too)
             if missing:
                 return Kind.FULL, missing
         return kind, reason

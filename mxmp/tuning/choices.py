@@ -20,7 +20,7 @@ _CAST = 4 + 2  # bytes read and written per value
 
 
 class Task:
-    """A graph, a policy, and the plans among which one can be chosen.
+    """A graph, a policy, and the plans among which one can be chosen; ``slow_too``: see ``missing_kernel``.
 
     Attributes
     ----------
@@ -38,6 +38,7 @@ class Task:
         *,
         parameters: Collection[str] | None = None,
         keep_output_names: bool = False,
+        slow_too: bool = False,
     ) -> None:
         self.graph = graph
         self.policy = policy
@@ -45,7 +46,7 @@ class Task:
         self._storage: dict[str, Any] = {"parameters": parameters, "keep_output_names": keep_output_names}
         self.rules = decide(graph, policy, device, parameters=parameters, keep_output_names=keep_output_names)
         self.names = graph.names()
-        may = may_compute_low(graph, policy, device, keep_output_names=keep_output_names)
+        may = may_compute_low(graph, policy, device, keep_output_names=keep_output_names, slow_too=slow_too)
         soft = _soft(graph, may)
         self._matrix = frozenset(node for node in soft if may[node][0] is Kind.LOW)
         self._planned = PlannedGraph(graph, self.rules)

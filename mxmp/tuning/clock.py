@@ -152,6 +152,7 @@ class Timed:
         """
         spent: dict[Owner, float] = {}
         state = {"last": 0.0, "pending": 0.0}
+        owners = [self._owners[node] for node in self._numbered]  # not self, which the executor would keep alive
 
         def note(name: bytes | str, handle: Any) -> None:
             mx.nd.waitall()
@@ -160,7 +161,7 @@ class Timed:
             found = re.match(r"n(\d+)_", name.decode() if isinstance(name, bytes) else name)
             state["pending"] += now - state["last"]
             if found:
-                owner = self._owners[self._numbered[int(found.group(1))]]
+                owner = owners[int(found.group(1))]
                 spent[owner] = spent.get(owner, 0.0) + state["pending"]
                 state["pending"] = 0.0
             state["last"] = time.perf_counter()

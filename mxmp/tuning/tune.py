@@ -61,7 +61,7 @@ def tune(
         Whether a step is a forward and a backward, or a forward alone.
     measure : bool
         Without it nothing runs: the plan is the one whose casts move the fewest bytes, with every matrix operator low
-        that may be.
+        that may be. Bytes are not time: on a CPU it computes ReLU6's ``clip`` in bfloat16, which is right and slow.
     ctx : mxnet.Context, optional
         Where it will run (default: the current context).
     cache : bool or path
@@ -102,7 +102,12 @@ def tune(
     if unknown:
         raise ValueError(f"there is no input {unknown[0]!r}: it has {', '.join(names[:5])}, ...")
     task = Task(
-        graph, policy, device_of(ctx), parameters=subject.parameters, keep_output_names=subject.keep_output_names
+        graph,
+        policy,
+        device_of(ctx),
+        parameters=subject.parameters,
+        keep_output_names=subject.keep_output_names,
+        slow_too=not measure,
     )
     sizes = shapes_of(graph, subject.shapes)
     if not measure:

@@ -15,7 +15,7 @@ from mxmp.precision import devices, onednn
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.pipeline import low_graph
-from mxmp.precision.plan import PlannedGraph
+from mxmp.precision.plan import Decision, Plan, PlannedGraph
 from mxmp.precision.rules import missing_kernel
 
 
@@ -101,6 +101,25 @@ def test_clip_in_two_has_the_values_and_gradients_of_clip_at_every_bfloat16_numb
     want, got = (by_symbol(g.to_symbol(), {"data": every}) for g in (plain, two))
     np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
     np.testing.assert_array_equal(got.grads["data"], want.grads["data"])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 6), (-1, 1), (-0.5, 127)])
+def test_clips_own_bfloat16_kernel_is_exact_where_bfloat16_holds_its_bounds(low, high):
+    every = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
+    every = every[np.isfinite(every) & ((np.abs(every) >= 2.0**-126) | (every == 0))]  # a cast flushes the smallest
+    graph = Graph.from_symbol(S.clip(S.var("data"), low, high, name="clip"))
+    plan = Plan(Policy("bfloat16"), "cpu", {"clip": Decision("clip", True, "tried")})
+    both = (graph.to_symbol(), low_graph(graph, plan, "cpu")[0].to_symbol())
+    want, got = (by_symbol(symbol, {"data": every}) for symbol in both)
+    np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
+    np.testing.assert_array_equal(got.grads["data"], half_of(want.grads["data"]))
+
+
+def half_of(value: np.ndarray) -> np.ndarray:
+    """To bfloat16 and back."""
+    return mx.nd.amp_cast(
+        mx.nd.amp_cast(mx.nd.array(value), dtype=np.dtype([("bfloat16", np.uint16)])), dtype="float32"
+    ).asnumpy()
 
 
 def test_bounds_that_parsers_may_read_differently_stay_with_clip():

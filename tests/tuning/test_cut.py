@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from mxnet.contrib import amp
 from mxnet.gluon.model_zoo import vision
 from oracle import S, graphs
 
@@ -115,6 +116,29 @@ def test_the_bytes_of_the_model_are_those_of_the_emitted_graph_and_no_plan_has_f
         assert task.choice.cost(best, costs) <= of_rules
         assert task.low_nodes(task.rules) <= task.wide
         assert task.narrow <= best
+
+
+def bytes_of_amp(symbol, shapes: dict) -> int:
+    """Of the casts that ``mxnet.contrib.amp`` makes, but for those that change nothing."""
+    graph = Graph.from_symbol(amp.convert_symbol(symbol, target_dtype="bfloat16"))
+    casts = [node for node in graph.nodes() if node.op in ("amp_cast", "amp_multicast")]
+    made = [Entry(node, i) for node in casts for i in range(len(node.inputs))]
+    read = [entry for node in casts for entry in node.inputs]
+    both = Graph([*made, *read]).to_symbol()
+    sizes, types = both.infer_shape(**shapes)[1], both.infer_type(data=np.float32)[1]
+    width = [np.dtype(dtype).itemsize for dtype in types]
+    return sum(6 * prod(sizes[i]) for i in range(len(made)) if width[i] != width[i + len(made)])
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2_0.25", "squeezenet1.0", "resnet18_v2", "alexnet"])
+def test_no_zoo_network_moves_more_bytes_than_by_contrib_amp(name):
+    net = vision.get_model(name)
+    symbol = net(S.var("data"))
+    graph, given_shapes = Graph.from_symbol(symbol), {"data": (2, 3, 224, 224)}
+    shapes = shapes_of(graph, given_shapes)
+    task = Task(graph, Policy("bfloat16"), "cpu", parameters=list(net.collect_params()), slow_too=True)
+    best = task.plan(task.least_bytes(shapes), {})
+    assert bytes_emitted(graph, best, shapes) <= bytes_of_amp(symbol, given_shapes)
 
 
 @pytest.mark.parametrize("name", ["mobilenetv2_0.25", "squeezenet1.0", "densenet121", "resnet18_v2", "alexnet"])

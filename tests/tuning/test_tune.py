@@ -134,6 +134,13 @@ def test_a_converted_net_and_a_numpy_net_are_tuned():
         mx.npx.reset_np()
 
 
+def test_where_nothing_may_be_low_nothing_is_timed():
+    plan = mxmp.tune(two(), data=(2, 6), exclude=["a", "b"], cache=False)
+    assert plan.num_low == 0
+    assert not plan.tuned.steps
+    assert "nothing may compute low" in str(plan)
+
+
 def test_control_flow_is_tuned_around_its_bodies():
     def body(x, state):
         out = S.FullyConnected(x, num_hidden=4, name="fc") + state
