@@ -9,7 +9,7 @@
 Each variant is a process of its own (``contrib.amp`` patches MXNet for good). They take turns, one whole step each,
 which ends with ``mx.nd.waitall()``, in an order that alternates; kept are the seconds of every step. Peak memory is
 the process's largest resident set, so networks are compared with the interpreter and its libraries in it. Last, each
-runs a step under MXNet's profiler, for the share of its matrix operators.
+runs a few steps under MXNet's profiler, for the share of its matrix operators. Tuning has a process of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import os
 import platform
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -79,18 +80,29 @@ def measure(name: str, task: str, variants: list[str], args: argparse.Namespace)
     batch, size = args.batch or chosen.batch, args.size or chosen.size
     workers: dict[str, Worker] = {}
     found: dict[str, Any] = {}
+    folder = tempfile.TemporaryDirectory()
+    config = {"network": name, "task": task, "dtype": args.dtype, "batch": batch, "size": size}
+    config["plan"] = str(Path(folder.name, "plan.json"))
+
+    def start(variant: str) -> Worker:
+        uses_torch = variant in TORCH
+        return Worker(
+            HERE / "bench" / ("torch_worker.py" if uses_torch else "mxnet_worker.py"),
+            {**config, "variant": variant},
+            python=args.torch if uses_torch else sys.executable,
+            threads=args.threads,
+            seconds=args.seconds,
+        )
+
+    tuning = None
     try:
         for variant in variants:
-            uses_torch = variant in TORCH
-            config = {"network": name, "task": task, "variant": variant, "dtype": args.dtype}
             try:
-                workers[variant] = Worker(
-                    HERE / "bench" / ("torch_worker.py" if uses_torch else "mxnet_worker.py"),
-                    {**config, "batch": batch, "size": size},
-                    python=args.torch if uses_torch else sys.executable,
-                    threads=args.threads,
-                    seconds=args.seconds,
-                )
+                if variant == "tuned":
+                    tuner = start("tuning")
+                    tuning = tuner.ready["prepared"]
+                    tuner.stop()
+                workers[variant] = start(variant)
             except WorkerError as error:
                 found[variant] = {"error": str(error)}
         times, failed = take_turns(workers, args.warmup, args.rounds)
@@ -107,9 +119,12 @@ def measure(name: str, task: str, variants: list[str], args: argparse.Namespace)
                 found[variant].update(workers[variant].ask("profile"))
             except WorkerError as error:
                 found[variant]["not_profiled"] = str(error)
+        if tuning is not None and "tuned" in times:
+            found["tuned"]["tuning"] = tuning
     finally:
         for worker in workers.values():
             worker.stop()
+        folder.cleanup()
     machine = {"cpu": cpu(), "threads": args.threads, "python": platform.python_version()}
     ordered = {variant: found[variant] for variant in variants}
     return {"title": chosen.title, "task": task, "dtype": args.dtype, "batch": batch, "size": size, **machine,

@@ -127,6 +127,9 @@ def times(results: dict[str, Any], task: str) -> Iterator[str]:
     means = [[median(r) for result in rows if (r := ratios(result, variant))] for variant in variants]
     cells = [f"{geometric_mean(m):.2f}, of {len(m)}" if m else "-" for m in means]
     yield f"| geometric mean | | {' | '.join(cells)} |\n"
+    tuning = [found["tuning"] for each in rows if "tuning" in (found := each["variants"].get("tuned", {}))]
+    if tuning:
+        yield f"Tuning took {min(tuning):.0f} to {max(tuning):.0f} s a network, the median {median(tuning):.0f} s.\n"
 
 
 def memory(results: dict[str, Any]) -> Iterator[str]:

@@ -99,6 +99,7 @@ RESULT = {
     "variants": {
         "float32": variant([2.0, 4.0, 6.0], 2**30, Convolution=30, _backward_Convolution=50, relu=20),
         "rules": variant([1.0, None, 2.0], 2**29, Convolution=15, _backward_Convolution=25, relu=30, amp_cast=5),
+        "tuned": {**variant([1.0, 1.0, 1.0], 2**29, Convolution=15), "tuning": 60.0},
         "contrib.amp": {"error": "MXNetError: no"},
     },
 }
@@ -113,9 +114,10 @@ def test_figures_are_those_by_hand():
 
 def test_the_page_shows_them(tmp_path):
     text = make_benchmarks_page.page({"net, training": RESULT})
-    assert "| **Net**, 8 of 112 | 4000.0 | 2.50 (1.75 to 3.25) | - |" in text
-    assert "| **Net**, 8 of 112 | training | 1024 | 0.50 | - |" in text
-    assert "| **Net**, 8 of 112 | 80 % | 2.00 | 1.67 | 1.67 | 2.50 | - | 150 % |" in text
+    assert "| **Net**, 8 of 112 | 4000.0 | 2.50 (1.75 to 3.25) | 4.00 (2.00 to 6.00) | - |" in text
+    assert "Tuning took 60 to 60 s a network" in text
+    assert "| **Net**, 8 of 112 | training | 1024 | 0.50 | 0.50 | - |" in text
+    assert "| **Net**, 8 of 112 | 80 % | 2.00 | 1.67 | 1.67 | 2.50 | 4.00 | 240 % |" in text
     assert "| Net | training | contrib.amp | MXNetError: no |" in text
     make_benchmarks_page.picture({"net, training": RESULT}, tmp_path / "benchmarks.png")
     assert (tmp_path / "benchmarks.png").stat().st_size > 5_000
