@@ -152,11 +152,13 @@ def test_underflow_is_shown_where_the_network_was_built_to_underflow(door):
 def test_inference_between_two_steps_is_not_counted():
     net, (x, y) = three(), batch()
     trainer = gluon_run(net)
-    with watch(net, trainer) as watched:
+    with watch(net, trainer, every=1) as watched:
+        gluon_step(net, trainer, x, y)
         net(x)
         with mx.autograd.record(train_mode=False):
             net(x)
         gluon_step(net, trainer, x, y)
+    assert len(watched.snapshots) == 2
     assert tensors(watched.latest, "activation")["first_fwd"].histogram.size == 4 * 8
 
 
