@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 
 import mxnet as mx
 import numpy as np
 import pytest
-from networks import batch, convolutional, gluon_run, gluon_step, module_of, module_step, three
+from networks import Chain, batch, convolutional, dense, gluon_run, gluon_step, module_of, module_step, three, values
 
 import mxmp
 from mxmp.diagnose import watch
@@ -54,7 +55,9 @@ def test_gluon_weights_statistics_and_random_numbers_are_those_of_a_run_that_nob
     assert trained_by_gluon(True, flags) == trained_by_gluon(False, flags)
 
 
-def test_so_in_bfloat16_and_on_two_devices():
+def test_so_with_masters_in_bfloat16_and_on_two_devices():
+    masters = mxmp.Policy("float16", params="float16")
+    assert trained_by_gluon(True, {}, masters) == trained_by_gluon(False, {}, masters)
     assert trained_by_gluon(True, {}, "bfloat16") == trained_by_gluon(False, {}, "bfloat16")
     assert trained_by_gluon(True, {}, devices=2) == trained_by_gluon(False, {}, devices=2)
 
@@ -152,12 +155,36 @@ def test_underflow_is_shown_where_the_network_was_built_to_underflow(door):
 def test_inference_between_two_steps_is_not_counted():
     net, (x, y) = three(), batch()
     trainer = gluon_run(net)
-    with watch(net, trainer) as watched:
+    with watch(net, trainer, every=1) as watched:
+        gluon_step(net, trainer, x, y)
         net(x)
         with mx.autograd.record(train_mode=False):
             net(x)
         gluon_step(net, trainer, x, y)
+    assert len(watched.snapshots) == 2
     assert tensors(watched.latest, "activation")["first_fwd"].histogram.size == 4 * 8
+
+
+@pytest.mark.parametrize("door", ["gluon", "module"])
+@pytest.mark.parametrize("wrong", ["overflow", "nan"])
+def test_the_first_to_go_wrong_is_named_where_the_network_was_built_to(door, wrong):
+    if wrong == "overflow":
+        net, name, text = three(middle=1.2e5), "middle_fwd", r"middle_fwd \(FullyConnected\) reaches .*, beyond float16"
+    else:
+        root = ("root", lambda ops, x: ops.sqrt(x, name="root"))
+        net = values(Chain(dense("first", 8, 6), root, dense("last", 4, 8)))
+        name, text = "root", r"root \(sqrt\) holds NaN"
+    x, y = batch()
+    if door == "gluon":
+        trainer = gluon_run(net)
+        with watch(net, trainer) as watched:
+            gluon_step(net, trainer, x, y)
+    else:
+        module = module_of(net, x, y)
+        with watch(module) as watched:
+            module_step(module, x, y)
+    assert watched.latest.first_overflow.name == name
+    assert re.search(f"the first to go wrong: {text}", str(watched))
 
 
 def test_the_headroom_is_what_the_scale_can_bear():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import CASTS, two_layers, weights
+from tiny import CASTS, forward, two_layers, weights
 from tiny import train as train_net
 
 import mxmp
@@ -195,3 +195,33 @@ def test_a_step_tells_the_scaler_in_its_one_transfer(monkeypatch, unscaled):
     assert told[0] == (0.25, 8.0 * (64.0 if unscaled else 1.0))
     step.run([Gradient("a", mx.nd.array([math.inf, 8.0]))], lambda: None)
     assert all(math.isfinite(largest) for _, largest in told)
+
+
+def test_unscaled_gradients_are_told_as_they_were_scaled():
+    found = []
+    for unscale in (False, True):
+        net = two_layers(CASTS)
+        scaler = AdaptiveLossScaler(init_scale=64.0)
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=scaler)
+        told, note = [], scaler.note_gradients
+        scaler.note_gradients = lambda *args, told=told, note=note: (told.append(args), note(*args))
+        trainer.backward(forward(net, 0))
+        if unscale:
+            trainer.unscale()
+        trainer.step(4)
+        found += told
+    assert found[0] == found[1]
+    assert found[0][1] > 1
+
+
+def test_of_trainers_that_share_it_the_larger_gradient_and_the_mean_of_zeros_count():
+    scaler = AdaptiveLossScaler(init_scale=16.0)
+    scaler.note_gradients(0.0, 40000.0)
+    scaler.note_gradients(0.5, 1.0)
+    scaler.adjust(True)
+    assert scaler.loss_scale == 8.0
+    scaler = AdaptiveLossScaler(init_scale=16.0, max_zeros=0.3)
+    scaler.note_gradients(0.5, 1.0)
+    scaler.note_gradients(0.0, 1.0)
+    scaler.adjust(True)
+    assert scaler.loss_scale == 16.0

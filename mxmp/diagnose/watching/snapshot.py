@@ -95,6 +95,19 @@ class Snapshot:
         return math.inf if tightest is None else tightest.histogram.headroom(self.format)
 
     @property
+    def first_overflow(self) -> TensorReport | None:
+        """The first in the order of the computation that holds NaN, inf, or more than the dtype that it is rounded to.
+
+        Of activations and of gradients that pass between operators; ``blame`` says what went into it.
+        """
+
+        def bad(tensor: TensorReport) -> bool:
+            found = tensor.histogram
+            return bool(found.infs or found.nans or (tensor.low and found.overflow(self.format)))
+
+        return next((t for t in self.tensors if t.kind in KINDS[:2] and bad(t)), None)
+
+    @property
     def underflow(self) -> float:
         """The share of the gradient values, exact zeros apart, that are too small for the low dtype at this scale."""
         return _share(self.gradients, self.format)
@@ -114,6 +127,7 @@ class Snapshot:
             head,
             f"  {self.underflow:.2%} of gradient values round to zero; unscaled {self.underflow_unscaled:.2%} would",
             *([f"  {room}"] if room else []),
+            *([f"  {_first(self.first_overflow, form)}"] if self.first_overflow else []),
             "",
             *_table(self._worst(), form),
         ]
@@ -146,6 +160,14 @@ def joined(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
 def _share(tensors: list[TensorReport], form: Format) -> float:
     lost = sum(t.histogram.between(None, form.tiny - 2) for t in tensors)
     return lost / max(sum(t.histogram.counted for t in tensors), 1)
+
+
+def _first(tensor: TensorReport, form: Format) -> str:
+    found = tensor.histogram
+    what = (
+        "holds NaN" if found.nans else "holds inf" if found.infs else f"reaches {found.largest:.3g}, beyond {form.name}"
+    )
+    return f"the first to go wrong: {tensor.name} ({tensor.op or tensor.kind}) {what}"
 
 
 def _room(tensor: TensorReport, form: Format) -> str:
