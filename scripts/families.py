@@ -1,0 +1,44 @@
+"""Every family of networks that `scripts/parity.py` trains, with the command that trains it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Family(NamedTuple):
+    """``recipe``: file of examples/recipes and its arguments; ``better``: "higher" or "lower" values of the metric."""
+
+    recipe: str
+    better: str = "higher"
+    seeds: int = 5
+
+
+FAMILIES = {
+    "alexnet": Family("classify.py alexnet"),
+    "vgg16": Family("classify.py vgg16"),
+    "googlenet": Family("classify.py googlenet"),
+    "inceptionv2": Family("classify.py inceptionv2"),
+    "inceptionv3": Family("classify.py inceptionv3"),
+    "resnet50": Family("classify.py resnet50"),
+    "resnext50": Family("classify.py resnext50"),
+    "faster_rcnn": Family("rcnn.py faster_rcnn"),
+    "mask_rcnn": Family("rcnn.py mask_rcnn"),
+    "ssd": Family("ssd.py"),
+    "segmentation": Family("segmentation.py"),
+    "resnet50_symbolic": Family("classify_symbolic.py"),
+    "ssd_symbolic": Family("ssd_symbolic.py"),
+    # Language, speech, audio and generative families
+    "translation_attention": Family("translation.py attention"),
+    "translation_convolutional": Family("translation.py convolutional"),
+    "translation_transformer": Family("translation.py transformer"),
+    "speech_recurrent": Family("speech.py recurrent", "lower"),
+    "speech_convolutional": Family("speech.py convolutional", "lower"),
+    "tacotron": Family("tacotron.py", "lower"),
+    "wavenet": Family("wavenet.py", "lower"),
+    "sentiment": Family("sentiment.py"),
+    "progressive_gan": Family("progressive_gan.py", "lower"),
+    "inpainting": Family("inpainting.py"),
+    "bert_pretraining": Family("bert.py pretrain", "lower"),
+    "bert_finetuning": Family("bert.py finetune"),
+    "language_model_symbolic": Family("language_model_symbolic.py", "lower"),
+}
