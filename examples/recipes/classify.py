@@ -2,8 +2,9 @@
 
     python examples/recipes/classify.py resnet50 --dtype float16
 
-The networks are GluonCV's (and Inception v2), each layer with a few of its channels (a CPU has to train them), on 1,797 real digits
-(UCI's optical recognition of handwritten digits, CC BY 4.0, in scikit-learn), three in ten to test on. Chance is 10 %.
+The networks are GluonCV's, and Inception v2, each layer with a few of its channels, for a CPU has to train them. The
+data: 1,797 real digits (UCI's optical recognition of handwritten digits, CC BY 4.0, in scikit-learn), three in ten of
+them to test on. Chance is 10 %.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def inception_v2(classes: int) -> gluon.HybridBlock:
 NETWORKS = {
     "alexnet": Network(zoo("alexnet"), 8, 64, 0.002),
     "vgg16": Network(zoo("vgg16"), 8, 32, 0.001),
-    "googlenet": Network(lambda: gluoncv.model_zoo.GoogLeNet(classes=10, pretrained_base=False), 8, 48, 0.005),
+    "googlenet": Network(lambda: gluoncv.model_zoo.GoogLeNet(classes=10, pretrained_base=False), 8, 64, 0.005),
     "inceptionv2": Network(lambda: inception_v2(classes=10), 8, 48, 0.005),
-    "inceptionv3": Network(zoo("inceptionv3"), 8, 80, 0.005),
+    "inceptionv3": Network(zoo("inceptionv3"), 8, 96, 0.005),
     "resnet50": Network(zoo("resnet50_v1b"), 8, 48, 0.005),
     "resnext50": Network(zoo("resnext50_32x4d"), 16, 48, 0.005),
 }
