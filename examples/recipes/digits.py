@@ -30,7 +30,7 @@ def split(size: int) -> Sequence[np.ndarray]:
 class Canvases(NamedTuple):
     """Images with up to ``most`` digits each; boxes and ids are -1 where there are fewer.
 
-    ``images`` (n, 3, size, size) from -1 to 1; ``boxes`` (n, most, 4), corners in pixels; ``ids`` (n, most, 1), classes;
+    ``images`` (n, 3, size, size) from -1 to 1; ``boxes`` (n, most, 4), in pixels; ``ids`` (n, most, 1), classes;
     ``masks`` (n, most, size, size), 1 where a digit has ink.
     """
 

@@ -1,4 +1,4 @@
-"""A pyramid scene parsing network, and a plain fully convolutional one, tell digits on a canvas apart pixel by pixel.
+"""A pyramid scene parsing network tells digits on a canvas apart, pixel by pixel.
 
     python examples/recipes/segmentation.py --dtype float16
 
@@ -50,8 +50,12 @@ def network(width: int = 16) -> gluon.HybridBlock:
     net.add(*convolution(width, strides=2), *convolution(width), *convolution(2 * width, strides=2))
     net.add(*convolution(2 * width), *convolution(3 * width), *convolution(3 * width, dilation=2))
     net.add(Pyramid(width), *convolution(3 * width), nn.Conv2D(len(CLASSES) + 1, 1))
-    net.add(nn.HybridLambda(lambda F, x: F.contrib.BilinearResize2D(x, height=SIZE, width=SIZE)))
+    net.add(nn.HybridLambda(enlarged))
     return net
+
+
+def enlarged(F: Any, x: Any) -> Any:  # noqa: N803
+    return F.contrib.BilinearResize2D(x, height=SIZE, width=SIZE)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -66,10 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": 0.005, "lr_scheduler": schedule})
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss(axis=1)
     for x, y in run.batches(data.images, pixels(data), size=BATCH):
+        weight = 0.1 + 0.9 * (y > 0).expand_dims(1)  # most pixels are background
         with autograd.record():
-            loss = loss_of(
-                net(x), y, 0.1 + 0.9 * (y > 0).expand_dims(1)
-            ).mean()  # over 36,864 pixels: a gradient of each is 2^-15 at most
+            loss = loss_of(net(x), y, weight).mean()  # over 36,864 pixels, each with a gradient of 2^-15 at most
         trainer.backward(loss)
         trainer.step(1)
         run.log(loss)
