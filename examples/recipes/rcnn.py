@@ -4,8 +4,8 @@
 
 The networks are GluonCV's ``FasterRCNN`` and ``MaskRCNN`` on a small backbone, the losses those of its scripts. The
 data: 1 to 3 of scikit-learn's real digits (CC BY 4.0) on noise; the test's digits are of the held out ones. The metric
-is Pascal VOC's mean average precision at an overlap of 0.5, of boxes; the result of Mask R-CNN also tells the overlap of
-the masks, ``mask_iou``. An untrained network has 0.
+is Pascal VOC's mean average precision at an overlap of 0.5, of boxes; the result of Mask R-CNN also tells the overlap
+of the masks, ``mask_iou``. An untrained network has 0.
 """
 
 from __future__ import annotations
