@@ -80,8 +80,8 @@ NETWORKS = {
 }
 
 
-def narrowed(net: gluon.HybridBlock, times: int) -> gluon.SymbolBlock:
-    """The same graph with fewer channels, initialized: the graph's own numbers of filters are divided."""
+def narrowed(net: gluon.HybridBlock, times: int) -> mx.sym.Symbol:
+    """The net's graph with fewer channels: the numbers of filters in it are divided."""
     graph = json.loads(net(mx.sym.var("data")).tojson())
     for node in graph["nodes"]:
         attributes = node.get("attrs", {})
@@ -92,11 +92,11 @@ def narrowed(net: gluon.HybridBlock, times: int) -> gluon.SymbolBlock:
                 attributes[key] = str(count // times)
         if attributes.get("kernel") in ("(7, 7)", "(8, 8)") and node["op"] == "Pooling":
             attributes["global_pool"] = "True"  # the last one, of 224x224 or 299x299 pixels
-    thin = gluon.SymbolBlock(mx.sym.load_json(json.dumps(graph)), mx.sym.var("data"))
-    thin.collect_params(".*weight").initialize(mx.init.Xavier("gaussian", "in", 2))
-    thin.collect_params(".*(gamma|running_var)").initialize(mx.init.One())
-    thin.collect_params(".*(beta|bias|running_mean)").initialize(mx.init.Zero())
-    return thin
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def images_of(ink: np.ndarray) -> np.ndarray:
+    return np.repeat(ink[:, None] * 2 - 1, 3, axis=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -106,21 +106,25 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     network = NETWORKS[options.network]
     run = Run(options, options.network, "top-1, %", chance=10)
     images, labels, held, truth = split(network.size)
-    images, held = (np.repeat(ink[:, None] * 2 - 1, 3, axis=1) for ink in (images, held))
-
-    net = run.convert(narrowed(network.make(), network.narrower))
+    if run.quick:
+        held, truth = held[:BATCH], truth[:BATCH]
+    net = gluon.SymbolBlock(narrowed(network.make(), network.narrower), mx.sym.var("data", dtype="float32"))
+    net.collect_params(".*weight").initialize(mx.init.Xavier("gaussian", "in", 2))
+    net.collect_params(".*(gamma|running_var)").initialize(mx.init.One())
+    net.collect_params(".*(beta|bias|running_mean)").initialize(mx.init.Zero())
+    net = run.convert(net)
     schedule = mx.lr_scheduler.CosineScheduler(run.epochs * (len(images) // BATCH), base_lr=network.lr, warmup_steps=10)
     settings = {"learning_rate": network.lr, "lr_scheduler": schedule}
     trainer = run.trainer(net.collect_params(), "adam", settings)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    for x, y in run.batches(images, labels, size=BATCH):
+    for x, y in run.batches(images_of(images), labels, size=BATCH):
         with autograd.record():
             loss = loss_of(net(x), y)
         trainer.backward(loss)
         trainer.step(BATCH)
         run.log(loss)
 
-    right = predictions(net, held).argmax(axis=1) == truth
+    right = predictions(net, images_of(held)).argmax(axis=1) == truth
     return run.finish(100 * right.mean())
 
 

@@ -54,7 +54,7 @@ class Run:
         self.options, self.family, self.metric, self.chance = options, family, metric, chance
         self.quick, self.epochs = options.quick, options.epochs
         self.losses: list[float] = []
-        self.trainers: list[gluon.Trainer] = []
+        self.trainers: list[Any] = []  # and modules
         self.random = np.random.RandomState(options.seed)  # for data: networks must not change its order
         mx.random.seed(options.seed)
         np.random.seed(options.seed)  # MXNet's initializers draw from it
@@ -84,6 +84,16 @@ class Run:
         self.trainers.append(made)
         return made
 
+    def module(self, symbol: mx.sym.Symbol, **options: Any) -> mx.mod.Module:
+        """``mxmp.Module(symbol, policy=dtype)``, and MXNet's own for float32."""
+        if self.options.no_masters:
+            raise ValueError("--no-masters: a Module keeps its masters; recipes without a Module can do without")
+        if self.options.dtype == "float32":
+            return mx.mod.Module(symbol, **options)
+        made = mxmp.Module(symbol, policy=self.options.dtype, loss_scale=self.loss_scale, **options)
+        self.trainers.append(made)
+        return made
+
     def batches(self, *arrays: np.ndarray, size: int) -> Iterator[list[NDArray]]:
         """Batches for all epochs, shuffled anew in each; what does not fill a batch is left out."""
         for epoch in range(self.epochs):
@@ -99,6 +109,11 @@ class Run:
     def log(self, loss: NDArray) -> None:
         """The loss of one step, of any shape; call it once a step, after ``trainer.step``."""
         self.losses.append(float(loss.mean().asscalar()))
+
+    def log_metric(self, state: Any) -> None:
+        """``batch_end_callback`` of ``Module.fit`` whose ``eval_metric`` is the loss."""
+        self.losses.append(state.eval_metric.get()[1])
+        state.eval_metric.reset()
 
     def finish(self, value: float, **more: Any) -> dict[str, Any]:
         """Prints and returns the result, and writes it to ``--out``; ``more`` is what a recipe tells besides."""
