@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -98,9 +99,13 @@ def run(job: Job, folder: Path) -> str:
         # oneDNN shares sums out over its threads: with one, a run is the same wherever it runs.
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        if ended.returncode or not out.exists():
-            return (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
-        result = json.loads(out.read_text())
+        error = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
+        if job.ablation and error.startswith("FloatingPointError: "):  # what such a run is to show
+            result = {"seed": job.seed, "value": None, "error": error}
+        elif ended.returncode or not out.exists():
+            return error
+        else:
+            result = json.loads(out.read_text())
     save(folder, job.family, {**load(folder, job.family), job.key: result})
     return ""
 
@@ -121,10 +126,10 @@ def save(folder: Path, family: str, results: dict[str, Any]) -> None:
 
 
 def values(results: dict[str, Any], dtype: str, ablation: str = "") -> dict[int, float]:
-    """The metric by seed."""
-    seeds = {result["seed"]: result["value"] for result in results.values()}
-    keys = {seed: Job("", dtype, seed, ablation).key for seed in sorted(seeds)}
-    return {seed: results[key]["value"] for seed, key in keys.items() if key in results}
+    """The metric by seed; NaN where the run diverged."""
+    keys = {seed: Job("", dtype, seed, ablation).key for seed in sorted({run["seed"] for run in results.values()})}
+    found = {seed: results[key]["value"] for seed, key in keys.items() if key in results}
+    return {seed: math.nan if value is None else value for seed, value in found.items()}
 
 
 def judged(family: str, results: dict[str, Any], dtype: str, ablation: str = "") -> Verdict | None:

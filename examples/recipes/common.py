@@ -31,7 +31,7 @@ def parser(doc: str, epochs: int) -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="of weights, data order and noise; the split is fixed")
     made.add_argument("--epochs", type=int, default=epochs, help=f"default: {epochs}")
     made.add_argument("--loss-scale", default="dynamic", help="dynamic (the default), none or a number")
-    made.add_argument("--no-masters", action="store_true", help="keep weights in --dtype alone, to see why not to")
+    made.add_argument("--no-masters", action="store_true", help="keep weights and the optimizer in --dtype")
     made.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, for tests: the result means nothing")
     made.add_argument("--out", type=Path, help="file of the result, JSON")
     return made
@@ -147,14 +147,24 @@ class PlainTrainer(gluon.Trainer):
 
 
 class TrainerWithoutMasters(mxmp.Trainer):
-    """Weights that keep nothing between two steps but what their dtype holds: how one should not train."""
+    """How one should not train: weights and the optimizer's states keep what their dtype holds, and no more.
+
+    So do MXNet's optimizers for float16 weights with ``multi_precision=False``.
+    """
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         super().step(*args, **kwargs)
-        for param in self._params:
-            if param.grad_req != "null":
-                for weight in param.list_data():
-                    mx.nd.amp_cast(mx.nd.amp_cast(weight, dtype=MXNET_DTYPES[self.dtype]), dtype="float32", out=weight)
+        weights = [weight for param in self._params if param.grad_req != "null" for weight in param.list_data()]
+        for array in [*weights, *arrays_in([updater.states for updater in self._updaters])]:
+            mx.nd.amp_cast(mx.nd.amp_cast(array, dtype=MXNET_DTYPES[self.dtype]), dtype="float32", out=array)
+
+
+def arrays_in(states: Any) -> Iterator[NDArray]:
+    if isinstance(states, NDArray):
+        yield states
+    elif states is not None:
+        for state in states.values() if isinstance(states, dict) else states:
+            yield from arrays_in(state)
 
 
 def thinned(losses: Sequence[float]) -> list[list[float]]:

@@ -84,6 +84,18 @@ def test_a_run_that_fails_is_told_and_leaves_no_result(tmp_path, capsys):
     assert parity.load(tmp_path, "ssd") == {}
 
 
+def test_a_run_that_diverges_without_a_safeguard_is_a_result(monkeypatch, tmp_path):
+    ended = type("Ended", (), {"returncode": 1, "stderr": "Traceback\nFloatingPointError: 3 steps in a row"})
+    monkeypatch.setattr(parity.subprocess, "run", lambda *_, **__: ended)
+    assert "3 steps" in parity.run(parity.Job("ssd", "float16", 0), tmp_path)
+    for seed in range(3):
+        parity.save(tmp_path, "ssd", {**parity.load(tmp_path, "ssd"), f"float32 {seed}": {"seed": seed, "value": 90}})
+        assert parity.run(parity.Job("ssd", "float16", seed, "--no-masters"), tmp_path) == ""
+    found = parity.load(tmp_path, "ssd")
+    assert parity.values(found, "float16") == {}
+    assert not parity.judged("ssd", found, "float16", "--no-masters").holds
+
+
 def test_the_list_has_every_family_of_the_table(capsys):
     assert parity.main(["--list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
