@@ -45,6 +45,10 @@ class Job(NamedTuple):
         return [f"examples/recipes/{recipe}", *arguments, *more]
 
     @property
+    def recipe(self) -> Path:
+        return RECIPES / FAMILIES[self.family].recipe.split()[0]
+
+    @property
     def key(self) -> str:
         return " ".join([self.dtype, str(self.seed), *self.ablation.split()])
 
@@ -81,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def jobs_of(family: str, options: argparse.Namespace) -> Iterator[Job]:
     """Of a family whose recipe exists: what has no result yet."""
     row = FAMILIES[family]
-    if not (RECIPES / row.recipe.split()[0]).exists():
+    if not Job(family, "", 0).recipe.exists():
         return
     known = {} if options.again else load(options.results, family)
     for seed in options.seeds if options.seeds is not None else range(row.seeds):
@@ -142,7 +146,7 @@ def listing(folder: Path) -> Iterator[str]:
     for family, row in FAMILIES.items():
         results = load(folder, family)
         runs = ", ".join(f"{len(values(results, dtype))} {dtype}" for dtype in DTYPES)
-        recipe = "" if (RECIPES / row.recipe.split()[0]).exists() else " (not there)"
+        recipe = "" if Job(family, "", 0).recipe.exists() else " (not there)"
         found = [f"{dtype} {shown(judged(family, results, dtype))}" for dtype in DTYPES[1:]]
         yield f"{family:26} {row.recipe + recipe:40} {runs:36} {', '.join(found)}"
 

@@ -101,3 +101,27 @@ def test_the_list_has_every_family_of_the_table(capsys):
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == list(parity.FAMILIES)
     assert len(listed) >= 26
+
+
+def test_the_page_shows_who_fails_and_what_is_missing(monkeypatch, tmp_path):
+    import make_parity_page
+
+    means = {"float32": 60, "float16": 60.1, "bfloat16": 50}
+    of_all = {"metric": "mAP, %", "chance": 0, "steps": 9, "curve": [[1, 2.0], [9, 0.5]]}
+    results = {
+        f"{dtype} {seed}": {**of_all, "seed": seed, "value": value + seed}
+        for dtype, value in means.items()
+        for seed in range(3)
+    }
+    parity.save(tmp_path / "parity", "ssd", results)
+    monkeypatch.setattr(make_parity_page, "RESULTS", tmp_path / "parity")
+    monkeypatch.setattr(make_parity_page, "DOCS", tmp_path)
+    make_parity_page.main()
+    page = (tmp_path / "parity.md").read_text()
+    assert "1 of 2 pairs" in page
+    assert f"{2 * len(parity.FAMILIES) - 2} of {2 * len(parity.FAMILIES)} pairs do not have" in page
+    row = next(line for line in page.splitlines() if line.startswith("| ssd | mAP"))
+    assert "| 61.00 ± 1.00 (3) | 61.10 ± 1.00 (3) |" in row
+    assert "| +0.10 ± 0.00, allowed 0.20 | **-10.00 ± 0.00, allowed 0.20** |" in row
+    assert "`python examples/recipes/ssd.py --dtype float16 --seed 0` | 9 |" in page
+    assert {path.name for path in tmp_path.glob("*.png")} == {"parity-curves.png", "parity-values.png"}
