@@ -29,12 +29,27 @@ def parser(doc: str, epochs: int) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("--dtype", choices=DTYPES, default="float16")
     made.add_argument("--seed", type=int, default=0, help="of weights, data order and noise; the split is fixed")
-    made.add_argument("--epochs", type=int, default=epochs, help=f"default: {epochs}")
-    made.add_argument("--loss-scale", default="dynamic", help="dynamic (the default), none or a number")
+    made.add_argument("--epochs", type=positive, default=epochs, help=f"default: {epochs}")
+    made.add_argument(
+        "--loss-scale", type=loss_scale, default="dynamic", help="dynamic (the default), none or a number"
+    )
     made.add_argument("--no-masters", action="store_true", help="keep weights and the optimizer in --dtype")
     made.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, for tests: the result means nothing")
     made.add_argument("--out", type=Path, help="file of the result, JSON")
     return made
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}; expected a whole number from 1")
+    return number
+
+
+def loss_scale(text: str) -> str:
+    if text not in ("dynamic", "none"):
+        mxmp.StaticLossScaler(float(text))  # says what is allowed
+    return text
 
 
 class Run:
@@ -51,6 +66,8 @@ class Run:
     """
 
     def __init__(self, options: argparse.Namespace, family: str, metric: str, chance: float) -> None:
+        if options.dtype == "float32" and (options.no_masters or options.loss_scale not in ("dynamic", "none")):
+            raise ValueError("float32 has neither masters nor a loss scale: no --no-masters, and no --loss-scale")
         self.options, self.family, self.metric, self.chance = options, family, metric, chance
         self.quick, self.epochs = options.quick, options.epochs
         self.losses: list[float] = []

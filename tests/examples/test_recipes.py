@@ -75,6 +75,21 @@ def test_without_masters_a_small_update_is_lost(monkeypatch):
     assert np.all(weights[True] == 1)  # a float16 below 1 is 2^-11 away; each update is a quarter of that
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--epochs", "0"], ["--loss-scale", "nonsense"], ["--loss-scale", "-1"], ["--dtype", "float8"]]
+)
+def test_options_that_mean_nothing_are_named(quick, arguments, capsys):
+    with pytest.raises(SystemExit):
+        quick("segmentation", *arguments)
+    assert arguments[1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [["--no-masters"], ["--loss-scale", "8"]])
+def test_float32_takes_no_options_of_mixed_precision(quick, more):
+    with pytest.raises(ValueError, match="float32 has neither"):
+        quick("segmentation", "--dtype", "float32", *more)
+
+
 def test_a_module_cannot_do_without_masters(quick):
     with pytest.raises(ValueError, match="--no-masters"):
         quick("ssd_symbolic", "--no-masters")
