@@ -40,18 +40,26 @@ def convolution(channels: int, kernel: int, strides: int = 1) -> list[gluon.Bloc
     return [layer, nn.BatchNorm(), nn.Activation("relu")]
 
 
+INCEPTION_V2 = (  # 1x1; reduction and 3x3; reduction and two of 3x3; pooling, its projection: no 1x1 where it strides
+    (64, (64, 64), (64, 96), nn.AvgPool2D, 32),
+    (64, (64, 96), (64, 96), nn.AvgPool2D, 64),
+    (0, (128, 160), (64, 96), nn.MaxPool2D, 0),
+    (224, (64, 96), (96, 128), nn.AvgPool2D, 128),
+    (192, (96, 128), (96, 128), nn.AvgPool2D, 128),
+    (160, (128, 160), (128, 160), nn.AvgPool2D, 128),
+    (96, (128, 192), (160, 192), nn.AvgPool2D, 128),
+    (0, (128, 192), (192, 256), nn.MaxPool2D, 0),
+    (352, (192, 320), (160, 224), nn.AvgPool2D, 128),
+    (352, (192, 320), (192, 224), nn.MaxPool2D, 128),
+)
+
+
 def inception_v2(classes: int) -> gluon.HybridBlock:
     """Table 1 of "Batch Normalization" (Ioffe and Szegedy, 2015), which GluonCV does not have."""
     net = nn.HybridSequential()
     net.add(*convolution(64, 7, 2), nn.MaxPool2D(3, 2, 1), *convolution(64, 1), *convolution(192, 3))
     net.add(nn.MaxPool2D(3, 2, 1))
-    for one, three, double, pool, projection in (
-        *((64, (64, 64), (64, 96), nn.AvgPool2D, 32), (64, (64, 96), (64, 96), nn.AvgPool2D, 64)),
-        *((0, (128, 160), (64, 96), nn.MaxPool2D, 0), (224, (64, 96), (96, 128), nn.AvgPool2D, 128)),
-        *((192, (96, 128), (96, 128), nn.AvgPool2D, 128), (160, (128, 160), (128, 160), nn.AvgPool2D, 128)),
-        *((96, (128, 192), (160, 192), nn.AvgPool2D, 128), (0, (128, 192), (192, 256), nn.MaxPool2D, 0)),
-        *((352, (192, 320), (160, 224), nn.AvgPool2D, 128), (352, (192, 320), (192, 224), nn.MaxPool2D, 128)),
-    ):
+    for one, three, double, pool, projection in INCEPTION_V2:
         strides = 1 if one else 2
         branches = [
             convolution(one, 1) if one else [],

@@ -41,13 +41,15 @@ def network(width: int = 16) -> mx.sym.Symbol:
     offsets, anchors = mx.sym.concat(*offsets), mx.sym.concat(*anchors, dim=1)
 
     targets, mask, kinds = mx.sym.contrib.MultiBoxTarget(
-        *(anchors, mx.sym.var("label"), scores),
+        anchors,
+        mx.sym.var("label"),
+        scores,
         overlap_threshold=0.5,
         negative_mining_ratio=3,
         negative_mining_thresh=0.5,
     )
     probabilities = mx.sym.SoftmaxOutput(
-        *(scores, kinds), ignore_label=-1, use_ignore=True, multi_output=True, normalization="valid"
+        scores, kinds, ignore_label=-1, use_ignore=True, multi_output=True, normalization="valid"
     )
     box_loss = mx.sym.MakeLoss(mx.sym.smooth_l1(mask * (offsets - targets), scalar=1), normalization="valid")
     found = mx.sym.contrib.MultiBoxDetection(probabilities, offsets, anchors, nms_threshold=0.45, nms_topk=100)
