@@ -31,7 +31,8 @@ $ python scripts/make_parity_page.py          # this page
 Stated before anything was trained: two dtypes are equal in a family if the means of its metric over the seeds lie
 within the larger of 0.2 points and two standard errors, paired by seed (runs of one seed share weights and data order).
 Where a metric is not in points, the table names the tolerance. Where the spread over seeds is wider than the tolerance,
-equals miss two standard errors of five pairs by chance in one of nine comparisons: a miss first asks for more seeds.
+equals miss two standard errors of five pairs by chance in one of nine comparisons: a family with a miss gets twice the
+seeds, once, and the verdict on all of them stands.
 
 float32 is plain MXNet, with nothing of mxmp in it. bfloat16 runs MXNet's own kernels. **float16 is emulated**: MXNet
 has no float16 kernels on a CPU, so operators compute in FP32 between the roundings of a Tensor Core. None of this has

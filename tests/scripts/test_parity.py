@@ -72,6 +72,18 @@ def test_a_second_call_runs_what_the_first_has_not(runs, tmp_path):
     assert parity.judged("ssd", parity.load(tmp_path, "ssd"), "float16").holds
 
 
+def test_a_miss_gets_twice_the_seeds_once():
+    def results(count, difference):
+        pairs = [("float32", 0), ("float16", difference), ("bfloat16", 0)]
+        return {f"{d} {s}": {"seed": s, "value": 90 + s + more} for d, more in pairs for s in range(count)}
+
+    assert parity.FAMILIES["ssd"].seeds == 5
+    assert parity.seeds_of("ssd", results(5, 0.1)) == 5
+    assert parity.seeds_of("ssd", results(4, 1)) == 5  # not all of the first are there
+    assert parity.seeds_of("ssd", results(5, 1)) == 10
+    assert parity.seeds_of("ssd", results(10, 1)) == 10
+
+
 def test_a_family_that_is_not_there_is_named(capsys):
     with pytest.raises(SystemExit):
         parity.main(["resnet51"])
