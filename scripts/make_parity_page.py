@@ -56,7 +56,7 @@ def summary(results: Mapping[str, Any]) -> Iterator[str]:
     yield f"{sum(found.holds for found in known)} of {len(known)} pairs of a family and a dtype are equal to float32."
     if len(known) < len(verdicts):
         missing = len(verdicts) - len(known)
-        yield f"**The table is not complete**: {missing} of {len(verdicts)} pairs do not have three seeds yet."
+        yield f"**The table is not complete**: {missing} of {len(verdicts)} pairs do not have all their seeds yet."
     yield ""
 
 
