@@ -92,8 +92,8 @@ def ablations(results: Mapping[str, Any]) -> Iterator[str]:
     yield "## What the safeguards are for\n"
     yield "float16 without loss scaling (`--loss-scale none`), or without masters (`--no-masters`: weights and the"
     yield "optimizer's states are rounded to float16 after each update, as MXNet's optimizers hold them with"
-    yield "`multi_precision=False`; Adam then divides by second moments that underflow). All else is the same. Losses of"
-    yield "small pictures have large gradients: `--loss-scale 0.01` is what float16 sees without loss scaling where the"
+    yield "`multi_precision=False`; Adam then divides by second moments that underflow). All else is the same."
+    yield "Small pictures have large gradients: `--loss-scale 0.01` is what float16 sees without loss scaling where the"
     yield "mean is over PSPNet's 473x473 pixels instead of 48x48, each of which has a hundredth of the gradient.\n"
     yield "| family | without | float32 | float16 | float16 without | difference |\n|---|---|---|---|---|---|"
     for family, found in results.items():
