@@ -1,0 +1,140 @@
+"""Seven image classifiers on scikit-learn's handwritten digits.
+
+    python examples/recipes/classify.py resnet50 --dtype float16
+
+The networks are GluonCV's, and Inception v2, each layer with a few of its channels, for a CPU has to train them. The
+data: 1,797 real digits (UCI's optical recognition of handwritten digits, CC BY 4.0, in scikit-learn), three in ten of
+them to test on. Chance is 10 %.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, Sequence
+
+import gluoncv
+import mxnet as mx
+import numpy as np
+from common import Run, parser, predictions
+from digits import split
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from mxnet.gluon.contrib.nn import HybridConcurrent
+
+BATCH = 32
+
+
+class Network(NamedTuple):
+    make: Any
+    narrower: int  # every layer has so many times fewer channels
+    size: int  # of the images
+    lr: float
+
+
+def zoo(name: str) -> Any:
+    return lambda: gluoncv.model_zoo.get_model(name, classes=10)
+
+
+def convolution(channels: int, kernel: int, strides: int = 1) -> list[gluon.Block]:
+    layer = nn.Conv2D(channels, kernel, strides, kernel // 2, use_bias=False)
+    return [layer, nn.BatchNorm(), nn.Activation("relu")]
+
+
+INCEPTION_V2 = (  # 1x1; reduction and 3x3; reduction and two of 3x3; pooling, its projection: no 1x1 where it strides
+    (64, (64, 64), (64, 96), nn.AvgPool2D, 32),
+    (64, (64, 96), (64, 96), nn.AvgPool2D, 64),
+    (0, (128, 160), (64, 96), nn.MaxPool2D, 0),
+    (224, (64, 96), (96, 128), nn.AvgPool2D, 128),
+    (192, (96, 128), (96, 128), nn.AvgPool2D, 128),
+    (160, (128, 160), (128, 160), nn.AvgPool2D, 128),
+    (96, (128, 192), (160, 192), nn.AvgPool2D, 128),
+    (0, (128, 192), (192, 256), nn.MaxPool2D, 0),
+    (352, (192, 320), (160, 224), nn.AvgPool2D, 128),
+    (352, (192, 320), (192, 224), nn.MaxPool2D, 128),
+)
+
+
+def inception_v2(classes: int) -> gluon.HybridBlock:
+    """Table 1 of "Batch Normalization" (Ioffe and Szegedy, 2015), which GluonCV does not have."""
+    net = nn.HybridSequential()
+    net.add(*convolution(64, 7, 2), nn.MaxPool2D(3, 2, 1), *convolution(64, 1), *convolution(192, 3))
+    net.add(nn.MaxPool2D(3, 2, 1))
+    for one, three, double, pool, projection in INCEPTION_V2:
+        strides = 1 if one else 2
+        branches = [
+            convolution(one, 1) if one else [],
+            [*convolution(three[0], 1), *convolution(three[1], 3, strides)],
+            [*convolution(double[0], 1), *convolution(double[1], 3), *convolution(double[1], 3, strides)],
+            [pool(3, strides, 1), *(convolution(projection, 1) if projection else [])],
+        ]
+        block = HybridConcurrent(axis=1)
+        for layers in filter(None, branches):
+            branch = nn.HybridSequential()
+            branch.add(*layers)
+            block.add(branch)
+        net.add(block)
+    net.add(nn.GlobalAvgPool2D(), nn.Dense(classes))
+    return net
+
+
+NETWORKS = {
+    "alexnet": Network(zoo("alexnet"), 8, 64, 0.002),
+    "vgg16": Network(zoo("vgg16"), 8, 32, 0.001),
+    "googlenet": Network(lambda: gluoncv.model_zoo.GoogLeNet(classes=10, pretrained_base=False), 8, 64, 0.005),
+    "inceptionv2": Network(lambda: inception_v2(classes=10), 8, 48, 0.005),
+    "inceptionv3": Network(zoo("inceptionv3"), 8, 96, 0.005),
+    "resnet50": Network(zoo("resnet50_v1b"), 8, 48, 0.005),
+    "resnext50": Network(zoo("resnext50_32x4d"), 16, 48, 0.005),
+}
+
+
+def narrowed(net: gluon.HybridBlock, times: int) -> mx.sym.Symbol:
+    """The net's graph with fewer channels: the numbers of filters in it are divided."""
+    graph = json.loads(net(mx.sym.var("data")).tojson())
+    for node in graph["nodes"]:
+        attributes = node.get("attrs", {})
+        attributes.pop("__shape__", None)  # of a weight: it follows from the numbers below
+        for key in ("num_filter", "num_hidden", "num_group"):
+            count = int(attributes.get(key, 1))
+            if count not in (1, 10):
+                attributes[key] = str(count // times)
+        if attributes.get("kernel") in ("(7, 7)", "(8, 8)") and node["op"] == "Pooling":
+            attributes["global_pool"] = "True"  # the last one, of 224x224 or 299x299 pixels
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def images_of(ink: np.ndarray) -> np.ndarray:
+    return np.repeat(ink[:, None] * 2 - 1, 3, axis=1)
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = parser(__doc__, epochs=6)
+    options.add_argument("network", choices=NETWORKS)
+    options = options.parse_args(arguments)
+    network = NETWORKS[options.network]
+    run = Run(options, options.network, "top-1, %", chance=10)
+    images, labels, held, truth = split(network.size)
+    if run.quick:
+        held, truth = held[:BATCH], truth[:BATCH]
+    net = gluon.SymbolBlock(narrowed(network.make(), network.narrower), mx.sym.var("data", dtype="float32"))
+    net.collect_params(".*weight").initialize(mx.init.Xavier("gaussian", "in", 2))
+    net.collect_params(".*(gamma|running_var)").initialize(mx.init.One())
+    net.collect_params(".*(beta|bias|running_mean)").initialize(mx.init.Zero())
+    net = run.convert(net)
+    schedule = mx.lr_scheduler.CosineScheduler(run.epochs * (len(images) // BATCH), base_lr=network.lr, warmup_steps=10)
+    settings = {"learning_rate": network.lr, "lr_scheduler": schedule}
+    trainer = run.trainer(net.collect_params(), "adam", settings)
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    for x, y in run.batches(images_of(images), labels, size=BATCH):
+        with autograd.record():
+            loss = loss_of(net(x), y)
+        trainer.backward(loss)
+        trainer.step(BATCH)
+        run.log(loss)
+
+    right = predictions(net, images_of(held)).argmax(axis=1) == truth
+    return run.finish(100 * right.mean())
+
+
+if __name__ == "__main__":
+    main()
