@@ -160,3 +160,14 @@ class Vocabulary:
         """FP32 of shape (texts, length): ids, cut or filled up with ``PAD``."""
         rows = [self.ids(text)[:length] for text in texts]
         return np.array([row + [PAD] * (length - len(row)) for row in rows], "float32")
+
+
+def spectrogram(sound: np.ndarray, bands: int, hop: int = 160, window: int = 400, rate: int = 8000) -> np.ndarray:
+    """Log energies of shape (bands, frames): ``bands`` triangles, evenly spread on the mel scale."""
+    frames = np.lib.stride_tricks.sliding_window_view(np.pad(sound, window // 2), window)[::hop]
+    energy = np.abs(np.fft.rfft(frames * np.hanning(window), axis=1)) ** 2
+    mel = np.linspace(0, 2595 * np.log10(1 + rate / 2 / 700), bands + 2)
+    edges = 700 * (10 ** (mel / 2595) - 1) / rate * window
+    bins = np.arange(energy.shape[1])[:, None]
+    up, down = (bins - edges[:-2]) / np.diff(edges)[:-1], (edges[2:] - bins) / np.diff(edges)[1:]
+    return np.log(energy @ np.clip(np.minimum(up, down), 0, None) + 1e-4).T.astype("float32")
