@@ -6,11 +6,18 @@ from typing import NamedTuple
 
 
 class Family(NamedTuple):
-    """``recipe``: file of examples/recipes and its arguments; ``better``: "higher" or "lower" values of the metric."""
+    """A row of the table.
+
+    ``recipe``: a file of examples/recipes with its arguments. ``better``: the "higher" or "lower" values of its metric.
+    ``tolerance``: means so close are equal whatever their errors, in the metric's own unit (points where it has them).
+    ``ablations``: options of runs without a safeguard, float16, to show what it is for.
+    """
 
     recipe: str
     better: str = "higher"
     seeds: int = 5
+    tolerance: float = 0.2
+    ablations: tuple[str, ...] = ()
 
 
 FAMILIES = {
