@@ -35,9 +35,11 @@ FAMILIES = {
     "resnet50_symbolic": Family("classify_symbolic.py"),
     "ssd_symbolic": Family("ssd_symbolic.py"),
     # Language, speech, audio and generative families
-    "translation_attention": Family("translation.py attention"),
-    "translation_convolutional": Family("translation.py convolutional"),
-    "translation_transformer": Family("translation.py transformer"),
+    "lstm_gluon": Family("lstm_gluon.py", "lower"),
+    "lstm_bucketing": Family("lstm_bucketing.py", "lower"),
+    "transformer": Family("transformer.py", seeds=3),
+    "gnmt": Family("gnmt.py", seeds=3),
+    "convs2s": Family("convs2s.py", seeds=3),
     "speech_recurrent": Family("speech.py recurrent", "lower"),
     "speech_convolutional": Family("speech.py convolutional", "lower"),
     "tacotron": Family("tacotron.py", "lower"),
@@ -47,5 +49,4 @@ FAMILIES = {
     "inpainting": Family("inpainting.py"),
     "bert_pretraining": Family("bert.py pretrain", "lower"),
     "bert_finetuning": Family("bert.py finetune"),
-    "language_model_symbolic": Family("language_model_symbolic.py", "lower"),
 }
