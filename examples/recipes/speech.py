@@ -44,7 +44,7 @@ def convolutional() -> nn.HybridSequential:
 
 
 def main(arguments: list[str] | None = None) -> dict:
-    options = parser(__doc__, epochs=10)
+    options = parser(__doc__, epochs=12)
     options.add_argument("network", choices=("recurrent", "convolutional"))
     options = options.parse_args(arguments)
     random = np.random.RandomState(0)  # the same utterances for every seed
@@ -87,7 +87,7 @@ def utterances(random: np.random.RandomState, count: int) -> tuple[np.ndarray, l
         # Played faster or slower: the pitch changes with the speed, as with other speakers.
         places = np.arange(0, len(sound), random.uniform(0.85, 1.2))
         sound = np.interp(places, np.arange(len(sound)), sound) * random.uniform(0.5, 1.5)
-        sound = sound + random.normal(0, random.uniform(0.01, 0.08), sound.shape)
+        sound = sound + random.normal(0, random.uniform(0.002, 0.03), sound.shape)
         picture, text = spectrogram(sound, BANDS), " ".join(said)
         if picture.shape[1] <= FRAMES and len(text) <= LONGEST:
             sounds.append(np.pad(picture, ((0, 0), (0, FRAMES - picture.shape[1])), constant_values=picture.min()))
