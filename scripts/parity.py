@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(listing(options.results)))
         return 0
     jobs = [job for family in options.families or FAMILIES for job in jobs_of(family, options)]
+    jobs.sort(key=lambda job: job.seed)  # of a table that is not complete, no row is empty
     failed = []
     progress = tqdm(jobs, unit="run")
     for job in progress:
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def jobs_of(family: str, options: argparse.Namespace) -> Iterator[Job]:
-    """Of a family whose recipe exists: what has no result yet, seed by seed."""
+    """Of a family whose recipe exists: what has no result yet."""
     row = FAMILIES[family]
     if not (RECIPES / row.recipe.split()[0]).exists():
         return

@@ -101,7 +101,7 @@ class Run:
         self.losses.append(float(loss.mean().asscalar()))
 
     def finish(self, value: float, **more: Any) -> dict[str, Any]:
-        """Prints and returns the result, and writes it to ``--out``; ``more`` is what a recipe wants to tell besides."""
+        """Prints and returns the result, and writes it to ``--out``; ``more`` is what a recipe tells besides."""
         result = {
             "family": self.family,
             "dtype": self.options.dtype,

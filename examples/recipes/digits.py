@@ -28,8 +28,10 @@ def split(size: int) -> Sequence[np.ndarray]:
 
 
 class Canvases(NamedTuple):
-    """``images`` (n, 3, size, size) from -1 to 1; of each digit, in their order: ``boxes`` (n, most, 4), its corners in
-    pixels; ``ids`` (n, most, 1), its class; ``masks`` (n, most, size, size), 1 where it has ink. -1 where there is none.
+    """Images with up to ``most`` digits each; boxes and ids are -1 where there are fewer.
+
+    ``images`` (n, 3, size, size) from -1 to 1; ``boxes`` (n, most, 4), in pixels; ``ids`` (n, most, 1), classes;
+    ``masks`` (n, most, size, size), 1 where a digit has ink.
     """
 
     images: np.ndarray

@@ -2,9 +2,9 @@
 
     python examples/recipes/ssd.py --dtype float16
 
-The network is GluonCV's ``SSD`` on a small backbone, the loss its ``SSDMultiBoxLoss``. The data: 1 to 3 of scikit-learn's
-real digits (CC BY 4.0) on noise; the test's digits are of the held out ones. The metric is Pascal VOC's mean average
-precision at an overlap of 0.5; an untrained network has 0.
+The network is GluonCV's ``SSD`` on a small backbone, the loss its ``SSDMultiBoxLoss``. The data: 1 to 3 of the real
+digits of scikit-learn (CC BY 4.0) on noise; the test's digits are of the held out ones. The metric is Pascal VOC's mean
+average precision at an overlap of 0.5; an untrained network has 0.
 """
 
 from __future__ import annotations
