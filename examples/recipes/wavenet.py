@@ -24,20 +24,21 @@ PAST = sum(DILATIONS)  # samples that a prediction can depend on
 
 
 class Residual(gluon.HybridBlock):
-    def __init__(self, dilation: int) -> None:
+    def __init__(self, dilation: int, last: bool) -> None:
         super().__init__()
         self.dilation = dilation
         with self.name_scope():
             self.conv = nn.Conv2D(2 * CHANNELS, (1, 2), dilation=(1, dilation), in_channels=CHANNELS)
-            self.residual = nn.Conv2D(CHANNELS, 1, in_channels=CHANNELS)
+            self.residual = nn.Conv2D(CHANNELS, 1, in_channels=CHANNELS) if not last else None
             self.skip = nn.Conv2D(SKIP, 1, in_channels=CHANNELS)
 
     def hybrid_forward(self, F, x):
         """Shorter by the dilation: what would need samples from before the first falls off."""
         value, gate = F.split(self.conv(x), num_outputs=2, axis=1)
         gated = F.tanh(value) * F.sigmoid(gate)
-        x = F.slice_axis(x, axis=3, begin=self.dilation, end=None)
-        return x + self.residual(gated), self.skip(gated)
+        if self.residual is not None:
+            x = F.slice_axis(x, axis=3, begin=self.dilation, end=None) + self.residual(gated)
+        return x, self.skip(gated)
 
 
 class WaveNet(gluon.HybridBlock):
@@ -48,8 +49,8 @@ class WaveNet(gluon.HybridBlock):
         with self.name_scope():
             self.embed = nn.Embedding(256, CHANNELS)
             self.layers = nn.HybridSequential()
-            for dilation in DILATIONS:
-                self.layers.add(Residual(dilation))
+            for n, dilation in enumerate(DILATIONS, 1):
+                self.layers.add(Residual(dilation, last=n == len(DILATIONS)))
             self.head = nn.HybridSequential()
             self.head.add(nn.Activation("relu"), nn.Conv2D(128, 1), nn.Activation("relu"), nn.Conv2D(256, 1))
 
@@ -64,7 +65,7 @@ class WaveNet(gluon.HybridBlock):
 
 
 def main(arguments: list[str] | None = None) -> dict:
-    options = parser(__doc__, epochs=6).parse_args(arguments)
+    options = parser(__doc__, epochs=5).parse_args(arguments)
     spoken = [mu_law(sound) for _, sound in sorted(recordings().items())]
     held_out = [word for n, word in enumerate(spoken) if n % 6 == 0]
     train = [word for n, word in enumerate(spoken) if n % 6]
