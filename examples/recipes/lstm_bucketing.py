@@ -23,7 +23,7 @@ BATCH, HIDDEN, VOCABULARY = 16, 128, 1500
 
 
 def main(arguments: list[str] | None = None) -> dict:
-    options = parser(__doc__, epochs=6).parse_args(arguments)
+    options = parser(__doc__, epochs=5).parse_args(arguments)
     sentences = [["<s>", *sentence] for sentence in prose()]
     train = [s for n, s in enumerate(sentences) if n % 10]
     words = Vocabulary(train, VOCABULARY)
@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> dict:
     if options.dtype != "float32":
         kind, extra = mxmp.BucketingModule, {"policy": options.dtype, "loss_scale": run.loss_scale}
     module = kind(graph_for(len(words)), default_bucket_key=max(BUCKETS), **extra)
+    rate = 3e-3
     perplexity = mx.metric.Perplexity(ignore_label=PAD)
 
     def log(step: mx.model.BatchEndParam) -> None:
@@ -47,7 +48,11 @@ def main(arguments: list[str] | None = None) -> dict:
         eval_metric=perplexity,
         num_epoch=run.epochs,
         optimizer="adam",
-        optimizer_params={"learning_rate": 2e-3, "rescale_grad": 1 / BATCH / 10},
+        optimizer_params={
+            "learning_rate": rate,
+            "rescale_grad": 1 / BATCH / 10,
+            "lr_scheduler": mx.lr_scheduler.PolyScheduler(run.epochs * len(train.idx), base_lr=rate, pwr=1),
+        },
         initializer=mx.init.Xavier(),
         batch_end_callback=log,
     )

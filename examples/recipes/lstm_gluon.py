@@ -36,7 +36,7 @@ class LanguageModel(gluon.HybridBlock):
 
 
 def main(arguments: list[str] | None = None) -> dict:
-    options = parser(__doc__, epochs=6).parse_args(arguments)
+    options = parser(__doc__, epochs=5).parse_args(arguments)
     text = [word for sentence in prose() for word in ["<s>", *sentence]]
     train, held_out = text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]
     words = Vocabulary([train], VOCABULARY)
@@ -46,13 +46,15 @@ def main(arguments: list[str] | None = None) -> dict:
     net = LanguageModel(len(words), HIDDEN)
     net.initialize(mx.init.Xavier())
     run.convert(net)
-    trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": 2e-3})
+    rate, steps = 3e-3, run.epochs * (len(train) // STEPS)
+    trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": rate})
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     for epoch in range(run.epochs):
         state = net.lstm.begin_state(BATCH)
         for x, y in parts(train):
             if run.quick and len(run.losses) >= QUICK_STEPS:
                 break
+            trainer.set_learning_rate(rate * (1 - len(run.losses) / (steps + 1)))
             with autograd.record():
                 scores, state = net(x, [s.detach() for s in state])
                 loss = loss_fn(scores, y)
