@@ -20,9 +20,11 @@ class Family(NamedTuple):
     ablations: tuple[str, ...] = ()
 
 
+WITHOUT = ("--loss-scale none", "--no-masters")
+
 FAMILIES = {
-    "alexnet": Family("classify.py alexnet"),
-    "vgg16": Family("classify.py vgg16"),
+    "alexnet": Family("classify.py alexnet", ablations=WITHOUT),
+    "vgg16": Family("classify.py vgg16", ablations=WITHOUT),
     "googlenet": Family("classify.py googlenet"),
     "inceptionv2": Family("classify.py inceptionv2"),
     "inceptionv3": Family("classify.py inceptionv3"),
@@ -30,8 +32,8 @@ FAMILIES = {
     "resnext50": Family("classify.py resnext50"),
     "faster_rcnn": Family("rcnn.py faster_rcnn"),
     "mask_rcnn": Family("rcnn.py mask_rcnn"),
-    "ssd": Family("ssd.py"),
-    "segmentation": Family("segmentation.py"),
+    "ssd": Family("ssd.py", ablations=WITHOUT),
+    "segmentation": Family("segmentation.py", ablations=WITHOUT),
     "resnet50_symbolic": Family("classify_symbolic.py"),
     "ssd_symbolic": Family("ssd_symbolic.py"),
     # Language, speech, audio and generative families

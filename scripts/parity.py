@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -42,6 +43,10 @@ class Job(NamedTuple):
         recipe, *arguments = FAMILIES[self.family].recipe.split()
         more = ["--dtype", self.dtype, "--seed", str(self.seed), *self.ablation.split()]
         return [f"examples/recipes/{recipe}", *arguments, *more]
+
+    @property
+    def recipe(self) -> Path:
+        return RECIPES / FAMILIES[self.family].recipe.split()[0]
 
     @property
     def key(self) -> str:
@@ -80,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def jobs_of(family: str, options: argparse.Namespace) -> Iterator[Job]:
     """Of a family whose recipe exists: what has no result yet."""
     row = FAMILIES[family]
-    if not (RECIPES / row.recipe.split()[0]).exists():
+    if not Job(family, "", 0).recipe.exists():
         return
     known = {} if options.again else load(options.results, family)
     for seed in options.seeds if options.seeds is not None else range(row.seeds):
@@ -98,9 +103,13 @@ def run(job: Job, folder: Path) -> str:
         # oneDNN shares sums out over its threads: with one, a run is the same wherever it runs.
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        if ended.returncode or not out.exists():
-            return (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
-        result = json.loads(out.read_text())
+        error = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
+        if job.ablation and error.startswith("FloatingPointError: "):  # what such a run is to show
+            result = {"seed": job.seed, "value": None, "error": error}
+        elif ended.returncode or not out.exists():
+            return error
+        else:
+            result = json.loads(out.read_text())
     save(folder, job.family, {**load(folder, job.family), job.key: result})
     return ""
 
@@ -121,10 +130,10 @@ def save(folder: Path, family: str, results: dict[str, Any]) -> None:
 
 
 def values(results: dict[str, Any], dtype: str, ablation: str = "") -> dict[int, float]:
-    """The metric by seed."""
-    seeds = {result["seed"]: result["value"] for result in results.values()}
-    keys = {seed: Job("", dtype, seed, ablation).key for seed in sorted(seeds)}
-    return {seed: results[key]["value"] for seed, key in keys.items() if key in results}
+    """The metric by seed; NaN where the run diverged."""
+    keys = {seed: Job("", dtype, seed, ablation).key for seed in sorted({run["seed"] for run in results.values()})}
+    found = {seed: results[key]["value"] for seed, key in keys.items() if key in results}
+    return {seed: math.nan if value is None else value for seed, value in found.items()}
 
 
 def judged(family: str, results: dict[str, Any], dtype: str, ablation: str = "") -> Verdict | None:
@@ -137,7 +146,7 @@ def listing(folder: Path) -> Iterator[str]:
     for family, row in FAMILIES.items():
         results = load(folder, family)
         runs = ", ".join(f"{len(values(results, dtype))} {dtype}" for dtype in DTYPES)
-        recipe = "" if (RECIPES / row.recipe.split()[0]).exists() else " (not there)"
+        recipe = "" if Job(family, "", 0).recipe.exists() else " (not there)"
         found = [f"{dtype} {shown(judged(family, results, dtype))}" for dtype in DTYPES[1:]]
         yield f"{family:26} {row.recipe + recipe:40} {runs:36} {', '.join(found)}"
 

@@ -40,18 +40,26 @@ def convolution(channels: int, kernel: int, strides: int = 1) -> list[gluon.Bloc
     return [layer, nn.BatchNorm(), nn.Activation("relu")]
 
 
+INCEPTION_V2 = (  # 1x1; reduction and 3x3; reduction and two of 3x3; pooling, its projection: no 1x1 where it strides
+    (64, (64, 64), (64, 96), nn.AvgPool2D, 32),
+    (64, (64, 96), (64, 96), nn.AvgPool2D, 64),
+    (0, (128, 160), (64, 96), nn.MaxPool2D, 0),
+    (224, (64, 96), (96, 128), nn.AvgPool2D, 128),
+    (192, (96, 128), (96, 128), nn.AvgPool2D, 128),
+    (160, (128, 160), (128, 160), nn.AvgPool2D, 128),
+    (96, (128, 192), (160, 192), nn.AvgPool2D, 128),
+    (0, (128, 192), (192, 256), nn.MaxPool2D, 0),
+    (352, (192, 320), (160, 224), nn.AvgPool2D, 128),
+    (352, (192, 320), (192, 224), nn.MaxPool2D, 128),
+)
+
+
 def inception_v2(classes: int) -> gluon.HybridBlock:
     """Table 1 of "Batch Normalization" (Ioffe and Szegedy, 2015), which GluonCV does not have."""
     net = nn.HybridSequential()
     net.add(*convolution(64, 7, 2), nn.MaxPool2D(3, 2, 1), *convolution(64, 1), *convolution(192, 3))
     net.add(nn.MaxPool2D(3, 2, 1))
-    for one, three, double, pool, projection in (
-        *((64, (64, 64), (64, 96), nn.AvgPool2D, 32), (64, (64, 96), (64, 96), nn.AvgPool2D, 64)),
-        *((0, (128, 160), (64, 96), nn.MaxPool2D, 0), (224, (64, 96), (96, 128), nn.AvgPool2D, 128)),
-        *((192, (96, 128), (96, 128), nn.AvgPool2D, 128), (160, (128, 160), (128, 160), nn.AvgPool2D, 128)),
-        *((96, (128, 192), (160, 192), nn.AvgPool2D, 128), (0, (128, 192), (192, 256), nn.MaxPool2D, 0)),
-        *((352, (192, 320), (160, 224), nn.AvgPool2D, 128), (352, (192, 320), (192, 224), nn.MaxPool2D, 128)),
-    ):
+    for one, three, double, pool, projection in INCEPTION_V2:
         strides = 1 if one else 2
         branches = [
             convolution(one, 1) if one else [],
@@ -80,8 +88,8 @@ NETWORKS = {
 }
 
 
-def narrowed(net: gluon.HybridBlock, times: int) -> gluon.SymbolBlock:
-    """The same graph with fewer channels, initialized: the graph's own numbers of filters are divided."""
+def narrowed(net: gluon.HybridBlock, times: int) -> mx.sym.Symbol:
+    """The net's graph with fewer channels: the numbers of filters in it are divided."""
     graph = json.loads(net(mx.sym.var("data")).tojson())
     for node in graph["nodes"]:
         attributes = node.get("attrs", {})
@@ -92,11 +100,11 @@ def narrowed(net: gluon.HybridBlock, times: int) -> gluon.SymbolBlock:
                 attributes[key] = str(count // times)
         if attributes.get("kernel") in ("(7, 7)", "(8, 8)") and node["op"] == "Pooling":
             attributes["global_pool"] = "True"  # the last one, of 224x224 or 299x299 pixels
-    thin = gluon.SymbolBlock(mx.sym.load_json(json.dumps(graph)), mx.sym.var("data"))
-    thin.collect_params(".*weight").initialize(mx.init.Xavier("gaussian", "in", 2))
-    thin.collect_params(".*(gamma|running_var)").initialize(mx.init.One())
-    thin.collect_params(".*(beta|bias|running_mean)").initialize(mx.init.Zero())
-    return thin
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def images_of(ink: np.ndarray) -> np.ndarray:
+    return np.repeat(ink[:, None] * 2 - 1, 3, axis=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -106,21 +114,25 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     network = NETWORKS[options.network]
     run = Run(options, options.network, "top-1, %", chance=10)
     images, labels, held, truth = split(network.size)
-    images, held = (np.repeat(ink[:, None] * 2 - 1, 3, axis=1) for ink in (images, held))
-
-    net = run.convert(narrowed(network.make(), network.narrower))
+    if run.quick:
+        held, truth = held[:BATCH], truth[:BATCH]
+    net = gluon.SymbolBlock(narrowed(network.make(), network.narrower), mx.sym.var("data", dtype="float32"))
+    net.collect_params(".*weight").initialize(mx.init.Xavier("gaussian", "in", 2))
+    net.collect_params(".*(gamma|running_var)").initialize(mx.init.One())
+    net.collect_params(".*(beta|bias|running_mean)").initialize(mx.init.Zero())
+    net = run.convert(net)
     schedule = mx.lr_scheduler.CosineScheduler(run.epochs * (len(images) // BATCH), base_lr=network.lr, warmup_steps=10)
     settings = {"learning_rate": network.lr, "lr_scheduler": schedule}
     trainer = run.trainer(net.collect_params(), "adam", settings)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    for x, y in run.batches(images, labels, size=BATCH):
+    for x, y in run.batches(images_of(images), labels, size=BATCH):
         with autograd.record():
             loss = loss_of(net(x), y)
         trainer.backward(loss)
         trainer.step(BATCH)
         run.log(loss)
 
-    right = predictions(net, held).argmax(axis=1) == truth
+    right = predictions(net, images_of(held)).argmax(axis=1) == truth
     return run.finish(100 * right.mean())
 
 

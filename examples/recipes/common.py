@@ -29,12 +29,27 @@ def parser(doc: str, epochs: int) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("--dtype", choices=DTYPES, default="float16")
     made.add_argument("--seed", type=int, default=0, help="of weights, data order and noise; the split is fixed")
-    made.add_argument("--epochs", type=int, default=epochs, help=f"default: {epochs}")
-    made.add_argument("--loss-scale", default="dynamic", help="dynamic (the default), none or a number")
-    made.add_argument("--no-masters", action="store_true", help="keep weights in --dtype alone, to see why not to")
+    made.add_argument("--epochs", type=positive, default=epochs, help=f"default: {epochs}")
+    made.add_argument(
+        "--loss-scale", type=loss_scale, default="dynamic", help="dynamic (the default), none or a number"
+    )
+    made.add_argument("--no-masters", action="store_true", help="keep weights and the optimizer in --dtype")
     made.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, for tests: the result means nothing")
     made.add_argument("--out", type=Path, help="file of the result, JSON")
     return made
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}; expected a whole number from 1")
+    return number
+
+
+def loss_scale(text: str) -> str:
+    if text not in ("dynamic", "none"):
+        mxmp.StaticLossScaler(float(text))  # says what is allowed
+    return text
 
 
 class Run:
@@ -51,10 +66,12 @@ class Run:
     """
 
     def __init__(self, options: argparse.Namespace, family: str, metric: str, chance: float) -> None:
+        if options.dtype == "float32" and (options.no_masters or options.loss_scale not in ("dynamic", "none")):
+            raise ValueError("float32 has neither masters nor a loss scale: no --no-masters, and no --loss-scale")
         self.options, self.family, self.metric, self.chance = options, family, metric, chance
         self.quick, self.epochs = options.quick, options.epochs
         self.losses: list[float] = []
-        self.trainers: list[gluon.Trainer] = []
+        self.trainers: list[Any] = []  # and modules
         self.random = np.random.RandomState(options.seed)  # for data: networks must not change its order
         mx.random.seed(options.seed)
         np.random.seed(options.seed)  # MXNet's initializers draw from it
@@ -84,6 +101,16 @@ class Run:
         self.trainers.append(made)
         return made
 
+    def module(self, symbol: mx.sym.Symbol, **options: Any) -> mx.mod.Module:
+        """``mxmp.Module(symbol, policy=dtype)``, and MXNet's own for float32."""
+        if self.options.no_masters:
+            raise ValueError("--no-masters: a Module keeps its masters; recipes without a Module can do without")
+        if self.options.dtype == "float32":
+            return mx.mod.Module(symbol, **options)
+        made = mxmp.Module(symbol, policy=self.options.dtype, loss_scale=self.loss_scale, **options)
+        self.trainers.append(made)
+        return made
+
     def batches(self, *arrays: np.ndarray, size: int) -> Iterator[list[NDArray]]:
         """Batches for all epochs, shuffled anew in each; what does not fill a batch is left out."""
         for epoch in range(self.epochs):
@@ -99,6 +126,11 @@ class Run:
     def log(self, loss: NDArray) -> None:
         """The loss of one step, of any shape; call it once a step, after ``trainer.step``."""
         self.losses.append(float(loss.mean().asscalar()))
+
+    def log_metric(self, state: Any) -> None:
+        """``batch_end_callback`` of ``Module.fit`` whose ``eval_metric`` is the loss."""
+        self.losses.append(state.eval_metric.get()[1])
+        state.eval_metric.reset()
 
     def finish(self, value: float, **more: Any) -> dict[str, Any]:
         """Prints and returns the result, and writes it to ``--out``; ``more`` is what a recipe tells besides."""
@@ -132,14 +164,24 @@ class PlainTrainer(gluon.Trainer):
 
 
 class TrainerWithoutMasters(mxmp.Trainer):
-    """Weights that keep nothing between two steps but what their dtype holds: how one should not train."""
+    """How one should not train: weights and the optimizer's states keep what their dtype holds, and no more.
+
+    So do MXNet's optimizers for float16 weights with ``multi_precision=False``.
+    """
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         super().step(*args, **kwargs)
-        for param in self._params:
-            if param.grad_req != "null":
-                for weight in param.list_data():
-                    mx.nd.amp_cast(mx.nd.amp_cast(weight, dtype=MXNET_DTYPES[self.dtype]), dtype="float32", out=weight)
+        weights = [weight for param in self._params if param.grad_req != "null" for weight in param.list_data()]
+        for array in [*weights, *arrays_in([updater.states for updater in self._updaters])]:
+            mx.nd.amp_cast(mx.nd.amp_cast(array, dtype=MXNET_DTYPES[self.dtype]), dtype="float32", out=array)
+
+
+def arrays_in(states: Any) -> Iterator[NDArray]:
+    if isinstance(states, NDArray):
+        yield states
+    elif states is not None:
+        for state in states.values() if isinstance(states, dict) else states:
+            yield from arrays_in(state)
 
 
 def thinned(losses: Sequence[float]) -> list[list[float]]:

@@ -4,8 +4,8 @@
 
 The networks are GluonCV's ``FasterRCNN`` and ``MaskRCNN`` on a small backbone, the losses those of its scripts. The
 data: 1 to 3 of scikit-learn's real digits (CC BY 4.0) on noise; the test's digits are of the held out ones. The metric
-is Pascal VOC's mean average precision at an overlap of 0.5, of boxes; the result of Mask R-CNN also tells the overlap of
-the masks, ``mask_iou``. An untrained network has 0.
+is Pascal VOC's mean average precision at an overlap of 0.5, of boxes; the result of Mask R-CNN also tells the overlap
+of the masks, ``mask_iou``. An untrained network has 0.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ def network(name: str, width: int = 16) -> gluon.HybridBlock:
     for channels, strides in ((width, 2), (width, 1), (2 * width, 2), (2 * width, 1), (2 * width, 1)):
         backbone.add(nn.Conv2D(channels, 3, strides, 1, use_bias=False), nn.BatchNorm(), nn.Activation("relu"))
     head.add(nn.Conv2D(2 * width, 3, 1, 1, activation="relu"))
-    kind, more = (
-        (MaskRCNN, {"mask_channels": 2 * width, "rcnn_max_dets": 8, "target_roi_scale": 2})
-        if "mask" in name
-        else (FasterRCNN, {})
-    )
+    masks = {"mask_channels": 2 * width, "rcnn_max_dets": 8, "target_roi_scale": 2}
+    kind, more = {"faster_rcnn": (FasterRCNN, {}), "mask_rcnn": (MaskRCNN, masks)}[name]
     net = kind(
-        *(backbone, head, CLASSES),
+        features=backbone,
+        top_features=head,
+        classes=CLASSES,
         box_features=gluon.nn.Dense(8 * width, activation="relu"),
         roi_size=(7, 7),
         strides=4,

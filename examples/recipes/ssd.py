@@ -51,7 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     data, held = canvases(count, False, seed=1, size=SIZE), canvases(count // 2, True, seed=2, size=SIZE)
 
     net = SSD(
-        *(None, SIZE, lambda **_: Backbone(), None),
+        network=None,
+        features=lambda **_: Backbone(),
+        num_filters=None,
+        base_size=SIZE,
         sizes=[14, 20, 30],
         ratios=[[1, 2, 0.5]] * 2,
         steps=[8, 16],

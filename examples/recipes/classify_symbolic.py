@@ -1,0 +1,45 @@
+"""ResNet-50 on handwritten digits, by MXNet's Symbols and Module: the twin of classify.py.
+
+    python examples/recipes/classify_symbolic.py --dtype float16
+
+Network and data (scikit-learn's digits, CC BY 4.0) are those of classify.py. Chance is 10 %.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import mxnet as mx
+from classify import BATCH, NETWORKS, images_of, narrowed
+from common import QUICK_STEPS, Run, parser
+from digits import split
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    run = Run(parser(__doc__, epochs=6).parse_args(arguments), "resnet50_symbolic", "top-1, %", chance=10)
+    network = NETWORKS["resnet50"]
+    images, labels, held, truth = split(network.size)
+    if run.quick:
+        images, labels, run.epochs = images[: QUICK_STEPS * BATCH], labels[: QUICK_STEPS * BATCH], 1
+        held, truth = held[:BATCH], truth[:BATCH]
+    training = mx.io.NDArrayIter(images_of(images), labels, BATCH, shuffle=True, last_batch_handle="discard")
+    test = mx.io.NDArrayIter(images_of(held), truth, BATCH)
+
+    symbol = mx.sym.SoftmaxOutput(narrowed(network.make(), network.narrower), name="softmax")
+    module = run.module(symbol)
+    schedule = mx.lr_scheduler.CosineScheduler(run.epochs * (len(images) // BATCH), base_lr=network.lr, warmup_steps=10)
+    module.fit(
+        training,
+        eval_metric=mx.metric.CrossEntropy(),
+        batch_end_callback=run.log_metric,
+        initializer=mx.init.Xavier("gaussian", "in", 2),
+        optimizer="adam",
+        optimizer_params={"learning_rate": network.lr, "lr_scheduler": schedule},
+        num_epoch=run.epochs,
+    )
+    right = module.predict(test).asnumpy().argmax(axis=1) == truth  # score() would count what fills the last batch
+    return run.finish(100 * right.mean())
+
+
+if __name__ == "__main__":
+    main()
