@@ -49,6 +49,6 @@ FAMILIES = {
     "sentiment": Family("sentiment.py", seeds=3),
     "progressive_gan": Family("progressive_gan.py", "lower"),
     "inpainting": Family("inpainting.py", tolerance=0.1),  # dB
-    "bert_pretraining": Family("bert.py pretrain", "lower", tolerance=2.0),  # of perplexity, about 1 %
-    "bert_finetuning": Family("bert.py finetune"),
+    "bert_pretraining": Family("bert.py pretraining", "lower", tolerance=2.0),  # of perplexity, about 1 %
+    "bert_finetuning": Family("bert.py finetuning"),
 }

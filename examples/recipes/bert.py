@@ -1,7 +1,7 @@
 """BERT (Devlin et al., 2019), GluonNLP's, small: pre-training and fine-tuning.
 
-    python examples/recipes/bert.py pretrain --dtype float16
-    python examples/recipes/bert.py finetune --dtype float16
+    python examples/recipes/bert.py pretraining --dtype float16
+    python examples/recipes/bert.py finetuning --dtype float16
 
 Pre-training hides words and tells whether the second part follows the first. Alone: 3,800 sentences of the manual of
 the Python language and the ones after them (PSF licence); metric: perplexity of the hidden words of every tenth, which
@@ -28,9 +28,9 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
 def main(arguments: list[str] | None = None) -> dict:
     options = parser(__doc__, epochs=8)
-    options.add_argument("task", choices=("pretrain", "finetune"))
+    options.add_argument("task", choices=("pretraining", "finetuning"))
     options = options.parse_args(arguments)
-    if options.task == "pretrain":
+    if options.task == "pretraining":
         sentences = [sentence[: LENGTH // 2 - 2] for sentence in prose()]
         texts = list(zip(sentences, sentences[1:]))
     else:
@@ -43,14 +43,21 @@ def main(arguments: list[str] | None = None) -> dict:
     counts = np.bincount([i for n in train for half in halves[n] for i in half], minlength=VOCABULARY) + 1.0
     hidden = np.concatenate([row[4] for row in held_out]).astype(int)
     chance = math.exp(-np.log(counts / counts.sum())[hidden].mean())
-    goals = {"pretrain": ("perplexity of hidden words", round(chance, 1)), "finetune": ("accuracy, %", 50.0)}
-    run = Run(options, f"bert-{options.task}", *goals[options.task])
+    goals = {"pretraining": ("perplexity of hidden words", round(chance, 1)), "finetuning": ("accuracy, %", 50.0)}
+    run = Run(options, f"bert_{options.task}", *goals[options.task])
 
     net = Bert(VOCABULARY)
     net.initialize(mx.init.Normal(0.05))
     run.convert(net)
-    learn(run, net, lambda n: masked(halves, n, run.random), train, pretraining_loss, run.epochs if options.task == "pretrain" else 2)
-    if options.task == "pretrain":
+    learn(
+        run,
+        net,
+        lambda n: masked(halves, n, run.random),
+        train,
+        pretraining_loss,
+        run.epochs if options.task == "pretraining" else 2,
+    )
+    if options.task == "pretraining":
         losses, right = [], []
         for rows in parts(held_out):
             hidden, follows = net(*rows[:4])

@@ -3,7 +3,8 @@
     python examples/recipes/convs2s.py --dtype float16
 
 Every layer is a gated convolution over three words; those of the decoder see the words before only and attend to what
-the encoder made. Data, metric and training loop: see translation.py.
+the encoder made. Data (messages of web applications, BSD and MIT licences), metric and training loop: see
+translation.py.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""Real text and speech that ship inside Python and Debian packages, and what turns them into arrays.
+"""Real text that ships inside Python packages, and what turns it into arrays; ``sound.py`` has the speech.
 
-===============  =============================================  ============================  ==================
-function         what                                           where from                    licence
-===============  =============================================  ============================  ==================
-``prose``        the Python language's manual, 80,000 words     this Python (``pydoc_data``)  PSF
-``translations`` 5,000 English messages, by people into French  Django, Wagtail, Oscar,       BSD, BSD, BSD, MIT
-                                                                Indico (PyPI)
-``reviews``      7,000 sentences on films, rated by 20 people   vaderSentiment 0.5 (PyPI)     MIT
-``recordings``   130 words, spoken by Allison Smith, 8 kHz      asterisk-core-sounds-en-wav   CC-BY-SA 3.0
-                                                                (Debian)
-===============  =============================================  ============================  ==================
+================  ==========================================  ============================  =======================
+``prose``         the Python language's manual, 75,000 words  this Python (``pydoc_data``)  PSF licence
+``translations``  5,900 English messages of web applications  Django, Wagtail, Oscar,       BSD licence, Indico MIT
+                  and their French, by people                 Indico (PyPI)
+``reviews``       9,600 sentences on films, rated by people   vaderSentiment 0.5 (PyPI)     MIT licence
+================  ==========================================  ============================  =======================
 
-Packages are fetched once into ``~/.cache/mxmp`` or ``$MXMP_DATA``. Where that fails, ``DataMissing`` says why.
+Packages are fetched once into ``~/.cache/mxmp`` or ``$MXMP_DATA``. Where that fails, ``DataMissingError`` says why.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import wave
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -35,17 +30,9 @@ CACHE = Path(os.environ.get("MXMP_DATA", Path.home() / ".cache" / "mxmp"))
 MESSAGES = ("Django==5.2.8", "wagtail==7.2", "django-oscar==4.1", "indico==3.2.9")
 PAD, UNKNOWN, BEGIN, END = range(4)
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
-CARDINALS = {
-    **dict(enumerate("zero one two three four five six seven eight nine ten eleven twelve thirteen".split())),
-    **dict(zip(range(14, 20), "fourteen fifteen sixteen seventeen eighteen nineteen".split())),
-    **dict(zip(range(20, 100, 10), "twenty thirty forty fifty sixty seventy eighty ninety".split())),
-}
-DAYS = "sunday monday tuesday wednesday thursday friday saturday".split()
-MONTHS = "january february march april may june july august september october november december".split()
-OTHERS = "at billion dollars hundred million minus oclock pound star thousand today tomorrow yesterday".split()
 
 
-class DataMissing(OSError):
+class DataMissingError(OSError):
     """A package could not be fetched."""
 
 
@@ -73,12 +60,14 @@ def _fetched(name: str, command: Sequence[str]) -> Path:
             if archive.suffix == ".deb":
                 subprocess.run(["dpkg-deb", "-x", archive, made], check=True, capture_output=True, text=True)
             elif archive.suffix in (".whl", ".zip"):
-                zipfile.ZipFile(archive).extractall(made)
+                with zipfile.ZipFile(archive) as files:
+                    files.extractall(made)
             else:
-                tarfile.open(archive).extractall(made)
+                with tarfile.open(archive) as files:
+                    files.extractall(made)
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-            raise DataMissing(f"cannot fetch {name}: {said[-1] if said else error}") from error
+            raise DataMissingError(f"cannot fetch {name}: {said[-1] if said else error}") from error
         if not folder.exists():  # another process may have been first
             made.rename(folder)
     return folder
@@ -103,7 +92,7 @@ def translations(language: str = "fr", longest: int = 14) -> list[tuple[list[str
                 catalogue = gettext.GNUTranslations(file)._catalog
             for key, value in catalogue.items():
                 english = (key[0] if isinstance(key, tuple) else key).split("\x04")[-1]
-                pair = words(english, "<>"), words(value, "<>")
+                pair = words(english), words(value)
                 if all(2 <= len(side) <= longest for side in pair) and pair[0] != pair[1]:
                     pairs[" ".join(pair[0])] = pair
     return [pairs[key] for key in sorted(pairs)]
@@ -120,25 +109,9 @@ def reviews() -> tuple[list[str], np.ndarray]:
     return [text for text, _ in clear], np.array([label for _, label in clear], "float32")
 
 
-def recordings() -> dict[str, np.ndarray]:
-    """Spoken words: FP32 samples in (-1, 1) at 8 kHz by their spelling, without the silence around them."""
-    folder = debian_package("asterisk-core-sounds-en-wav") / "usr/share/asterisk/sounds/en_US_f_Allison"
-    names = {f"digits/{n}": word for n, word in CARDINALS.items()}
-    names.update({f"digits/day-{n}": word for n, word in enumerate(DAYS)})
-    names.update({f"digits/mon-{n}": word for n, word in enumerate(MONTHS)})
-    names.update({f"digits/{word}": word for word in OTHERS})
-    found = {}
-    for name, word in names.items():
-        with wave.open(str(folder / f"{name}.wav")) as file:
-            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype("float32") / 2**15
-        loud = np.flatnonzero(np.abs(samples) > 0.01)
-        found[word] = samples[max(loud[0] - 200, 0) : loud[-1] + 400]
-    return found
-
-
-def words(text: str, keep: str = "") -> list[str]:
-    """Words in lower case and punctuation marks."""
-    return re.findall(rf"%\(\w+\)s|\w+|[^\w\s{keep}\"]", text.lower().replace("<", " ").replace(">", " "))
+def words(text: str) -> list[str]:
+    """Words in lower case, punctuation marks, and gettext's placeholders whole."""
+    return re.findall(r"%\(\w+\)s|\w+|[^\w\s<>\"]", text.lower())
 
 
 class Vocabulary:
@@ -160,14 +133,3 @@ class Vocabulary:
         """FP32 of shape (texts, length): ids, cut or filled up with ``PAD``."""
         rows = [self.ids(text)[:length] for text in texts]
         return np.array([row + [PAD] * (length - len(row)) for row in rows], "float32")
-
-
-def spectrogram(sound: np.ndarray, bands: int, hop: int = 160, window: int = 400, rate: int = 8000) -> np.ndarray:
-    """Log energies of shape (bands, frames): ``bands`` triangles, evenly spread on the mel scale."""
-    frames = np.lib.stride_tricks.sliding_window_view(np.pad(sound, window // 2), window)[::hop]
-    energy = np.abs(np.fft.rfft(frames * np.hanning(window), axis=1)) ** 2
-    mel = np.linspace(0, 2595 * np.log10(1 + rate / 2 / 700), bands + 2)
-    edges = 700 * (10 ** (mel / 2595) - 1) / rate * window
-    bins = np.arange(energy.shape[1])[:, None]
-    up, down = (bins - edges[:-2]) / np.diff(edges)[:-1], (edges[2:] - bins) / np.diff(edges)[1:]
-    return np.log(energy @ np.clip(np.minimum(up, down), 0, None) + 1e-4).T.astype("float32")

@@ -3,7 +3,8 @@
     python examples/recipes/gnmt.py --dtype float16
 
 The encoder reads in both directions; the decoder's first LSTM asks the attention, and what it attended to is given to
-the second, which adds its output to the first's. Data, metric and training loop: see translation.py.
+the second, which adds its output to the first's. Data (messages of web applications, BSD and MIT licences), metric
+and training loop: see translation.py.
 """
 
 from __future__ import annotations

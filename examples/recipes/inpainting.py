@@ -4,8 +4,8 @@
 
 A small U-Net fills holes: each convolution reads what is known only, scaled by how much that is, and makes its
 neighbourhood known. Data: patches of the photographs of a temple and of a flower that come with scikit-learn
-(CC BY 2.0); the left three quarters of both to train on, the right quarter held out. Metric: PSNR inside the holes, in dB. Chance
-is that of one who fills them with the mean of what is known.
+(CC BY 2.0); the left three quarters of both to train on, the right quarter held out. Metric: PSNR inside the holes, in
+dB. Chance is that of one who fills them with the mean of what is known.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> dict:
 
 
 def samples(random: np.random.RandomState, photographs: list[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Patches of shape (count, 3, SIZE, SIZE) in (-1, 1), halved in size, and masks of (count, 1, SIZE, SIZE), 0 in holes."""
+    """Patches of shape (count, 3, SIZE, SIZE) in (-1, 1), and masks of (count, 1, SIZE, SIZE), 0 in holes."""
     patches, masks = [], np.ones((count, 1, SIZE, SIZE), "float32")
     for mask in masks:
         photograph = photographs[random.randint(len(photographs))]

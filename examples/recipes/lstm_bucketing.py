@@ -2,7 +2,7 @@
 
     python examples/recipes/lstm_bucketing.py --dtype float16
 
-Data: 3,800 sentences (75,000 words) that ship with Python; every tenth sentence is held out. Buckets of sentences of
+Data: 3,800 sentences (75,000 words) that ship with Python (PSF licence); every tenth sentence is held out. Buckets of sentences of
 10, 20, 40 and 60 words share the weights. Metric: perplexity of the held-out words. Chance is that of one who knows
 how frequent each word is.
 """
@@ -27,11 +27,13 @@ def main(arguments: list[str] | None = None) -> dict:
     sentences = [["<s>", *sentence] for sentence in prose()]
     train = [s for n, s in enumerate(sentences) if n % 10]
     words = Vocabulary(train, VOCABULARY)
-    run = Run(options, "lstm-bucketing", "perplexity", chance(train, sentences[::10], words))
+    run = Run(options, "lstm_bucketing", "perplexity", chance(train, sentences[::10], words))
     if run.quick:
         train, sentences = train[: 4 * BATCH], sentences[: 40 * BATCH]
     train, held_out = (batches([words.ids(s) for s in part]) for part in (train, sentences[::10]))
 
+    if options.no_masters:
+        raise ValueError("--no-masters: a BucketingModule keeps its masters")
     kind, extra = mx.mod.BucketingModule, {}
     if options.dtype != "float32":
         kind, extra = mxmp.BucketingModule, {"policy": options.dtype, "loss_scale": run.loss_scale}

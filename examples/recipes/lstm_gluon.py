@@ -2,7 +2,7 @@
 
     python examples/recipes/lstm_gluon.py --dtype float16
 
-Data: 75,000 words that ship with Python; the last tenth is held out. The text is read in ``BATCH`` streams of
+Data: 75,000 words that ship with Python (PSF licence); the last tenth is held out. The text is read in ``BATCH`` streams of
 ``STEPS`` words at a time, and the LSTM's state is carried on. Metric: perplexity of the held-out words. Chance is that
 of one who knows how frequent each word is.
 """
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> dict:
     train, held_out = text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]
     words = Vocabulary([train], VOCABULARY)
     train, held_out = streams(words.ids(train)), streams(words.ids(held_out))
-    run = Run(options, "lstm-gluon", "perplexity", chance(train, held_out))
+    run = Run(options, "lstm_gluon", "perplexity", chance(train, held_out))
 
     net = LanguageModel(len(words), HIDDEN)
     net.initialize(mx.init.Xavier())

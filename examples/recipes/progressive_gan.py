@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> dict:
     judge = MLPClassifier((32,), alpha=1, max_iter=100, random_state=0).fit(real, labels)
     fixed = np.random.RandomState(0)
     chance = distance(judge, np.stack([fixed.permutation(pixel) for pixel in real.T], axis=1), real)
-    run = Run(options, "progressive-gan", "Frechet distance", round(chance, 2))
+    run = Run(options, "progressive_gan", "Frechet distance", round(chance, 2))
 
     real, nets = real.reshape(-1, 1, 8, 8), ()
     for side in SIDES:
@@ -116,9 +116,8 @@ def train(run: Run, generator: Generator, critic: Critic, pictures: np.ndarray, 
         run.convert(net)
         trainers.append(run.trainer(net.collect_params(), "adam", {"learning_rate": 1e-3, "beta1": 0.5}))
     loss_fn = gluon.loss.SigmoidBinaryCrossEntropyLoss()
-    ones, steps, step = mx.nd.ones(BATCH), run.epochs * (len(pictures) // BATCH), 0
-    for (batch,) in run.batches(pictures, size=BATCH):
-        step += 1
+    ones, steps = mx.nd.ones(BATCH), run.epochs * (len(pictures) // BATCH)
+    for step, (batch,) in enumerate(run.batches(pictures, size=BATCH), 1):
         fade = mx.nd.full((1,), min(1, 2 * step / steps) if fades else 1)
         noise = mx.nd.random.normal(shape=(BATCH, NOISE))
         made = generator(noise, fade)

@@ -3,7 +3,7 @@
     python examples/recipes/sentiment.py --dtype float16
 
 The network learns to predict the next letter, nothing else. Its mean state over a sentence is then given to a logistic
-regression. Data: 9,600 sentences on films, rated by people (vaderSentiment 0.5 on PyPI, MIT, see data.py), every tenth
+regression. Data: 9,600 sentences on films, rated by people (vaderSentiment 0.5 on PyPI, MIT licence), every tenth
 held out. Metric: accuracy of liked or not; the bits per letter stand beside it. Chance is 50 %.
 """
 
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> dict:
 
 
 def letters(text: str) -> list[int]:
-    """LENGTH + 1 ids: the text in lower case, a line's end before it, its own end cut off or filled up with line ends."""
+    """LENGTH + 1 ids: the text in lower case after a line's end, cut off or filled up with line ends."""
     known = ["\n", *(letter for letter in text.lower() if letter in LETTERS)][: LENGTH + 1]
     return [LETTERS.index(letter) for letter in known] + [0] * (LENGTH + 1 - len(known))
 

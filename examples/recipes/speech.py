@@ -3,7 +3,7 @@
     python examples/recipes/speech.py recurrent --dtype float16
 
 Data: recordings of 60 words (numbers, days, months) by one speaker, from Debian's asterisk-core-sounds-en-wav (8 kHz,
-CC-BY-SA 3.0). An utterance is two to three of them, played at other speeds and loudnesses, in noise; 100 utterances of
+CC BY-SA 3.0). An utterance is two to three of them, played at other speeds and loudnesses, in noise; 100 utterances of
 other word orders, speeds and noise are held out, of the same recordings. Metric: edits per letter, in percent (the
 letter error rate), of the best path. Chance is that of one who always answers "e".
 """
@@ -13,9 +13,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 from common import Run, parser, predictions
-from data import recordings, spectrogram
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
+from sound import recordings, spectrogram
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"  # and a blank after them
 BATCH, TRAIN, HELD_OUT, FRAMES, BANDS, LONGEST = 16, 800, 100, 120, 32, 30
@@ -32,7 +32,7 @@ def recurrent() -> nn.HybridSequential:
 
 
 def convolutional() -> nn.HybridSequential:
-    """As ``recurrent``. Pictures of height 1: MXNet's BatchNorm fails behind a Conv1D on a CPU ("Check failed: !is_view")."""
+    """As ``recurrent``. The height is 1: MXNet's BatchNorm fails behind a Conv1D on a CPU (Check failed: !is_view)."""
     net = nn.HybridSequential()
     net.add(nn.HybridLambda(lambda F, x: F.expand_dims(x, axis=2)))
     for strides, kernel in ((2, 7), (1, 7), (1, 7), (1, 9)):
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> dict:
     for row, text in zip(labels, texts):
         row[: len(text)] = [LETTERS.index(letter) for letter in text]
     chance = round(error_rate(["e"] * HELD_OUT, texts[TRAIN:]), 1)
-    run = Run(options, f"speech-{options.network}", "letter error rate, %", chance)
+    run = Run(options, f"speech_{options.network}", "letter error rate, %", chance)
 
     net = {"recurrent": recurrent, "convolutional": convolutional}[options.network]()
     net.initialize(mx.init.Xavier())

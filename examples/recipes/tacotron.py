@@ -4,7 +4,7 @@
 
 An LSTM asks a location-sensitive attention, which letters to speak, and makes ``GROUP`` frames at a time from the last
 frame before; as in Tachibana et al. (2017) the attention is led along the diagonal. Data: pairs of 60 recorded words
-(numbers, days, months) by one speaker, from Debian's asterisk-core-sounds-en-wav (8 kHz, CC-BY-SA 3.0); 40 pairs are
+(numbers, days, months) by one speaker, from Debian's asterisk-core-sounds-en-wav (8 kHz, CC BY-SA 3.0); 40 pairs are
 held out, of words that occur in others. Metric: mean difference of the log-mel energies, in dB, of what it makes from
 letters alone, warped in time to the recording. Chance is the mean spectrum.
 """
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
-from common import Run, parser, predictions
-from data import recordings, spectrogram
+from common import Run, parser
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
+from sound import recordings, spectrogram
 
 LETTERS = "\n abcdefghijklmnopqrstuvwxyz"
 BANDS, GROUP, GROUPS, LENGTH, UNITS = 24, 5, 18, 20, 64

@@ -2,7 +2,7 @@
 
     python examples/recipes/transformer.py --dtype float16
 
-Data, metric and training loop: see translation.py.
+Data (5,900 messages of web applications, BSD and MIT licences), metric and training loop: see translation.py.
 """
 
 from __future__ import annotations

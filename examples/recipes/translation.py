@@ -1,6 +1,6 @@
 """What the three translators share: the messages, the training loop, the decoding and BLEU. Not a recipe.
 
-Data: 5,900 short messages of web applications, by people from English into French (see data.py): 300 are held out, and
+Data: 5,900 short messages of web applications, by people from English into French (BSD and MIT licences, see data.py): 300 are held out, and
 no English message is in both parts. Metric: BLEU of the held-out messages, decoded greedily. Chance is that of one who
 copies the English.
 """
@@ -44,7 +44,9 @@ def translate(doc: str, family: str, make_net, arguments: list[str] | None, epoc
     steps = run.epochs * (len(train) // BATCH)
     for x, y in run.batches(source, target, size=BATCH):
         # Warms up over a tenth of the steps, then falls to zero.
-        trainer.set_learning_rate(rate * min(10 * (len(run.losses) + 1) / steps, 1.1 * (1 - len(run.losses) / steps), 1))
+        trainer.set_learning_rate(
+            rate * min(10 * (len(run.losses) + 1) / steps, 1.1 * (1 - len(run.losses) / steps), 1)
+        )
         with autograd.record():
             label = y[:, 1:]
             weight = (label != PAD).expand_dims(2)

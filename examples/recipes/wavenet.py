@@ -4,7 +4,7 @@
 
 Gated convolutions whose dilation doubles from layer to layer, over samples of 8 bits (mu-law), as in the paper. Data:
 recordings of 60 words (numbers, days, months) by one speaker, from Debian's asterisk-core-sounds-en-wav (8 kHz,
-CC-BY-SA 3.0); every sixth word is held out. Metric: bits per sample of the held-out words. Chance is that of one who
+CC BY-SA 3.0); every sixth word is held out. Metric: bits per sample of the held-out words. Chance is that of one who
 knows how frequent each of the 256 values is.
 """
 
@@ -15,9 +15,9 @@ import math
 import mxnet as mx
 import numpy as np
 from common import QUICK_STEPS, Run, parser, predictions
-from data import recordings
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from sound import recordings
 
 CHANNELS, SKIP, DILATIONS, LENGTH, BATCH, STEPS_OF_AN_EPOCH = 32, 64, (1, 2, 4, 8, 16, 32, 64) * 2, 768, 4, 50
 PAST = sum(DILATIONS)  # samples that a prediction can depend on
@@ -92,7 +92,9 @@ def main(arguments: list[str] | None = None) -> dict:
         run.log(loss)
         if step % 50 == 49:
             print(f"step {step + 1} of {steps}: loss {np.mean(run.losses[-50:]):.4f}", flush=True)
-    losses = predictions(lambda x: loss_fn(net(x[:, :-1]), x[:, PAST + 1 :]), windows[: 2 if run.quick else None], size=8)
+    losses = predictions(
+        lambda x: loss_fn(net(x[:, :-1]), x[:, PAST + 1 :]), windows[: 2 if run.quick else None], size=8
+    )
     return run.finish(losses.mean() / math.log(2))
 
 

@@ -22,7 +22,13 @@ def quick(monkeypatch):
 
     def call(family, *more):
         script, *arguments = FAMILIES[family].recipe.split()
-        return importlib.import_module(script[: -len(".py")]).main([*arguments, "--quick", *more])
+        missing = importlib.import_module(
+            "data"
+        ).DataMissingError  # a package without which there is nothing to train on
+        try:
+            return importlib.import_module(script[: -len(".py")]).main([*arguments, "--quick", *more])
+        except missing as error:
+            pytest.skip(str(error))
 
     return call
 
