@@ -2,9 +2,9 @@
 
     python examples/recipes/lstm_bucketing.py --dtype float16
 
-Data: 3,800 sentences (75,000 words) that ship with Python (PSF licence); every tenth sentence is held out. Buckets of sentences of
-10, 20, 40 and 60 words share the weights. Metric: perplexity of the held-out words. Chance is that of one who knows
-how frequent each word is.
+Data: 3,800 sentences (75,000 words) that ship with Python (PSF licence); every tenth sentence is held out. Buckets of
+sentences of 10, 20, 40 and 60 words share the weights. Metric: perplexity of the held-out words. Chance is that of one
+who knows how frequent each word is.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def graph_for(vocabulary: int):
     stack.add(mx.rnn.FusedRNNCell(HIDDEN, num_layers=2, mode="lstm", prefix="lstm_"))
 
     def graph(length: int) -> tuple:
-        data, label = mx.sym.Variable("data"), mx.sym.Variable("softmax_label")
+        data, label = (mx.sym.transpose(mx.sym.Variable(name)) for name in ("data", "softmax_label"))
         x = mx.sym.Embedding(data, input_dim=vocabulary, output_dim=HIDDEN, name="embed")
         stack.reset()
-        x, _ = stack.unroll(length, inputs=x, merge_outputs=True)
+        x, _ = stack.unroll(length, inputs=x, layout="TNC", merge_outputs=True)
         x = mx.sym.FullyConnected(x.reshape((-1, HIDDEN)), num_hidden=vocabulary, name="scores")
         # A pad is no word: neither its loss nor its gradient counts.
         x = mx.sym.SoftmaxOutput(x, label.reshape((-1,)), use_ignore=True, ignore_label=PAD, name="softmax")

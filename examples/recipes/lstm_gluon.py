@@ -2,9 +2,9 @@
 
     python examples/recipes/lstm_gluon.py --dtype float16
 
-Data: 75,000 words that ship with Python (PSF licence); the last tenth is held out. The text is read in ``BATCH`` streams of
-``STEPS`` words at a time, and the LSTM's state is carried on. Metric: perplexity of the held-out words. Chance is that
-of one who knows how frequent each word is.
+Data: 75,000 words that ship with Python (PSF licence); the last tenth is held out. The text is read in ``BATCH``
+streams, ``STEPS`` words at a time, and the LSTM's state is carried on. Metric: perplexity of the held-out words.
+Chance is that of one who knows how frequent each word is.
 """
 
 from __future__ import annotations

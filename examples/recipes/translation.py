@@ -1,8 +1,8 @@
 """What the three translators share: the messages, the training loop, the decoding and BLEU. Not a recipe.
 
-Data: 5,900 short messages of web applications, by people from English into French (BSD and MIT licences, see data.py): 300 are held out, and
-no English message is in both parts. Metric: BLEU of the held-out messages, decoded greedily. Chance is that of one who
-copies the English.
+Data: 5,900 short messages of web applications, by people from English into French (BSD and MIT licences, see data.py);
+300 are held out, and no English message is in both parts. Metric: BLEU of the held-out messages, decoded greedily.
+Chance is that of one who copies the English.
 """
 
 from __future__ import annotations

@@ -22,9 +22,7 @@ def quick(monkeypatch):
 
     def call(family, *more):
         script, *arguments = FAMILIES[family].recipe.split()
-        missing = importlib.import_module(
-            "data"
-        ).DataMissingError  # a package without which there is nothing to train on
+        missing = importlib.import_module("data").DataMissingError  # a package could not be fetched
         try:
             return importlib.import_module(script[: -len(".py")]).main([*arguments, "--quick", *more])
         except missing as error:
