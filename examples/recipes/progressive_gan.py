@@ -49,7 +49,7 @@ class Generator(gluon.HybridBlock):
     def hybrid_forward(self, F, noise, fade):
         x = self.block(self.first(noise).reshape((0, -1, 4, 4)))
         if not self.grown:
-            return F.tanh(self.picture(x))
+            return F.tanh(F.broadcast_mul(self.picture(x), fade))  # by 1
         x = F.UpSampling(x, scale=2, sample_type="nearest")
         new, old = self.new_picture(self.new_block(x)), self.picture(x)
         return F.tanh(F.broadcast_mul(new, fade) + F.broadcast_mul(old, 1 - fade))
@@ -79,6 +79,8 @@ class Critic(gluon.HybridBlock):
             new = F.LeakyReLU(self.new_read(picture), slope=0.2)
             new = halved(F.LeakyReLU(self.new_conv(new), slope=0.2))
             x = F.broadcast_mul(new, fade) + F.broadcast_mul(x, 1 - fade)
+        else:
+            x = F.broadcast_mul(x, fade)
         off = F.broadcast_sub(x, F.mean(x, axis=0, keepdims=True))
         spread = F.mean(F.sqrt(F.mean(F.square(off), axis=0, keepdims=True) + 1e-6), axis=1, keepdims=True)
         x = F.concat(x, F.broadcast_like(spread, F.slice_axis(x, axis=1, begin=0, end=1)), dim=1)
@@ -90,7 +92,7 @@ def main(arguments: list[str] | None = None) -> dict:
     options = parser(__doc__, epochs=8).parse_args(arguments)  # of each stage
     real, labels = load_digits(return_X_y=True)
     real = (real / 8 - 1).astype("float32")
-    judge = MLPClassifier((32,), alpha=1, max_iter=100, random_state=0).fit(real, labels)
+    judge = MLPClassifier((32,), alpha=1, max_iter=500, tol=1e-3, random_state=0).fit(real, labels)
     fixed = np.random.RandomState(0)
     chance = distance(judge, np.stack([fixed.permutation(pixel) for pixel in real.T], axis=1), real)
     run = Run(options, "progressive_gan", "Frechet distance", round(chance, 2))

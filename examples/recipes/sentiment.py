@@ -2,9 +2,10 @@
 
     python examples/recipes/sentiment.py --dtype float16
 
-The network learns to predict the next letter, nothing else. Its mean state over a sentence is then given to a logistic
-regression. Data: 9,600 sentences on films, rated by people (vaderSentiment 0.5 on PyPI, MIT licence), every tenth
-held out. Metric: accuracy of liked or not; the bits per letter stand beside it. Chance is 50 %.
+The network learns to predict the next letter, nothing else. Its states over a sentence are then given to a logistic
+regression: their mean, largest and smallest. Data: 9,600 sentences on films, rated by people (vaderSentiment 0.5 on
+PyPI, MIT licence), every tenth held out. Metric: accuracy of liked or not; the bits per letter stand beside it. Chance
+is 50 %.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class MultiplicativeLSTM(gluon.HybridBlock):
 def main(arguments: list[str] | None = None) -> dict:
     options = parser(__doc__, epochs=4).parse_args(arguments)
     run = Run(options, "sentiment", "accuracy, %", 50.0)
-    texts, liked = reviews()
+    texts, liked = (part[:640] if run.quick else part for part in reviews())
     ids = np.array([letters(text) for text in texts], "float32")
     held_out = np.arange(len(texts)) % 10 == 0
 
@@ -74,11 +75,15 @@ def main(arguments: list[str] | None = None) -> dict:
         run.log(loss)
 
     losses = predictions(lambda x: loss_fn(net(x[:, :-1])[0], x[:, 1:]), ids[held_out])
-    features = predictions(lambda x: net(x[:, 1:])[1].mean(axis=1), ids)
-    rows = slice(400) if run.quick else slice(None)
-    judge = LogisticRegression(C=10, max_iter=2000).fit(features[~held_out][rows], liked[~held_out][rows])
+    features = predictions(lambda x: summary(net(x[:, 1:])[1]), ids)
+    judge = LogisticRegression(C=3, max_iter=2000).fit(features[~held_out], liked[~held_out])
     accuracy = judge.score(features[held_out], liked[held_out])
     return run.finish(100 * accuracy, bits_per_letter=round(float(losses.mean() / math.log(2)), 4))
+
+
+def summary(states: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Mean, largest and smallest value of each feature over a sentence."""
+    return mx.nd.concat(states.mean(axis=1), states.max(axis=1), states.min(axis=1), dim=1)
 
 
 def letters(text: str) -> list[int]:

@@ -48,11 +48,12 @@ def main(arguments: list[str] | None = None) -> dict:
     options.add_argument("network", choices=("recurrent", "convolutional"))
     options = options.parse_args(arguments)
     random = np.random.RandomState(0)  # the same utterances for every seed
-    sounds, texts = utterances(random, TRAIN + HELD_OUT)
+    train, held_out = (2 * BATCH, 8) if options.quick else (TRAIN, HELD_OUT)
+    sounds, texts = utterances(random, train + held_out)
     labels = np.full((len(texts), LONGEST), -1, "float32")
     for row, text in zip(labels, texts):
         row[: len(text)] = [LETTERS.index(letter) for letter in text]
-    chance = round(error_rate(["e"] * HELD_OUT, texts[TRAIN:]), 1)
+    chance = round(error_rate(["e"] * held_out, texts[train:]), 1)
     run = Run(options, f"speech_{options.network}", "letter error rate, %", chance)
 
     net = {"recurrent": recurrent, "convolutional": convolutional}[options.network]()
@@ -61,8 +62,8 @@ def main(arguments: list[str] | None = None) -> dict:
     rate = 3e-3
     trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": rate})
     loss_fn = gluon.loss.CTCLoss(layout="NTC", label_layout="NT")  # its blank is the last letter
-    steps = run.epochs * (TRAIN // BATCH)
-    for x, y in run.batches(sounds[:TRAIN], labels[:TRAIN], size=BATCH):
+    steps = run.epochs * (train // BATCH)
+    for x, y in run.batches(sounds[:train], labels[:train], size=BATCH):
         trainer.set_learning_rate(rate * min(1, 1.5 * (1 - len(run.losses) / steps)))
         with autograd.record():
             loss = loss_fn(net(x), y)
@@ -70,10 +71,10 @@ def main(arguments: list[str] | None = None) -> dict:
         trainer.step(BATCH)
         run.log(loss)
 
-    heard = [best_path(scores) for scores in predictions(net, sounds[TRAIN:])]
-    for ours, theirs in list(zip(heard, texts[TRAIN:]))[:5]:
+    heard = [best_path(scores) for scores in predictions(net, sounds[train:])]
+    for ours, theirs in list(zip(heard, texts[train:]))[:5]:
         print(f"{ours!r} | said: {theirs!r}")
-    return run.finish(error_rate(heard, texts[TRAIN:]))
+    return run.finish(error_rate(heard, texts[train:]))
 
 
 def utterances(random: np.random.RandomState, count: int) -> tuple[np.ndarray, list[str]]:

@@ -60,7 +60,7 @@ def translate(doc: str, family: str, make_net, arguments: list[str] | None, epoc
     made = [[french.tokens[int(i)] for i in row] for row in made]
     for (before, wanted), after in list(zip(held_out, made))[:5]:
         print(" ".join(before), "->", " ".join(after), "| wanted:", " ".join(wanted))
-    return run.finish(bleu(made, [t for _, t in held_out]))
+    return run.finish(bleu(made, [t for _, t in held_out]), loss=run.losses[-1])
 
 
 def decode(net, source: np.ndarray) -> list[list[int]]:
