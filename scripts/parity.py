@@ -58,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("families", nargs="*", metavar="family", help="default: all; --list names them")
     parser.add_argument("--list", action="store_true", help="show every family and how far it is, and run nothing")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
-    parser.add_argument("--seeds", nargs="+", type=int, help="default: 0 to as many as the family's row says")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, help="default: as many as the family's row says; twice that after a miss"
+    )
     parser.add_argument("--only-ablations", action="store_true", help="the runs without a safeguard alone")
     parser.add_argument("--again", action="store_true", help="runs that have a result as well")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder; a JSON file a family")
@@ -87,11 +89,21 @@ def jobs_of(family: str, options: argparse.Namespace) -> Iterator[Job]:
     row = FAMILIES[family]
     if not Job(family, "", 0).recipe.exists():
         return
-    known = {} if options.again else load(options.results, family)
-    for seed in options.seeds if options.seeds is not None else range(row.seeds):
+    results = load(options.results, family)
+    known = {} if options.again else results
+    for seed in options.seeds if options.seeds is not None else range(seeds_of(family, results)):
         usual = [] if options.only_ablations else [Job(family, dtype, seed) for dtype in options.dtypes]
         weakened = [Job(family, "float16", seed, ablation) for ablation in row.ablations]
         yield from (job for job in usual + weakened if job.key not in known)
+
+
+def seeds_of(family: str, results: dict[str, Any]) -> int:
+    """As many as the family's row says; twice as many after a miss with those."""
+    seeds = FAMILIES[family].seeds
+    first = {key: result for key, result in results.items() if result["seed"] < seeds}
+    verdicts = [judged(family, first, dtype) for dtype in DTYPES[1:]]
+    missed = any(found is not None and not found.holds for found in verdicts)
+    return 2 * seeds if missed else seeds
 
 
 def run(job: Job, folder: Path) -> str:
@@ -137,9 +149,13 @@ def values(results: dict[str, Any], dtype: str, ablation: str = "") -> dict[int,
 
 
 def judged(family: str, results: dict[str, Any], dtype: str, ablation: str = "") -> Verdict | None:
-    """The verdict on a dtype against float32; None with too few runs."""
-    low, base = values(results, dtype, ablation), values(results, "float32")
-    return verdict(base, low, FAMILIES[family].tolerance)
+    """The verdict on a dtype against float32; None before all seeds of the family's row are there.
+
+    Runs without a safeguard are judged by three seeds.
+    """
+    low, base, row = values(results, dtype, ablation), values(results, "float32"), FAMILIES[family]
+    found = verdict(base, low, row.tolerance)
+    return found if found and found.seeds >= (3 if ablation else row.seeds) else None
 
 
 def listing(folder: Path) -> Iterator[str]:

@@ -2,6 +2,10 @@
 
 The means over seeds are equivalent if they lie within the larger of the family's tolerance (0.2 points where the metric
 has points) and two standard errors. Runs of one seed share weights and data order, so differences are paired by seed.
+
+Where the spread over seeds is wider than the tolerance, equals exceed two standard errors of five pairs by chance in
+one of nine comparisons (Student's t with four degrees of freedom). So a family with a miss gets twice the seeds, once,
+and the verdict on all of them stands.
 """
 
 from __future__ import annotations

@@ -66,10 +66,24 @@ def test_a_second_call_runs_what_the_first_has_not(runs, tmp_path):
     there = ["--results", str(tmp_path)]
     assert parity.main(["ssd", "--dtypes", "float32", "--seeds", "0", "1", *there]) == 0
     assert parity.main(["ssd", "--seeds", "0", "1", "2", *there]) == 0
+    assert parity.judged("ssd", parity.load(tmp_path, "ssd"), "float16") is None  # the row asks for five
+    assert parity.main(["ssd", *there]) == 0
     assert runs[0] == ["examples/recipes/ssd.py", "--dtype", "float32", "--seed", "0"]
     assert len(runs) == len({tuple(run) for run in runs})
-    assert parity.values(parity.load(tmp_path, "ssd"), "bfloat16") == {0: 90, 1: 90, 2: 90}
+    assert parity.values(parity.load(tmp_path, "ssd"), "bfloat16") == dict.fromkeys(range(5), 90)
     assert parity.judged("ssd", parity.load(tmp_path, "ssd"), "float16").holds
+
+
+def test_a_miss_gets_twice_the_seeds_once():
+    def results(count, difference):
+        pairs = [("float32", 0), ("float16", difference), ("bfloat16", 0)]
+        return {f"{d} {s}": {"seed": s, "value": 90 + s + more} for d, more in pairs for s in range(count)}
+
+    assert parity.FAMILIES["ssd"].seeds == 5
+    assert parity.seeds_of("ssd", results(5, 0.1)) == 5
+    assert parity.seeds_of("ssd", results(4, 1)) == 5  # not all of the first are there
+    assert parity.seeds_of("ssd", results(5, 1)) == 10
+    assert parity.seeds_of("ssd", results(10, 1)) == 10
 
 
 def test_a_family_that_is_not_there_is_named(capsys):
@@ -111,7 +125,7 @@ def test_the_page_shows_who_fails_and_what_is_missing(monkeypatch, tmp_path):
     results = {
         f"{dtype} {seed}": {**of_all, "seed": seed, "value": value + seed}
         for dtype, value in means.items()
-        for seed in range(3)
+        for seed in range(5)
     }
     parity.save(tmp_path / "parity", "ssd", results)
     monkeypatch.setattr(make_parity_page, "RESULTS", tmp_path / "parity")
@@ -121,7 +135,7 @@ def test_the_page_shows_who_fails_and_what_is_missing(monkeypatch, tmp_path):
     assert "1 of 2 pairs" in page
     assert f"{2 * len(parity.FAMILIES) - 2} of {2 * len(parity.FAMILIES)} pairs do not have" in page
     row = next(line for line in page.splitlines() if line.startswith("| ssd | mAP"))
-    assert "| 61.00 ± 1.00 (3) | 61.10 ± 1.00 (3) |" in row
+    assert "| 62.00 ± 1.58 (5) | 62.10 ± 1.58 (5) |" in row
     assert "| +0.10 ± 0.00, allowed 0.20 | **-10.00 ± 0.00, allowed 0.20** |" in row
     assert "`python examples/recipes/ssd.py --dtype float16 --seed 0` | 9 |" in page
     assert {path.name for path in tmp_path.glob("*.png")} == {"parity-curves.png", "parity-values.png"}
