@@ -38,18 +38,19 @@ FAMILIES = {
     "resnet50_symbolic": Family("classify_symbolic.py"),
     "ssd_symbolic": Family("ssd_symbolic.py"),
     # Language, speech, audio and generative families
-    "lstm_gluon": Family("lstm_gluon.py", "lower", tolerance=1.0, ablations=("--no-masters",)),  # of perplexity, about 1 %
+    # Tolerances that are not points: of perplexity (about 1 %), dB and bits per sample.
+    "lstm_gluon": Family("lstm_gluon.py", "lower", tolerance=1.0, ablations=("--no-masters",)),
     "lstm_bucketing": Family("lstm_bucketing.py", "lower", tolerance=1.0),
     "transformer": Family("transformer.py", seeds=3),
     "gnmt": Family("gnmt.py", seeds=3),
     "convs2s": Family("convs2s.py", seeds=3),
     "speech_recurrent": Family("speech.py recurrent", "lower", ablations=("--no-masters",)),
     "speech_convolutional": Family("speech.py convolutional", "lower"),
-    "tacotron": Family("tacotron.py", "lower", tolerance=0.1),  # dB
-    "wavenet": Family("wavenet.py", "lower", seeds=3, tolerance=0.02),  # bits per sample
+    "tacotron": Family("tacotron.py", "lower", tolerance=0.1),
+    "wavenet": Family("wavenet.py", "lower", seeds=3, tolerance=0.02),
     "sentiment": Family("sentiment.py", seeds=3),
     "progressive_gan": Family("progressive_gan.py", "lower"),
-    "inpainting": Family("inpainting.py", tolerance=0.1),  # dB
-    "bert_pretraining": Family("bert.py pretraining", "lower", tolerance=2.0),  # of perplexity, about 1 %
+    "inpainting": Family("inpainting.py", tolerance=0.1),
+    "bert_pretraining": Family("bert.py pretraining", "lower", tolerance=2.0),
     "bert_finetuning": Family("bert.py finetuning"),
 }
