@@ -22,7 +22,11 @@ def quick(monkeypatch):
 
     def call(family, *more):
         script, *arguments = FAMILIES[family].recipe.split()
-        return importlib.import_module(script[: -len(".py")]).main([*arguments, "--quick", *more])
+        missing = importlib.import_module("data").DataMissingError  # a package could not be fetched
+        try:
+            return importlib.import_module(script[: -len(".py")]).main([*arguments, "--quick", *more])
+        except missing as error:
+            pytest.skip(str(error))
 
     return call
 
@@ -40,7 +44,8 @@ def test_a_recipe_starts_in_float16_where_float32_does(family, quick, tmp_path):
     assert low["steps"] == full["steps"] > 0
     assert all(math.isfinite(loss) for _, loss in low["curve"] + full["curve"])
     assert low["curve"][0][1] == pytest.approx(full["curve"][0][1], rel=0.02)
-    assert [low["curve"], low["value"]] != [full["curve"], full["value"]]  # else nothing was computed in float16
+    told = [{k: v for k, v in r.items() if k not in ("dtype", "seconds", "skipped")} for r in (low, full)]
+    assert told[0] != told[1]  # else nothing was computed in float16
 
 
 def test_bfloat16(quick):

@@ -1,0 +1,91 @@
+"""An LSTM that predicts the next word, in Gluon, on the manual of the Python language.
+
+    python examples/recipes/lstm_gluon.py --dtype float16
+
+Data: 75,000 words that ship with Python (PSF licence); the last tenth is held out. The text is read in ``BATCH``
+streams, ``STEPS`` words at a time, and the LSTM's state is carried on. Metric: perplexity of the held-out words.
+Chance is that of one who knows how frequent each word is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+from common import QUICK_STEPS, Run, parser
+from data import Vocabulary, prose
+from mxnet import autograd, gluon
+from mxnet.gluon import nn, rnn
+
+BATCH, STEPS, HIDDEN, VOCABULARY = 16, 20, 128, 1500
+
+
+class LanguageModel(gluon.HybridBlock):
+    def __init__(self, vocabulary: int, hidden: int) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.embed = nn.Embedding(vocabulary, hidden)
+            self.lstm = rnn.LSTM(hidden, num_layers=2, input_size=hidden)
+            self.dropout = nn.Dropout(0.2)
+            self.scores = nn.Dense(vocabulary, flatten=False)
+
+    def hybrid_forward(self, F, words, state):  # (steps, batch) -> (steps, batch, vocabulary)
+        x, state = self.lstm(self.dropout(self.embed(words)), state)
+        return self.scores(self.dropout(x)), state
+
+
+def main(arguments: list[str] | None = None) -> dict:
+    options = parser(__doc__, epochs=5).parse_args(arguments)
+    text = [word for sentence in prose() for word in ["<s>", *sentence]]
+    train, held_out = text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]
+    words = Vocabulary([train], VOCABULARY)
+    train, held_out = streams(words.ids(train)), streams(words.ids(held_out))
+    run = Run(options, "lstm_gluon", "perplexity", chance(train, held_out))
+
+    net = LanguageModel(len(words), HIDDEN)
+    net.initialize(mx.init.Xavier())
+    run.convert(net)
+    rate, steps = 3e-3, run.epochs * (len(train) // STEPS)
+    trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": rate})
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    for epoch in range(run.epochs):
+        state = net.lstm.begin_state(BATCH)
+        for x, y in parts(train):
+            if run.quick and len(run.losses) >= QUICK_STEPS:
+                break
+            trainer.set_learning_rate(rate * (1 - len(run.losses) / (steps + 1)))
+            with autograd.record():
+                scores, state = net(x, [s.detach() for s in state])
+                loss = loss_fn(scores, y)
+            trainer.backward(loss)
+            trainer.step(STEPS * BATCH / 2)
+            run.log(loss)
+        print(f"epoch {epoch + 1}: loss {np.mean(run.losses[-len(train) // STEPS :]):.4f}", flush=True)
+
+    state, losses = net.lstm.begin_state(BATCH), []
+    for x, y in parts(held_out):
+        scores, state = net(x, state)
+        losses.append(loss_fn(scores, y).mean().asscalar())
+    return run.finish(math.exp(np.mean(losses)))
+
+
+def streams(ids: list[int]) -> np.ndarray:
+    """FP32 of shape (words of a stream, BATCH)."""
+    return np.array(ids[: len(ids) // BATCH * BATCH], "float32").reshape(BATCH, -1).T
+
+
+def parts(text: np.ndarray):
+    """Words and the words that follow them, each of shape (STEPS, BATCH)."""
+    for start in range(0, len(text) - STEPS, STEPS):
+        yield mx.nd.array(text[start : start + STEPS]), mx.nd.array(text[start + 1 : start + STEPS + 1])
+
+
+def chance(train: np.ndarray, held_out: np.ndarray) -> float:
+    """Perplexity of one who predicts each word by how often it occurs in the training text."""
+    counts = np.bincount(train.astype(int).ravel(), minlength=VOCABULARY) + 1
+    return round(math.exp(-np.log(counts / counts.sum())[held_out.astype(int)].mean()), 1)
+
+
+if __name__ == "__main__":
+    main()
