@@ -68,16 +68,10 @@ HOUSE = {
 }
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = [
-    "files",
-    "policy",
-    "precision/rules",
-    "step/scaler",
-    "step/adaptive",
-    "step/phase",
-    "step/refusals",
-    "diagnose/render",
+    *("files", "policy", "precision/rules"),
+    *("step/scaler", "step/adaptive", "step/phase", "step/refusals"),
+    *("diagnose/render", "diagnose/histogram", "diagnose/snapshot", "diagnose/plots"),
 ]
-WITHOUT_MXNET += ["diagnose/histogram", "diagnose/snapshot", "diagnose/plots"]
 LONGEST = 300
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
