@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .scaler import DynamicLossScaler, _check_state, _count, _integer, _is_number, _scale
+from .scaler import DynamicLossScaler, check_count, check_integer, check_scale, check_state, is_number
 
 __all__ = ["AdaptiveLossScaler"]
 
@@ -68,11 +68,11 @@ class AdaptiveLossScaler(DynamicLossScaler):
         measure_interval: int = 20,
     ) -> None:
         super().__init__(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
-        if not _is_number(max_zeros) or not 0 <= max_zeros <= 1:
+        if not is_number(max_zeros) or not 0 <= max_zeros <= 1:
             raise ValueError(f"max_zeros must be a number from 0 to 1, got {max_zeros!r}")
         self.max_zeros = float(max_zeros)
-        self.margin = _count("margin", margin)
-        self.measure_interval = _count("measure_interval", measure_interval)
+        self.margin = check_count("margin", margin)
+        self.measure_interval = check_count("measure_interval", measure_interval)
         self._room = 2.0**self.margin
         self._largest = 0.0  # at scale 1, when it was measured last
         self._until_measured = 0
@@ -150,7 +150,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        _check_state(state, self.state_dict())
+        check_state(state, self.state_dict())
         plain = DynamicLossScaler(state["scale"])
         own = {name: state[name] for name in plain.state_dict() if name != "kind"}
         plain.load_state_dict({**own, "kind": "DynamicLossScaler"})
@@ -167,13 +167,13 @@ class AdaptiveLossScaler(DynamicLossScaler):
             state["measure_interval"],
         )
         fresh._clean_steps, fresh._tolerance = plain._clean_steps, plain._tolerance
-        fresh._room = _scale("room", state["room"])
-        if not _is_number(state["largest"]) or not 0 <= state["largest"] < math.inf:
+        fresh._room = check_scale("room", state["room"])
+        if not is_number(state["largest"]) or not 0 <= state["largest"] < math.inf:
             raise ValueError(f"largest must be a finite number from 0 on, got {state['largest']!r}")
         fresh._largest = float(state["largest"])
-        fresh._until_measured = _integer("until_measured", state["until_measured"])
+        fresh._until_measured = check_integer("until_measured", state["until_measured"])
         before = state["before_rise"]
-        if not isinstance(state["futile"], bool) or not (before is None or _is_number(before)):
+        if not isinstance(state["futile"], bool) or not (before is None or is_number(before)):
             raise ValueError(f"futile must be a bool and before_rise a number or None, got {state!r}")
         fresh._before_rise, fresh._futile = math.inf if before is None else float(before), state["futile"]
         self.__dict__.update(fresh.__dict__)

@@ -17,7 +17,18 @@ import math
 from numbers import Integral, Real
 from typing import Any, TypeVar, Union
 
-__all__ = ["DynamicLossScaler", "NoLossScaler", "Scaler", "StaticLossScaler", "as_scaler"]
+__all__ = [
+    "DynamicLossScaler",
+    "NoLossScaler",
+    "Scaler",
+    "StaticLossScaler",
+    "as_scaler",
+    "check_count",
+    "check_integer",
+    "check_scale",
+    "check_state",
+    "is_number",
+]
 
 T = TypeVar("T")
 # Scales multiply FP32 gradients and must be normal numbers there, and so must their inverses.
@@ -34,7 +45,7 @@ class StaticLossScaler:
     """
 
     def __init__(self, scale: float) -> None:
-        self._scale = _scale("scale", scale)
+        self._scale = check_scale("scale", scale)
 
     @property
     def loss_scale(self) -> float:
@@ -63,8 +74,8 @@ class StaticLossScaler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict()``. Raises ``ValueError``, changing nothing, on any other dict."""
-        _check_state(state, self.state_dict())
-        self._scale = _scale("scale", state["scale"])
+        check_state(state, self.state_dict())
+        self._scale = check_scale("scale", state["scale"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._scale:g})"
@@ -77,7 +88,7 @@ class NoLossScaler(StaticLossScaler):
         super().__init__(1.0)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        _check_state(state, self.state_dict())
+        check_state(state, self.state_dict())
 
     def __repr__(self) -> str:
         return "NoLossScaler()"
@@ -117,13 +128,13 @@ class DynamicLossScaler(StaticLossScaler):
         max_scale: float = 2.0**24,
         hysteresis: int = 1,
     ) -> None:
-        super().__init__(_scale("init_scale", init_scale))
+        super().__init__(check_scale("init_scale", init_scale))
         self.growth_factor = _positive("growth_factor", growth_factor)
         self.backoff_factor = _positive("backoff_factor", backoff_factor)
-        self.growth_interval = _count("growth_interval", growth_interval)
-        self.min_scale = _scale("min_scale", min_scale)
-        self.max_scale = _scale("max_scale", max_scale)
-        self.hysteresis = _count("hysteresis", hysteresis)
+        self.growth_interval = check_count("growth_interval", growth_interval)
+        self.min_scale = check_scale("min_scale", min_scale)
+        self.max_scale = check_scale("max_scale", max_scale)
+        self.hysteresis = check_count("hysteresis", hysteresis)
         if self.growth_factor <= 1:
             raise ValueError(f"growth_factor must be above 1, got {growth_factor}")
         if self.backoff_factor >= 1:
@@ -167,7 +178,7 @@ class DynamicLossScaler(StaticLossScaler):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        _check_state(state, self.state_dict())
+        check_state(state, self.state_dict())
         fresh = DynamicLossScaler(
             state["scale"],
             state["growth_factor"],
@@ -177,10 +188,10 @@ class DynamicLossScaler(StaticLossScaler):
             state["max_scale"],
             state["hysteresis"],
         )
-        fresh._clean_steps = _integer("clean_steps", state["clean_steps"])
+        fresh._clean_steps = check_integer("clean_steps", state["clean_steps"])
         if fresh._clean_steps < 0:
             raise ValueError(f"clean_steps must not be negative, got {fresh._clean_steps}")
-        fresh._tolerance = _integer("tolerance", state["tolerance"])
+        fresh._tolerance = check_integer("tolerance", state["tolerance"])
         self.__dict__.update(fresh.__dict__)
 
     def __repr__(self) -> str:
@@ -209,7 +220,7 @@ def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
     if isinstance(loss_scale, str):
         if loss_scale == "dynamic":
             return DynamicLossScaler() if low_range else NoLossScaler()
-    elif _is_number(loss_scale):
+    elif is_number(loss_scale):
         return StaticLossScaler(loss_scale)
     elif all(hasattr(loss_scale, name) for name in ("loss_scale", "adjust", "state_dict", "load_state_dict")):
         return loss_scale
@@ -219,36 +230,36 @@ def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
     )
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """NumPy's numbers are; ``True`` is none here."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _positive(name: str, value: Any) -> float:
-    if not _is_number(value) or not 0 < value < math.inf:
+    if not is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return float(value)
 
 
-def _scale(name: str, value: Any) -> float:
+def check_scale(name: str, value: Any) -> float:
     if not _SMALLEST <= _positive(name, value) <= _LARGEST:
         raise ValueError(f"{name} must be a positive number within FP32's range, 2**-126 to 2**127, got {value!r}")
     return float(value)
 
 
-def _integer(name: str, value: Any) -> int:
+def check_integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} must be an integer, got {value!r}")
     return int(value)
 
 
-def _count(name: str, value: Any) -> int:
-    count = _integer(name, value)
+def check_count(name: str, value: Any) -> int:
+    count = check_integer(name, value)
     if count < 1:
         raise ValueError(f"{name} must be at least 1, got {value!r}")
     return count
 
 
-def _check_state(state: Any, own: dict[str, Any]) -> None:
+def check_state(state: Any, own: dict[str, Any]) -> None:
     if not isinstance(state, dict) or state.keys() != own.keys() or state["kind"] != own["kind"]:
         raise ValueError(f"not a state of {own['kind']}: expected the keys {sorted(own)}, got {state!r}")
