@@ -19,17 +19,17 @@ DTYPES = ["float16", "bfloat16"]
 class Softmax(gluon.HybridBlock):
     """A head without parameters."""
 
-    def hybrid_forward(self, F, x, label):
+    def hybrid_forward(self, F, x, label):  # noqa: N803
         return F.SoftmaxOutput(x, label)
 
 
 class Regression(gluon.HybridBlock):
-    def hybrid_forward(self, F, x, label):
+    def hybrid_forward(self, F, x, label):  # noqa: N803
         return F.LinearRegressionOutput(x, F.one_hot(label, 3))
 
 
 class Made(gluon.HybridBlock):
-    def hybrid_forward(self, F, x, label):
+    def hybrid_forward(self, F, x, label):  # noqa: N803
         return F.MakeLoss(-F.pick(F.log_softmax(x), label))
 
 
@@ -45,7 +45,7 @@ class Whole(gluon.HybridBlock):
             self.body = nn.Dense(3, in_units=inputs, params=params)
             self.head = head()
 
-    def hybrid_forward(self, F, x, label):
+    def hybrid_forward(self, F, x, label):  # noqa: N803
         return self.head(self.body(x), label)
 
 
