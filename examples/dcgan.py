@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> dict[str, mxmp.Trainer]:
     parser.add_argument("--width", type=int, default=32, help="channels of the widest layer's half")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--growth-interval", type=int, default=50, help="clean steps before a scale doubles")
-    parser.add_argument("--policy", default="float16")
+    parser.add_argument("--policy", default="float16", help="float16, bfloat16 or a policy string")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("dcgan"), help="folder of the pictures")
     args = parser.parse_args(arguments)

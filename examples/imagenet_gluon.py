@@ -17,7 +17,7 @@ import numpy as np
 from imagenet_common.command import run
 from imagenet_common.data import Batch, open_records, train_batches, val_batches
 from imagenet_common.errors import UserError
-from imagenet_common.network import build_network, devices, last_line, load
+from imagenet_common.network import build_network, devices, last_line, load, policy_for
 from imagenet_common.results import log, log_epoch, summarize
 from imagenet_common.schedule import learning_rate_schedule
 from imagenet_common.targets import Targets
@@ -31,11 +31,11 @@ import mxmp
 
 
 def convert(net: HybridBlock, options: argparse.Namespace, context: mx.Context) -> Tuple[HybridBlock, int]:
-    """The network in `--dtype`, and how many casts that took."""
+    """The network in `--dtype` by `--policy`, and how many casts that took."""
     if options.dtype == "float32":
         return net, 0
     try:
-        net = mxmp.convert(net, options.dtype)
+        net = mxmp.convert(net, policy_for(options, context))
         report = mxmp.explain(net, mx.nd.zeros((1, 3, options.input_size, options.input_size), ctx=context))
     except ValueError as error:
         raise UserError(f"--dtype {options.dtype}: {last_line(error)}") from None

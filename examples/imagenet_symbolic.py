@@ -20,7 +20,7 @@ import numpy as np
 from imagenet_common.command import run
 from imagenet_common.data import Batch, open_records, train_batches, val_batches
 from imagenet_common.errors import UserError
-from imagenet_common.network import build_network, devices, last_line, load
+from imagenet_common.network import build_network, devices, last_line, load, policy_for
 from imagenet_common.results import log, log_epoch, summarize
 from imagenet_common.schedule import learning_rate_schedule
 from imagenet_common.targets import Targets
@@ -83,15 +83,16 @@ def as_symbol(options: argparse.Namespace) -> Tuple[mx.sym.Symbol, Dict[str, Any
 def make_module(
     symbol: mx.sym.Symbol, options: argparse.Namespace, contexts: List[mx.Context]
 ) -> Tuple[mx.mod.Module, int]:
-    """The module in `--dtype`, and how many casts that took."""
+    """The module in `--dtype` by `--policy`, and how many casts that took."""
     common = {"context": contexts, "logger": logging.getLogger("imagenet.module")}
     common["logger"].setLevel(logging.ERROR)  # fit() would say that it is bound already
     if options.dtype == "float32":
         return mx.mod.Module(symbol, **common), 0
     loss_scale = None if options.loss_scale == "none" else options.loss_scale
     try:
-        module = mxmp.Module(symbol, policy=options.dtype, loss_scale=loss_scale, **common)
-        report = mxmp.explain(symbol, policy=options.dtype, ctx=contexts[0])
+        policy = policy_for(options, contexts[0])
+        module = mxmp.Module(symbol, policy=policy, loss_scale=loss_scale, **common)
+        report = mxmp.explain(symbol, policy=policy, ctx=contexts[0])
     except ValueError as error:
         raise UserError(f"--dtype {options.dtype}: {last_line(error)}") from None
     if options.explain:

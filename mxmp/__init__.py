@@ -17,11 +17,14 @@ from .diagnose import explain
 from .gluon import BatchProcessor, Trainer, convert, restore
 from .policy import Policy
 from .precision.plan import Plan
+from .step.adaptive import AdaptiveLossScaler
 from .step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from .symbolic import BucketingModule, Module, cast_symbol
+from .tuning import tune
 
 __version__ = "0.1.0"
 __all__ = [
+    "AdaptiveLossScaler",
     "BatchProcessor",
     "BucketingModule",
     "DynamicLossScaler",
@@ -35,6 +38,7 @@ __all__ = [
     "convert",
     "explain",
     "restore",
+    "tune",
 ]
 
 del _mxnet

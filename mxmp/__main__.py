@@ -1,7 +1,11 @@
-"""Command line: convert a checkpoint on disk for inference, or explain what would be done.
+"""Command line: convert a checkpoint for inference, explain, find what is fast, and look inside.
 
 python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
 python -m mxmp explain net-symbol.json --shape data=1,3,224,224
+python -m mxmp tune net-symbol.json --shape data=8,3,224,224 --out plan.json
+python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100 --save advice.json
+python -m mxmp profile report.sqlite --save profile.json
+python -m mxmp plot advice.json roofline.png
 """
 
 from __future__ import annotations
@@ -10,15 +14,19 @@ import argparse
 import json
 import os
 import sys
+from typing import Any
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .diagnose import explain
+from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot_roofline, profile
+from .diagnose.advising.gpus import GPUS
 from .files import replacing_all
-from .policy import as_policy
+from .policy import Policy
+from .precision.plan import Plan
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import write_arrays, write_symbol
+from .tuning import tune
 
 _HALF = "2"  # float16 in a variable's __dtype__
 
@@ -28,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         args.run(args)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"mxmp {args.command}: {error}", file=sys.stderr)
         return 2
     return 0
@@ -37,31 +45,61 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m mxmp", description="Mixed precision for MXNet checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
-    common.add_argument("--policy", default="float16", help="float16, bfloat16 or a policy string")
-    common.add_argument("--exclude", nargs="+", default=[], help="patterns of nodes that stay FP32")
+    recipes = ", ".join(Policy.recipes())
+    graph = argparse.ArgumentParser(add_help=False)
+    graph.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
+    graph.add_argument("--exclude", nargs="+", default=[], help="patterns of nodes that stay FP32")
+    graph.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes")
+    common = argparse.ArgumentParser(add_help=False, parents=[graph])
     common.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it will run")
-    common.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes, to count bytes")
+    report = argparse.ArgumentParser(add_help=False)
+    report.add_argument("--save", metavar="REPORT.json", help="write the report too, for plot")
 
-    cast = commands.add_parser("cast", parents=[common], help="write a low-precision checkpoint for inference")
+    policy = argparse.ArgumentParser(add_help=False)
+    policy.add_argument("--policy", default="float16", help=f"{recipes}, a policy string or a plan (.json)")
+    cast = commands.add_parser("cast", parents=[common, policy], help="write a low-precision checkpoint for inference")
     cast.add_argument("params", nargs="?", help="its parameters, NAME-0000.params")
     cast.add_argument("out", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
     cast.set_defaults(run=_cast)
 
-    show = commands.add_parser("explain", parents=[common], help="say what each operator would compute in, and why")
+    show = commands.add_parser(
+        "explain", parents=[common, policy], help="say what each operator would compute in, and why"
+    )
     show.add_argument("--nodes", action="store_true", help="one line per operator as well")
     show.set_defaults(run=_explain)
+
+    plan = commands.add_parser("tune", parents=[common], help="find the plan that is fast on this machine")
+    plan.add_argument("--policy", default="bfloat16", help=f"{recipes} or a policy string")
+    plan.add_argument("--out", required=True, help="the plan to write, as JSON")
+    plan.add_argument("--inference", action="store_true", help="for a forward alone, not a training step")
+    plan.add_argument("--bytes", action="store_true", help="measure nothing: cast the fewest bytes")
+    plan.add_argument("--no-cache", action="store_true", help="neither read nor keep times of earlier runs")
+    plan.set_defaults(run=_tune)
+
+    tell = commands.add_parser("advise", parents=[graph, report], help="say which shapes miss the Tensor Cores")
+    tell.add_argument("--policy", default="float16", help=f"{recipes} or a policy string")
+    tell.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU")
+    tell.set_defaults(run=_advise)
+
+    read = commands.add_parser("profile", parents=[report], help="say what a profiler's file tells of Tensor Cores")
+    read.add_argument("file", help="Nsight Systems' SQLite, Nsight Compute's CSV, or what mx.profiler.dump() wrote")
+    read.set_defaults(run=_profile)
+
+    draw = commands.add_parser("plot", help="draw the picture of a saved report")
+    draw.add_argument("report", help="what --save wrote")
+    draw.add_argument("picture", help="the file to write: .png, .svg or .pdf")
+    draw.set_defaults(run=_plot)
     return parser
 
 
 def _cast(args: argparse.Namespace) -> None:
     symbol = _load_symbol(args.symbol)
-    low = cast_symbol(symbol, as_policy(args.policy), exclude=args.exclude, ctx=mx.Context(args.device))
+    policy = _policy(args.policy)
+    low = cast_symbol(symbol, policy, exclude=args.exclude, ctx=mx.Context(args.device))
     params = _load_params(args.params, symbol) if args.params else {}
     attrs = low.attr_dict()
     halved = {k: v.astype("float16") if _is_half(attrs, k) else v for k, v in params.items()}
-    found = explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
+    found = explain(symbol, policy=policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
     files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
     with replacing_all(*files) as (symbol_file, *params_file):
         write_symbol(symbol_file, low, remove_amp_cast=False)
@@ -77,7 +115,7 @@ def _cast(args: argparse.Namespace) -> None:
 def _explain(args: argparse.Namespace) -> None:
     found = explain(
         _load_symbol(args.symbol),
-        policy=args.policy,
+        policy=_policy(args.policy),
         exclude=args.exclude,
         ctx=mx.Context(args.device),
         **_shapes(args),
@@ -87,6 +125,55 @@ def _explain(args: argparse.Namespace) -> None:
         print()
         for node in found.nodes:
             print(f"{node.dtype:<9} {node.op:<24} {node.name}: {node.reason}")
+
+
+def _tune(args: argparse.Namespace) -> None:
+    shapes: dict[str, Any] = dict(_shapes(args))
+    plan = tune(
+        _load_symbol(args.symbol),
+        policy=args.policy,
+        exclude=args.exclude,
+        ctx=mx.Context(args.device),
+        training=not args.inference,
+        measure=not args.bytes,
+        cache=not args.no_cache,
+        **shapes,
+    )
+    plan.save(args.out)
+    print(plan)
+    print(f"\nWrote {args.out}")
+
+
+def _advise(args: argparse.Namespace) -> None:
+    found = advise(
+        _load_symbol(args.symbol), policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args)
+    )
+    _print(found, args.save)
+
+
+def _profile(args: argparse.Namespace) -> None:
+    _print(profile(args.file), args.save)
+
+
+def _print(found: Advice | Profile, path: str | None) -> None:
+    if path:
+        found.save(path)
+    print(found)
+    if path:
+        print(f"\nWrote {path}")
+
+
+def _plot(args: argparse.Namespace) -> None:
+    found = load(args.report)
+    if isinstance(found, Advice):
+        plot_roofline(found, args.picture)
+    else:
+        plot_profile(found, args.picture)
+    print(f"Wrote {args.picture}")
+
+
+def _policy(text: str) -> str | Plan:
+    return Plan.load(text) if text.endswith(".json") else text
 
 
 def _load_symbol(path: str) -> mx.sym.Symbol:

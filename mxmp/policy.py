@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Iterable
+from typing import Dict, Iterable
 from urllib.parse import quote, unquote
 
 __all__ = ["Policy"]
@@ -57,6 +57,8 @@ class Policy:
     'compute=float16,norm=compute'
     >>> Policy.parse("compute=float16,norm=compute") == Policy("float16", norm="compute")
     True
+    >>> str(Policy.parse("float16-fast"))
+    'compute=float16,norm=compute'
     """
 
     compute: str
@@ -112,18 +114,23 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Read ``"float16"`` or ``"compute=float16,norm=compute,exclude=*head*;*stem*"``.
+        """Read a recipe, or ``"compute=float16,norm=compute,exclude=*head*;*stem*"``, or a recipe and changes to it.
 
         Inverse of ``str(policy)``. List items are separated by ``;`` and percent-encoded where they
-        contain one of ``, ; = %``.
+        contain one of ``, ; = %``. ``"float16-fast,exclude=*head*"`` is that recipe with a field replaced.
         """
         if not isinstance(text, str):
             raise ValueError(f"Policy.parse takes a string, got {type(text).__name__}")
         known = [f.name for f in fields(cls)]
-        if "=" not in text:
-            return cls(text.strip())
+        parts = [part for part in (p.strip() for p in text.split(",")) if part] or [""]
+        recipe = None if "=" in parts[0] else parts.pop(0)
+        if recipe is not None and recipe not in _RECIPES:
+            raise ValueError(
+                f"Policy.parse({text!r}): {recipe or text!r} is no recipe; there are {', '.join(_RECIPES)}; "
+                f"or write FIELD=VALUE,... with FIELD one of {known}"
+            )
         given: dict = {}
-        for part in filter(None, (p.strip() for p in text.split(","))):
+        for part in parts:
             field, eq, value = part.partition("=")
             field = field.strip()
             if not eq or field not in known:
@@ -131,15 +138,51 @@ class Policy:
             if field in given:
                 raise ValueError(f"Policy.parse({text!r}): field {field!r} is given twice")
             given[field] = _decode(field, value.strip())
+        given = {**(_RECIPES[recipe][0] if recipe else {}), **given}
         return cls(given.pop("compute", "float16"), **given)
+
+    @classmethod
+    def recipes(cls) -> Recipes:
+        """The policies that have a name, which is understood wherever a policy is; ``print`` it for a table."""
+        return Recipes((name, cls(**given)) for name, (given, _) in _RECIPES.items())
+
+
+# By name: the fields that it fixes, and when to take it.
+_RECIPES: dict[str, tuple[dict, str]] = {
+    "float16": ({"compute": "float16"}, "safe: BatchNorm in FP32, with a cast on each side of it"),
+    "float16-fast": (
+        {"compute": "float16", "norm": "compute"},
+        "on a GPU: BatchNorm reads and writes float16, its statistics, gamma and beta are FP32; hardly any casts",
+    ),
+    "bfloat16": (
+        {"compute": "bfloat16"},
+        "on a CPU: BatchNorm reads and writes bfloat16, its statistics, gamma and beta are FP32",
+    ),
+    "bfloat16-safe": (
+        {"compute": "bfloat16", "norm": "float32"},
+        "BatchNorm in FP32; the casts can cost more than bfloat16 saves",
+    ),
+}
+
+
+class Recipes(Dict[str, Policy]):
+    """Policies by name. ``print`` shows what each is, and when to take it."""
+
+    def __str__(self) -> str:
+        rows = [("recipe", "policy", "")]
+        rows += [(name, str(policy), _RECIPES[name][1]) for name, policy in self.items()]
+        widths = [max(len(row[i]) for row in rows) for i in range(2)]
+        return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in rows)
 
 
 def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
-    """A Policy from a dtype name, a policy string or a Policy, with more patterns to exclude."""
+    """A Policy from a recipe's name, a policy string or a Policy, with more patterns to exclude."""
     if isinstance(policy, str):
         policy = Policy.parse(policy)
     if not isinstance(policy, Policy):
-        raise ValueError(f"policy must be 'float16', 'bfloat16', a policy string or an mxmp.Policy, got {policy!r}")
+        raise ValueError(
+            f"policy must be a recipe ({', '.join(_RECIPES)}), a policy string or an mxmp.Policy, got {policy!r}"
+        )
     more = _as_names("exclude", exclude)
     if not more:
         return policy
@@ -149,7 +192,8 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
 def _check_choice(field: str, value: object) -> None:
     allowed = _ALLOWED[field]
     if not (value is None or isinstance(value, str)) or value not in allowed:
-        raise ValueError(f"Policy({field}={value!r}): {field} must be one of {list(allowed)}")
+        hint = f"; the recipe of this name is Policy.parse({value!r})" if value in list(_RECIPES) else ""
+        raise ValueError(f"Policy({field}={value!r}): {field} must be one of {list(allowed)}{hint}")
 
 
 def _as_names(field: str, values: object) -> tuple[str, ...]:

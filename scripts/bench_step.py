@@ -1,12 +1,13 @@
 """Step time of FP32, mxmp and mxnet.contrib.amp, side by side in one run.
 
     python scripts/bench_step.py                                  # resnet50_v1b, batch 16, 112x112
-    python scripts/bench_step.py --model vgg11_bn --batch 8 --variants float32 bfloat16
+    python scripts/bench_step.py --model vgg11_bn --batch 8 --variants float32 bfloat16 tuned-bfloat16
 
 Each variant is a process of its own (``contrib.amp`` patches MXNet for good), and they take turns, one
 step each, so that a machine whose speed drifts does not favour one. Printed: the median step time, the
 median of the ratios FP32 / variant taken round by round, with the quartiles of that ratio.
-``unskipped-float16`` and ``unblocked-float16`` are the emulation without one of its two optimisations.
+``tuned-bfloat16`` follows the plan that ``mxmp.tune`` finds first. ``unskipped-float16`` and
+``unblocked-float16`` are the emulation without one of its two optimisations.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 VARIANTS = ("float32", "float16", "bfloat16", "amp-bfloat16", "amp-float16")
-WITHOUT = ("unskipped-float16", "unblocked-float16")
+OTHERS = ("tuned-bfloat16", "unskipped-float16", "unblocked-float16")
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=15, help="steps first, in which the loss scale settles")
     parser.add_argument("--policy", default="", help="added to the dtype, for example norm=compute")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS + WITHOUT, default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS + OTHERS, default=list(VARIANTS))
     parser.add_argument("--json", help="write the figures to this file")
     args = parser.parse_args()
     times, failed = measure(args)
@@ -141,7 +142,9 @@ def make_step(variant: str, args: argparse.Namespace):
     net = get_model(args.model, classes=1000)
     net.initialize(mx.init.MSRAPrelu())
     if not uses_amp and dtype != "float32":
-        mxmp.convert(net, f"compute={dtype},{args.policy}")
+        policy = f"compute={dtype},{args.policy}"
+        shape = (args.batch, 3, args.size, args.size)
+        mxmp.convert(net, mxmp.tune(net, shape, policy=policy) if variant.startswith("tuned-") else policy)
     net.hybridize(static_alloc=True, static_shape=True)
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     options = {"learning_rate": 0.01, "momentum": 0.9}

@@ -92,7 +92,7 @@ mxmp_setup() {
     echo "==> installing MXNet 1.9.1 ($build), GluonCV and the tools (once; about a minute)"
     export PIP_DISABLE_PIP_VERSION_CHECK=1
     python -m pip install --quiet --upgrade pip || mxmp_fail "pip could not reach a package index (output above)."
-    PYTHONWARNINGS=ignore python -m pip install --quiet --editable "$mxmp_root[$build,vision,nlp,plots,docs,dev]" ||
+    PYTHONWARNINGS=ignore python -m pip install --quiet --editable "$mxmp_root[$build,vision,nlp,tune,plots,docs,dev]" ||
         mxmp_fail "pip could not install the packages (output above)."
     if [ "$build" = cu112 ]; then mxmp_cuda_path "$venv"; fi
     mxmp_check_import

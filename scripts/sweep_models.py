@@ -58,8 +58,16 @@ def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
     """Whether a model is to be measured: it has no result, not of all stages, or one that ``again`` does not trust."""
     from zoo.measure import STAGES
 
-    whole = result is not None and (result.keys() & {"left_out", "reference_error"} or result.keys() >= set(STAGES))
-    return not whole or again == "all" or (again == "failed" and not passes(result))
+    if result is None or again == "all":
+        return True
+    if result.keys() & {"left_out", "reference_error"}:
+        return False
+    return not result.keys() >= {*STAGES, *looked_into(result)} or (again == "failed" and not passes(result))
+
+
+def looked_into(result: dict[str, Any]) -> list[str]:
+    """Stages that say why a model does not pass: the same with nothing but matrix operators low."""
+    return [f"{dtype}.matrices" for dtype in DTYPES if not within(result, dtype)]
 
 
 def passes(result: dict[str, Any]) -> bool:
@@ -82,7 +90,8 @@ def sweep(name: str, args: argparse.Namespace, before: dict[str, Any] | None) ->
     from zoo.measure import STAGES
 
     found = {} if args.again or before is None else dict(before)
-    for group in (STAGES[:-1], STAGES[-1:]):  # amp cannot be had twice in a process
+    for group in (STAGES[:-1], STAGES[-1:], None):  # amp cannot be had twice in a process
+        group = looked_into(found) if group is None else group
         rest = [stage for stage in group if stage not in found]
         while rest:
             told, ended = in_a_process(args.seconds, worker, name, rest, args.gib)

@@ -27,6 +27,7 @@ HOUSE = {
             "rules",
             "graph",
             "subgraphs",
+            "tuned",
             "plan",
             "decide",
             "casts",
@@ -35,10 +36,22 @@ HOUSE = {
             "emulation",
             "devices",
         ),
-        *("pipeline", "heads", "__init__"),
+        *("traffic", "pipeline", "record", "heads", "__init__"),
     ],
     "step": [
-        *("_mxnet", "scaler", "group", "phase", "refusals", "stores", "gradients", "statistics", "masters", "step"),
+        *(
+            "_mxnet",
+            "scaler",
+            "adaptive",
+            "group",
+            "phase",
+            "refusals",
+            "stores",
+            "gradients",
+            "statistics",
+            "masters",
+            "step",
+        ),
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
@@ -46,11 +59,25 @@ HOUSE = {
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "__init__"],
-    "diagnose": ["report", "render", "measure", "explain", "__init__"],
+    "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
+    "diagnose/shared": ["saved", "pictures", "__init__"],
+    "diagnose/explaining": ["report", "render", "measure", "explain", "__init__"],
+    "diagnose/watching": [
+        *("histogram", "wiring", "doors", "taps", "snapshot", "watch", "plots", "scale_plot", "summaries", "__init__"),
+    ],
+    "diagnose/blaming": ["report", "verdict", "blame", "__init__"],
+    "diagnose/advising": ["gemm", "flops", "calls", "gpus", "advice", "text", "roofline", "advise", "__init__"],
+    "diagnose/profiling": ["kernels", "profiled", "nsight", "mxnet_trace", "text", "picture", "profile", "__init__"],
+    "diagnose": ["load", "__init__"],
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
-WITHOUT_MXNET = ["files", "policy", "precision/rules", "step/scaler", "step/phase", "step/refusals", "diagnose/render"]
+WITHOUT_MXNET = ["files", "policy", "precision/rules"]
+WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
+WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot", "plots")]
+WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice", "text", "roofline")]
+WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "profiled", "nsight", "mxnet_trace", "text")]
+WITHOUT_MXNET += ["diagnose/explaining/render"]
 LONGEST = 300
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 

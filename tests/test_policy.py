@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import mxnet as mx
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from mxnet import gluon
 
+import mxmp
 from mxmp import Policy
 from mxmp.policy import as_policy
 
@@ -68,10 +71,45 @@ def test_a_policy_with_every_field_away_from_its_default_survives_the_round_trip
         ("norm=compute", Policy(norm="compute")),
         ("params=None, compute=bfloat16,", Policy("bfloat16")),
         ("exclude=*head*;*stem*", Policy(exclude=("*head*", "*stem*"))),
+        ("float16-fast", Policy(norm="compute")),
+        ("bfloat16-safe", Policy("bfloat16", norm="float32")),
+        ("float16-fast, exclude=*head*", Policy(norm="compute", exclude=("*head*",))),
+        ("float16-fast,norm=float32", Policy()),
     ],
 )
 def test_strings_that_people_write_parse(text, policy):
     assert Policy.parse(text) == policy
+
+
+def test_recipes_are_policies_with_a_name_that_print_as_a_table():
+    recipes = Policy.recipes()
+    assert list(recipes) == ["float16", "float16-fast", "bfloat16", "bfloat16-safe"]
+    for name, policy in recipes.items():
+        assert as_policy(name) == policy == Policy.parse(str(policy))
+        assert f"{name} " in str(recipes)
+        assert f" {policy} " in str(recipes)
+    assert recipes["float16"] == Policy()
+    assert str(recipes["float16-fast"]) == "compute=float16,norm=compute"
+    recipes["float16"] = None
+    assert Policy.recipes()["float16"] == Policy()
+
+
+def test_the_name_of_a_recipe_is_no_dtype_and_the_error_says_how_to_get_it():
+    with pytest.raises(ValueError, match=r"compute='float16-fast'.*Policy\.parse\('float16-fast'\)"):
+        Policy("float16-fast")
+
+
+@pytest.mark.parametrize("door", [mxmp.convert, mxmp.cast_symbol, mxmp.Module, mxmp.explain])
+def test_every_door_takes_a_recipe_and_lists_them_where_it_knows_none(door):
+    x = mx.sym.Variable("x", dtype="float32")
+    symbol = mx.sym.FullyConnected(mx.sym.BatchNorm(mx.sym.FullyConnected(x, num_hidden=4)), num_hidden=2)
+    target = gluon.SymbolBlock(symbol, x) if door is mxmp.convert else symbol
+    extra = {"data_names": ["x"], "label_names": None} if door is mxmp.Module else {}
+    with pytest.raises(ValueError, match=r"'fp16' is no recipe; there are float16, float16-fast, bfloat16"):
+        door(target, policy="fp16", **extra)
+    found = door(target, policy="float16-fast", **extra)
+    if door is mxmp.explain:
+        assert {n.op: n.dtype for n in found.nodes}["BatchNorm"] == "float16"
 
 
 def test_a_policy_is_frozen():
@@ -124,11 +162,13 @@ def test_fields_that_contradict_each_other_are_refused(fields, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("float8", "compute.*float8.*float16"),
+        ("float8", "'float8' is no recipe.*float16-fast.*bfloat16.*compute.*exclude"),
+        ("fast,norm=compute", "'fast' is no recipe.*float16-fast"),
         ("speed=high", "speed=high.*compute.*exclude"),
         ("norm=compute,norm=float32", "norm.*twice"),
         ("compute=float16,compute", "compute.*FIELD=VALUE"),
-        ("", "compute"),
+        ("", "'' is no recipe.*float16.*compute"),
+        (" , ", "is no recipe"),
         (7, "string.*int"),
     ],
 )
@@ -143,5 +183,5 @@ def test_as_policy_takes_names_strings_and_policies_and_adds_patterns():
     policy = Policy(output="compute", exclude=["a", "b"], full_ops=["dot"])
     assert as_policy(policy) is policy
     assert as_policy(policy, ["b", "c"]) == dataclasses.replace(policy, exclude=("a", "b", "c"))
-    with pytest.raises(ValueError, match=r"float16.*mxmp\.Policy.*None"):
+    with pytest.raises(ValueError, match=r"float16-fast.*mxmp\.Policy.*None"):
         as_policy(None)

@@ -28,6 +28,18 @@ def devices(num_gpus: Optional[int]) -> List[mx.Context]:
     return [mx.gpu(i) for i in range(wanted)] or [mx.cpu()]
 
 
+def policy_for(options: argparse.Namespace, context: mx.Context) -> Any:
+    """What `convert` and `Module` take: `--policy`; without it the recipe of `--dtype`, on a GPU the fast one.
+
+    There the casts around BatchNorm would move nearly as many bytes as all layers write, and cuDNN's BatchNorm
+    computes its statistics in FP32 from float16 data as well.
+    """
+    if options.policy is not None:
+        return options.policy
+    fast = options.dtype == "float16" and context.device_type == "gpu"
+    return "float16-fast" if fast else options.dtype
+
+
 def build_network(options: argparse.Namespace, contexts: List[mx.Context]) -> HybridBlock:
     """The FP32 network with its weights, tried on one black image."""
     net = _create(options)

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import List, NoReturn, Optional, Sequence, Union
 
+import mxmp
+
 from .errors import UserError
 
 
@@ -52,6 +54,12 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--model", required=True, help="a GluonCV classification network")
     group.add_argument("--use-pretrained", action="store_true", help="start from GluonCV's weights")
     group.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    group.add_argument(
+        "--policy",
+        default=None,
+        help="a policy of that dtype, such as float16 or compute=float16,norm=compute, or a plan (.json) that "
+        "python -m mxmp tune wrote; when not given: float16-fast for float16 on a GPU, otherwise the dtype's own",
+    )
     group.add_argument(
         "--loss-scale",
         type=_loss_scale,
@@ -123,9 +131,24 @@ def _add_files(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--explain", action="store_true", help="print what precision each layer got")
 
 
+def _policy(options: argparse.Namespace) -> Union[mxmp.Policy, mxmp.Plan, None]:
+    """What `--policy` says, which must be for `--dtype`."""
+    if options.policy is None:
+        return None
+    try:
+        plan = mxmp.Plan.load(options.policy) if options.policy.endswith(".json") else None
+        policy = plan.policy if plan else mxmp.Policy.parse(options.policy)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--policy {options.policy}: {error}") from None
+    if policy.compute != options.dtype:
+        raise UserError(f"--policy {options.policy} is for --dtype {policy.compute}, not {options.dtype}")
+    return plan or policy
+
+
 def parse_options(description: str, arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """The options, checked against each other."""
     options = make_parser(description).parse_args(arguments)
+    options.policy = _policy(options)
     if options.loss_scale is None:
         options.loss_scale = "dynamic" if options.dtype == "float16" else "none"
     if options.warmup_epochs >= options.num_epochs and options.warmup_epochs > 0:

@@ -1,6 +1,44 @@
-"""Looking inside: what a conversion decided, and why."""
+"""Looking inside: what a conversion decided, and why; what trains; what a GPU can make of it, and what it made."""
 
-from .explain import Explanation, explain
-from .report import GraphReport
+from .advising.advise import Advice, advise
+from .advising.roofline import plot_roofline
+from .blaming.blame import blame
+from .blaming.report import Blame, Range
+from .explaining.explain import Explanation, explain
+from .explaining.report import GraphReport
+from .load import load
+from .profiling.picture import plot_profile
+from .profiling.profile import Profile, profile
+from .watching.histogram import Histogram
+from .watching.plots import plot_histograms, plot_steps
+from .watching.scale_plot import plot_loss_scale
+from .watching.snapshot import Snapshot, TensorReport
+from .watching.summaries import ScaleHandler, SummaryLog, log_scale
+from .watching.watch import Watch, watch
 
-__all__ = ["Explanation", "GraphReport", "explain"]
+__all__ = [
+    "Advice",
+    "Blame",
+    "Explanation",
+    "GraphReport",
+    "Histogram",
+    "Profile",
+    "Range",
+    "ScaleHandler",
+    "Snapshot",
+    "SummaryLog",
+    "TensorReport",
+    "Watch",
+    "advise",
+    "blame",
+    "explain",
+    "load",
+    "log_scale",
+    "plot_histograms",
+    "plot_loss_scale",
+    "plot_profile",
+    "plot_roofline",
+    "plot_steps",
+    "profile",
+    "watch",
+]

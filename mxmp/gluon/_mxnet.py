@@ -60,6 +60,28 @@ def copied(block: HybridBlock) -> HybridBlock:
     return clone
 
 
+def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
+    """What a call of the block's class hands on to the block's graph, None where it asks for none."""
+    if not overrides_forward(block):
+        return args
+    clone = copied(block)
+
+    def note(*given: Any) -> None:
+        raise _GraphCalledError(given)
+
+    clone._active = True
+    clone.__dict__["_call_cached_op"] = note
+    try:
+        forward(clone, args)
+    except _GraphCalledError as call:
+        return call.args[0]
+    return None
+
+
+class _GraphCalledError(Exception):
+    """A block's graph is called, with these arguments."""
+
+
 def trace(clone: HybridBlock, args: tuple) -> None:
     """Make the FP32 graph of what ``copied`` gave, for arguments of this structure; runs the user's code."""
     if isinstance(clone, SymbolBlock):
@@ -115,11 +137,6 @@ def forward(block: HybridBlock, args: tuple) -> Any:
     return type(block).forward(block, *args)
 
 
-def hybrid_forward(block: HybridBlock, args: tuple) -> Any:
-    """As ``HybridBlock``, whatever a subclass made of ``forward``."""
-    return HybridBlock.forward(block, *args)
-
-
 def overrides_forward(block: Block) -> bool:
     """Whether its class has a ``forward`` of its own, which need not ask for a graph, or may for other arguments."""
     return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
@@ -130,8 +147,18 @@ def monitor(block: HybridBlock) -> tuple | None:
     return (block._callback, block._monitor_all) if block._callback else None
 
 
+def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
+    """As ``register_op_hook``, for this block alone; None undoes it."""
+    block._callback, block._monitor_all = monitor or (None, False)
+
+
+# A backward may come after its operator is gone, and calls what was registered.
+_registered: list = []
+
+
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
     op._register_op_hook(callback, monitor_all)
+    _registered.append(op._monitor_callback)
 
 
 def cached_op(block: HybridBlock) -> Any:
@@ -212,6 +239,19 @@ def is_deferred(param: Parameter) -> bool:
 def arrays(param: Parameter) -> list[NDArray]:
     """What computes, one array per context, of any storage; none before initialization."""
     return list(param._data or ())
+
+
+def with_gradients(param: Parameter) -> list[tuple[NDArray, NDArray]]:
+    """What computes beside its gradient, by context; none where no gradient is asked for.
+
+    Raises
+    ------
+    RuntimeError, DeferredInitializationError
+        It is not initialized yet.
+    """
+    if param._grad is None:
+        return list(zip(param._data or (), param.list_grad())) if param.grad_req != "null" else []
+    return list(zip(param._data, param._grad))
 
 
 def data(param: Parameter) -> NDArray:

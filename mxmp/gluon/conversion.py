@@ -11,12 +11,14 @@ from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Constant, Parameter
+from mxnet import autograd
+from mxnet.gluon import Constant, HybridBlock, Parameter
 
 from ..policy import Policy
 from ..precision.graph import Graph
 from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
+from ..precision.traffic import RemedyLog
 from ..step.gradients import Gradient
 from . import _mxnet
 from .expected import Expected
@@ -31,6 +33,7 @@ __all__ = [
     "join",
     "leave",
     "statistics_of",
+    "tracing",
 ]
 
 # Held while a graph is made: nets of several conversions may share blocks and Parameters.
@@ -41,6 +44,16 @@ _local = threading.local()
 def is_tracing() -> bool:
     """Whether this thread makes the graph of a converted block, whose children may be called with Symbols."""
     return getattr(_local, "tracing", False)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """While a block is being traced by mxmp, its children may be called with Symbols, converted or not."""
+    before, _local.tracing = is_tracing(), True
+    try:
+        yield
+    finally:
+        _local.tracing = before
 
 
 def conversions_of(params: Iterable[Parameter]) -> list[Conversion]:
@@ -90,15 +103,20 @@ def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
 
 
 class Conversion:
-    """The policy, and how parameters are stored.
+    """The policy, or the plan, and how parameters are stored.
 
     ``expected``: what its first graphs are held to. ``blocks``: those that are converted so. ``full``: names of
     parameters that code outside the graphs reads and that therefore stay FP32.
     """
 
-    def __init__(self, policy: Policy, expected: Expected, full: Collection[str] = ()) -> None:
+    def __init__(
+        self, policy: Policy, expected: Expected, full: Collection[str] = (), plan: Plan | None = None
+    ) -> None:
         self.policy = policy
+        self.plan = plan
+        self._fits = False
         self.expected = expected
+        self.remedies = RemedyLog()
         self.full = frozenset(full)
         self.statistics: dict[str, Parameter] = {}
         self.blocks: weakref.WeakSet = weakref.WeakSet()
@@ -115,19 +133,22 @@ class Conversion:
         """A block of this net runs in training mode."""
         _last_forward[self] = next(_forwards)
 
-    @contextmanager
-    def trace(self) -> Iterator[None]:
-        """While a block of a converted net is being traced, its children may be called with Symbols."""
-        before, _local.tracing = is_tracing(), True
-        try:
-            yield
-        finally:
-            _local.tracing = before
-
     def build(
-        self, symbol: mx.sym.Symbol, params: dict[str, Parameter], device: str, grad_req: Mapping[str, str]
+        self,
+        block: HybridBlock,
+        symbol: mx.sym.Symbol,
+        params: dict[str, Parameter],
+        device: str,
+        grad_req: Mapping[str, str],
     ) -> tuple[Graph, Plan]:
-        """The graph that runs, and parameters stored as it wants them. The first graph decides, of any net."""
+        """The graph that runs, and parameters stored as it wants them. The first graph decides, of any net.
+
+        Raises
+        ------
+        ValueError
+            The plan is of another net. It must be of the net's own graph, in the mode that it was tuned for;
+            other graphs (of the other mode, of a part) follow it where they have the same operators.
+        """
         self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
         _check_dtypes(params.values())
         decided = {name: found for name, p in params.items() if (found := self._storage_of(p)) is not None}
@@ -138,7 +159,9 @@ class Conversion:
             parameters={n for n in params if n not in decided and n not in fixed},
             stored_low={n for n, low in decided.items() if low},
             grad_req=grad_req,
+            whole=self._must_fit(block),
         )
+        self._fits = self._fits or self._must_fit(block)
         for name, param in params.items():
             if self._stored.setdefault(name, decided.get(name, name in plan.low_variables)):
                 store_low(param, self.policy.compute)
@@ -156,10 +179,11 @@ class Conversion:
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self._stored)}
         if not shared:
-            return low_graph(graph, self.policy, device, **storage)
+            return low_graph(graph, self.plan or self.policy, device, **storage)
         if self.policy.compute == "float16":
             # As if this net stored it: every operator that reads it must read float16.
-            asked, new = replace(self.policy, params="float16"), new if stores else set()
+            policy, new = replace(self.policy, params="float16"), new if stores else set()
+            asked = replace(self.plan, policy=policy) if self.plan else policy
             trial = {**storage, "parameters": new | shared, "stored_low": low - shared}
             wanted = low_graph(graph, asked, device, **trial)[1]
             shared -= wanted.low_variables
@@ -170,6 +194,11 @@ class Conversion:
             f"Parameter {min(shared)!r} is shared with a net that was converted to store it in float16, and here "
             f"({self.policy}) it is read in another dtype: convert both nets with params='float32'"
         )
+
+    def _must_fit(self, block: HybridBlock) -> bool:
+        if self.plan is None or self._fits or not self.expected.is_root(block):
+            return False
+        return self.plan.tuned is None or self.plan.tuned.training == autograd.is_training()
 
     def _storage_of(self, param: Parameter) -> bool | None:
         """Whether a graph of any of the parameter's nets stored it low, None where none has been made."""

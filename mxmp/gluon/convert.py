@@ -12,9 +12,10 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block, HybridBlock, Parameter
 
-from ..policy import Policy, as_policy
+from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.devices import device_of
+from ..precision.plan import Plan, read_policy
 from . import _mxnet
 from .conversion import Conversion, join, leave
 from .expected import Expected
@@ -25,7 +26,7 @@ __all__ = ["convert", "restore"]
 
 
 def convert(
-    net: Block, policy: str | Policy = "float16", *, exclude: Iterable[str] | Callable[[str, Block], bool] = ()
+    net: Block, policy: str | Policy | Plan = "float16", *, exclude: Iterable[str] | Callable[[str, Block], bool] = ()
 ) -> Block:
     """Make ``net`` compute in low precision where that is safe, in place; returns ``net``.
 
@@ -38,8 +39,8 @@ def convert(
     ----------
     net : mxnet.gluon.Block
         A HybridBlock, a SymbolBlock, or a Block whose outermost hybrid children are converted.
-    policy : str or Policy
-        ``"float16"``, ``"bfloat16"``, a policy string or a Policy.
+    policy : str, Policy or Plan
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, or a Plan of this net (``mxmp.tune``).
     exclude : iterable of str, or callable
         Patterns of nodes or blocks to keep in FP32, added to the policy's; a block that cannot be traced
         then runs as Python. Or a filter ``(name, block) -> bool``: its blocks run as Python, in FP32,
@@ -51,24 +52,26 @@ def convert(
         ``net`` is no Block.
     ValueError
         The policy cannot hold, there is nothing to convert, or parameters are not FP32. The net
-        stays as it was.
+        stays as it was. Where a Plan is of another net, its first call says so.
     """
-    policy = as_policy(policy, () if callable(exclude) else exclude)
+    if callable(exclude) and isinstance(policy, Plan):
+        raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")
+    asked, plan = read_policy(policy, () if callable(exclude) else exclude)
     if not isinstance(net, Block):
         hint = ": for a Symbol use mxmp.cast_symbol" if isinstance(net, mx.sym.Symbol) else ""
         raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{hint}")
-    python, outside = _left_as_python(net, exclude if callable(exclude) else _named_by(policy))
+    python, outside = _left_as_python(net, exclude if callable(exclude) else _named_by(asked))
     blocks = [block for block in hybrid_blocks(net) if id(block) not in outside]
     if not any(id(block) not in python for block in blocks):
         why = "the filter excludes every one" if python else "only those have a graph to rewrite"
         raise ValueError(f"nothing to convert: {type(net).__name__} {net.name!r} holds no HybridBlock ({why})")
     params = list(net.collect_params().values())
-    _check_parameters(params, policy)
-    if _is_converted_so(net, blocks, policy, python):
+    _check_parameters(params, asked, plan)
+    if _is_converted_so(net, blocks, asked, plan, python):
         return net
     _release(net, _whole(net)[0])
     full = [p.name for block in hybrid_blocks(net) if id(block) in python | outside for p in block.params.values()]
-    conversion = Conversion(policy, _expected(net, policy, python, outside), full)
+    conversion = Conversion(asked, _expected(net, asked, python, outside), full, plan)
     for param in params:
         join(param, conversion)
     for block in blocks:
@@ -118,10 +121,12 @@ def _release(net: Block, conversions: list[Conversion]) -> None:
         leave(param, conversions)
 
 
-def _is_converted_so(net: Block, blocks: list[HybridBlock], policy: Policy, python: set[int]) -> bool:
+def _is_converted_so(
+    net: Block, blocks: list[HybridBlock], policy: Policy, plan: Plan | None, python: set[int]
+) -> bool:
     """Whether one conversion of ``net`` alone already does what is asked."""
     whole, parts = _whole(net)
-    if len(whole) != 1 or parts or whole[0].policy != policy:
+    if len(whole) != 1 or parts or (whole[0].policy, whole[0].plan) != (policy, plan):
         return False
     owners = {id(block): owner for block, hook in hooks(net) for owner in hook.owners}
     return owners.keys() == {id(block) for block in blocks} and all(
@@ -176,7 +181,7 @@ def _expected(net: Block, policy: Policy, python: set[int], outside: set[int]) -
     return Expected(net.name, roots(net), patterns)
 
 
-def _check_parameters(params: list[Parameter], policy: Policy) -> None:
+def _check_parameters(params: list[Parameter], policy: Policy, plan: Plan | None) -> None:
     for param in params:
         if isinstance(param, LowParameter):
             continue
@@ -187,4 +192,6 @@ def _check_parameters(params: list[Parameter], policy: Policy) -> None:
             )
         for ctx in _mxnet.contexts(param):
             check_policy(policy, device_of(ctx))
+            if plan is not None and plan.device != device_of(ctx):
+                raise ValueError(f"the plan was made for a {plan.device}, and {param.name!r} is on {ctx}: tune there")
     check_policy(policy, "cpu")

@@ -17,9 +17,14 @@ class Expected:
 
     def __init__(self, net: str, roots: Iterable[HybridBlock], patterns: Iterable[str]) -> None:
         self._net = net
-        self._waiting = {id(block) for block in roots}
+        self._roots = frozenset(id(block) for block in roots)
+        self._waiting = set(self._roots)
         self._unmatched = dict.fromkeys(patterns)
         self._any_low = False
+
+    def is_root(self, block: HybridBlock) -> bool:
+        """Whether its graph is one of the net's own, not of a part of one."""
+        return id(block) in self._roots
 
     def note(self, block: HybridBlock, plan: Plan) -> None:
         """A graph of ``block`` follows ``plan``."""
@@ -27,7 +32,8 @@ class Expected:
             return
         self._waiting.discard(id(block))
         self._unmatched = {pattern: None for pattern in self._unmatched if pattern in plan.unmatched}
-        self._any_low = self._any_low or plan.num_low > 0
+        # A tuned plan without low operators says that FP32 is faster.
+        self._any_low = self._any_low or plan.num_low > 0 or plan.tuned is not None
         if self._waiting:
             return
         if not self._any_low:

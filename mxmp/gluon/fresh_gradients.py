@@ -26,9 +26,7 @@ def fresh_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Up
     """
     found = []
     for index, param in enumerate(params):
-        if param.grad_req == "null":
-            continue
-        for device, (data, grad) in enumerate(zip(_mxnet.arrays(param), param.list_grad())):
+        for device, (data, grad) in enumerate(_mxnet.with_gradients(param)):
             if _mxnet.is_fresh(data):
                 found.append(Update(index, device, param.name, data, grad))
             elif not ignore_stale:
@@ -43,16 +41,14 @@ def fresh_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Up
 def clear_stale(params: Sequence[Parameter]) -> None:
     """Where only some devices ran a parameter, zero what the others hold: it is no part of the sum."""
     for param in params:
-        if param.grad_req != "null":
-            fresh = [_mxnet.is_fresh(data) for data in _mxnet.arrays(param)]
-            if any(fresh) and not all(fresh):
-                for grad in (g for g, ok in zip(param.list_grad(), fresh) if not ok):
-                    grad[:] = 0
+        pairs = _mxnet.with_gradients(param)
+        fresh = [_mxnet.is_fresh(data) for data, _ in pairs]
+        if any(fresh) and not all(fresh):
+            for grad in (g for (_, g), ok in zip(pairs, fresh) if not ok):
+                grad[:] = 0
 
 
-def forget(params: Sequence[Parameter]) -> None:
-    """Call every gradient stale."""
-    for param in params:
-        if param.grad_req != "null":
-            for data in _mxnet.arrays(param):
-                _mxnet.mark_stale(data)
+def forget(updates: Sequence[Update]) -> None:
+    """Call their gradients stale."""
+    for update in updates:
+        _mxnet.mark_stale(update.weight)

@@ -16,9 +16,9 @@ from mxnet.ndarray import NDArray
 from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
 from ..precision.plan import Plan
 from . import _mxnet
-from .conversion import Conversion
+from .conversion import Conversion, tracing
 
-__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing"]
+__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing", "traced_alone"]
 
 
 class GraphKey(NamedTuple):
@@ -49,12 +49,11 @@ class BuiltGraph(NamedTuple):
     op: _LowOp
     plan: Plan
     shapes: dict[str, tuple]
-    params: list[Parameter]
-    grad_req: list[str]
+    asked: list[tuple[Parameter, str]]
 
     def is_current(self) -> bool:
         """Whether the same is asked of the parameters' gradients ("write", "add" or "null") as when it was built."""
-        return self.grad_req == [param.grad_req for param in self.params]
+        return all(param.grad_req == request for param, request in self.asked)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
         """What the block returns for flat inputs; ``monitor`` is told of every operator's outputs."""
@@ -81,26 +80,58 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     UntraceableError
         The user's code fails on Symbols.
     """
-    clone = _mxnet.copied(block)
-    with conversion.trace():
-        try:
-            _mxnet.trace(clone, args)
-        except Exception as error:
-            found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
-            raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error
+    with tracing():
+        clone = _trace(block, args)
         traced = _mxnet.built(clone, args)
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
     asked = {name: param.grad_req for name, param in params.items()}
-    graph, plan = conversion.build(symbol, params, device, asked)
+    graph, plan = conversion.build(block, symbol, params, device, asked)
     conversion.expected.note(block, plan)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
     shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-    return BuiltGraph(
-        traced._replace(answer=_kinds(traced.answer)), op, plan, shapes, list(params.values()), list(asked.values())
-    )
+    conversion.remedies.note(block.name, symbol, plan, shapes)
+    traced = traced._replace(answer=_kinds(traced.answer))
+    return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()])
+
+
+def traced_alone(
+    block: HybridBlock, args: tuple, training: bool
+) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
+    """The FP32 graph of a block, its inputs and its parameters by name; the block stays as it is, shapes unknown.
+
+    Raises
+    ------
+    ValueError
+        The user's code fails on Symbols.
+    """
+    try:
+        with tracing(), autograd.train_mode() if training else autograd.predict_mode():
+            data, symbol = _mxnet.traced(_trace(block, args)).graph
+    except UntraceableError as error:
+        raise ValueError(
+            f"{error.blocks[-1].name!r} cannot be traced, so it has no graph to plan: {error.reason}"
+        ) from error
+    flat = [array for array in _mxnet.flatten(args)[0] if array is not None]
+    given = {variable.name: array for variable, array in zip(data, flat)}
+    names = set(symbol.list_inputs())
+    params = {name: param for name, param in block.collect_params().items() if name in names}
+    return symbol, {name: array for name, array in given.items() if name in names}, params
+
+
+def _trace(block: HybridBlock, args: tuple) -> HybridBlock:
+    """Another block, with the graph."""
+    clone = _mxnet.copied(block)
+    try:
+        # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
+        with mx.name.NameManager():
+            _mxnet.trace(clone, args)
+    except Exception as error:
+        found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
+        raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error
+    return clone
 
 
 _pushing = threading.RLock()
@@ -134,7 +165,7 @@ class _LowOp:
         position = {name: i for i, name in enumerate(given)}
         fed = [*data, SCALE_NAME]
         self._order = [position.get(name) for name in names]
-        self._low = low
+        self.symbol = low
         self._flags = [
             ("data_indices", [i for i, name in enumerate(names) if name in fed]),
             ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
@@ -142,6 +173,7 @@ class _LowOp:
         ]
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
+        self._monitored: dict[tuple, mx.nd.CachedOp] = {}
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         if None in self._order:
@@ -151,10 +183,13 @@ class _LowOp:
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None, scale: NDArray | None = None) -> Any:
         given = [scale if i is None else inputs[i] for i in self._order]
         with pushing():
-            op = self._operator()
-            if monitor is not None:
-                _mxnet.register_op_hook(op, *monitor)
+            op = self._operator() if monitor is None else self._told(monitor)
             return op(*given)
+
+    def forget(self, monitor: tuple) -> None:
+        """Let go of what calls with ``monitor`` left here."""
+        for key in [key for key in list(self._monitored) if key[1] == monitor]:
+            self._monitored.pop(key, None)
 
     def _operator(self) -> mx.nd.CachedOp:
         if not autograd.is_recording():
@@ -164,8 +199,17 @@ class _LowOp:
             self._own.op = self._make()
         return self._own.op
 
+    def _told(self, monitor: tuple) -> mx.nd.CachedOp:
+        """One that tells ``monitor`` of every operator: not with static memory, where MXNet tells of few."""
+        key = (threading.get_ident(), monitor)
+        if key not in self._monitored:
+            flags = [(name, value) for name, value in self._flags if not name.startswith("static_")]
+            self._monitored[key] = mx.nd.CachedOp(copy.copy(self.symbol), flags)
+            _mxnet.register_op_hook(self._monitored[key], *monitor)
+        return self._monitored[key]
+
     def _make(self) -> mx.nd.CachedOp:
-        return mx.nd.CachedOp(copy.copy(self._low), self._flags)
+        return mx.nd.CachedOp(copy.copy(self.symbol), self._flags)
 
 
 def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Sequence
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
-from mxnet.ndarray import NDArray
 
-from ..precision.graph import Graph, Node
-from ..precision.heads import may_have_heads, refuse_unscaled_heads, writes_own_gradient
+from ..precision.graph import Node
+from ..precision.heads import has_heads, refuse_unscaled_heads
+from ..precision.record import Record
 from . import _mxnet
 from .hook import hook_of
 
@@ -24,34 +23,30 @@ __all__ = ["refuse_heads"]
 _OPAQUE = "_CachedOp"
 
 
-def refuse_heads(losses: Sequence[NDArray], scale: float) -> None:
-    """Raise ``ValueError`` where ``losses`` come from a loss head that ``scale`` would not reach, seen or hidden."""
+def refuse_heads(record: Record, scale: float) -> None:
+    """Raise ``ValueError`` where losses come from a loss head that ``scale`` would not reach, seen or hidden."""
     if scale != 1.0:
-        refuse_unscaled_heads(losses, scale)
-        _refuse_opaque_heads(losses, scale)
+        refuse_unscaled_heads(record, scale)
+        _refuse_opaque_heads(record, scale)
 
 
-def _refuse_opaque_heads(losses: Sequence[NDArray], scale: float) -> None:
-    """Raise ``ValueError`` where ``losses`` may come from a loss head inside a plain hybridized block.
+def _refuse_opaque_heads(record: Record, scale: float) -> None:
+    """Raise ``ValueError`` where losses may come from a loss head inside a plain hybridized block.
 
     A block with parameters is recognised by them, one without by its number of inputs only: where such a
     block is alive, another with as many inputs is refused with it. Costs about a millisecond, and nothing
     where no hybridized block was recorded.
     """
-    symbols = [mx.autograd.get_symbol(loss) for loss in losses]
-    if not any(f'"{_OPAQUE}"' in symbol.tojson(remove_amp_cast=False) for symbol in symbols):
+    if _OPAQUE not in record.operators:
         return
     blocks = [block for block in _live_blocks() if _has_bare_head(block)]
-    if not blocks:
-        return
-    for symbol in symbols:
-        for node in Graph.from_symbol(symbol).nodes():
-            for block in blocks:
-                if node.op == _OPAQUE and _may_be(node, block):
-                    raise ValueError(
-                        f"{block.name!r} is hybridized and ends in a loss head that ignores the loss scale {scale:g}, "
-                        f"by which the update would divide: mxmp.convert({block.name}), or use loss_scale=None"
-                    )
+    for node in record.nodes() if blocks else ():
+        for block in blocks:
+            if node.op == _OPAQUE and _may_be(node, block):
+                raise ValueError(
+                    f"{block.name!r} is hybridized and ends in a loss head that ignores the loss scale {scale:g}, "
+                    f"by which the update would divide: mxmp.convert({block.name}), or use loss_scale=None"
+                )
 
 
 _known: weakref.WeakSet[HybridBlock] = weakref.WeakSet()
@@ -83,8 +78,7 @@ def _has_bare_head(block: HybridBlock) -> bool:
         return False
     symbol = _mxnet.traced(block).graph[1]
     if _heads.get(block, (0, False))[0] != id(symbol):
-        nodes = Graph.from_symbol(symbol).nodes() if may_have_heads(symbol) else ()
-        _heads[block] = (id(symbol), any(writes_own_gradient(node) for node in nodes))
+        _heads[block] = (id(symbol), has_heads(symbol))
     return _heads[block][1]
 
 

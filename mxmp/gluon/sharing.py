@@ -9,8 +9,8 @@ import weakref
 from typing import Any, Sequence
 
 import mxnet as mx
-from mxnet.ndarray import NDArray
 
+from ..precision.record import Record
 from ..step.phase import Event, Phase
 from . import _mxnet
 from .opaque_heads import refuse_heads
@@ -25,7 +25,7 @@ def join(trainer: Any) -> None:
     _trainers.add(trainer)
 
 
-def begin_backward(trainer: Any, losses: Sequence[NDArray]) -> None:
+def begin_backward(trainer: Any, record: Record) -> None:
     """Tell every trainer that this backward serves: all that were given the same scaler object.
 
     Raises
@@ -36,11 +36,11 @@ def begin_backward(trainer: Any, losses: Sequence[NDArray]) -> None:
         One of them has looked at its gradients and not stepped, or the backward would write gradients
         that a trainer with another scaler has yet to apply. No gradient has been written.
     """
-    refuse_heads(losses, trainer.loss_scale)
+    refuse_heads(record, trainer.loss_scale)
     step = trainer._step
     others = [t for t in list(_trainers) if t is not trainer]
     peers = [trainer, *(t for t in others if step and t._step and t._step.group is step.group)]
-    _refuse_overwriting([t for t in others if t not in peers and t._progress.phase is not Phase.READY], losses)
+    _refuse_overwriting([t for t in others if t not in peers and t._progress.phase is not Phase.READY], record)
     for peer in peers:
         peer._progress.check(Event.BACKWARD, trainer.loss_scale)
     for peer in peers:
@@ -49,14 +49,13 @@ def begin_backward(trainer: Any, losses: Sequence[NDArray]) -> None:
     trainer._state.group.note_backward()
 
 
-def _refuse_overwriting(waiting: Sequence[Any], losses: Sequence[NDArray]) -> None:
+def _refuse_overwriting(waiting: Sequence[Any], record: Record) -> None:
     """Costs nothing while no other trainer stands between a backward and its step."""
     if not waiting:
         return
-    reached = {name for loss in losses for name in mx.autograd.get_symbol(loss).list_inputs()}
     trained = [param for trainer in waiting for param in trainer._params if param.grad_req != "null"]
     for param in trained:
-        if any(mx.autograd.get_symbol(array).name in reached for array in _mxnet.arrays(param)):
+        if any(mx.autograd.get_symbol(array).name in record.leaves for array in _mxnet.arrays(param)):
             raise RuntimeError(
                 f"this backward reaches {param.name!r}, whose gradient another mxmp.Trainer has scaled and not "
                 "applied: step that trainer first, or give both the same scaler object "

@@ -11,6 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from ..precision.heads import check_loss, head_gradient, heads_scaled_by
+from ..precision.record import Record
 from ..step import gradients as grads
 from ..step import states
 from ..step.phase import Event, Phase, Progress
@@ -117,8 +118,9 @@ class Trainer(StepView, gluon.Trainer):
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
-        with heads_scaled_by(self.loss_scale, losses):
-            begin_backward(self, losses)
+        record = Record(losses)
+        with heads_scaled_by(self.loss_scale, record):
+            begin_backward(self, record)
             with pushing():
                 autograd.backward(losses, heads, retain_graph=retain_graph)
 
@@ -135,8 +137,9 @@ class Trainer(StepView, gluon.Trainer):
         losses: list[NDArray] = [loss] if single else list(loss)
         for item in losses:
             check_loss(item, self.loss_scale)
-        with heads_scaled_by(self.loss_scale, losses):
-            begin_backward(self, losses)
+        record = Record(losses)
+        with heads_scaled_by(self.loss_scale, record):
+            begin_backward(self, record)
             with autograd.record(train_mode=autograd.is_training()):
                 scaled = [item * self.loss_scale for item in losses]
             yield scaled[0] if single else scaled
@@ -233,7 +236,7 @@ class Trainer(StepView, gluon.Trainer):
         """
         states.load(fname, self._state, self._updaters, [weight_of(param) for param in self._params], self._contexts)
         self._progress = Progress()  # gradients of before belong to another scale
-        fresh.forget(self._params)
+        fresh.forget(fresh.fresh_updates(list(filter(_mxnet.is_initialized, self._params)), ignore_stale=True))
 
     # -- inside -------------------------------------------------------------------------------------
 
@@ -286,9 +289,10 @@ class Trainer(StepView, gluon.Trainer):
 
         try:
             if updates:
-                self._state.run([update.gradient for update in updates], apply, self._watch_statistics())
+                statistics = self._statistics if self._progress.phase is not Phase.READY else self._watch_statistics()
+                self._state.run([u.gradient for u in updates], apply, statistics, unscaled=self._progress.unscaled)
         finally:
-            fresh.forget(self._params)
+            fresh.forget(updates)
             self._progress = Progress()
             self._last_update = forwards_so_far()
 

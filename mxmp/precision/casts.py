@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from .graph import Entry, Graph, Node
@@ -98,10 +99,10 @@ def strip(graph: Graph) -> Graph:
 
 
 def replace_operator(node: Node, op: str, **attrs: str) -> None:
-    """Compute a node of the user's by another operator, in place; ``strip`` undoes it."""
-    node.attrs[_REPLACED] = " ".join([node.op, *attrs])
+    """Compute a node of the user's by another operator, with these parameters, in place; ``strip`` undoes it."""
+    hidden = {name: value for name, value in node.attrs.items() if _is_hidden(name)}
+    node.attrs = {**hidden, **attrs, _REPLACED: json.dumps([node.op, node.attrs])}
     node.op = op
-    node.attrs.update(attrs)
 
 
 def declare_full(graph: Graph) -> None:
@@ -207,6 +208,9 @@ def _restore_dtype(node: Node) -> None:
 
 def _restore_operator(node: Node) -> None:
     if _REPLACED in node.attrs:
-        node.op, *added = node.attrs.pop(_REPLACED).split()
-        for attr in added:
-            del node.attrs[attr]
+        node.op, before = json.loads(node.attrs.pop(_REPLACED))
+        node.attrs = {**before, **{name: value for name, value in node.attrs.items() if _is_hidden(name)}}
+
+
+def _is_hidden(attr: str) -> bool:
+    return attr.startswith("__")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fnmatch import translate
 from types import MappingProxyType
-from typing import Collection, Mapping
+from typing import Collection, Iterator, Mapping
 
 from ..policy import Policy
 from . import _mxnet
@@ -14,11 +14,12 @@ from .plan import Decision, Plan, rule_under
 from .rules import RULES, Kind, Rule, missing_kernel
 from .subgraphs import Body, bodies
 
-__all__ = ["check_policy", "decide"]
+__all__ = ["check_policy", "decide", "may_compute_low"]
 
 # Symbol JSON writes a variable's dtype as MXNet's type code (mshadow/base.h), an operator's as a name.
 _FLOAT32 = ("0", "float32", "None", "-1")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+_UNDECIDED: Mapping[str, Decision] = MappingProxyType({})
 _DENSE = ("0", "-1", "default")
 # Slots that hold trainable weights where no one says which variables are parameters.
 _WEIGHT_SLOTS = {
@@ -53,8 +54,9 @@ def decide(
     stored_low: Collection[str] = (),
     keep_output_names: bool = False,
     foreign: Mapping[str, str] = _NOTHING,
+    decided: Mapping[str, Decision] = _UNDECIDED,
 ) -> Plan:
-    """Plan a graph by the rules alone, in one pass from inputs to heads.
+    """Plan a graph by the rules, in one pass from inputs to heads.
 
     Parameters
     ----------
@@ -72,6 +74,9 @@ def decide(
         Keep heads with several outputs in FP32: a cast cannot carry their output names.
     foreign : mapping of str to str
         Variables that hold no dense FP32 tensor though they do not say so, with the reason.
+    decided : mapping of str to Decision
+        What was decided otherwise, by node name. It holds for operators of that name and type that nothing keeps
+        from the graph's dtypes.
 
     Raises
     ------
@@ -79,29 +84,28 @@ def decide(
         Where the policy cannot hold on the device, or the graph has an operator without a rule.
     """
     check_policy(policy, device)
-    draft = _Draft(policy, device, foreign)
-    excluded = _Patterns(policy.exclude)
-    heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
-    for node in graph.nodes():
-        unwanted = excluded.match(node.name)
-        rule = None if node.is_variable else rule_under(policy, node.op)
-        alien = draft.note_foreign(node, rule)
-        if rule is None:
-            continue
-        fixed = alien or unwanted
-        if node in heads:
-            fixed = fixed or "a head with several outputs keeps its names only without casts"
-        low, why = (False, fixed) if fixed else draft.by_rule(node, rule)
-        draft.rules[node], draft.decisions[node] = rule, Decision(node.op, low, why)
     names = graph.names()
+    excluded = _Patterns(policy.exclude)
+    draft = _Draft(policy, device, foreign)
+    for node, rule, fixed in _operators(graph, draft, excluded, keep_output_names):
+        given = decided.get(names[node])
+        if fixed:
+            decision = Decision(node.op, False, fixed)
+        elif given is not None and given.op == node.op:
+            decision = given
+        else:
+            decision = Decision(node.op, *draft.by_rule(node, rule))
+        draft.rules[node], draft.decisions[node] = rule, decision
     decisions: dict[str, Decision] = {}
     unmatched = set(excluded.unmatched())
     for node, decision in draft.decisions.items():
         decisions[names[node]] = decision
         for body in bodies(node):
             fixed = excluded.match(node.name) or (_STEERS if body.steers else "")
-            inner = _decide_body(body, policy, device, draft, fixed)
-            decisions.update({body.prefix(names[node]) + name: d for name, d in inner.decisions.items()})
+            prefix = body.prefix(names[node])
+            within = {name[len(prefix) :]: d for name, d in decided.items() if name.startswith(prefix)}
+            inner = _decide_body(body, policy, device, draft, fixed, within)
+            decisions.update({prefix + name: d for name, d in inner.decisions.items()})
             unmatched.intersection_update(inner.unmatched)
     low_variables: set[Node] = set()
     if policy.stores_low(device):
@@ -119,10 +123,43 @@ def decide(
 _STEERS = "it decides which way the program goes, or how often: rounding would change that"
 
 
-def _decide_body(body: Body, policy: Policy, device: str, draft: _Draft, fixed: str) -> Plan:
+def may_compute_low(
+    graph: Graph, policy: Policy, device: str, *, keep_output_names: bool = False, slow_too: bool = False
+) -> dict[Node, tuple[Kind, Rule]]:
+    """The operators that nothing keeps in FP32, whatever their neighbours compute in: ``LOW`` or ``FOLLOW``.
+
+    ``slow_too``: see ``missing_kernel``.
+    """
+    draft = _Draft(policy, device, _NOTHING)
+    found: dict[Node, tuple[Kind, Rule]] = {}
+    for node, rule, fixed in _operators(graph, draft, _Patterns(policy.exclude), keep_output_names):
+        kind, _ = draft.kind(node, rule, slow_too)
+        if not fixed and kind in (Kind.LOW, Kind.FOLLOW):
+            found[node] = kind, rule
+    return found
+
+
+def _operators(
+    graph: Graph, draft: _Draft, excluded: _Patterns, keep_output_names: bool
+) -> Iterator[tuple[Node, Rule, str]]:
+    """Every operator with its rule, and what keeps it in FP32 whatever that says."""
+    heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
+    for node in graph.nodes():
+        unwanted = excluded.match(node.name)
+        rule = None if node.is_variable else rule_under(draft.policy, node.op)
+        fixed = draft.note_foreign(node, rule) or unwanted
+        if node in heads:
+            fixed = fixed or "a head with several outputs keeps its names only without casts"
+        if rule is not None:
+            yield node, rule, fixed
+
+
+def _decide_body(
+    body: Body, policy: Policy, device: str, draft: _Draft, fixed: str, decided: Mapping[str, Decision]
+) -> Plan:
     """The plan of a body. Its variables are FP32, unless they get what is not; its parameters are stored as such."""
     foreign = {v.name: draft.foreign[e.node] for v, e in body.outer.items() if e.node in draft.foreign}
-    plan = decide(body.graph, policy, device, parameters=(), foreign=foreign)
+    plan = decide(body.graph, policy, device, parameters=(), foreign=foreign, decided=decided)
     if not fixed:
         return plan
     decisions = {name: Decision(d.op, False, fixed) for name, d in plan.decisions.items()}
@@ -134,7 +171,7 @@ class _Draft:
 
     def __init__(self, policy: Policy, device: str, foreign: Mapping[str, str]) -> None:
         self._given = foreign
-        self._policy = policy
+        self.policy = policy
         self._device = device
         self.rules: dict[Node, Rule] = {}
         self.decisions: dict[Node, Decision] = {}
@@ -142,21 +179,7 @@ class _Draft:
 
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
         """Whether a node that nothing else fixes computes low, and why."""
-        policy = self._policy
-        kind, reason = rule.resolve(node.attrs, policy.compute)
-        if node.op in policy.full_ops:
-            return False, "named in the policy's full_ops"
-        if node.op in policy.low_ops:
-            kind, reason = Kind.LOW, "named in the policy's low_ops"
-        if kind is Kind.NORM:
-            if policy.norm == "float32":
-                return False, reason
-            kind = Kind.FOLLOW
-        if kind not in (Kind.LOW, Kind.FOLLOW):
-            return False, reason
-        missing = missing_kernel(node.op, node.attrs, policy.compute, self._device)
-        if missing:
-            return False, missing
+        kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
             votes = [
                 self._is_low(entry)
@@ -165,7 +188,22 @@ class _Draft:
             ]
             if not votes or not all(votes):
                 return False, "follows its inputs, and one of them is FP32" if votes else reason
-        return True, reason
+        return kind in (Kind.LOW, Kind.FOLLOW), reason
+
+    def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
+        """``LOW`` or ``FOLLOW`` where the policy and the device's kernels let a node compute low, and why."""
+        kind, reason = rule.resolve(node.attrs, self.policy.compute)
+        if node.op in self.policy.full_ops:
+            return Kind.FULL, "named in the policy's full_ops"
+        if node.op in self.policy.low_ops:
+            kind, reason = Kind.LOW, "named in the policy's low_ops"
+        if kind is Kind.NORM and self.policy.norm == "compute":
+            kind = Kind.FOLLOW
+        if kind in (Kind.LOW, Kind.FOLLOW):
+            missing = missing_kernel(node.op, node.attrs, self.policy.compute, self._device, slow_too=slow_too)
+            if missing:
+                return Kind.FULL, missing
+        return kind, reason
 
     def _is_low(self, entry: Entry) -> bool:
         decision = self.decisions.get(entry.node)

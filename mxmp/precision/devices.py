@@ -12,7 +12,7 @@ import mxnet as mx
 from .casts import MARK, CastGraph, is_ours
 from .emulation import emulate
 from .graph import Entry, Graph, Node
-from .onednn import ask_for_weight_gradients, plain_grouped_weights, plain_volumes, round_bfloat16
+from .onednn import ask_for_weight_gradients, bound_in_two, plain_grouped_weights, plain_volumes, round_bfloat16
 from .padding import select_seen_taps
 
 __all__ = ["UNKNOWN", "device_of", "fit_to_device"]
@@ -34,17 +34,20 @@ def fit_to_device(casted: CastGraph, device: str, grad_req: Mapping[str, str] = 
 
     - float16 on a GPU: as it is; every low-precision node is a native kernel.
     - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does; ``Cast`` truncates to bfloat16
-      instead of rounding, and is slower. Operators that truncate too are computed by others that round.
+      instead of rounding, and is slower. Operators that truncate too are computed by others that round,
+      and FP32's slow ``clip`` by two that are fast.
     - float16 on a CPU: emulated.
     """
     if device == "gpu":
         return casted.graph
     if casted.compute == "bfloat16":
-        _warn_of_slow_bfloat16()
+        if casted.low:
+            _warn_of_slow_bfloat16()
         for node in casted.graph.nodes():
             if is_ours(node):
                 node.op = "amp_cast"
         round_bfloat16(casted.low)
+        bound_in_two(node for node in casted.source if node not in casted.low)
         _split_shared_casts(casted.graph)
         plain_grouped_weights(casted.graph)
         select_seen_taps(casted.graph)

@@ -9,7 +9,7 @@ import mxnet as mx
 
 from . import _mxnet
 
-__all__ = ["Entry", "Graph", "Node"]
+__all__ = ["VARIABLE", "Entry", "Graph", "Node"]
 
 VARIABLE = "null"
 

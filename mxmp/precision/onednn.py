@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Iterable, Mapping
 
 from .casts import FULL, MARK, PASSED, is_ours, replace_operator
@@ -10,6 +11,7 @@ from .graph import Entry, Graph, Node
 __all__ = [
     "ask_for_weight_gradients",
     "blocked_batch_norms",
+    "bound_in_two",
     "plain_grouped_weights",
     "plain_volumes",
     "round_bfloat16",
@@ -64,8 +66,13 @@ def plain_volumes(graph: Graph) -> None:
         if any(e.node in volumes for e in node.inputs) or node.attrs.get("kernel", "").count(",") == 2:
             volumes.add(node)
             if node.op in _RESHAPES:
-                attrs = {"axis": "0", "begin": "0", "end": "None", MARK: "cast"}
-                node.inputs[0] = Entry(Node("slice_axis", f"{node.name}_plain", attrs, [node.inputs[0]]))
+                node.inputs[0] = _plain(node.inputs[0], node)
+
+
+def _plain(entry: Entry, reader: Node) -> Entry:
+    """A copy in the plain layout."""
+    attrs = {"axis": "0", "begin": "0", "end": "None", MARK: "cast"}
+    return Entry(Node("slice_axis", f"{reader.name}_plain", attrs, [entry]))
 
 
 def round_bfloat16(nodes: Iterable[Node]) -> None:
@@ -81,6 +88,31 @@ def round_bfloat16(nodes: Iterable[Node]) -> None:
             right = Node("negative", f"{node.name}_negated", {MARK: "copy"}, [node.inputs[1]])
             replace_operator(node, "elemwise_add")
             node.inputs[1] = Entry(right)
+
+
+def bound_in_two(nodes: Iterable[Node]) -> None:
+    """Compute FP32 ``clip`` (ReLU6) as the smaller of the larger, in place.
+
+    The same values (but for the sign of a zero) and, of finite gradients, the same gradients, bounds included:
+    clip's own kernel branches for every element, these two do not. Forward and backward of 4.8 million values, casts
+    from and to bfloat16 included: 57 ms before, 16 after, and 180 for clip's bfloat16 kernel (one core of a Zen 5).
+
+    Not behind a cast, a plain copy comes first, as clip makes one: the gradient would keep the layout of what reads
+    the clipped values, and BatchNorm's backward falls back to oneDNN's reference kernel where that is not its own
+    (a depthwise convolution behind a pointwise one: 100 ms instead of 0.5).
+    """
+    for node in nodes:
+        low, high = (node.attrs.get(bound, "") for bound in ("a_min", "a_max"))
+        if node.op == "clip" and _is_plain(low) and _is_plain(high) and float(low) <= float(high):
+            given = node.inputs[0] if is_ours(node.inputs[0].node) else _plain(node.inputs[0], node)
+            larger = Node("_maximum_scalar", f"{node.name}_larger", {"scalar": low, MARK: "copy"}, [given])
+            replace_operator(node, "_minimum_scalar", scalar=high)
+            node.inputs[0] = Entry(larger)
+
+
+def _is_plain(number: str) -> bool:
+    """Whether every parser reads the same FP32 value."""
+    return re.fullmatch(r"-?\d{1,6}(\.(0|5|25|75)0*)?", number) is not None
 
 
 def plain_grouped_weights(graph: Graph) -> None:

@@ -66,13 +66,15 @@ def _select(node: Node, least: list[list[int]]) -> None:
         text = {name: str(value) for name, value in attrs.items()}
         return Entry(Node(kind, f"{node.name}_{role}", {**text, MARK: "cast"}, list(inputs)))
 
-    sizes = op("Cast", "sizes", [op("shape_array", "shape", [node.inputs[0]])], dtype=FULL)
+    sizes = op("shape_array", "shape", [node.inputs[0]])  # int64
     seen = op("_ones", "one", [], shape=(1, 1), dtype=FULL)
     for axis, limits in enumerate(least):
         size = op("slice_axis", f"size{axis}", [sizes], axis=0, begin=axis + 2, end=axis + 3)
         taps = [op("_greater_equal_scalar", f"sees{axis}_{tap}", [size], scalar=n) for tap, n in enumerate(limits)]
         joined = op("Concat", f"joined{axis}", taps, dim=0, num_args=len(taps))
-        both = op("dot", f"both{axis}", [seen, op("Reshape", f"row{axis}", [joined], shape=(1, -1))])
+        choices = [op(f"_{name}", f"{name}{axis}", [], shape=(len(limits),), dtype=FULL) for name in ("ones", "zeros")]
+        row = op("where", f"full{axis}", [joined, *choices])
+        both = op("dot", f"both{axis}", [seen, op("Reshape", f"row{axis}", [row], shape=(1, -1))])
         seen = op("Reshape", f"seen{axis}", [both], shape=(-1, 1))
     seen = op("Reshape", "seen", [seen], shape=(1, -1))
     cast = node.inputs[1]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Collection, Mapping
 
 from ..policy import Policy
-from .casts import insert_casts, strip
+from .casts import CastGraph, insert_casts, strip
 from .decide import decide
 from .devices import UNKNOWN, fit_to_device
 from .graph import Graph
-from .plan import Plan, PlannedGraph
+from .plan import Plan, PlannedGraph, check_fit
 from .subgraphs import Body, bodies, set_bodies
 
-__all__ = ["low_graph"]
+__all__ = ["emitted", "low_graph"]
 
 
 def low_graph(
@@ -24,12 +25,17 @@ def low_graph(
     stored_low: Collection[str] = (),
     keep_output_names: bool = False,
     grad_req: Mapping[str, str] = UNKNOWN,
+    whole: bool | None = None,
 ) -> tuple[Graph, Plan]:
     """The graph that computes in low precision on ``device``, and the plan that it follows.
 
     Casts of an earlier conversion are taken out first, so converting twice is converting once. With a
     Policy the rules decide (see ``decide`` for the keywords); a Plan has decided already. ``grad_req``:
     see ``fit_to_device``.
+
+    ``whole``: None where a Plan also says how variables are stored; otherwise the keywords do. True: it must be of this
+    very graph. False: of a related one (another mode, bucket or part of a net), whose operators of the same names and
+    types follow it, and all others the rules.
 
     Raises
     ------
@@ -42,20 +48,28 @@ def low_graph(
             raise ValueError(
                 f"the plan was made for a {how.device}, and the graph is to run on a {device}: plan it there"
             )
+        if whole:
+            check_fit(original, how)
+    if isinstance(how, Plan) and whole is None:
         plan = how
     else:
         plan = decide(
             original,
-            how,
+            how.policy if isinstance(how, Plan) else how,
             device,
             parameters=parameters,
             stored_low=stored_low,
             keep_output_names=keep_output_names,
+            decided=how.decisions if isinstance(how, Plan) else {},
         )
-    return _low(original, plan, grad_req), plan
+        if isinstance(how, Plan):
+            if not plan.decisions.keys() & how.decisions.keys():
+                check_fit(original, how)
+            plan = replace(plan, tuned=how.tuned)
+    return emitted(original, plan, grad_req).graph, plan
 
 
-def _low(graph: Graph, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
+def emitted(graph: Graph, plan: Plan, grad_req: Mapping[str, str] = UNKNOWN) -> CastGraph:
     """The graph with casts on the plan's device, and in it the bodies of control flow.
 
     What a body reads and hands on is FP32, so states keep their dtype from one iteration to the next. Weights
@@ -67,10 +81,12 @@ def _low(graph: Graph, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
         if node.subgraphs:
             within = [(body, plan.within(body, planned.names[node])) for body in bodies(node)]
             set_bodies(copy, [_low_body(body, inner, grad_req) for body, inner in within])
-    return fit_to_device(casted, plan.device, grad_req)
+    casted.graph = fit_to_device(casted, plan.device, grad_req)
+    return casted
 
 
 def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
     asked = {v.name: grad_req[e.node.name] for v, e in body.outer.items() if e.node.name in grad_req}
     # Each iteration adds its gradient to those of the iterations behind it.
-    return _low(body.graph, plan, {name: "add" if asked[name] == "write" else asked[name] for name in asked})
+    added = {name: "add" if asked[name] == "write" else asked[name] for name in asked}
+    return emitted(body.graph, plan, added).graph

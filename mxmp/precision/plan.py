@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 from ..files import replacing
-from ..policy import Policy
+from ..policy import Policy, as_policy
 from .graph import Entry, Graph, Node
 from .rules import REFUSED, RULES, Kind, Rule, rule_of
 from .subgraphs import Body, bodies
+from .tuned import Tuned
 
-__all__ = ["Decision", "Plan", "PlannedGraph", "rule_under"]
+__all__ = ["Decision", "Plan", "PlannedGraph", "check_fit", "read_policy", "rule_under"]
 
 FORMAT = "mxmp-plan-1"
 
@@ -48,6 +49,8 @@ class Plan:
         Names of the variables that are stored in float16, with FP32 masters.
     unmatched : tuple of str
         Patterns of ``policy.exclude`` that matched nothing.
+    tuned : Tuned or None
+        How ``mxmp.tune`` found it; None for the plan that the rules make.
     """
 
     policy: Policy
@@ -55,6 +58,7 @@ class Plan:
     decisions: Mapping[str, Decision]
     low_variables: frozenset[str] = frozenset()
     unmatched: tuple[str, ...] = ()
+    tuned: Tuned | None = None
 
     @property
     def num_low(self) -> int:
@@ -95,13 +99,15 @@ class Plan:
 
     def to_json(self) -> str:
         """JSON, one operator a line."""
-        head = {
+        head: dict[str, Any] = {
             "format": FORMAT,
             "policy": str(self.policy),
             "device": self.device,
             "low_variables": sorted(self.low_variables),
             "unmatched": list(self.unmatched),
         }
+        if self.tuned is not None:
+            head["tuned"] = self.tuned.to_dict()
         rows = [json.dumps([n, d.op, self._dtype(d), d.reason]) for n, d in self.decisions.items()]
         operators = ",\n  ".join(rows)
         return json.dumps(head, indent=1)[:-2] + f',\n "operators": [\n  {operators}\n ]\n}}\n'
@@ -118,11 +124,30 @@ class Plan:
             decisions = {str(n): Decision(str(op), dtypes[t], str(why)) for n, op, t, why in raw["operators"]}
             if len(decisions) != len(raw["operators"]) or raw["device"] not in ("cpu", "gpu"):
                 raise ValueError("a name stands in it twice, or its device is unknown")
-            return cls(policy, raw["device"], decisions, frozenset(raw["low_variables"]), tuple(raw["unmatched"]))
-        except (KeyError, TypeError, ValueError) as error:
+            tuned = Tuned.from_dict(raw["tuned"]) if "tuned" in raw else None
+            stored = frozenset(raw["low_variables"])
+            return cls(policy, raw["device"], decisions, stored, tuple(raw["unmatched"]), tuned)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"not a precision plan as Plan.save writes it ({type(error).__name__}: {error})"
             ) from error
+
+    def __str__(self) -> str:
+        full: dict[tuple[str, str], int] = {}
+        for decision in self.decisions.values():
+            if not decision.low:
+                key = (decision.op, decision.reason.partition(" (")[0])
+                full[key] = full.get(key, 0) + 1
+        most = sorted(full.items(), key=lambda item: -item[1])
+        return "\n".join(
+            [
+                f"Plan ({self.policy}, {self.device}): {self.num_low} of {len(self.decisions)} operators in "
+                f"{self.policy.compute}",
+                *([] if self.tuned is None else [str(self.tuned)]),
+                *(["In FP32:"] if most else []),
+                *(f"  {number} {op}: {reason}" for (op, reason), number in most),
+            ]
+        )
 
     def _dtype(self, decision: Decision) -> str:
         return self.policy.compute if decision.low else "float32"
@@ -142,7 +167,7 @@ class PlannedGraph:
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.names = names = graph.names()
-        _check_fit(_operators(names), plan)
+        check_fit(graph, plan)
         self.graph = graph
         self.plan = plan
         self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
@@ -158,6 +183,21 @@ class PlannedGraph:
     def wants_low(self, node: Node, position: int) -> bool:
         """Whether ``node`` reads its input at ``position`` in the compute dtype."""
         return self.decisions[node].low and position not in self.rules[node].keep
+
+
+def read_policy(policy: str | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
+    """What a user gives for a policy: the Policy, and the Plan where it is one.
+
+    Raises
+    ------
+    ValueError
+        It is none, or patterns are given beside a Plan.
+    """
+    if not isinstance(policy, Plan):
+        return as_policy(policy, exclude), None
+    if list(exclude):
+        raise ValueError("exclude is part of the policy that a Plan was made for: make the Plan with it")
+    return policy.policy, policy
 
 
 def rule_under(policy: Policy, op: str) -> Rule:
@@ -191,7 +231,9 @@ def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _check_fit(operators: dict[str, str], plan: Plan) -> None:
+def check_fit(graph: Graph, plan: Plan) -> None:
+    """Raise ``ValueError`` where a plan is of another graph; names the first operators that differ."""
+    operators = _operators(graph.names())
     planned: dict[str, Any] = {name: decision.op for name, decision in plan.decisions.items()}
     if operators == planned:
         return

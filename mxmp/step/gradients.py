@@ -14,7 +14,17 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-__all__ = ["FiniteSums", "Gradient", "Scalars", "fetch", "non_finite", "norm", "square_sums", "unscale"]
+__all__ = [
+    "FiniteSums",
+    "Gradient",
+    "Scalars",
+    "fetch",
+    "non_finite",
+    "norm",
+    "square_sums",
+    "unscale",
+    "zeros_and_peaks",
+]
 
 # Sizes from which on a CPU dot sums squares. It is twice as fast as multi_sum_sq over many arrays and, adding up in
 # blocks, more exact; but an operator for each array. A norm is exact; a check only asks whether a sum is finite.
@@ -46,6 +56,8 @@ class Scalars(NamedTuple):
     members: list[int]
 
 
+# MXNet's kernel has room for so many arrays, and writes past it (src/operator/contrib/all_finite-inl.h).
+_CHECKED = 200
 # By device: FP32 arrays, and the gradients that their elements belong to.
 _Made = Dict[mx.Context, List[Tuple[NDArray, List[int]]]]
 
@@ -61,9 +73,14 @@ class FiniteSums:
         self._arrays = [gradient.array for gradient in gradients]
         half = [i for i, array in enumerate(self._arrays) if array.dtype == np.float16 and not _on_gpu(array)]
         self._rest = _Groups(self._arrays, sorted(set(range(len(self._arrays))).difference(half)), _CHECK)
-        self._half: dict[mx.Context, list[int]] = {}
+        by_device: dict[mx.Context, list[int]] = {}
         for i in half:
-            self._half.setdefault(self._arrays[i].ctx, []).append(i)
+            by_device.setdefault(self._arrays[i].ctx, []).append(i)
+        self._half = [
+            (ctx, members[start : start + _CHECKED])
+            for ctx, members in by_device.items()
+            for start in range(0, len(members), _CHECKED)
+        ]
 
     def serves(self, gradients: Sequence[Gradient]) -> bool:
         """Whether it was made for these."""
@@ -74,7 +91,7 @@ class FiniteSums:
     def __call__(self) -> Scalars:
         """The numbers as they are now, without waiting."""
         made = self._rest.square_sums()
-        for ctx, members in self._half.items():  # on the CPU a kernel that squares float16 overflows at 256
+        for ctx, members in self._half:  # on the CPU a kernel that squares float16 overflows at 256
             finite = mx.nd.multi_all_finite(*(_values(self._arrays[i]) for i in members), num_arrays=len(members))
             made.setdefault(ctx, []).append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
         return _scalars(made)
@@ -84,6 +101,17 @@ def square_sums(gradients: Sequence[Gradient]) -> Scalars:
     """The sum of squares of every gradient, in FP32, without waiting."""
     arrays = [gradient.array for gradient in gradients]
     return _scalars(_Groups(arrays, range(len(arrays)), _NORM).square_sums())
+
+
+def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
+    """Of every gradient the share of its elements that is 0, and the largest absolute value, without waiting."""
+    zeros: _Made = {}
+    peaks: _Made = {}
+    for i, gradient in enumerate(gradients):
+        values = _values(gradient.array).astype("float32", copy=False)
+        zeros.setdefault(values.ctx, []).append(((values == 0).mean(), [i]))
+        peaks.setdefault(values.ctx, []).append((values.abs().max(), [i]))
+    return [_scalars(zeros), _scalars(peaks)]
 
 
 class _Groups:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
@@ -52,6 +51,11 @@ class Weight(NamedTuple):
     masters: Sequence[NDArray] | None
     assign: Callable[[NDArray], Any]
 
+    def publish(self) -> None:
+        """Round the masters into the arrays that compute, where there are some."""
+        for master, array in zip(self.masters or (), self.arrays):
+            publish(master, array)
+
 
 def take_over(master: NDArray, low: NDArray) -> None:
     """Where ``low`` is no longer the rounded master, someone wrote into it: that value holds."""
@@ -77,9 +81,8 @@ def in_full(gradients: Sequence[NDArray], *, together: bool) -> list[NDArray]:
         return [gradient.astype("float32") for gradient in gradients]
     full: list[NDArray] = []
     for some in _portions(gradients):
-        zeros = mx.nd.zeros(sum(array.size for array in some), ctx=some[0].ctx)
-        ends = np.cumsum([array.size for array in some])
-        copies = [zeros[end - a.size : end].reshape(a.shape) for a, end in zip(some, ends)]
+        copies = [mx.nd.empty(array.shape, ctx=array.ctx) for array in some]
+        mx.nd.reset_arrays(*copies, num_arrays=len(copies))
         _sgd(zip(some, some, copies), some, rate=-1.0)
         full += copies
     return full
@@ -130,8 +133,7 @@ def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays:
     for key, weight in weights.items():
         source = list(weight.masters or weight.arrays)
         kvstore.broadcast(key, source[0], source)
-        for master, array in zip(weight.masters or (), weight.arrays):
-            publish(master, array)
+        weight.publish()
     for array in [*arrays, *(array for weight in weights.values() for array in weight.arrays)]:
         array.wait_to_read()
 
@@ -151,5 +153,4 @@ def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callab
     if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
         for key, weight in weights().items():
             from_rank_zero(kvstore, key, weight.masters or weight.arrays)
-            for master, array in zip(weight.masters or (), weight.arrays):
-                publish(master, array)
+            weight.publish()

@@ -14,16 +14,16 @@ The algorithm ("Mixed Precision Training", ICLR 2018, section 3.2)::
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
-from .gradients import FiniteSums, Gradient, fetch, non_finite
+from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .group import group_of
 from .scaler import Scaler
 from .statistics import RunningStatistics
 
-__all__ = ["FLOOR_PATIENCE", "ScaleEvent", "ScaledStep", "StepView"]
+__all__ = ["FLOOR_PATIENCE", "Observer", "ScaleEvent", "ScaledStep", "StepView"]
 
 logger = logging.getLogger("mxmp")
 
@@ -37,6 +37,16 @@ class ScaleEvent(NamedTuple):
     step: int
     loss_scale: float
     skipped: bool
+
+
+class Observer(Protocol):
+    """Looks on while steps are taken, and changes nothing."""
+
+    def before_update(self, gradients: Sequence[Gradient]) -> None:
+        """The gradients are checked, still scaled, and about to be applied or dropped."""
+
+    def after_step(self) -> None:
+        """The step is over, applied or skipped."""
 
 
 class ScaledStep:
@@ -54,6 +64,8 @@ class ScaledStep:
         ``"name on device"`` of each non-finite gradient of the last step, empty after a clean one.
     history : list of ScaleEvent
         The first scale, and one event for every change of scale and every skip.
+    observers : list of Observer
+        Who looks on; none is copied or saved.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -67,13 +79,14 @@ class ScaledStep:
         self.history = [ScaleEvent(1, scaler.loss_scale, False)]
         self._skips_at_floor = 0
         self._sums: FiniteSums | None = None
+        self.observers: list[Observer] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, whose scalers and gradients are others."""
-        return {name: value for name, value in vars(self).items() if name not in ("group", "_sums")}
+        return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, group=group_of(state["scaler"]), _sums=None)
+        vars(self).update(state, group=group_of(state["scaler"]), _sums=None, observers=[])
         self.group.join(self)
 
     @property
@@ -85,8 +98,12 @@ class ScaledStep:
         gradients: Sequence[Gradient],
         apply: Callable[[], None],
         statistics: RunningStatistics | None = None,
+        *,
+        unscaled: bool = False,
     ) -> bool:
         """Check ``gradients``, then ``apply()`` or skip; adjust the scale. Synchronizes once.
+
+        ``unscaled``: someone has divided them by the scale already.
 
         Returns
         -------
@@ -98,10 +115,16 @@ class ScaledStep:
         FloatingPointError
             After ``FLOOR_PATIENCE`` skips in a row at the lowest scale; names the parameters.
         """
-        bad = self._check(gradients, statistics)
-        if not bad:
-            apply()
-        self._note(bad)
+        bad = self._check(gradients, statistics, unscaled)
+        for observer in self.observers:
+            observer.before_update(gradients)
+        try:
+            if not bad:
+                apply()
+            self._note(bad)
+        finally:
+            for observer in list(self.observers):
+                observer.after_step()
         return not bad
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,13 +160,20 @@ class ScaledStep:
         self.steps, self.skipped_steps, self._skips_at_floor = steps, skipped, at_floor
         self.last_step_skipped, self.overflow_params, self.history = last, names, history
 
-    def _check(self, gradients: Sequence[Gradient], statistics: RunningStatistics | None) -> list[Gradient]:
-        """The non-finite gradients. One transfer; a second only where the first says overflow."""
+    def _check(
+        self, gradients: Sequence[Gradient], statistics: RunningStatistics | None, unscaled: bool
+    ) -> list[Gradient]:
+        """The non-finite gradients. One transfer; a second only where the first says overflow.
+
+        A scaler that measures gets in the same transfer what it adjusts by.
+        """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
         marks = self._sums()
         running = [statistics.sums(after=marks)] if statistics else []
-        sums, *running_sums = fetch(marks, *running)
+        measured = zeros_and_peaks(gradients) if getattr(self.scaler, "measures", False) else []
+        sums, *rest = fetch(marks, *running, *measured)
+        running_sums = rest[: len(running)]
         suspects = [g for g, ok in zip(gradients, np.isfinite(sums)) if not ok]
         bad = non_finite(suspects) if suspects else []
         if statistics:
@@ -151,6 +181,10 @@ class ScaledStep:
                 statistics.restore()
             else:
                 statistics.keep()
+        if measured and not bad:
+            zeros, peaks = rest[len(running) :]
+            largest = float(peaks.max()) * (self.loss_scale if unscaled else 1.0)
+            self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[union-attr]
         return bad
 
     def _note(self, bad: Sequence[Gradient]) -> None:

@@ -12,7 +12,16 @@ from typing import Any, Collection, Iterator, Sequence
 
 import mxnet as mx
 
-__all__ = ["INHERITED", "Unfused", "fuses", "group_names", "number_weights_plainly", "without_optimizer"]
+__all__ = [
+    "INHERITED",
+    "Unfused",
+    "fuses",
+    "group_names",
+    "number_weights_plainly",
+    "symbol_of",
+    "twin",
+    "without_optimizer",
+]
 
 INHERITED = {
     "Module": (
@@ -37,7 +46,7 @@ class Unfused(mx.sym.Symbol):
     for an argument, so none is set there.)
     """
 
-    _GROUP = "mxmp"
+    GROUP = "mxmp"
 
     def __init__(self, symbol: mx.sym.Symbol, groups: Collection[str] = ()) -> None:
         raw = json.loads(symbol.tojson(remove_amp_cast=False))
@@ -46,13 +55,13 @@ class Unfused(mx.sym.Symbol):
             if attrs.get("__ctx_group__") not in groups:
                 attrs.pop("__ctx_group__", None)
                 if not node["inputs"]:
-                    attrs["__ctx_group__"] = self._GROUP
+                    attrs["__ctx_group__"] = self.GROUP
         grouped = mx.sym.load_json(json.dumps(raw))
         super().__init__(grouped.handle)
         grouped.handle = None
 
     def simple_bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
-        groups = {**(group2ctx or {}), self._GROUP: ctx}
+        groups = {**(group2ctx or {}), self.GROUP: ctx}
         return super().simple_bind(mx.Context(ctx.device_type, ctx.device_id + 1), *args, group2ctx=groups, **kwargs)
 
 
@@ -92,3 +101,13 @@ def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], 
     by_device = {i * devices + k: name for i, name in enumerate(names) for k in range(devices)}
     if optimizer.idx2name == by_device:
         optimizer.idx2name = dict(enumerate(names))
+
+
+def symbol_of(executor: mx.executor.Executor) -> mx.sym.Symbol:
+    """What it runs."""
+    return executor._symbol
+
+
+def twin(executor: mx.executor.Executor) -> mx.executor.Executor:
+    """Another executor of the same graph on the same arrays, those between operators included."""
+    return executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})

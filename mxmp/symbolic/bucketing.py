@@ -7,7 +7,8 @@ from typing import Any, Iterable
 import mxnet as mx
 
 from ..files import replacing
-from ..policy import Policy, as_policy
+from ..policy import Policy
+from ..precision.plan import Plan, read_policy
 from ..step.scaler import as_scaler
 from ..step.step import ScaledStep, StepView
 from .checkpoint import SavesParams, write_arrays, write_symbol
@@ -25,19 +26,21 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     sym_gen, default_bucket_key, ...
         As for ``mx.mod.BucketingModule``.
     policy, exclude, loss_scale
-        As for ``Module``. The default bucket's graph decides which parameters are stored low.
+        As for ``Module``. The default bucket's graph decides which parameters are stored low. A Plan is of that
+        graph; those of other buckets follow it where they have the same operators.
     """
 
     def __init__(
         self,
         *args: Any,
-        policy: str | Policy = "float16",
+        policy: str | Policy | Plan = "float16",
         exclude: Iterable[str] = (),
         loss_scale: Any = "dynamic",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._mixed = {"policy": as_policy(policy, exclude), "loss_scale": loss_scale}
+        asked, plan = read_policy(policy, exclude)
+        self._mixed = {"policy": plan or asked, "loss_scale": loss_scale}
         as_scaler(loss_scale)
         self._core: Core | None = None
 

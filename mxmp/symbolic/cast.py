@@ -7,12 +7,12 @@ from typing import Iterable
 
 import mxnet as mx
 
-from ..policy import Policy, as_policy
+from ..policy import Policy
 from ..precision.casts import declare_full
 from ..precision.devices import device_of
 from ..precision.graph import Graph
 from ..precision.pipeline import low_graph
-from ..precision.plan import Plan
+from ..precision.plan import Plan, read_policy
 
 __all__ = ["cast_symbol", "nothing_low", "warn_of_unmatched"]
 
@@ -33,7 +33,7 @@ def cast_symbol(
     ----------
     sym : mxnet.symbol.Symbol
     policy : str, Policy or Plan
-        ``"float16"``, ``"bfloat16"``, a policy string, a Policy, or a Plan of this very Symbol.
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, or a Plan of this very Symbol.
     exclude : iterable of str
         Patterns of nodes or blocks to keep in FP32, added to the policy's.
     ctx : mxnet.Context, optional
@@ -53,10 +53,8 @@ def cast_symbol(
     """
     if not isinstance(sym, mx.sym.Symbol):
         raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}: for a Block use mxmp.convert")
-    if isinstance(policy, Plan) and list(exclude):
-        raise ValueError("exclude is part of the policy that a Plan was made for: make the Plan with it")
-    how = policy if isinstance(policy, Plan) else as_policy(policy, exclude)
-    graph, plan = low_graph(Graph.from_symbol(sym), how, device_of(ctx), keep_output_names=True)
+    asked, given = read_policy(policy, exclude)
+    graph, plan = low_graph(Graph.from_symbol(sym), given or asked, device_of(ctx), keep_output_names=True)
     warn_of_unmatched(plan)
     useless = nothing_low(plan)
     if useless:
@@ -72,8 +70,8 @@ def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
 
 
 def nothing_low(plan: Plan) -> str | None:
-    """What to say where no operator computes low."""
-    if plan.num_low:
+    """What to say where no operator computes low, unless tuning found that to be faster."""
+    if plan.num_low or plan.tuned is not None:
         return None
     reasons = sorted({d.reason for d in plan.decisions.values()})[:5]
     return (

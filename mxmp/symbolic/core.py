@@ -15,6 +15,7 @@ from ..precision.graph import Graph
 from ..precision.heads import scale_heads
 from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
+from ..precision.traffic import RemedyLog
 from ..step._mxnet import is_asked_by_user
 from ..step.masters import Weight, assign, take_over
 from ..step.step import ScaledStep
@@ -52,28 +53,32 @@ class Core:
         self.numbers: dict[str, int] = {}
         self.lent = False
         self._decided = False
+        self._remedies = RemedyLog()
 
     def low_symbol(
         self,
         symbol: mx.sym.Symbol,
-        policy: Policy,
+        how: Policy | Plan,
         device: str,
         parameters: Collection[str],
         for_training: bool,
         grad_req: Mapping[str, str],
+        data_shapes: Sequence[tuple] = (),
     ) -> tuple[mx.sym.Symbol, Plan]:
         """What executors run: the graph with casts and, for training, the scale in front of loss heads; and its plan.
 
-        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing.
+        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing; logs, once, that another
+        policy would cast much less at ``data_shapes``, pairs of name and shape as ``bind`` takes them.
         """
         graph, plan = low_graph(
             Graph.from_symbol(symbol),
-            policy,
+            how,
             device,
             parameters=() if self._decided else set(parameters),
             stored_low=self.low_names,
             keep_output_names=True,
             grad_req=grad_req,
+            whole=not self._decided,
         )
         if not self._decided:
             self._decided, self.low_names = True, set(plan.low_variables)
@@ -81,6 +86,7 @@ class Core:
             useless = nothing_low(plan)
             if useless:
                 warnings.warn(useless, stacklevel=3)
+        self._remedies.note(symbol.name or "symbol", symbol, plan, {each[0]: each[1] for each in data_shapes})
         if for_training:
             scale_heads(graph)
         declare_full(graph)

@@ -12,11 +12,11 @@ from typing import Any, Iterable, Iterator
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..policy import Policy, as_policy
+from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.devices import device_of
 from ..precision.heads import SCALE_NAME
-from ..precision.plan import Plan
+from ..precision.plan import Plan, read_policy
 from ..step import states
 from ..step.gradients import Gradient
 from ..step.masters import Weight, share_drawn, share_initial
@@ -41,8 +41,8 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
     ----------
     symbol, data_names, label_names, ...
         As for ``mx.mod.Module``. ``compression_params`` is refused.
-    policy : str or Policy
-        ``"float16"``, ``"bfloat16"``, a policy string or a Policy.
+    policy : str, Policy or Plan
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, or a Plan of this very Symbol.
     exclude : iterable of str
         Patterns of nodes or blocks to keep in FP32, added to the policy's.
     loss_scale : {"dynamic"}, float, None or a scaler
@@ -64,13 +64,14 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         self,
         symbol: mx.sym.Symbol,
         *args: Any,
-        policy: str | Policy = "float16",
+        policy: str | Policy | Plan = "float16",
         exclude: Iterable[str] = (),
         loss_scale: Any = "dynamic",
         **kwargs: Any,
     ) -> None:
-        self.policy = as_policy(policy, exclude)
+        self.policy, given = read_policy(policy, exclude)
         self.plan: Plan | None = None
+        self._how = given or self.policy
         self._symbol: Any
         self._arg_params: Any
         self._params_dirty: bool
@@ -107,14 +108,13 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         grad_req: Any = "write",
     ) -> None:
         """As ``mx.mod.Module.bind``; the executors get the graph with casts."""
-        if shared_module is not None:
-            self._core = shared_module._core
+        self._core = self._core if shared_module is None else shared_module._core
         fresh = self._arg_params is None
         original = self._symbol
         if force_rebind or not self.binded:
             asked = grad_requests(grad_req, self._param_names, self._fixed_param_names)
             low, self.plan = self._core.low_symbol(
-                original, self.policy, self._device, self._param_names, for_training, asked
+                original, self._how, self._device, self._param_names, for_training, asked, data_shapes
             )
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.

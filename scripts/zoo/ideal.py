@@ -9,7 +9,7 @@ from typing import Any, Iterator
 import mxnet as mx
 from mxnet import gluon
 
-from .flops import is_matrix
+from mxmp.diagnose.advising.gemm import is_matrix
 
 __all__ = ["rounded_matrices"]
 

@@ -222,10 +222,6 @@ def blocks() -> dict[str, tuple[str, Callable[[], Any], Callable[[], list]]]:
     return found
 
 
-def normalised(make: Any) -> Any:
-    return sequential(nn.Conv2D(8, 3), make(), nn.Conv2D(8, 3))
-
-
 def activated(make: Any) -> Any:
     return sequential(nn.Dense(32), make(), nn.Dense(8))
 

@@ -9,9 +9,11 @@ import numpy as np
 from mxnet import autograd, gluon
 
 import mxmp
+from mxmp import Policy
 from mxmp.precision.devices import device_of
 from mxmp.precision.graph import Graph
 from mxmp.precision.pipeline import low_graph
+from mxmp.precision.rules import RULES, Kind
 
 from .case import Case, floating
 from .ideal import rounded_matrices
@@ -175,12 +177,20 @@ class Model:
             return self._compare(self._evaluate(scaled=True))
 
     def mxmp(self, dtype: str) -> dict[str, Any]:
+        return self._by_mxmp(Policy(dtype))
+
+    def _by_mxmp(self, policy: Policy) -> dict[str, Any]:
         self._set(self.weights)
-        mxmp.convert(self.net, dtype)
+        mxmp.convert(self.net, policy)
         try:
             return self._compare(self._evaluate(scaled=True))
         finally:
             mxmp.restore(self.net)
+
+    def matrices(self, dtype: str) -> dict[str, Any]:
+        """By mxmp with nothing but matrix operators in the dtype: pointwise operators and norms do not round."""
+        others = [op for op, rule in RULES.items() if rule.kind in (Kind.FOLLOW, Kind.NORM)]
+        return self._by_mxmp(Policy(dtype, full_ops=others))
 
     def counts(self, dtype: str) -> dict[str, Any]:
         """What mxmp's graphs are made of: on a GPU for float16, which a CPU only emulates."""

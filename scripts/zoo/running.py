@@ -12,11 +12,13 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from mxmp.diagnose.advising.flops import Counts, Step, Tensor, count, dtype_name, walk
+from mxmp.precision.graph import Graph
+
 from .case import BFLOAT16, Case
-from .flops import Counts, count
 
 __all__ = [
-    *("Call", "all_blocks", "array_like", "call", "calls", "cause", "counted", "rounded", "sqnr"),
+    *("Call", "all_blocks", "array_like", "call", "calls", "cause", "counted", "rounded", "sqnr", "steps"),
     *("with_rounded_inputs", "without_chance"),
 ]
 
@@ -122,12 +124,21 @@ def calls() -> Iterator[list[Call]]:
         gluon.HybridBlock._call_cached_op = original
 
 
+def steps(call: Call) -> Iterator[Step]:
+    """Every operator of the call's graph, with shapes and dtypes."""
+    return walk(Graph.from_symbol(call.symbol), _tensors(call))
+
+
+def _tensors(call: Call) -> dict[str, Tensor]:
+    return {name: Tensor(shape, dtype_name(dtype)) for name, (shape, dtype) in call.known.items()}
+
+
 def counted(calls: list[Call], total: list[Call] | None = None) -> dict[str, float | None]:
     """FLOPs, the low share of them, casts and bytes cast; the share is of the FLOPs of ``total``, if given."""
     found, whole = Counts(), Counts()
     for counts, graphs in ((found, calls), (whole, total or calls)):
-        for symbol, known in graphs:
-            text = symbol.tojson(remove_amp_cast=False)
-            counts.add(count(text, known, numpy=type(symbol) is not mx.sym.Symbol))
+        for each in graphs:
+            counts.add(count(Graph.from_symbol(each.symbol), _tensors(each)))
     share = found.low_flops / whole.flops if whole.flops else None
-    return {"flops": whole.flops, "low_share": share, "casts": found.casts, "cast_bytes": found.cast_bytes}
+    casts = {"casts": found.casts, "cast_bytes": found.cast_bytes, "output_bytes": found.output_bytes}
+    return {"flops": whole.flops, "low_share": share, **casts}

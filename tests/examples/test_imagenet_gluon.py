@@ -1,11 +1,13 @@
 """examples/imagenet_gluon.py from the command line to the checkpoint."""
 
 import json
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
 import pytest
 from gluoncv.model_zoo import get_model
+from imagenet_common.network import policy_for
 
 
 def _results(tmp_path):
@@ -23,6 +25,22 @@ def test_trains(run, tmp_path, dtype):
     assert results["peak_memory_mb"] > 0
     scale = 2**16 / 2 ** results["skipped_steps"] if dtype == "float16" else 1
     assert results["loss_scale"] == scale
+
+
+def test_the_policy_is_the_dtype_s_and_on_a_gpu_the_fast_one(run, tmp_path):
+    casts = {}
+    for policy in ("bfloat16", "bfloat16-safe"):
+        assert run(dtype="bfloat16", policy=policy, num_epochs=1, save_frequency=0).status == 0
+        casts[policy] = _results(tmp_path)["casts"]
+    assert casts["bfloat16"] < casts["bfloat16-safe"]
+    chosen = {
+        (dtype, ctx.device_type): policy_for(SimpleNamespace(dtype=dtype, policy=None), ctx)
+        for dtype in ("float16", "bfloat16")
+        for ctx in (mx.cpu(), mx.gpu())
+    }
+    fast = ("float16", "gpu")
+    assert chosen.pop(fast) == "float16-fast"
+    assert all(policy == dtype for (dtype, _), policy in chosen.items())
 
 
 def test_every_validation_sample_counts_once(run, tmp_path):

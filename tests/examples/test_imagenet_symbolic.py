@@ -7,6 +7,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import mxmp
+from mxmp.__main__ import main as tune
+
 MODEL = "cifar_resnet20_v1"
 
 
@@ -37,6 +40,20 @@ def test_trains(run, tmp_path, dtype):
     assert (results["casts"] > 0) == (dtype != "float32")
     top1 = results["top1"] * 22
     assert top1 == pytest.approx(round(top1)), "every validation sample counts once"
+
+
+def test_trains_by_a_plan_of_its_checkpoint(run, tmp_path):
+    assert run(num_epochs=1).status == 0
+    (symbol,) = (tmp_path / "params").glob("*symbol.json")
+    plan = str(tmp_path / "plan.json")
+    assert (
+        tune(["tune", str(symbol), "--shape", "data=8,3,16,16", "--bytes", "--exclude", "*dense*", "--out", plan]) == 0
+    )
+    casts = len(mxmp.explain(mx.sym.load(str(symbol)), policy=mxmp.Plan.load(plan)).graphs[0].casts)
+    assert run(num_epochs=1, dtype="bfloat16", policy=plan).status == 0
+    assert _results(tmp_path)["casts"] == casts
+    assert run(num_epochs=1, dtype="bfloat16").status == 0
+    assert _results(tmp_path)["casts"] > casts
 
 
 # A plain mx.mod.Module leaves the states file open.

@@ -613,7 +613,7 @@ def float16_net() -> nn.HybridBlock:
         (lambda: mx.sym.var("x"), "float16", TypeError, r"gluon Block, got Symbol.*mxmp\.cast_symbol"),
         (lambda: "net", "float16", TypeError, "gluon Block, got str"),
         (gluon.Block, "float16", ValueError, "nothing to convert: Block.*no HybridBlock"),
-        (mlp, "float8", ValueError, "compute='float8'.*float16.*bfloat16"),
+        (mlp, "float8", ValueError, "'float8' is no recipe.*float16.*bfloat16"),
         (mlp, 16, ValueError, "policy must be.*16"),
         (mlp, Policy(low_ops=["nonsense"]), ValueError, "low_ops=.*nonsense.*no operator"),
         (float16_net, "float16", ValueError, r"dense\d+_weight.*float16.*FP32 net.*cast\('float32'\)"),

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from twins import FLAGS, array, seeded
 
 import mxmp
 
-FLAGS = {"not hybridized": None, "dynamic": {}, "static": {"static_alloc": True, "static_shape": True}}
 Pair = namedtuple("Pair", ["left", "right"])
 
 
@@ -41,17 +41,8 @@ class Shifting(gluon.HybridBlock):
 KINDS = [(training, inputs) for training in (True, False) for inputs in (1, 2)]
 
 
-def seeded(net, seed=1):
-    net.initialize()
-    rng = np.random.RandomState(seed)
-    for name, param in net.collect_params().items():
-        if not name.endswith(("running_mean", "running_var")):
-            param.set_data(mx.nd.array(rng.uniform(-0.5, 0.5, param.shape)))
-    return net
-
-
-def array(seed, rows=4):
-    return mx.nd.array(np.random.RandomState(seed).randn(rows, 6))
+def rows(seed, count=4):
+    return array(seed, count, 6)
 
 
 def flat(out):
@@ -60,7 +51,7 @@ def flat(out):
 
 def call(net, kind, seed):
     training, inputs = kind
-    x, *more = (array(seed + i, rows=1 + seed % 3) for i in range(3))
+    x, *more = (rows(seed + i, 1 + seed % 3) for i in range(3))
     args = (x,) if inputs == 1 else (x, more)
     with autograd.record(training) if training else autograd.pause():
         return flat(net(*args))
@@ -71,7 +62,7 @@ CALLS = int(os.environ.get("MXMP_THREAD_CALLS", "2000"))
 
 @pytest.mark.parametrize(
     ("policy", "flags"),
-    [("float16", "not hybridized"), ("bfloat16", "dynamic"), ("compute=float16,params=float16", "static")],
+    [("float16", "not hybridized"), ("bfloat16", "hybridized"), ("compute=float16,params=float16", "static")],
 )
 def test_eight_threads_make_two_thousand_calls_of_one_net_as_one_thread_makes_them(policy, flags):
     """MXMP_THREAD_CALLS asks for another number of calls."""
@@ -104,7 +95,7 @@ def test_one_thread_trains_while_others_predict(beside, flags):
     trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=None)
 
     def gradient(seed):
-        x = array(seed, rows=1 + seed % 3)
+        x = rows(seed, 1 + seed % 3)
         x.attach_grad()
         with autograd.record():
             first, rest = net(x)
@@ -114,7 +105,7 @@ def test_one_thread_trains_while_others_predict(beside, flags):
 
     def prediction(seed):
         with autograd.pause(train_mode=beside != "inference"):
-            return flat(net(array(seed, rows=1 + seed % 3)))
+            return flat(net(rows(seed, 1 + seed % 3)))
 
     runs = [gradient, *[prediction] * 7]
     expected = [[run(seed) for seed in range(8)] for run in runs[:2]]
@@ -129,7 +120,7 @@ def test_one_thread_trains_while_others_predict(beside, flags):
 def test_the_structure_of_outputs_is_each_call_s_own():
     net = mxmp.convert(seeded(Shifting()))
     for _ in range(2):
-        x = array(0)
+        x = rows(0)
         with autograd.record():
             first, (second, third) = net(x)
         assert [a.shape for a in (first, second, third)] == [(4, 6)] * 3
@@ -159,17 +150,17 @@ def test_a_monitor_sees_the_low_graph():
     net.hybridize()
     seen = []
     net.register_op_hook(lambda name, *_: seen.append(name))
-    net(array(0))
+    net(rows(0))
     mx.nd.waitall()
     assert seen
 
 
 def test_hybridize_in_the_middle_takes_hold_at_once_even_for_forward():
     net = mxmp.convert(seeded(nn.Dense(3, in_units=6)))
-    want = net(array(0)).asnumpy()
+    want = net(rows(0)).asnumpy()
     for flags in ({}, {"active": False}, {"static_alloc": True}, {"clear": False}, {"active": False, "clear": False}):
         net.hybridize(**flags)
-        np.testing.assert_array_equal(net.forward(array(0)).asnumpy(), want)
+        np.testing.assert_array_equal(net.forward(rows(0)).asnumpy(), want)
         assert [key for key, _ in mxmp.gluon.hook.hook_of(net).graphs.items()]
     mxmp.restore(net)
     assert net._active is False
@@ -198,7 +189,7 @@ class OneStep(gluon.HybridBlock):
 def test_a_forward_that_calls_its_parent_s_with_other_arguments(policy, training, flags):
     def run(net):
         with autograd.record(training) if training else autograd.pause():
-            out, (state,) = net(array(0), [array(1)])
+            out, (state,) = net(rows(0), [rows(1)])
         return out.asnumpy(), state.asnumpy()
 
     out, state = run(seeded(OneStep()))
@@ -221,19 +212,19 @@ def test_summary_leaves_the_net_as_it_was(called, capsys):
     net = nn.HybridSequential()
     net.add(nn.Dense(5, in_units=6), nn.Dense(3, in_units=5))
     mxmp.convert(seeded(net))
-    want = copy.deepcopy(net)(array(0)).asnumpy()
+    want = copy.deepcopy(net)(rows(0)).asnumpy()
     if called:
-        net(array(0))
+        net(rows(0))
     for _ in range(2):
-        net.summary(array(0))
+        net.summary(rows(0))
         assert "Total params: 53" in capsys.readouterr().out
-        np.testing.assert_array_equal(net(array(0)).asnumpy(), want)
+        np.testing.assert_array_equal(net(rows(0)).asnumpy(), want)
 
 
 def test_arrays_on_two_devices_are_refused():
     net = mxmp.convert(seeded(Shifting()))
     with pytest.raises(ValueError, match=r"cpu\(0\).*cpu\(1\).*one device"):
-        net(array(0), [array(0).as_in_context(mx.cpu(1)), array(0)])
+        net(rows(0), [rows(0).as_in_context(mx.cpu(1)), rows(0)])
 
 
 def test_a_pattern_that_names_a_block_of_a_user_s_class_and_one_for_its_nodes():
@@ -250,7 +241,7 @@ def test_a_pattern_that_names_a_block_of_a_user_s_class_and_one_for_its_nodes():
         ("net_wrapped0_*", 1, ["float16", "float32"]),
         ("net_dense0", 1, ["float32", "float16"]),
     ):
-        report = mxmp.explain(mxmp.convert(net(), exclude=[pattern]), array(0))
+        report = mxmp.explain(mxmp.convert(net(), exclude=[pattern]), rows(0))
         assert len(report.graphs) == graphs
         assert [n.dtype for n in report.nodes if n.op == "FullyConnected"] == dtypes
         assert ("net_wrapped0" in report.unconverted) == (pattern == "net_wrapped0")

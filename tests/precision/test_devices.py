@@ -11,11 +11,11 @@ from oracle import S, by_gluon, by_symbol, filled, graphs, native, nodes, sqnr
 
 import mxmp
 from mxmp import Policy
-from mxmp.precision import devices
+from mxmp.precision import devices, onednn
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.pipeline import low_graph
-from mxmp.precision.plan import PlannedGraph
+from mxmp.precision.plan import Decision, Plan, PlannedGraph
 from mxmp.precision.rules import missing_kernel
 
 
@@ -70,6 +70,63 @@ def test_a_replaced_operator_is_its_own_again_when_converted_once_more():
     other = mxmp.cast_symbol(low, "float16", ctx=mx.cpu())
     straight = mxmp.cast_symbol(gated(), "float16", ctx=mx.cpu())
     assert other.tojson(remove_amp_cast=False) == straight.tojson(remove_amp_cast=False)
+
+
+def clipped(low: float = 0, high: float = 6) -> mx.sym.Symbol:
+    x = S.FullyConnected(S.var("data"), num_hidden=32, name="x")
+    return S.FullyConnected(S.clip(x, low, high, name="clip"), num_hidden=5, name="fc")
+
+
+def test_clip_is_computed_in_two_and_is_its_own_again():
+    low = mxmp.cast_symbol(clipped(), "bfloat16", ctx=mx.cpu())
+    ops = {n["name"]: n["op"] for n in nodes(low)}
+    assert (ops["clip_larger"], ops["clip"]) == ("_maximum_scalar", "_minimum_scalar")
+    again = mxmp.cast_symbol(low, "bfloat16", ctx=mx.cpu())
+    assert again.tojson(remove_amp_cast=False) == low.tojson(remove_amp_cast=False)
+    for other in ("float16", "compute=bfloat16,exclude=x"):
+        straight = mxmp.cast_symbol(clipped(), other, ctx=mx.cpu())
+        assert mxmp.cast_symbol(low, other, ctx=mx.cpu()).tojson(remove_amp_cast=False) == straight.tojson(
+            remove_amp_cast=False
+        )
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 6), (-1, 1), (-0.5, 127), (2, 2)])
+def test_clip_in_two_has_the_values_and_gradients_of_clip_at_every_bfloat16_number(low, high):
+    every = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
+    every = every[np.isfinite(every)]
+    plain = Graph.from_symbol(S.clip(S.var("data"), low, high, name="clip"))
+    two = Graph.from_symbol(plain.to_symbol())
+    onednn.bound_in_two(two.nodes())
+    assert [n.op for n in two.nodes()] == ["null", "slice_axis", "_maximum_scalar", "_minimum_scalar"]
+    want, got = (by_symbol(g.to_symbol(), {"data": every}) for g in (plain, two))
+    np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
+    np.testing.assert_array_equal(got.grads["data"], want.grads["data"])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 6), (-1, 1), (-0.5, 127)])
+def test_clips_own_bfloat16_kernel_is_exact_where_bfloat16_holds_its_bounds(low, high):
+    every = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
+    every = every[np.isfinite(every) & ((np.abs(every) >= 2.0**-126) | (every == 0))]  # a cast flushes the smallest
+    graph = Graph.from_symbol(S.clip(S.var("data"), low, high, name="clip"))
+    plan = Plan(Policy("bfloat16"), "cpu", {"clip": Decision("clip", True, "tried")})
+    both = (graph.to_symbol(), low_graph(graph, plan, "cpu")[0].to_symbol())
+    want, got = (by_symbol(symbol, {"data": every}) for symbol in both)
+    np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
+    np.testing.assert_array_equal(got.grads["data"], half_of(want.grads["data"]))
+
+
+def half_of(value: np.ndarray) -> np.ndarray:
+    """To bfloat16 and back."""
+    return mx.nd.amp_cast(
+        mx.nd.amp_cast(mx.nd.array(value), dtype=np.dtype([("bfloat16", np.uint16)])), dtype="float32"
+    ).asnumpy()
+
+
+def test_bounds_that_parsers_may_read_differently_stay_with_clip():
+    for low, high in ((-0.3, 0.7), (0, 1e30), (6, 0)):
+        graph = Graph.from_symbol(S.clip(S.var("data"), low, high))
+        onednn.bound_in_two(graph.nodes())
+        assert [n.op for n in graph.nodes()] == ["null", "clip"]
 
 
 @pytest.mark.parametrize(

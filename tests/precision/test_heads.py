@@ -10,6 +10,7 @@ from oracle import S, by_symbol
 from mxmp.precision import heads
 from mxmp.precision.graph import Graph
 from mxmp.precision.heads import SCALE_NAME, call_with_scale, heads_scaled_by, scale_heads
+from mxmp.precision.record import Record
 
 FC = S.FullyConnected(S.var("data"), num_hidden=3, name="fc")
 HEADS = {
@@ -109,9 +110,9 @@ def forwards(*contexts):
 def test_the_scale_of_each_forward_is_one_but_in_a_block_whose_losses_reach_it():
     (first, second, other), outs = forwards(mx.cpu(0), mx.cpu(1), mx.cpu(0))
     assert (first.dtype, first.shape, first.asscalar()) == (np.float32, (1,), 1)
-    with heads_scaled_by(256.0, outs[:2]):
+    with heads_scaled_by(256.0, Record(outs[:2])):
         assert [a.asscalar() for a in (first, second, other)] == [256, 256, 1]
-        with pytest.raises(RuntimeError, match="scaled twice"), heads_scaled_by(2.0, outs):
+        with pytest.raises(RuntimeError, match="scaled twice"), heads_scaled_by(2.0, Record(outs)):
             pass
         assert [a.asscalar() for a in (first, second, other)] == [256, 256, 1]
     assert [a.asscalar() for a in (first, second, other)] == [1, 1, 1]
@@ -119,7 +120,7 @@ def test_the_scale_of_each_forward_is_one_but_in_a_block_whose_losses_reach_it()
 
 def test_the_scale_does_not_outlive_an_error():
     (fed,), outs = forwards(mx.cpu(0))
-    with pytest.raises(KeyError), heads_scaled_by(256.0, outs):
+    with pytest.raises(KeyError), heads_scaled_by(256.0, Record(outs)):
         raise KeyError
     assert fed.asscalar() == 1
 
@@ -128,5 +129,5 @@ def test_forwards_that_no_backward_reaches_do_not_pile_up(monkeypatch):
     monkeypatch.setattr(heads, "_LIVE_RECORDS", 5)
     (*_, last), outs = forwards(*[mx.cpu(0)] * 9)
     assert len(heads._recorded) <= 5
-    with heads_scaled_by(256.0, outs[-1:]):
+    with heads_scaled_by(256.0, Record(outs[-1:])):
         assert last.asscalar() == 256

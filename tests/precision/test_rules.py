@@ -184,6 +184,10 @@ def test_missing_kernels_are_those_of_the_cpu():
     assert "3-D" in missing_kernel("Deconvolution", volume, "float16", "cpu")
     assert "Deconvolution" in missing_kernel("Deconvolution", {}, "bfloat16", "cpu")
     assert missing_kernel("Pooling", {}, "bfloat16", "cpu") == ""
+    assert "slower" in missing_kernel("clip", {"a_min": "0", "a_max": "6"}, "bfloat16", "cpu")
+    assert missing_kernel("clip", {"a_min": "0", "a_max": "6"}, "bfloat16", "cpu", slow_too=True) == ""
+    for bounds in ({"a_min": "-0.3", "a_max": "0.7"}, {"a_min": "0", "a_max": "257"}, {"a_min": "0"}):
+        assert "truncates" in missing_kernel("clip", bounds, "bfloat16", "cpu", slow_too=True)
     assert "max and avg" in missing_kernel("Pooling", {"pool_type": "sum"}, "bfloat16", "cpu")
 
 

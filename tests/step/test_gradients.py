@@ -55,6 +55,17 @@ def test_one_non_finite_element_is_found_wherever_it_is(value, at, position):
     assert not math.isfinite(norm(items))
 
 
+def test_more_arrays_than_mxnet_s_kernel_has_room_for_are_checked_in_parts():
+    items = [gradient([1.0, 2.0], str(number), "float16") for number in range(1001)]
+    assert np.isfinite(fetch(FiniteSums(items)())[0]).all()
+    items[700].array[1] = math.inf
+    found = np.isfinite(fetch(FiniteSums(items)())[0])
+    assert not found[700]
+    assert found[:600].all()
+    assert found[800:].all()
+    assert [g.name for g in non_finite(items)] == ["700"]
+
+
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_finite_elements_whose_squares_overflow_are_no_overflow(size):
     items = [gradient(np.full(size, 1e30)), gradient(np.full(size, -3e38))]

@@ -64,7 +64,10 @@ BAD = {
     "symbol for params": (["cast", "@net-symbol.json", "@net-symbol.json", "@low"], "no MXNet parameters"),
     "truncated params": (["cast", "@net-symbol.json", "@short.params", "@low"], "damaged"),
     "params of another net": (["cast", "@net-symbol.json", "@other.params", "@low"], "does not fit"),
-    "unknown dtype": (["explain", "@net-symbol.json", "--policy", "float8"], "must be one of"),
+    "unknown dtype": (
+        ["explain", "@net-symbol.json", "--policy", "float8"],
+        "'float8' is no recipe; there are float16, float16-fast",
+    ),
     "bfloat16 on a GPU": (["explain", "@net-symbol.json", "--policy", "bfloat16", "--device", "gpu"], "use 'float16'"),
     "bad shape": (["explain", "@net-symbol.json", "--shape", "data=a"], "NAME=N,C,H,W"),
     "misspelt input": (
@@ -108,6 +111,32 @@ def test_a_read_only_folder_is_named(checkpoint, capsys):
     (checkpoint / "shut").mkdir(mode=0o500)
     assert run(checkpoint, "cast", "@net-symbol.json", "@net-0003.params", "@shut/low") == 2
     assert "shut/low-symbol.json" in capsys.readouterr().err
+
+
+def test_tune_writes_a_plan_that_cast_and_explain_take(checkpoint, capsys):
+    shape = ["--shape", "data=2,1,8,8"]
+    tune = ["tune", "@net-symbol.json", *shape, "--out", "@plan.json", "--no-cache"]
+    assert run(checkpoint, *tune, "--inference") == 0
+    assert "forward, ms" in capsys.readouterr().out
+    assert run(checkpoint, *tune, "--bytes", "--exclude", "net_dense0*") == 0
+    assert "fewest bytes cast" in capsys.readouterr().out
+    plan = mxmp.Plan.load(checkpoint / "plan.json")
+    assert (plan.policy.compute, plan.policy.exclude) == ("bfloat16", ("net_dense0*",))
+    assert run(checkpoint, "explain", "@net-symbol.json", "--nodes", *shape, "--policy", "@plan.json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    low = {line.split()[2].rstrip(":") for line in lines if line.startswith("bfloat16")}
+    assert low == {name for name, decision in plan.decisions.items() if decision.low}
+    assert run(checkpoint, "cast", "@net-symbol.json", "@net-0003.params", "@low", "--policy", "@plan.json") == 0
+    written = mx.sym.load(str(checkpoint / "low-symbol.json"))
+    want = mxmp.cast_symbol(mx.sym.load(str(checkpoint / "net-symbol.json")), plan)
+    assert written.tojson(remove_amp_cast=False) == want.tojson(remove_amp_cast=False)
+
+
+def test_tune_names_what_it_lacks(checkpoint, capsys):
+    assert run(checkpoint, "tune", "@net-symbol.json", "--out", "@plan.json", "--no-cache") == 2
+    assert "give those of all inputs" in capsys.readouterr().err
+    assert run(checkpoint, "cast", "@net-symbol.json", "@low", "--policy", "@none.json") == 2
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_explain_says_that_a_pattern_matches_nothing(checkpoint, capsys):

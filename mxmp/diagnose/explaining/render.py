@@ -25,6 +25,7 @@ def _graph(graph: GraphReport) -> str:
     lines = [
         f"{graph.name} ({graph.policy}, {graph.device}{mode})",
         f"  {graph.num_low} of {len(graph.nodes)} operators in {graph.policy.compute}, {len(graph.casts)} casts{moved}",
+        *([f"  Most of that can be saved: {graph.remedy}"] if graph.remedy else []),
         "",
         *_table(graph),
     ]

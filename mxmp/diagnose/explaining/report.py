@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..policy import Policy
-from ..precision.plan import Plan
+from ...policy import Policy
+from ...precision.plan import Plan
+from ...precision.traffic import Remedy
 
 __all__ = ["CastReport", "GraphReport", "NodeReport"]
 
@@ -33,7 +34,10 @@ class CastReport:
 
 @dataclass(frozen=True)
 class GraphReport:
-    """One graph and the Plan that it runs by: of a Symbol, or of one block for one training mode."""
+    """One graph and the Plan that it runs by: of a Symbol, or of one block for one training mode.
+
+    ``remedy``: the policy that would cast much less, where there is one.
+    """
 
     name: str
     training: bool | None
@@ -42,6 +46,7 @@ class GraphReport:
     casts: tuple[CastReport, ...]
     low_params: tuple[str, ...]
     full_params: tuple[str, ...]
+    remedy: Remedy | None = None
 
     @property
     def device(self) -> str:

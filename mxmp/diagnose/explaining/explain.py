@@ -9,19 +9,20 @@ from typing import Any, Iterable, Iterator
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..gluon._mxnet import children
-from ..gluon.hook import hooks
-from ..policy import Policy, as_policy
-from ..precision.casts import strip
-from ..precision.decide import decide
-from ..precision.devices import device_of
-from ..precision.graph import Graph
-from ..symbolic import BucketingModule, Module
+from ...gluon._mxnet import children
+from ...gluon.hook import hooks
+from ...policy import Policy
+from ...precision.casts import strip
+from ...precision.decide import decide
+from ...precision.devices import device_of
+from ...precision.graph import Graph
+from ...precision.plan import Plan, read_policy
+from ...symbolic import BucketingModule, Module
 from .measure import measure
 from .render import render
 from .report import GraphReport, NodeReport
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "check_shapes", "explain"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Explanation:
 def explain(
     target: Block | mx.sym.Symbol | Module | BucketingModule,
     *inputs: Any,
-    policy: str | Policy | None = None,
+    policy: str | Policy | Plan | None = None,
     exclude: Iterable[str] = (),
     ctx: mx.Context | None = None,
     **shapes: tuple[int, ...],
@@ -85,7 +86,8 @@ def explain(
         shapes are of no input of the Symbol, or do not fit it.
     """
     if isinstance(target, mx.sym.Symbol):
-        return Explanation((_symbol(target, as_policy(policy or "float16", exclude), ctx, shapes),))
+        asked, plan = read_policy(policy or "float16", exclude)
+        return Explanation((_symbol(target, asked, plan, ctx, shapes),))
     if not isinstance(target, (Block, Module, BucketingModule)):
         raise TypeError(
             "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
@@ -106,10 +108,12 @@ def explain(
     return Explanation(reports, tuple(_unconverted(target)))
 
 
-def _symbol(symbol: mx.sym.Symbol, policy: Policy, ctx: mx.Context | None, shapes: dict[str, tuple]) -> GraphReport:
-    _check_shapes(shapes, symbol.list_inputs())
+def _symbol(
+    symbol: mx.sym.Symbol, policy: Policy, plan: Plan | None, ctx: mx.Context | None, shapes: dict[str, tuple]
+) -> GraphReport:
+    check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     graph = strip(Graph.from_symbol(symbol))
-    plan = decide(graph, policy, device_of(ctx), keep_output_names=True)
+    plan = plan or decide(graph, policy, device_of(ctx), keep_output_names=True)
     try:
         return measure(symbol.name or "symbol", None, graph, plan, shapes)
     except mx.MXNetError as error:
@@ -117,10 +121,11 @@ def _symbol(symbol: mx.sym.Symbol, policy: Policy, ctx: mx.Context | None, shape
         raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
 
 
-def _check_shapes(shapes: dict[str, tuple], inputs: list[str]) -> None:
+def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: list[str]) -> None:
+    """Raise ``ValueError`` for a shape of no input, perhaps a misspelt keyword, or with a size that is none."""
     for name, shape in shapes.items():
         if name not in inputs:
-            close = get_close_matches(name, [*inputs, "policy", "exclude", "ctx"], n=1)
+            close = get_close_matches(name, [*inputs, *keywords], n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
             raise ValueError(f"the Symbol has no input {name!r}; {hint}")
         if any(size < 1 for size in shape):

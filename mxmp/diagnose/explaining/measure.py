@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import prod
-from typing import Iterator
-
-from ..precision.casts import FULL, insert_casts
-from ..precision.graph import Entry, Graph
-from ..precision.plan import Plan, PlannedGraph, rule_under
-from ..precision.rules import Kind
-from ..precision.subgraphs import bodies
+from ...precision.casts import FULL, insert_casts
+from ...precision.graph import Graph
+from ...precision.plan import Plan, PlannedGraph, rule_under
+from ...precision.rules import Kind
+from ...precision.subgraphs import bodies
+from ...precision.traffic import cast_sizes, remedy
 from .report import CastReport, GraphReport, NodeReport
 
 __all__ = ["measure"]
-
-_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def measure(name: str, training: bool | None, graph: Graph, plan: Plan, shapes: dict) -> GraphReport:
@@ -31,6 +26,7 @@ def measure(name: str, training: bool | None, graph: Graph, plan: Plan, shapes: 
         tuple(casts),
         tuple(sorted(plan.low_variables)),
         tuple(name for name in variables if name not in plan.low_variables),
+        remedy(graph, plan, shapes),
     )
 
 
@@ -39,10 +35,7 @@ def _inside(graph: Graph, plan: Plan, shapes: dict, prefix: str = "") -> tuple[l
     casted = insert_casts(PlannedGraph(graph, plan))
     ours = set(casted.casts)
     names = graph.names()
-    casts = [
-        replace(cast, tensor=prefix + cast.tensor)
-        for cast in _casts(casted.casts, casted.graph, plan.policy.compute, shapes)
-    ]
+    casts = [CastReport(prefix + tensor, dtype, size) for tensor, dtype, size in cast_sizes(casted, shapes)]
     nodes = []
     for new, old in casted.source.items():
         if old.is_variable:
@@ -64,17 +57,3 @@ def _inside(graph: Graph, plan: Plan, shapes: dict, prefix: str = "") -> tuple[l
             nodes += more
             casts += moved
     return nodes, casts
-
-
-def _casts(casts: list, graph: Graph, compute: str, shapes: dict) -> Iterator[CastReport]:
-    sizes: list[int | None] = [None] * len(casts)
-    if casts and shapes:
-        symbol = Graph([Entry(c) for c in casts], graph.attrs, numpy=graph.numpy).to_symbol()
-        known = {k: v for k, v in shapes.items() if k in symbol.list_inputs()}
-        _, found, _ = symbol.infer_shape_partial(**known)
-        each = _ITEMSIZE[compute] + _ITEMSIZE[FULL]
-        sizes = [prod(shape) * each if shape and all(shape) else None for shape in found]
-    for cast, size in zip(casts, sizes):
-        entry = cast.inputs[0]
-        suffix = f"[{entry.index}]" if entry.index else ""
-        yield CastReport(entry.node.name + suffix, cast.attrs["dtype"], size)

@@ -1,0 +1,181 @@
+"""What a graph computes and moves, counted from shapes and dtypes: every operator, those of loops each round."""
+
+from __future__ import annotations
+
+import json
+import re
+from ast import literal_eval
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Iterator, Mapping, NamedTuple
+
+import mxnet as mx
+import numpy as np
+
+from ...precision.graph import Entry, Graph, Node
+from ...precision.subgraphs import Body, bodies
+from .gemm import Products, is_matrix, products
+
+__all__ = ["Counts", "Step", "Tensor", "count", "dtype_name", "walk"]
+
+_LOW = ("float16", "bfloat16")
+_CASTS = ("amp_cast", "Cast", "amp_multicast")
+
+
+class Tensor(NamedTuple):
+    """Shape, and dtype as MXNet calls it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+class Step(NamedTuple):
+    """One operator of a graph.
+
+    Attributes
+    ----------
+    name : str
+        As in a Plan: unique, ``loop/name`` in the body of a loop.
+    node : Node
+    ins, outs : list of Tensor or None
+        None where the shape is not known.
+    times : float
+        How often it runs: the rounds of its loops.
+    """
+
+    name: str
+    node: Node
+    ins: list[Tensor | None]
+    outs: list[Tensor | None]
+    times: float
+
+    def products(self) -> Products | None:
+        """What it multiplies, None for no matrix operator, or one whose shapes are not known."""
+        if not is_matrix(self.node.op) or self.outs[0] is None or None in self.ins:
+            return None
+        shapes = [tensor.shape for tensor in self.ins if tensor]
+        return products(self.node.op, self.node.attrs, shapes, self.outs[0].shape)
+
+
+def walk(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: float = 1) -> Iterator[Step]:
+    """Every operator, those in bodies after their loop. ``known``: of inputs, by name; the rest is inferred."""
+    found = _infer(graph, known)
+    for node, name in graph.names().items():
+        if node.is_variable:
+            continue
+        ins = [found[entry.node][entry.index] for entry in node.inputs]
+        yield Step(prefix + name, node, ins, found[node], times)
+        for number, body in enumerate(bodies(node)):
+            rounds = _rounds(node, number, ins)
+            yield from walk(body.graph, _inner(node, body, ins), prefix + body.prefix(name), times * rounds)
+
+
+def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:
+    """The outputs of every node, None where shape or dtype do not follow from ``known``."""
+    nodes = list(graph.nodes())
+    raw = json.loads(graph.to_json())
+    inputs = {node.name: node.attrs for node in nodes if node.is_variable}
+    for number, item in enumerate(raw["nodes"]):
+        if item["op"] != "null":
+            item["name"] = f"node{number}"
+    raw["heads"] = [[i, 0, 0] for i, item in enumerate(raw["nodes"]) if item["op"] != "null"] or raw["heads"]
+    symbol = mx.sym.load_json(json.dumps(raw)).get_internals()
+    if graph.numpy:
+        symbol = symbol.as_np_ndarray()
+    shapes = {name: tensor.shape for name, tensor in known.items() if name in inputs}
+    typed = {name for name, attrs in inputs.items() if "__dtype__" in attrs}
+    dtypes = {name: _numpy_dtype(known[name].dtype) for name in known.keys() & (inputs.keys() - typed)}
+    try:
+        _, found_shapes, _ = symbol.infer_shape_partial(**shapes)
+        _, found_dtypes, _ = symbol.infer_type_partial(**dtypes)
+    except mx.MXNetError as error:
+        raise mx.MXNetError(re.sub(r"\bnode(\d+)\b", lambda n: nodes[int(n[1])].name, str(error))) from error
+    result: dict[Any, list[Tensor | None]] = {name: [] for name in (*inputs, *range(len(nodes)))}
+    for name, shape, dtype in zip(symbol.list_outputs(), found_shapes, found_dtypes):
+        key = name if name in inputs else int(name.split("_")[0][len("node") :])
+        whole = shape is not None and all(size > 0 for size in shape) and dtype is not None
+        result[key].append(Tensor(tuple(shape), dtype_name(dtype)) if whole else None)
+    return {node: result[node.name if node.is_variable else number] for number, node in enumerate(nodes)}
+
+
+_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+
+
+def dtype_name(dtype: Any) -> str:
+    """``"bfloat16"`` for MXNet's, NumPy's name for any other."""
+    dtype = np.dtype(dtype)
+    return "bfloat16" if dtype == _BFLOAT16 else dtype.name
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
+
+
+def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
+    """How often a body runs: of ``cond``, each branch half the time."""
+    if node.op == "_foreach":
+        return ins[0].shape[0] if ins and ins[0] else 1
+    if node.op == "_while_loop":
+        return float(node.attrs["max_iterations"])
+    return 0.5 if number else 1
+
+
+def _inner(node: Node, body: Body, ins: list[Tensor | None]) -> dict[str, Tensor]:
+    """What is known of a body's variables: of what a loop goes over, one element."""
+    sliced = literal_eval(node.attrs["in_data_locs"]) if node.op == "_foreach" else ()
+    given = dict(zip(node.inputs, ins))
+    known = {}
+    for place, (variable, entry) in enumerate(body.outer.items()):
+        tensor = given[entry]
+        if tensor:
+            known[variable.name] = Tensor(tensor.shape[1:], tensor.dtype) if place in sliced else tensor
+    return known
+
+
+@dataclass
+class Counts:
+    """FLOPs of matrix operators in one forward, those that read low inputs, casts and the bytes that they move.
+
+    ``output_bytes``: of those, what the casts of the graph's own outputs move.
+    """
+
+    flops: float = 0.0
+    low_flops: float = 0.0
+    casts: int = 0
+    cast_bytes: float = 0.0
+    output_bytes: float = 0.0
+
+    def add(self, other: Counts) -> None:
+        self.flops += other.flops
+        self.low_flops += other.low_flops
+        self.casts += other.casts
+        self.cast_bytes += other.cast_bytes
+        self.output_bytes += other.output_bytes
+
+
+def count(graph: Graph, known: Mapping[str, Tensor]) -> Counts:
+    """Count a graph, given shapes and dtypes of its inputs; mxmp's and ``mxnet.contrib.amp``'s alike."""
+    total = Counts()
+    seen: set[tuple[Entry, str]] = set()
+    outputs = {entry.node for entry in graph.heads}
+    for step in walk(graph, known):
+        if step.node.op in _CASTS:
+            for entry, before, after in zip(step.node.inputs, step.ins, step.outs):
+                if before is None or after is None or before.dtype == after.dtype or (entry, after.dtype) in seen:
+                    continue  # MXNet computes equal ones once
+                seen.add((entry, after.dtype))
+                total.casts += 1
+                itemsizes = sum(_numpy_dtype(each.dtype).itemsize for each in (before, after))
+                moved = before.size * itemsizes * step.times
+                total.cast_bytes += moved
+                total.output_bytes += moved * (step.node in outputs)
+        found = step.products()
+        if found is not None:
+            total.flops += found.flops * step.times
+            low = step.ins[0] is not None and step.ins[0].dtype in _LOW
+            total.low_flops += found.flops * step.times * low
+    return total

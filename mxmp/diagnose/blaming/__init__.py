@@ -1,0 +1,1 @@
+"""Which operator first made an inf or NaN."""

@@ -1,0 +1,1 @@
+"""What a conversion decided, and why."""

@@ -1,0 +1,1 @@
+"""What a GPU made of it, from what profilers write."""

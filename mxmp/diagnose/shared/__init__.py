@@ -1,0 +1,1 @@
+"""What reports share: pictures, and files that are whole or not there."""

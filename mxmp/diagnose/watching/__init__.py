@@ -1,0 +1,1 @@
+"""What trains, over the low dtype's range."""

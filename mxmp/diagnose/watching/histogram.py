@@ -1,0 +1,155 @@
+"""How many values of a tensor stand at which power of two, and what a 16-bit format makes of them. NumPy only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["FORMATS", "Format", "Histogram"]
+
+# FP32's own range, subnormal numbers included: 2**-149 to below 2**128.
+_LOWEST, _HIGHEST = -149, 127
+_SUBNORMAL = -126 - _LOWEST  # as many exponents are below those of normal numbers
+_INF = 0x7F800000
+
+
+class Format(NamedTuple):
+    """A floating-point format, by the exponents of its smallest subnormal, smallest normal and largest number."""
+
+    name: str
+    tiny: int
+    normal: int
+    top: int
+    largest: float
+
+
+FORMATS = {
+    "float16": Format("float16", -24, -14, 15, 65504.0),
+    "bfloat16": Format("bfloat16", -133, -126, 127, 3.3895313892515355e38),
+}
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Exponents of a tensor's values. Plain data; two of the same tensor add up.
+
+    Attributes
+    ----------
+    counts : numpy.ndarray
+        int64, one for each exponent from -149 to 127: values with ``2**e <= |x| < 2**(e + 1)``.
+    zeros, infs, nans : int
+    smallest, largest : float
+        ``|x|`` of the finite values other than 0, which may lie beyond the values that were counted; nan
+        where there is none.
+    size : int
+        Elements of the tensor: of a large one only some were counted.
+    """
+
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(_HIGHEST - _LOWEST + 1, np.int64))
+    zeros: int = 0
+    infs: int = 0
+    nans: int = 0
+    smallest: float = math.nan
+    largest: float = math.nan
+    size: int = 0
+
+    @classmethod
+    def of(cls, values: np.ndarray, size: int | None = None, largest: float = 0.0) -> Histogram:
+        """Of ``values``, any shape and float dtype; ``size`` and ``largest`` of the tensor that they were taken from.
+
+        Where ``largest`` is inf or nan, the tensor holds at least one such value, among ``values`` or not.
+        """
+        # FP32 without its sign, as integers: they are in the order of the numbers, and begin with the exponent
+        bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.int32) & 0x7FFFFFFF
+        there = bits[(bits > 0) & (bits < _INF)]
+        counts = np.zeros(_HIGHEST - _LOWEST + 1, np.int64)
+        counts[_SUBNORMAL:] = np.bincount(there >> 23, minlength=255)[1:]
+        subnormal = there[there < 1 << 23]
+        if subnormal.size:  # a multiple of 2**-149
+            counts[:_SUBNORMAL] = np.bincount(np.frexp(subnormal.astype(float))[1] - 1, minlength=_SUBNORMAL)
+        ends = (
+            (np.array([there.min(), there.max()]).astype(np.int32).view(np.float32)) if there.size else (math.nan, 0.0)
+        )
+        peak = max(float(ends[1]), largest if math.isfinite(largest) else 0.0)
+        infs, nans = int((bits == _INF).sum()), int((bits > _INF).sum())
+        return cls(
+            counts,
+            bits.size - there.size - infs - nans,
+            max(infs, int(math.isinf(largest))),
+            max(nans, int(math.isnan(largest))),
+            float(ends[0]),
+            peak or math.nan,
+            bits.size if size is None else size,
+        )
+
+    def __add__(self, other: Histogram) -> Histogram:
+        return Histogram(
+            self.counts + other.counts,
+            self.zeros + other.zeros,
+            self.infs + other.infs,
+            self.nans + other.nans,
+            float(np.fmin(self.smallest, other.smallest)),
+            float(np.fmax(self.largest, other.largest)),
+            self.size + other.size,
+        )
+
+    def scaled(self, power: float) -> Histogram:
+        """Of the same tensor times ``2**power``, to whole powers of two; beyond FP32's range it is zero or inf."""
+        shift = round(power)
+        counts = np.zeros_like(self.counts)
+        moved = np.arange(counts.size) + shift
+        kept = (moved >= 0) & (moved < counts.size)
+        counts[moved[kept]] = self.counts[kept]
+        lost, over = int(self.counts[moved < 0].sum()), int(self.counts[moved >= counts.size].sum())
+        with np.errstate(over="ignore"):
+            smallest, largest = (float(np.ldexp(x, shift)) for x in (self.smallest, self.largest))
+        return Histogram(counts, self.zeros + lost, self.infs + over, self.nans, smallest, largest, self.size)
+
+    @property
+    def counted(self) -> int:
+        """Values that were looked at."""
+        return int(self.counts.sum()) + self.zeros + self.infs + self.nans
+
+    def between(self, low: int | None, high: int | None) -> int:
+        """How many values have an exponent from ``low`` to ``high``, both included; None is without end."""
+        start = 0 if low is None else max(low - _LOWEST, 0)
+        stop = self.counts.size if high is None else max(high - _LOWEST + 1, 0)
+        return int(self.counts[start:stop].sum())
+
+    def exponents(self) -> np.ndarray:
+        """The exponent that each of ``counts`` is for."""
+        return np.arange(_LOWEST, _HIGHEST + 1)
+
+    # -- in a format --------------------------------------------------------------------------------
+
+    def underflow(self, form: Format = FORMATS["float16"]) -> float:
+        """The share of the values, zeros apart, that round to zero: below half of the smallest number."""
+        return self._share(self.between(None, form.tiny - 2))
+
+    def subnormal(self, form: Format = FORMATS["float16"]) -> float:
+        """The share that keeps less than full precision."""
+        return self._share(self.between(form.tiny - 1, form.normal - 1))
+
+    def overflow(self, form: Format = FORMATS["float16"]) -> float:
+        """The share beyond the largest number, infs included."""
+        return self._share(self.between(form.top + 1, None) + self.infs)
+
+    @property
+    def zero_share(self) -> float:
+        """The share that is exactly 0."""
+        return self.zeros / self.counted if self.counted else 0.0
+
+    def headroom(self, form: Format = FORMATS["float16"]) -> float:
+        """By how many powers of two the tensor may grow before its largest value overflows, rounded down.
+
+        Negative where it has overflowed already; inf where nothing but zeros was seen.
+        """
+        if self.infs or self.nans:
+            return -math.inf
+        return math.inf if math.isnan(self.largest) else float(math.floor(math.log2(form.largest / self.largest)))
+
+    def _share(self, count: int) -> float:
+        return count / self.counted if self.counted else 0.0

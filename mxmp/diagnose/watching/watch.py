@@ -1,0 +1,223 @@
+"""``watch``: every N steps the distributions of activations, gradients, weights and updates over float16's range."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from types import TracebackType
+from typing import Any, Callable, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
+
+from ...gluon import Trainer
+from ...step.gradients import Gradient
+from ...step.masters import Weight
+from ...symbolic import BucketingModule, Module
+from .histogram import Histogram
+from .snapshot import Snapshot, TensorReport, joined
+from .taps import tap_of, values_of
+from .wiring import Seen
+
+__all__ = ["Watch", "watch"]
+
+
+class _Taken(NamedTuple):
+    """A tensor's absolute values, or evenly spaced ones, on their way to the host; their largest and sum of squares."""
+
+    kind: str
+    name: str
+    op: str
+    low: bool
+    values: NDArray
+    largest: NDArray
+    squares: NDArray
+    size: int
+
+    def report(self) -> TensorReport:
+        largest = math.nan if math.isnan(self.squares.asscalar()) else float(self.largest.asscalar())
+        histogram = Histogram.of(self.values.asnumpy(), self.size, largest)
+        return TensorReport(self.kind, self.name, self.op, self.low, histogram)
+
+
+class Watch:
+    """A watch on a net or module, from ``watch``; ``close`` it, or use it as a context manager.
+
+    Attributes
+    ----------
+    snapshots : sequence of Snapshot
+        The last ``keep`` watched steps, oldest first.
+    """
+
+    def __init__(
+        self, target: Any, trainer: Trainer | None, every: int, sample: int, keep: int, told: Callable | None
+    ) -> None:
+        self.snapshots: deque[Snapshot] = deque(maxlen=keep)
+        self._every = every
+        self._sample = sample
+        self._told = told
+        self._taken: list[_Taken] = []
+        self._ran = False
+        self._before: list[tuple[Weight, list[NDArray]]] = []
+        self._tap = tap_of(target, trainer, self._see)
+        self._step = self._tap.door.step
+        self._tap.arm()
+        self._step.observers.append(self)
+
+    @property
+    def latest(self) -> Snapshot:
+        """The last watched step. Raises ``ValueError`` before there was one."""
+        if not self.snapshots:
+            raise ValueError("no step was watched yet: take one, with forward, backward and step")
+        return self.snapshots[-1]
+
+    def close(self) -> None:
+        """Stop watching; nothing of it stays on the net, trainer or module. The snapshots stay here."""
+        if self in self._step.observers:
+            self._step.observers.remove(self)
+        self._taken, self._before, self._ran = [], [], False
+        if self._tap.armed:
+            self._tap.disarm()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return str(self.snapshots[-1]) if self.snapshots else "no step was watched yet"
+
+    # -- as an observer of steps --------------------------------------------------------------------
+
+    def before_update(self, gradients: Sequence[Gradient]) -> None:
+        if not self._ran:  # another bucket ran, or a batch of another size
+            return
+        low = {name for wiring in self._tap.wirings for name in wiring.low_variables}
+        for name, array in gradients:
+            self._take("parameter gradient", name, "", name in low, array)
+        self._scale = self._tap.door.scaled_by
+        for weight in self._tap.door.weights():
+            before = [copy for array in weight.masters or weight.arrays if (copy := values_of(array)) is not None]
+            self._before.append((weight, before))
+            for array in before:
+                self._take("weight", weight.name, "", weight.name in low, array)
+
+    def after_step(self) -> None:
+        if self._ran:
+            self._finish(low={name for wiring in self._tap.wirings for name in wiring.low_variables})
+        due = (self._step.steps + 1) % self._every == 0
+        if due and not self._tap.armed:
+            self._tap.arm()
+
+    def _finish(self, low: set[str]) -> None:
+        self._tap.disarm()
+        if not self._step.last_step_skipped:
+            with autograd.pause():
+                for weight, before in self._before:
+                    for old, array in zip(before, weight.masters or weight.arrays):
+                        new = values_of(array)
+                        if new is not None:
+                            self._take("update", weight.name, "", weight.name in low, new - old)
+        reports = joined(taken.report() for taken in self._taken)
+        self._taken, self._before, self._ran = [], [], False
+        state = self._step
+        snapshot = Snapshot(state.steps, self._scale, state.last_step_skipped, self._tap.door.compute, reports)
+        self.snapshots.append(snapshot)
+        if self._told is not None:
+            self._told(snapshot)
+
+    # -- taking tensors -----------------------------------------------------------------------------
+
+    def _see(self, seen: Seen, array: NDArray) -> None:
+        self._ran = True
+        if not seen.ours or seen.enters:
+            self._take("gradient" if seen.backward else "activation", seen.label, seen.op, seen.low, array)
+
+    def _take(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
+        with autograd.pause():
+            values = values_of(array, magnitude=True)
+            if values is None:
+                return
+            flat = values.reshape((-1,))
+            stride = _stride(array.shape, -(-flat.size // self._sample))
+            picked = flat if stride == 1 else mx.nd.slice(flat, begin=(0,), end=(flat.size,), step=(stride,))
+            taken = _Taken(kind, name, op, low, picked, _largest(flat), mx.nd.dot(flat, flat), flat.size)
+            self._taken.append(taken)
+
+
+def _largest(flat: NDArray) -> NDArray:
+    """Without NaN. On a CPU ``max`` takes five times as long as a pooling over all."""
+    if flat.ctx.device_type == "gpu":
+        return flat.max()
+    return mx.nd.Pooling(flat.reshape((1, 1, 1, -1)), global_pool=True, pool_type="max", kernel=(1, 1)).reshape((1,))
+
+
+def _stride(shape: Sequence[int], at_least: int) -> int:
+    """From 1 upwards, with no factor in common with any axis, so that no row or channel is preferred."""
+    stride = at_least
+    while stride > 1 and any(_gcd(stride, size) > 1 for size in shape):
+        stride += 1
+    return stride
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a
+
+
+def watch(
+    target: Block | Module | BucketingModule,
+    trainer: Trainer | None = None,
+    *,
+    every: int = 100,
+    sample: int = 1 << 14,
+    keep: int = 100,
+    callback: Callable[[Snapshot], Any] | None = None,
+) -> Watch:
+    """Watch the exponents of all tensors over the low dtype's range, at the next step and every ``every`` steps.
+
+    ::
+
+        with mxmp.diagnose.watch(net, trainer, every=100) as watched:
+            train()
+        print(watched)                        # the last watched step
+        mxmp.diagnose.plot_histograms(watched.latest, "step.png")
+
+    Per tensor: the share that rounds to zero, that is subnormal and that overflows, for activations (the outputs of
+    operators), the gradients that operators send back, parameters' gradients, weights and updates; and how far the
+    loss scale could still go up. Training is not changed by a bit: no step runs twice and nothing is drawn. A
+    watched step runs operator by operator, copies what it looks at, and waits for the device once more, at its
+    end; no other step does anything. Operators within the bodies of control flow, and those that a GPU fuses, are
+    not seen one by one.
+
+    Parameters
+    ----------
+    target : Block, Module or BucketingModule
+        A converted net, or a module with an optimizer. Of a BucketingModule the bucket that is current when
+        a step becomes due; the watch waits until it runs.
+    trainer : Trainer
+        For a net: the one that steps.
+    every : int
+        Steps whose number, counted from 1, is a multiple are watched; and the next one.
+    sample : int
+        Of larger tensors so many evenly spaced values are counted, and all are searched for the largest.
+    keep : int
+        Snapshots to remember; older ones are dropped.
+    callback : callable
+        Called with each Snapshot: ``SummaryLog(writer)`` writes it for TensorBoard.
+
+    Raises
+    ------
+    TypeError
+        ``target`` is none of these, or ``trainer`` is no mxmp.Trainer.
+    ValueError
+        The net is not converted, has an op hook already, or the module has no optimizer.
+    """
+    for name, value in (("every", every), ("sample", sample), ("keep", keep)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return Watch(target, trainer, every, sample, keep, callback)

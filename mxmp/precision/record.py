@@ -1,0 +1,58 @@
+"""What autograd recorded of some losses, read once for all that ask, and no further than they ask."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import Iterator, Sequence
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from . import _mxnet
+from .graph import Graph, Node
+
+__all__ = ["Record", "operators_of"]
+
+_OPERATOR = re.compile(r'"op": "(\w+)"')
+
+
+def operators_of(symbol: mx.sym.Symbol) -> set[str]:
+    """Names of its operators, variables' ``null`` among them; four times faster than to make the nodes."""
+    return set(_OPERATOR.findall(symbol.tojson(remove_amp_cast=False)))
+
+
+class Record:
+    """The graphs behind ``losses``, as ``mx.autograd.get_symbol`` shows them.
+
+    Each property raises ``mx.MXNetError`` where a loss was not recorded.
+    """
+
+    def __init__(self, losses: Sequence[NDArray]) -> None:
+        self.losses = losses
+
+    @cached_property
+    def _symbols(self) -> list[mx.sym.Symbol]:
+        return [mx.autograd.get_symbol(loss) for loss in self.losses]
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return [symbol.tojson(remove_amp_cast=False) for symbol in self._symbols]
+
+    @cached_property
+    def leaves(self) -> set[str]:
+        """Names that autograd gave to what the graphs read."""
+        return {name for symbol in self._symbols for name in symbol.list_inputs()}
+
+    @cached_property
+    def operators(self) -> set[str]:
+        return {name for text in self._texts for name in _OPERATOR.findall(text)}
+
+    @cached_property
+    def _graphs(self) -> list[Graph]:
+        return [Graph.from_json(text, numpy=_mxnet.is_numpy(s)) for text, s in zip(self._texts, self._symbols)]
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes behind the losses; 0.6 ms for a ResNet-50."""
+        for graph in self._graphs:
+            yield from graph.nodes()

@@ -1,0 +1,68 @@
+"""How a plan was found by tuning, as plain data that prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Mapping
+
+__all__ = ["Tuned"]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was compared, and what came out. Of each candidate, by its name:
+
+    Attributes
+    ----------
+    chosen : str
+    training : bool
+        Steps are a forward and a backward; otherwise a forward.
+    steps : mapping of str to float
+        Seconds of a whole step, the median. Empty where nothing was measured.
+    gains : mapping of str to (float, float, float)
+        Times as fast as FP32: lower quartile, median and upper quartile over the rounds.
+    predicted : mapping of str to float
+        The gain that the times of the operators and casts let expect.
+    cast_bytes : mapping of str to int
+        Bytes that the casts of one forward read and write.
+    notes : tuple of str
+        What else there is to say: where low precision does not pay, what failed.
+    """
+
+    chosen: str
+    training: bool
+    steps: Mapping[str, float] = field(default_factory=dict)
+    gains: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    cast_bytes: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Tuned:
+        """The inverse of ``to_dict``."""
+        gains = {str(name): tuple(map(float, quartiles)) for name, quartiles in raw["gains"].items()}
+        return cls(**{**raw, "gains": gains, "notes": tuple(map(str, raw["notes"]))})
+
+    def __str__(self) -> str:
+        what = "forward and backward" if self.training else "forward"
+        names = list(dict.fromkeys([*self.steps, *self.cast_bytes]))
+        rows = [["", f"{what}, ms", "times as fast as FP32", "predicted", "MiB cast"]]
+        for name in names:
+            low, middle, high = self.gains.get(name, (0.0, 0.0, 0.0))
+            rows.append(
+                [
+                    f"{'*' if name == self.chosen else ' '} {name}",
+                    f"{1e3 * self.steps[name]:.1f}" if name in self.steps else "",
+                    f"{middle:.2f} ({low:.2f} to {high:.2f})" if name in self.gains else "",
+                    f"{self.predicted[name]:.2f}" if name in self.predicted else "",
+                    f"{self.cast_bytes[name] / 2**20:.1f}" if name in self.cast_bytes else "",
+                ]
+            )
+        kept = [i for i in range(5) if i == 0 or any(row[i] for row in rows[1:])]
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = ["  ".join(row[i].ljust(widths[i]) for i in kept).rstrip() for row in rows]
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])

@@ -1,0 +1,182 @@
+"""A loss scale that follows what is measured: gradients that are zero, and how far the largest is from overflow."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .scaler import DynamicLossScaler, _check_state, _count, _integer, _is_number, _scale
+
+__all__ = ["AdaptiveLossScaler"]
+
+_LARGEST = 65504.0  # of float16
+# What a higher scale must do to the zeros to be worth it: leave at most this part of them.
+_USEFUL = 0.98
+
+
+class AdaptiveLossScaler(DynamicLossScaler):
+    """A scale that rises as long as gradients are zero that a higher scale brings back, and falls before they overflow.
+
+    Every ``measure_interval`` steps, and after each rise at once, the parameters' gradients are measured: the share
+    that is zero, as a mean over the parameters, and the largest value. The rules::
+
+        overflow:                                     skip, scale * backoff_factor, and keep more room (below)
+        the largest is within a factor 2 of 65504:    scale * backoff_factor
+        zeros > max_zeros, the room would remain,
+            and the last rise brought some back:      scale * growth_factor
+        growth_interval clean steps in a row:         keep less room by growth_factor; rises are tried again
+
+    The room is what a rise must leave between the largest measured gradient and 65504, at least ``2**margin``. Where
+    an overflow comes with less than it had, what overflowed is larger than what is measured (a gradient of an
+    activation) by that much: the room grows to twice of it.
+
+    So unlike ``DynamicLossScaler`` it does not wait 2,000 steps for a power of two that gradients need, least of all
+    after large gradients of the first steps have brought the scale down, and does not rise to where a step is lost
+    when they need none. Zeros that no scale removes (of relu, or of rows of an embedding that a batch does not use)
+    cost one rise in ``growth_interval`` steps. A measurement reads the gradients once more and needs no further wait
+    for the device.
+
+    Parameters
+    ----------
+    init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis
+        As for ``DynamicLossScaler``.
+    max_zeros : float
+        Share of zeros, from 0 to 1, that needs no higher scale.
+    margin : int
+        Powers of two that a rise leaves between the largest gradient and 65504, float16's largest number. The
+        gradients of activations are not measured and may be larger.
+    measure_interval : int
+        Steps from one measurement to the next.
+
+    Raises
+    ------
+    ValueError
+        Names the argument and what it must be.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        min_scale: float = 1.0,
+        max_scale: float = 2.0**40,
+        hysteresis: int = 1,
+        max_zeros: float = 1e-3,
+        margin: int = 3,
+        measure_interval: int = 20,
+    ) -> None:
+        super().__init__(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
+        if not _is_number(max_zeros) or not 0 <= max_zeros <= 1:
+            raise ValueError(f"max_zeros must be a number from 0 to 1, got {max_zeros!r}")
+        self.max_zeros = float(max_zeros)
+        self.margin = _count("margin", margin)
+        self.measure_interval = _count("measure_interval", measure_interval)
+        self._room = 2.0**self.margin
+        self._largest = 0.0  # at scale 1, when it was measured last
+        self._until_measured = 0
+        self._before_rise = math.inf
+        self._futile = False
+        self._measured: tuple[float, float] | None = None
+
+    @property
+    def measures(self) -> bool:
+        """Whether the next step is to tell what its gradients are, by ``note_gradients``."""
+        return self._until_measured == 0
+
+    def note_gradients(self, zeros: float, largest: float) -> None:
+        """Before ``adjust``: the share of zeros, and the largest absolute value at the current scale.
+
+        Trainers that share the scaler each tell theirs; the mean and the maximum count.
+        """
+        if self._measured is not None:
+            zeros, largest = (zeros + self._measured[0]) / 2, max(largest, self._measured[1])
+        self._measured = float(zeros), float(largest)
+
+    def adjust(self, finite: bool) -> None:
+        measured, self._measured = self._measured, None
+        self._until_measured = max(self._until_measured - 1, 0)
+        if not finite:
+            self._overflowed()
+            return
+        self._clean_steps += 1
+        if self._clean_steps >= self.growth_interval:
+            self._clean_steps = 0
+            self._tolerance = self.hysteresis
+            self._room = max(self._room / self.growth_factor, 2.0**self.margin)
+            self._futile, self._before_rise = False, math.inf
+        if measured is not None:
+            self._until_measured = self.measure_interval - 1
+            self._follow(*measured)
+
+    def _overflowed(self) -> None:
+        self._clean_steps = 0
+        self._tolerance -= 1
+        if self._largest:
+            had = _LARGEST / (self._largest * self._scale)
+            self._room = min(max(self._room, 2 * had), 2.0**64)
+        if self._tolerance <= 0:
+            self._scale = max(self._scale * self.backoff_factor, self.min_scale)
+        self._before_rise = math.inf  # what the rise brought back is not known
+        self._until_measured = 0
+
+    def _follow(self, zeros: float, largest: float) -> None:
+        self._largest = largest / self._scale
+        if largest * 2 > _LARGEST:
+            self._scale = max(self._scale * self.backoff_factor, self.min_scale)
+            self._before_rise = math.inf
+            return
+        self._futile = self._futile or zeros > self._before_rise * _USEFUL
+        higher = min(self._scale * self.growth_factor, self.max_scale)
+        fits = self._largest * higher * self._room <= _LARGEST
+        if zeros > self.max_zeros and higher > self._scale and fits and not self._futile:
+            self._scale, self._before_rise = higher, zeros
+            self._until_measured = 0
+        else:
+            self._before_rise = math.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "max_zeros": self.max_zeros,
+            "margin": self.margin,
+            "measure_interval": self.measure_interval,
+            "room": self._room,
+            "largest": self._largest,
+            "until_measured": self._until_measured,
+            "before_rise": None if math.isinf(self._before_rise) else self._before_rise,
+            "futile": self._futile,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _check_state(state, self.state_dict())
+        plain = DynamicLossScaler(state["scale"])
+        own = {name: state[name] for name in plain.state_dict() if name != "kind"}
+        plain.load_state_dict({**own, "kind": "DynamicLossScaler"})
+        fresh = AdaptiveLossScaler(
+            plain.loss_scale,
+            plain.growth_factor,
+            plain.backoff_factor,
+            plain.growth_interval,
+            plain.min_scale,
+            plain.max_scale,
+            plain.hysteresis,
+            state["max_zeros"],
+            state["margin"],
+            state["measure_interval"],
+        )
+        fresh._clean_steps, fresh._tolerance = plain._clean_steps, plain._tolerance
+        fresh._room = _scale("room", state["room"])
+        if not _is_number(state["largest"]) or not 0 <= state["largest"] < math.inf:
+            raise ValueError(f"largest must be a finite number from 0 on, got {state['largest']!r}")
+        fresh._largest = float(state["largest"])
+        fresh._until_measured = _integer("until_measured", state["until_measured"])
+        before = state["before_rise"]
+        if not isinstance(state["futile"], bool) or not (before is None or _is_number(before)):
+            raise ValueError(f"futile must be a bool and before_rise a number or None, got {state!r}")
+        fresh._before_rise, fresh._futile = math.inf if before is None else float(before), state["futile"]
+        self.__dict__.update(fresh.__dict__)
+
+    def __repr__(self) -> str:
+        return f"AdaptiveLossScaler({self._scale:g}, room={self._room:g})"

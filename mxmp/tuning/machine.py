@@ -1,0 +1,67 @@
+"""Which machine this is, and where what was measured on it is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+
+__all__ = ["cache_file", "describe"]
+
+# What changes the kernels that MXNet and oneDNN pick, or their threads.
+_VARIABLES = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MXNET_MKLDNN_ENABLED")
+
+
+def describe(ctx: mx.Context) -> dict[str, Any]:
+    """Processor, threads, builds of MXNet and mxmp: times hold where all of it is the same."""
+    return {
+        "device": ctx.device_type,
+        "processor": _processor(),
+        "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        "mxnet": mx.__version__,
+        "mxmp": _source(),
+        "features": sorted(name for name, feature in mx.runtime.Features().items() if feature.enabled),
+    }
+
+
+def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None) -> str:
+    """The file for a machine, in the user's cache folder unless another is given, which is made.
+
+    Raises
+    ------
+    ImportError
+        platformdirs, which knows that folder, is not installed.
+    """
+    if folder is None:
+        try:
+            from platformdirs import user_cache_dir
+        except ImportError as error:
+            raise ImportError(f"tuning needs platformdirs ({error}): pip install 'mxmp[tune]'") from error
+        folder = user_cache_dir("mxmp")
+    os.makedirs(folder, exist_ok=True)
+    key = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
+    return os.path.join(folder, f"times-{key}.json")
+
+
+def _source() -> str:
+    """Of the graphs that mxmp makes, and of how it times them."""
+    rooms = Path(__file__).parents[1]
+    files = sorted([*(rooms / "precision").glob("*.py"), *(rooms / "tuning").glob("*.py")])
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def _processor(cpuinfo: str = "/proc/cpuinfo") -> str:
+    try:
+        with open(cpuinfo, encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,145 @@
+"""What operators and casts cost, by signature: learned from profiles, kept on disk, made into the costs of a cut."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from math import prod
+from typing import Any, Collection, Mapping
+
+from ..files import replacing
+from ..precision.graph import Entry, Node
+from .choices import Task
+from .clock import Cast, Owner
+from .cut import Costs
+
+__all__ = ["Table", "read", "write"]
+
+
+class Table:
+    """Seconds by signature: operator, attributes, shapes, dtype; and of casts: shape, who makes and who reads it.
+
+    An operator's time is the one that it takes among its like: in FP32 where all of the graph is, low where all is
+    low that may be. What it takes longer (or less) beside a cast, whose layout it then meets, counts for that cast.
+    So ``predict`` of the plans that were profiled is what was measured, but for what operators of one signature differ.
+    """
+
+    def __init__(
+        self, task: Task, shapes: Mapping[Entry, tuple[int, ...]], training: bool, known: dict[str, float]
+    ) -> None:
+        self.seconds = known
+        self._task = task
+        self._shapes = shapes
+        self._readers = task.graph.consumers()
+        mode = "training" if training else "inference"
+        self._signatures = {
+            node: f"{mode} {self._signature(node)}" for node in task.graph.nodes() if not node.is_variable
+        }
+        self._mode = mode
+
+    def knows(self, low: Collection[Node]) -> bool:
+        """Whether the time of every operator and cast of a plan was measured."""
+        operators = all(self._key(node, node in low) in self.seconds for node in self._signatures)
+        return operators and all(self._cast_key(Cast(*cast)) in self.seconds for cast in self._task.choice.casts(low))
+
+    def learn(self, low: Collection[Node], profile: Mapping[Owner, float]) -> None:
+        """Take over what a plan's parts took."""
+        found: dict[str, list[float]] = {}
+        for node in self._signatures:
+            found.setdefault(self._key(node, node in low), []).append(profile.get(node, 0.0))
+        for key, times in found.items():
+            self.seconds.setdefault(key, statistics.median(times))
+        casts = [Cast(*cast) for cast in self._task.choice.casts(low)]
+        extra = dict.fromkeys(casts, 0.0)
+        beside = self._beside(casts, low)
+        for node, its_casts in beside.items():
+            more = profile.get(node, 0.0) - self.seconds[self._key(node, node in low)]
+            for cast in its_casts:
+                extra[cast] += more / len(its_casts)
+        found = {}
+        for cast in casts:
+            found.setdefault(self._cast_key(cast), []).append(profile.get(cast, 0.0) + extra[cast])
+        self.seconds.update({key: statistics.median(times) for key, times in found.items()})
+
+    def costs(self) -> Costs:
+        """For the cut. Casts that no profiled plan has cost what others of their direction cost a byte.
+
+        A cast that pays for itself is free, unless one operator alone decides on it.
+        """
+        rates: dict[bool, list[float]] = {True: [], False: []}
+        casts = [Cast(e, to_full) for e in self._task.choice.tensors for to_full in rates if not e.node.is_variable]
+        for cast in casts:
+            known = self.seconds.get(self._cast_key(cast))
+            if known is not None:
+                rates[cast.to_full].append(known / prod(self._shapes[cast.entry]))
+        usual = {to_full: max(statistics.median(each), 0.0) if each else 1e-9 for to_full, each in rates.items()}
+
+        def of(entry: Entry, to_full: bool) -> float:
+            cost = self.seconds.get(self._cast_key(Cast(entry, to_full)), usual[to_full] * prod(self._shapes[entry]))
+            return cost if self._task.choice.decides(entry, to_full) else max(cost, 0.0)
+
+        tensors = self._task.choice.tensors
+        return Costs(
+            {node: self.seconds[self._key(node, True)] for node in self._task.wide},
+            {node: self.seconds[self._key(node, False)] for node in self._signatures},
+            {entry: of(entry, False) for entry in tensors},
+            {entry: of(entry, True) for entry in tensors},
+        )
+
+    def predict(self, low: Collection[Node]) -> float:
+        """Seconds of a step."""
+        costs = self.costs()
+        others = sum(costs.full[node] for node in self._signatures if node not in self._task.wide)
+        return others + self._task.choice.cost(low, costs)
+
+    def of_node(self, node: Node, low: bool) -> float:
+        """Seconds of one operator."""
+        return self.seconds[self._key(node, low)]
+
+    def _beside(self, casts: list[Cast], low: Collection[Node]) -> dict[Node, list[Cast]]:
+        """The operators that make what is cast, or read the cast."""
+        beside: dict[Node, list[Cast]] = {}
+        rules = self._task.rules_of
+        for cast in casts:
+            maker = cast.entry.node
+            readers = {
+                node
+                for node, position in self._readers.get(cast.entry, ())
+                if (node in low and position not in rules[node].keep) is not cast.to_full
+            }
+            for node in [*readers, maker]:
+                if not node.is_variable:
+                    beside.setdefault(node, []).append(cast)
+        return beside
+
+    def _signature(self, node: Node) -> str:
+        attrs = {name: value for name, value in sorted(node.attrs.items()) if not name.startswith("__")}
+        inputs = ["x".join(map(str, self._shapes[entry])) for entry in node.inputs]
+        return f"{node.op} {json.dumps(attrs)} {' '.join(inputs)}"
+
+    def _key(self, node: Node, low: bool) -> str:
+        return f"{self._signatures[node]} {self._task.policy.compute if low else 'float32'}"
+
+    def _cast_key(self, cast: Cast) -> str:
+        maker = cast.entry.node.op
+        readers = sorted({node.op for node, _ in self._readers.get(cast.entry, ())})
+        dtype = "float32" if cast.to_full else self._task.policy.compute
+        shape = "x".join(map(str, self._shapes[cast.entry]))
+        return f"{self._mode} {maker} -> {dtype} {shape} -> {' '.join(readers)}"
+
+
+def read(path: str) -> dict[str, float]:
+    """What ``write`` wrote; nothing where there is no file, or one of another kind."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (FileNotFoundError, ValueError):
+        return {}
+    known = found.get("seconds", {}) if isinstance(found, dict) else {}
+    return {str(key): float(value) for key, value in known.items()}
+
+
+def write(path: str, machine: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
+    """Keep what was measured, with what is said of the machine; the file appears whole or not at all."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        json.dump({"machine": machine, "seconds": dict(sorted(seconds.items()))}, file, indent=1)

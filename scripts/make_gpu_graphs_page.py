@@ -1,0 +1,262 @@
+"""The manual's page of GPU graphs from their counts: tables, a model of the time that they mean, and a picture.
+
+python scripts/make_gpu_graphs_page.py        # docs/gpu-graphs.md and docs/gpu-graphs.png from docs/gpu-graphs.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any, Callable, Iterator
+
+from bench_gpu_graphs import RESULTS, names
+
+DOCS = RESULTS.parent
+VARIANTS = {  # by name: label and colour (Okabe and Ito's)
+    "float16": ("mxmp, `float16`", "#D55E00"),
+    "float16-fast": ("mxmp, `float16-fast`", "#0072B2"),
+    "minimal": ("mxmp, minimal plan", "#009E73"),
+    "contrib.amp": ("`mxnet.contrib.amp`", "#000000"),
+}
+BANDWIDTH = {"V100": 900e9, "A100": 1555e9}  # bytes a second
+LAUNCH = 3.8e-6  # seconds
+FULL_SIZE = ("classification", "gluon", "video", "bert", "language model", "translation")
+KNOWN = {
+    "resnet50_v1b": "ResNet-50",
+    "vgg16": "VGG-16",
+    "mobilenetv2_1.0": "MobileNetV2",
+    "mobilenetv3_large": "MobileNetV3",
+    "densenet121": "DenseNet-121",
+    "inceptionv3": "Inception v3",
+    "resnext50_32x4d": "ResNeXt-50",
+    "alexnet": "AlexNet",
+    "squeezenet1.0": "SqueezeNet",
+    "ssd_300_vgg16_atrous_voc": "SSD-300",
+    "bert_12_768_12": "BERT-base",
+    "standard_lstm_lm_650": "LSTM language model",
+}
+HEAD = """<!-- Written by `python scripts/make_gpu_graphs_page.py`; the figures are in gpu-graphs.json. -->
+# GPU graphs, counted
+
+What a GPU would be given to do in float16, read off the graphs of every network of GluonCV, GluonNLP and MXNet's own
+zoo. **Nothing on this page was measured on a GPU**: casts, bytes and operators are counts, times are a model.
+
+```console
+$ python scripts/bench_gpu_graphs.py           # all that have no result yet; may be ended and started again
+$ python scripts/make_gpu_graphs_page.py       # this page
+```
+
+- **Casts** and the bytes that they read and write, in one forward. The backward casts gradients of the same tensors.
+- **Operators** of forward and backward, as MXNet's executor plans them; each launches one kernel or a few, reshapes in
+  place none. Where MXNet fuses pointwise operators on a GPU (`MXNET_USE_FUSION`, Symbols and
+  `hybridize(static_alloc=True)`), a cast behind an activation or a sum joins its kernel; one between a convolution and
+  a BatchNorm, or in the backward, cannot. So the default's figures are upper bounds, by at most half in the forward.
+- **Step**: operators of one step of SGD with momentum, with its finite check; in FP32 those of a `gluon.Trainer`.
+
+Classification is counted at 128 images of 224 x 224 (Inception v3: 299, CIFAR: 32) and 10 classes. Where a size is in a
+network's own code, or depends on its other inputs, the inputs are small, and weights, which `contrib.amp` casts in
+every forward, stand out more than they would: `gpu-graphs.json` has the shapes.
+"""
+MODEL = """## The model
+
+| | V100 | A100 | source |
+|---|---|---|---|
+| bandwidth | 900 GB/s | 1,555 GB/s | NVIDIA's data sheets: [V100][v100] (SXM2), [A100][a100] (40 GB) |
+| a launch | 3.8 µs | 3.8 µs | NVIDIA's [Getting Started with CUDA Graphs][graphs]: short kernels in a row on a V100 |
+
+The time for casts in a step is twice the forward's bytes, over the bandwidth. The time for launches is the operators
+of forward, backward and step, times that of a launch; it hides behind kernels that take longer, so it is what a small
+batch cannot go below, not what is added to a large one. Real kernels reach less than the data sheet's bandwidth, and
+MXNet's engine needs more for an operator than CUDA for a launch: both times are lower bounds of what they model.
+
+[v100]: https://images.nvidia.com/content/technologies/volta/pdf/tesla-volta-v100-datasheet-letter-fnl-web.pdf
+[a100]: https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/{a100}
+[graphs]: https://developer.nvidia.com/blog/cuda-graphs/
+""".format(a100="nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf")
+
+
+def main() -> None:
+    results = json.loads(RESULTS.read_text())
+    (DOCS / "gpu-graphs.md").write_text(page(results))
+    picture(results, DOCS / "gpu-graphs.png")
+
+
+def page(results: dict[str, Any]) -> str:
+    return "\n".join([HEAD, *summary(results), MODEL, *known(results), *everything(results), *failures(results)]) + "\n"
+
+
+def counted(results: dict[str, Any]) -> dict[str, Any]:
+    return {name: found for name, found in results.items() if "variants" in found}
+
+
+def shown(results: dict[str, Any]) -> dict[str, str]:
+    """The variants that have a result, with their labels."""
+    present = {variant for found in counted(results).values() for variant in found["variants"]}
+    return {variant: label for variant, (label, _) in VARIANTS.items() if variant in present}
+
+
+def complete(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The networks that have figures of every variant."""
+    wanted = ["float32", *shown(results)]
+    found = counted(results).values()
+    return [each for each in found if all("cast_bytes" in each["variants"].get(variant, {}) for variant in wanted)]
+
+
+def cast_seconds(figures: dict[str, Any], gpu: str) -> float:
+    return 2 * figures["cast_bytes"] / BANDWIDTH[gpu]
+
+
+def launch_seconds(figures: dict[str, Any]) -> float:
+    return (figures["operators"] + figures["step"]) * LAUNCH
+
+
+# -- The page ---------------------------------------------------------------------------------------
+
+
+def summary(results: dict[str, Any]) -> Iterator[str]:
+    networks = counted(results)
+    with_both = complete(results)
+    yield f"## {len(networks)} networks\n"
+    if left := len(set(names()) - results.keys()):
+        yield f"The count is not complete: {left} of {len(names())} names have no result yet.\n"
+    yield "![Bytes cast in one forward, by network and policy](gpu-graphs.png)\n"
+    yield f"Medians over the {len(with_both)} networks that every variant can rewrite:\n"
+    yield f"| | {' | '.join(shown(results).values())} |\n|---|{'---|' * len(shown(results))}"
+    rows: dict[str, Callable[[dict, dict], float]] = {
+        "casts": lambda v, f: v["casts"],
+        "bytes cast, of what the FP32 operators write": lambda v, f: v["cast_bytes"] / f["written"],
+        "operators of forward and backward, of FP32's": lambda v, f: (
+            v["operators"] / f["variants"]["float32"]["operators"]
+        ),
+        "operators of the step": lambda v, f: v["step"],
+    }
+    for label, figure in rows.items():
+        cells = [median(figure(f["variants"][v], f) for f in with_both) for v in shown(results)]
+        share = label.startswith("bytes")
+        exact = label in ("casts", "operators of the step")
+        texts = [f"{100 * c:.2g} %" if share else f"{c:.0f}" if exact else f"{c:.2f}" for c in cells]
+        yield f"| {label} | {' | '.join(texts)} |"
+    cells = []
+    for variant in shown(results):
+        if variant == "contrib.amp":
+            cells.append("")
+            continue
+        no_more = sum(
+            f["variants"][variant]["cast_bytes"] <= f["variants"]["contrib.amp"]["cast_bytes"] for f in with_both
+        )
+        cells.append(f"{no_more} of {len(with_both)}")
+    yield f"| casts no more bytes than `mxnet.contrib.amp` | {' | '.join(cells)} |\n"
+
+
+def known(results: dict[str, Any]) -> Iterator[str]:
+    yield "## Well-known networks\n"
+    yield "| network | | casts | GiB | operators | step | casts, ms: V100 | A100 | launches, ms |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, title in KNOWN.items():
+        if name not in counted(results):
+            continue
+        title = f"**{title}**, `{name}`"
+        for variant, label in {"float32": "FP32", **shown(results)}.items():
+            figures = results[name]["variants"].get(variant, {"error": "not counted"})
+            yield f"| {title} | {label} | {cells(figures)} |"
+            title = ""
+    yield ""
+
+
+def cells(figures: dict[str, Any]) -> str:
+    if "error" in figures:
+        return "- | | | | | | "
+    seconds = [cast_seconds(figures, "V100"), cast_seconds(figures, "A100"), launch_seconds(figures)]
+    return " | ".join(
+        [
+            str(figures["casts"]),
+            f"{figures['cast_bytes'] / 2**30:.3g}",
+            str(figures["operators"]),
+            str(figures["step"]),
+            *(f"{1e3 * s:.3g}" for s in seconds),
+        ]
+    )
+
+
+def everything(results: dict[str, Any]) -> Iterator[str]:
+    networks, variants = counted(results), shown(results)
+    yield "## All networks\n"
+    yield f"In each cell: {' / '.join(variants.values())}. Written: what the operators of the FP32 graph write, in GiB."
+    yield "Times are the model's, for the casts of one step.\n"
+    for kind in dict.fromkeys(found["kind"] for found in networks.values()):
+        yield f"### {kind}\n"
+        yield "| network | inputs | written | casts | GiB cast | operators | step | ms on a V100 | ms on an A100 |"
+        yield "|---|---|---|---|---|---|---|---|---|"
+        for name in sorted(name for name, found in networks.items() if found["kind"] == kind):
+            found = networks[name]
+            columns: list[Callable[[dict], str]] = [
+                lambda f: str(f["casts"]),
+                lambda f: f"{f['cast_bytes'] / 2**30:.2g}",
+                lambda f: str(f["operators"]),
+                lambda f: str(f["step"]),
+                lambda f: f"{1e3 * cast_seconds(f, 'V100'):.2g}",
+                lambda f: f"{1e3 * cast_seconds(f, 'A100'):.2g}",
+            ]
+            each = [found["variants"].get(variant, {"error": "not counted"}) for variant in variants]
+            texts = [" / ".join("-" if "error" in f else column(f) for f in each) for column in columns]
+            shape = " x ".join(map(str, max(found["inputs"].values(), key=len, default=[])))
+            yield f"| `{name}` | {shape} | {found['written'] / 2**30:.2g} | {' | '.join(texts)} |"
+        yield ""
+
+
+def failures(results: dict[str, Any]) -> Iterator[str]:
+    yield "## What cannot be counted\n\n| network | | why |\n|---|---|---|"
+    for name, found in results.items():
+        reasons = {"": found.get("left_out") or found.get("error")}
+        reasons.update({VARIANTS[v][0]: f.get("error") for v, f in found.get("variants", {}).items() if v in VARIANTS})
+        for label, reason in reasons.items():
+            if reason:
+                plain = re.sub(r"\[\d\d:\d\d:\d\d\] ", "", reason).replace("|", "\\|").replace("`", "'")
+                yield f"| `{name}` | {label} | {plain[:200]} |"
+    yield ""
+
+
+# -- The picture ------------------------------------------------------------------------------------
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """Well-known networks by name, and the share of what is written that each network casts, sorted."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    networks, variants = counted(results), shown(results)
+    names = [name for name in KNOWN if name in networks][::-1]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5.6), layout="constrained", width_ratios=[1.25, 1])
+    for row, name in enumerate(names):
+        left.plot(networks[name]["written"] / 2**30, row, "|", color="0.6", markersize=16, markeredgewidth=2.5)
+    real = [found for found in complete(results) if found["kind"] in FULL_SIZE]
+    for number, (variant, label) in enumerate(variants.items()):
+        color = VARIANTS[variant][1]
+        text = label.replace("`", "")
+        apart = 0.2 * ((len(variants) - 1) / 2 - number)
+        points = [(row + apart, networks[n]["variants"].get(variant, {})) for row, n in enumerate(names)]
+        points = [(f["cast_bytes"] / 2**30, row) for row, f in points if f.get("cast_bytes")]
+        left.plot(*zip(*points), "o", color=color, label=text, markersize=6)
+        shares = sorted(100 * f["variants"][variant]["cast_bytes"] / f["written"] for f in real)
+        right.plot([100 * (i + 0.5) / len(shares) for i in range(len(shares))], shares, color=color, linewidth=2.2)
+    left.plot([], [], "|", color="0.6", markersize=12, markeredgewidth=2.5, label="written by all operators, FP32")
+    left.set(xscale="log", xlabel="GiB read and written by casts in one forward", yticks=range(len(names)))
+    left.set_yticklabels([KNOWN[name] for name in names])
+    left.set_title("Well-known networks at a training batch", fontsize=11)
+    left.grid(alpha=0.3)
+    figure.legend(frameon=False, loc="outside lower center", ncols=5)
+    right.set(yscale="log", xlim=(0, 100), xlabel="per cent of the networks")
+    right.set_ylabel("bytes cast, per cent of what operators write")
+    right.set_title(f"{len(real)} networks at a training batch, each curve sorted", fontsize=11)
+    right.grid(alpha=0.3)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

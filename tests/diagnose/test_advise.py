@@ -1,0 +1,442 @@
+"""``advise`` against hand counts of known networks, and what it says of shapes that miss the Tensor Cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp.diagnose import Advice, advise, plot_roofline
+from mxmp.diagnose.advising.advice import Padding
+from mxmp.diagnose.advising.gpus import GPUS
+
+ROOT = Path(__file__).parents[2]
+S = mx.sym
+X = S.var("data")
+
+# -- Hand counts ------------------------------------------------------------------------------------
+
+
+def resnet50_macs():
+    """By the paper's table 1 (He et al. 2016), with the stride in the 3x3 convolutions, as in v1b."""
+    macs = 112**2 * 64 * 7**2 * 3
+    channels, size = 64, 56
+    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        out = size // stride
+        macs += size**2 * channels * width + out**2 * width * (9 * width + 4 * width)
+        macs += out**2 * channels * 4 * width  # the shortcut
+        macs += (blocks - 1) * out**2 * (4 * width * width + 9 * width**2 + width * 4 * width)
+        channels, size = 4 * width, out
+    return macs + 2048 * 1000
+
+
+def test_resnet50():
+    model_zoo = pytest.importorskip("gluoncv.model_zoo", reason="needs GluonCV: pip install 'mxmp[vision]'")
+    found = advise(model_zoo.get_model("resnet50_v1b"), (8, 3, 224, 224))
+    assert found.flops == 8 * 2 * resnet50_macs()
+    assert round(resnet50_macs() / 1e9, 2) == 4.09  # published: torchvision, resnet50, GFLOPS (multiply-adds)
+    assert len(found.matrices) == 54
+    assert found.tensor_share == 1
+    (first,) = [matrix for matrix in found.matrices if matrix.paddings]
+    assert first.paddings == (Padding("input channels", 3, 4),)
+    assert first.padding_cost == pytest.approx(1 / 3)
+    assert found.unknown == ()
+
+
+def bert_flops(batch, tokens, units=768, layers=12):
+    """Per layer Q, K and V and the projection (4 units^2), two layers of four times the width, and two products of
+    attention; the pooler at the end."""
+    layer = batch * tokens * units**2 * (4 + 2 * 4) + 2 * batch * tokens**2 * units
+    return 2 * (layers * layer + batch * units**2)
+
+
+def test_bert_base():
+    pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'")
+    from zoo.language import pretrained_not
+
+    net = pretrained_not("bert_12_768_12", dropout=0, use_decoder=False, use_classifier=False)
+    found = advise(net, (8, 128), (8, 128), (8,))
+    assert found.flops == bert_flops(8, 128)
+    # Published: 22.5 GFLOPs at 128 tokens (Sun et al., MobileBERT, ACL 2020, table 4), embeddings' work included.
+    assert bert_flops(1, 128) / 1e9 == pytest.approx(22.5, rel=0.01)
+    assert len(found.matrices) == 12 * 6 + 1
+    assert found.fitting_share == 1
+    assert found.joinable == ()  # MXNet's attention makes Q, K and V in one product
+
+
+def language_model(vocabulary, units, layers=2):
+    words = S.Embedding(X, input_dim=vocabulary, output_dim=units, name="embedding")
+    states = [S.var(name, shape=(layers, 0, units)) for name in ("h", "c")]
+    out = S.RNN(words, S.var("w"), *states, mode="lstm", state_size=units, num_layers=layers, name="lstm")
+    return S.FullyConnected(out, num_hidden=vocabulary, flatten=False, name="decoder")
+
+
+def test_lstm_language_model():
+    """The large model of Zaremba et al. 2014: 66 M parameters with Penn Treebank's 10,000 words."""
+    units, words, steps, batch = 1500, 10_000, 35, 20
+    weights = 2 * 4 * units * (units + units) + units * words
+    found = advise(language_model(words, units), data=(steps, batch))
+    assert found.flops == 2 * steps * batch * weights
+    assert round((weights + words * units) / 1e6) == 66
+    assert [matrix.op for matrix in found.matrices] == ["RNN", "FullyConnected"]
+
+
+def test_a_vocabulary_is_padded():
+    found = advise(language_model(33_278, 648), data=(35, 16))
+    decoder = found.matrices[-1]
+    assert decoder.paddings == (Padding("outputs", 33_278, 33_280),)
+    assert decoder.padding_cost == pytest.approx(2 / 33_278)
+    assert "outputs 33,278 -> 33,280 (+0.006% of its FLOPs)" in str(found)
+    assert found.fitting_share == pytest.approx(found.matrices[0].flops / found.flops)
+
+
+# -- Sizes and layouts ------------------------------------------------------------------------------
+
+
+def fc(outputs, name="fc", data=X, **options):
+    return S.FullyConnected(data, num_hidden=outputs, name=name, **options)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "shape", "paddings"),
+    [
+        (fc(64), (31, 16), [("rows (batch)", 31, 32)]),
+        (fc(10), (32, 12), [("outputs", 10, 16), ("inputs", 12, 16)]),
+        (fc(64), (32, 16), []),
+        (
+            S.Convolution(X, kernel=(3, 3), num_filter=20),
+            (5, 3, 9, 9),
+            [("input channels", 3, 8), ("output channels", 20, 24)],
+        ),
+        (S.Convolution(X, kernel=(3, 3), num_filter=8, stride=(2, 2)), (5, 3, 9, 9), [("input channels", 3, 4)]),
+        (S.Convolution(X, kernel=(3, 3), num_filter=8, stride=(2, 2)), (5, 4, 9, 9), []),
+        (
+            S.Convolution(X, kernel=(3, 3), num_filter=24, num_group=2),
+            (5, 16, 9, 9),
+            [("output channels a group", 12, 16)],
+        ),
+    ],
+)
+def test_sizes_that_are_no_multiples(symbol, shape, paddings):
+    (matrix,) = advise(symbol, data=shape).matrices
+    assert [(p.what, p.value, p.to) for p in matrix.paddings] == paddings
+
+
+def test_int8_wants_multiples_of_16():
+    ranges = {f"{end}_{of}": S.var(f"{end}_{of}", shape=(1,)) for end in ("min", "max") for of in ("data", "weight")}
+    product = S.contrib.quantized_fully_connected(
+        data=S.var("data", dtype="int8"), weight=S.var("w", dtype="int8"), num_hidden=24, no_bias=True, **ranges
+    )
+    (matrix,) = advise(product, device="t4", data=(32, 32), w=(24, 32)).matrices
+    assert (matrix.dtype, matrix.paddings) == ("int8", (Padding("outputs", 24, 32),))
+    assert matrix.on_tensor_cores(GPUS["t4"])
+    assert not matrix.on_tensor_cores(GPUS["v100"])
+
+
+def test_layouts():
+    conv = S.Convolution(X, kernel=(3, 3), num_filter=8, layout="NHWC")
+    assert advise(conv, data=(2, 9, 9, 8)).matrices[0].layout == "NHWC"
+    assert advise(S.dot(X, S.var("y"), transpose_a=True), data=(8, 16), y=(8, 24)).matrices[0].layout == "TN"
+    assert "NCHW" not in str(advise(conv, data=(2, 9, 9, 8)))
+    assert "transpose around" in str(advise(S.Convolution(X, kernel=(3, 3), num_filter=8), data=(2, 8, 9, 9)))
+
+
+def test_depthwise_convolutions_are_off_the_tensor_cores():
+    wide = S.Convolution(X, kernel=(1, 1), num_filter=16, name="wide")
+    found = advise(S.Convolution(wide, kernel=(3, 3), num_filter=16, num_group=16, name="deep"), data=(2, 16, 9, 9))
+    assert [m.depthwise for m in found.matrices] == [False, True]
+    assert found.tensor_share == pytest.approx(81 * 16 / (81 * 16 + 49 * 9))
+    assert "deep (" in str(found)
+    assert "one channel a group" in str(found)
+
+
+# -- Joining ----------------------------------------------------------------------------------------
+
+
+def test_gates_of_one_input_could_be_one_product():
+    gates = [fc(64, name, flatten=False) for name in ("i", "f", "g", "o")]
+    state = S.var("h")
+    recurrent = [fc(64, f"h_{name}", state) for name in ("i", "f", "g", "o")]
+    found = advise(sum(map(S.sum, gates + recurrent)), data=(32, 16), h=(32, 64))
+    assert [(j.names, j.input, j.outputs) for j in found.joinable] == [
+        (("i", "f", "g", "o"), "data", 256),
+        (("h_i", "h_f", "h_g", "h_o"), "h", 256),
+    ]
+    assert "one FullyConnected with 256 outputs" in str(found)
+
+
+def test_queries_keys_and_values():
+    tokens = S.LayerNorm(X, name="norm")
+    q, k, v = (fc(768, name, tokens, flatten=False) for name in "qkv")
+    out = S.batch_dot(S.softmax(S.batch_dot(q, k, transpose_b=True)), v)
+    (joinable,) = advise(out, data=(4, 128, 768)).joinable
+    assert (joinable.names, joinable.outputs) == (("q", "k", "v"), 3 * 768)
+
+
+def test_products_that_cannot_be_joined():
+    shared = S.var("w")
+    both = [fc(64, name, X, weight=shared) for name in ("a", "b")]
+    other = [fc(64, "c", flatten=False), fc(64, "d", S.relu(X))]
+    assert advise(sum(map(S.sum, both + other)), data=(32, 16)).joinable == ()
+    cell = gluon.rnn.LSTMCell(64, input_size=64)
+    cell.initialize()
+    assert advise(cell, (32, 64), [mx.nd.zeros((32, 64))] * 2).joinable == ()
+
+
+# -- The model of the gain --------------------------------------------------------------------------
+
+
+def test_intensity_and_ridge_points():
+    (matrix,) = advise(fc(1024, no_bias=True), data=(512, 256)).matrices
+    elements = 512 * 256 + 256 * 1024 + 512 * 1024
+    assert matrix.flops == 2 * 512 * 256 * 1024
+    assert matrix.intensity == matrix.flops / (2 * elements)
+    assert matrix.intensity_in("tf32") == matrix.intensity_in("float32") == matrix.intensity / 2
+    ridges = {name: [round(gpu.ridge(d), 1) for d in ("float16", "tf32", "float32")] for name, gpu in GPUS.items()}
+    assert ridges == {"v100": [138.9, 17.4, 17.4], "t4": [203.1, 25.3, 25.3], "a100": [200.6, 100.3, 12.5]}
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS.keys())
+def test_the_manuals_figures_are_those_of_the_table(gpu):
+    def cell(dtype):
+        return f"{gpu.peak(dtype) / 1e12:g} ({gpu.ridge(dtype):.0f})"
+
+    tf32 = f" {cell('tf32')}" if "tf32" in gpu.tensor else ""
+    row = f"| {gpu.name} | {cell('float16')} |{tf32} | {cell('float32')} | {gpu.bandwidth / 1e9:g} |"
+    assert row in (ROOT / "docs" / "when-it-does-not-work.md").read_text(encoding="utf-8")
+
+
+def test_the_gain_is_amdahls():
+    """An arithmetic-bound product, and a ReLU that moves as many bytes whatever the product does."""
+    n = 4096
+    found = advise(S.relu(fc(n, no_bias=True)), device="v100", data=(n, n))
+    fp32, half, rest = 2 * n**3 / 15.7e12, 2 * n**3 / 125e12, 2 * 4 * n**2 / 900e9
+    fraction, gain = fp32 / (fp32 + rest), fp32 / half
+    assert found.speed_up() == pytest.approx(1 / (1 - fraction + fraction / gain))
+    assert advise(fc(n, no_bias=True), device="a100", data=(n, n)).speed_up("tf32") == pytest.approx(2)
+    excluded = advise(fc(n, no_bias=True), exclude=["fc"], data=(n, n))
+    assert excluded.speed_up() == 1
+    with pytest.raises(ValueError, match="baseline must be 'float32' or 'tf32', got 'fp32'"):
+        excluded.speed_up("fp32")
+
+
+def test_bandwidth_bound_products_gain_by_half_the_bytes():
+    assert advise(fc(4096, no_bias=True), data=(1, 4096)).speed_up() == pytest.approx(2)
+
+
+def test_a_recurrent_layer_reads_its_weights_at_each_step():
+    """Which is why a small batch gains no more than half the bytes, however long the sequence is."""
+    units, steps, batch = 1024, 50, 8
+    found = advise(language_model(8, units, layers=1), data=(steps, batch))
+    lstm = found.matrices[0]
+    wide = 4 * units
+    step = batch * units + units * wide + batch * wide
+    inputs = steps * batch * units + units * wide + steps * batch * wide
+    assert lstm.elements == steps * step + inputs
+    assert lstm.intensity < GPUS["v100"].ridge("float16") / 8
+
+
+def test_the_policy_says_what_is_on_tensor_cores():
+    symbol = fc(64, "b", fc(64, "a"))
+    found = advise(symbol, exclude=["b"], data=(32, 64))
+    assert [m.dtype for m in found.matrices] == ["float16", "float32"]
+    assert found.tensor_share == 0.5
+    assert "b (50.0% of the FLOPs): excluded by 'b'" in str(found)
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.Dense(64, in_units=64, prefix="a_"), nn.Dense(64, in_units=64, prefix="b_"))
+    mxmp.convert(net, exclude=["b_fwd"])
+    assert advise(net, (32, 64)).tensor_share == 0.5
+
+
+# -- Nets of every kind -----------------------------------------------------------------------------
+
+
+class Around(gluon.Block):
+    """Runs as Python, around two graphs."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first, self.second = nn.HybridSequential(), nn.Dense(24, in_units=16)
+            self.first.add(nn.Dense(32, in_units=8), nn.Dense(16, in_units=32))
+
+    def forward(self, x):
+        return self.second(self.first(x) + (1 if float(x.sum().asscalar()) else 0))
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_block_around_graphs_is_called_once(converted):
+    net = Around()
+    net.initialize()
+    if converted:
+        mxmp.convert(net)
+    found = advise(net, mx.nd.ones((8, 8)))
+    assert found.flops == 2 * 8 * (8 * 32 + 32 * 16 + 16 * 24)
+    assert [m.name.split("/")[0] for m in found.matrices] == [net.first.name] * 2 + [net.second.name]
+    assert not net.first._forward_pre_hooks
+
+
+def test_cells_that_are_unrolled_in_python_are_counted():
+    class Unrolled(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.cell = gluon.rnn.LSTMCell(16, input_size=8)
+
+        def forward(self, x):
+            return self.cell.unroll(x.shape[1], x, merge_outputs=True)[0]
+
+    net = Unrolled()
+    net.initialize()
+    found = advise(net, mx.nd.ones((4, 3, 8)))
+    assert found.flops == 3 * 2 * 4 * 64 * (8 + 16)
+    once = advise(net.cell, mx.nd.ones((4, 8)), [mx.nd.ones((4, 16))] * 2)
+    assert found.speed_up() == pytest.approx(once.speed_up())
+
+
+@pytest.mark.parametrize("state", ["fresh", "hybridized", "called", "converted"])
+def test_the_net_is_left_as_it_was(state):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3), nn.Dense(4))
+    net.initialize()
+    if state == "converted":
+        mxmp.convert(net)
+    if state != "fresh":
+        net.hybridize()
+    x = mx.nd.array(np.random.RandomState(0).normal(size=(2, 3, 8, 8)))
+    before = net(x).asnumpy() if state in ("called", "converted") else None
+    graphs = net._cached_graph, net._cached_op
+    found = advise(net, x)
+    assert found.flops == 2 * 2 * (36 * 8 * 27 + 288 * 4)
+    assert (net._cached_graph, net._cached_op) == graphs
+    if before is not None:
+        np.testing.assert_array_equal(net(x).asnumpy(), before)
+    else:
+        net(x).wait_to_read()  # shapes are still deferred, and follow the first call
+    assert advise(net, x) == found
+
+
+def test_loops_are_named_as_in_plans():
+    class Loop(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Dense(8, in_units=8, prefix="fc_")
+
+        def hybrid_forward(self, F, x, state):  # noqa: N803
+            out, _ = F.contrib.foreach(lambda row, s: (self.fc(row + s), self.fc(row)), x, state)
+            return out
+
+    net = Loop()
+    net.initialize()
+    found = advise(net, (5, 2, 8), (2, 8))
+    assert found.flops == 2 * 5 * 2 * (2 * 8 * 8)
+    assert all("/" in matrix.name and matrix.times == 5 for matrix in found.matrices)
+
+
+def test_a_tuned_or_saved_plan_is_followed():
+    net = nn.Dense(16, in_units=16)
+    net.initialize()
+    mxmp.convert(net, exclude=["*"])
+    symbol = fc(64)
+    plan = mxmp.explain(symbol, policy="float16", ctx=mx.gpu(), exclude=["fc"]).graphs[0].plan
+    assert advise(symbol, policy=plan, data=(32, 64)).tensor_share == 0
+    with pytest.raises(ValueError, match="a Plan has decided: exclude is for a policy"):
+        advise(symbol, policy=plan, exclude=["fc"], data=(32, 64))
+    low = mxmp.explain(symbol, policy="bfloat16").graphs[0].plan
+    with pytest.raises(ValueError, match="no bfloat16 kernels for a GPU"):
+        advise(symbol, policy=low, data=(32, 64))
+    with pytest.raises(ValueError, match="the plan is of another graph: it has no decision for 'other'"):
+        advise(fc(64, "other"), policy=plan, data=(32, 64))
+
+
+# -- Refusals ---------------------------------------------------------------------------------------
+
+BAD = {
+    "no net": (lambda: advise("net"), TypeError, "takes a gluon Block or a Symbol, got builtins.str"),
+    "unknown device": (lambda: advise(fc(8), device="p100", data=(2, 2)), ValueError, "'v100', 't4', 'a100'"),
+    "misspelt input": (lambda: advise(fc(8), dta=(2, 2)), ValueError, "no input 'dta'; did you mean 'data'"),
+    "misspelt keyword": (lambda: advise(fc(8), devise=(2, 2)), ValueError, "did you mean 'device'"),
+    "arrays for a Symbol": (lambda: advise(fc(8), mx.nd.ones((2, 2))), ValueError, "given by name"),
+    "no inputs for a net": (lambda: advise(nn.Dense(2)), ValueError, "takes its inputs in order"),
+    "shapes that do not fit": (
+        lambda: advise(fc(8), data=(2, 2), fc_weight=(8, 3)),
+        ValueError,
+        "do not fit 'fc': .* fc",
+    ),
+    "bfloat16": (lambda: advise(fc(8), policy="bfloat16", data=(2, 2)), ValueError, "use 'float16'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_named(case):
+    call, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_unknown_shapes_are_said():
+    found = advise(S.Group([fc(8), fc(8, "other", S.var("elsewhere"))]), data=(2, 2))
+    assert found.unknown == ("other",)
+    assert "In no figure, because shapes or products are not known\n    other" in str(found)
+    einsum = mx.sym.np.einsum("ij,jk->ik", X.as_np_ndarray(), S.var("y").as_np_ndarray())
+    assert advise(einsum, data=(2, 3), y=(3, 4)).unknown == advise(einsum, data=(2, 3)).unknown != ()
+
+
+def test_patterns_that_match_nothing_are_said():
+    found = advise(fc(8), exclude=["f*", "tail*"], data=(2, 2))
+    assert found.unmatched == ("tail*",)
+    assert "exclude matched nothing\n    tail*" in str(found)
+
+
+def test_nothing_to_multiply():
+    found = advise(S.relu(X), data=(2, 2))
+    assert (found.flops, found.tensor_share, found.matrices) == (0, 0, ())
+    assert "0.000 GFLOPs" in str(found)
+
+
+# -- Settings, files, the picture -------------------------------------------------------------------
+
+
+def test_settings(monkeypatch):
+    def settings(device="v100"):
+        return " ".join(advise(fc(8), device=device, data=(8, 8)).settings)
+
+    for name in ("MXNET_CUDA_ALLOW_TENSOR_CORE", "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION", "NVIDIA_TF32_OVERRIDE"):
+        monkeypatch.delenv(name, raising=False)
+    assert "ALLOW_CONVERSION is off" in settings()
+    assert "has no TF32" in settings()
+    assert "run as TF32" in settings("a100")
+    assert "It is off here" not in settings("a100")
+    monkeypatch.setenv("MXNET_CUDA_ALLOW_TENSOR_CORE", "0")
+    monkeypatch.setenv("MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION", "1")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert "MXNET_CUDA_ALLOW_TENSOR_CORE=0 keeps float16 off" in settings()
+    assert "ALLOW_CONVERSION=1 rounds FP32 inputs" in settings()
+    assert "It is off here" in settings("a100")
+
+
+def test_saved_advice_is_the_same(tmp_path):
+    found = advise(language_model(33_278, 648), device="a100", data=(35, 16))
+    found.save(tmp_path / "advice.json")
+    again = Advice.load(tmp_path / "advice.json")
+    assert again == found
+    assert str(again) == str(found)
+    (tmp_path / "other.json").write_text('{"format": "mxmp-plan-1"}')
+    with pytest.raises(ValueError, match=r"other.json' is no report that was saved by mxmp \(mxmp-advice-1\)"):
+        Advice.load(tmp_path / "other.json")
+
+
+def test_the_picture_has_a_dot_where_the_operator_is(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'mxmp[plots]'")
+    found = advise(S.Group([fc(4096, no_bias=True), fc(8, "small")]), data=(1024, 1024))
+    (axes,) = plot_roofline(found, tmp_path / "roofline.png").axes
+    dots = sorted(tuple(c.get_offsets()[0]) for c in axes.collections)
+    by_hand = sorted((m.intensity, min(m.intensity * 0.9, 125.0)) for m in found.matrices)
+    np.testing.assert_allclose(dots, by_hand)
+    roofs = {round(max(line.get_ydata()), 2) for line in axes.lines}
+    assert roofs == {125, 15.7}
+    assert (tmp_path / "roofline.png").stat().st_size > 10_000

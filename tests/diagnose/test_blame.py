@@ -1,0 +1,242 @@
+"""blame names the layer that was built to go wrong, the direction, the cause and what went in, through both doors."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from networks import (
+    LOSS,
+    Chain,
+    batch,
+    convolutional,
+    dense,
+    gluon_run,
+    gluon_step,
+    module_of,
+    module_step,
+    three,
+    values,
+)
+
+import mxmp
+from mxmp.diagnose import blame
+
+DOORS = ["gluon", "module"]
+
+
+def blamed(door, net, x, y, loss_scale=8.0, factor=1.0, flags=None, **options):
+    """What is blamed after a step that was skipped."""
+    if door == "gluon":
+        trainer = gluon_run(net, loss_scale=loss_scale)
+        net.hybridize(**(flags or {}))
+        gluon_step(net, trainer, x, y, factor)
+        assert trainer.last_step_skipped
+        return blame(net, trainer, x, loss=lambda out: LOSS(out, y) * factor, **options)
+    module = module_of(net, x, y, loss_scale=loss_scale, factor=factor)
+    module_step(module, x, y)
+    assert module.last_step_skipped
+    return blame(module, mx.io.DataBatch([x], [y]), **options)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("layer", ["first", "middle", "last"])
+def test_an_overflow_in_forward_is_the_layers_that_was_built_to_overflow(door, layer):
+    net, (x, y) = three(**{layer: 1.2e5}), batch()
+    found = blamed(door, net, x, y)
+    assert (found.where, found.name, found.op, found.dtype) == (
+        "forward", f"{layer}_fwd", "FullyConnected", "float16"
+    )  # fmt: skip
+    assert "rounded to float16, which ends at 65504" in found.cause
+    assert found.output.infs > 0
+    assert f"{layer}_weight" in {r.name for r in found.inputs}
+    weight = next(r for r in found.inputs if r.name == f"{layer}_weight")
+    assert weight.largest == pytest.approx(np.abs(net_weight(net, layer)).max(), rel=1e-3)
+    assert str(found).startswith(f"{layer}_fwd (FullyConnected), forward, at a loss scale of 8: overflow: ")
+
+
+def net_weight(net, layer):
+    param = next(p for name, p in net.collect_params().items() if name == f"{layer}_weight")
+    return (param.masters()[0] if hasattr(param, "masters") else param.data()).asnumpy()
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["plain", "static"])
+def test_a_nan_in_forward_is_the_operators_that_made_it(door, flags):
+    layers = [dense("first", 8, 6), ("root", lambda ops, x: ops.sqrt(x, name="root")), dense("last", 4, 8)]
+    net, (x, y) = values(Chain(*layers)), batch()
+    found = blamed(door, net, x, y, flags=flags)
+    assert (found.where, found.name, found.op) == ("forward", "root", "sqrt")
+    assert "NaN from finite inputs" in found.cause
+    assert found.output.nans > 0
+    (read,) = found.inputs
+    assert read.name == "first_fwd"
+    assert read.lowest < 0
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_overflow_in_backward_is_named_with_what_the_scale_has_to_do_with_it(door):
+    # the gradients of the last layer fit; times the weights of the middle one they do not
+    net, (x, y) = three(first=1e-4, middle=64.0), batch()
+    found = blamed(door, net, x, y, loss_scale=2.0**14)
+    assert (found.where, found.name, found.op) == ("backward", "middle_fwd", "FullyConnected")
+    assert found.output.name == "middle_fwd -> first_fwd"
+    assert found.loss_scale == 2.0**14
+    assert "A lower loss scale avoids it" in found.cause
+    assert {"last_fwd -> middle_fwd", "middle_weight", "first_fwd"} <= {r.name for r in found.inputs}
+    assert all(r.finite for r in found.inputs)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_nan_that_only_the_backward_makes(door):
+    """The root of zero is zero and has no finite gradient; a zero from above makes it NaN."""
+    net = values(
+        Chain(
+            dense("first", 8, 6),
+            ("relu", lambda ops, x: ops.relu(x, name="relu")),
+            ("root", lambda ops, x: ops.sqrt(x, name="root")),
+            ("off", lambda ops, x: x * 0.0),
+            dense("last", 4, 8),
+        )
+    )
+    x, y = batch()
+    found = blamed(door, net, x, y)
+    assert (found.where, found.name, found.op) == ("backward", "root", "sqrt")
+    assert found.output.name == "root -> relu"
+    assert found.output.nans > 0
+
+
+def test_a_gradient_of_the_loss_that_does_not_fit_is_the_losss():
+    net, (x, y) = three(), batch()
+    found = blamed("gluon", net, x, y, loss_scale=2.0**22)
+    assert (found.where, found.name) == ("loss", "the loss")
+    assert "its gradient has an overflow" in found.cause
+    assert "A lower loss scale avoids it" in found.cause
+
+
+def test_a_loss_that_is_not_finite_is_the_losss():
+    net, (x, y) = three(), batch()
+    found = blamed("gluon", net, x, y, factor=np.inf)
+    assert (found.where, found.name) == ("loss", "the loss")
+    assert "the loss is not finite, and what the net returned is" in found.cause
+    assert found.inputs[-1].name == "last_fwd"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_weights_that_float16_cannot_hold_are_named(door):
+    net, (x, y) = three(middle=3e6), batch()
+    found = blamed(door, net, x, y)
+    assert (found.where, found.name, found.op) == ("parameter", "middle_weight", "")
+    assert [r.name for r in found.inputs] == ["middle_weight, unrounded"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_data_and_parameters_that_are_not_finite_are_named(door):
+    net, (x, y) = three(), batch()
+    x[1, 2] = np.nan
+    found = blamed(door, net, x, y)
+    assert (found.where, found.output.nans) == ("input", 1)
+    net, (x, y) = three(), batch()
+    value = net.collect_params()["middle_weight"].data()
+    value[0, 0] = np.inf
+    found = blamed(door, net, x, y)
+    assert (found.where, found.name) == ("parameter", "middle_weight")
+
+
+def test_a_sum_of_gradients_that_overflows():
+    class Fan(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="")
+            with self.name_scope():
+                self.first = nn.Dense(4, in_units=6, use_bias=False, prefix="first_")
+                self.left = nn.Dense(4, in_units=4, use_bias=False, prefix="left_")
+                self.right = nn.Dense(4, in_units=4, use_bias=False, prefix="right_")
+
+        def hybrid_forward(self, F, x):  # noqa: N803
+            x = self.first(x)
+            return self.left(x) + self.right(x)
+
+    net = Fan()
+    net.initialize()
+    for name, size in (("first", 1e-4), ("left", 10.0), ("right", 10.0)):
+        param = net.collect_params()[f"{name}_weight"]
+        param.set_data(mx.nd.ones(param.shape) * size)
+    x, y = mx.nd.ones((2, 6)) * 0.01, mx.nd.full((2, 4), -1.0)
+    # each branch sends 4 * 10 * (1 / 4) * 2**12 = 40960 back
+    found = blamed("gluon", net, x, y, loss_scale=2.0**12)
+    assert found.where == "backward"
+    assert found.name in ("left_fwd", "right_fwd")
+    assert "a sum of gradients, its own among them, has an overflow: 8.19" in found.cause
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_batch_that_is_finite_is_said_to_be(door):
+    net, (x, y) = three(), batch()
+    if door == "gluon":
+        trainer = gluon_run(net)
+        found = blame(net, trainer, x, loss=lambda out: LOSS(out, y))
+    else:
+        module = module_of(net, x, y)
+        found = blame(module, mx.io.DataBatch([x], [y]))
+    assert not found.reproduced
+    assert str(found).startswith("not reproduced, at a loss scale of 8: every value and gradient was finite")
+
+
+def test_the_replay_is_at_the_scale_that_failed_or_the_one_that_is_asked_for():
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net, loss_scale=mxmp.DynamicLossScaler(init_scale=2.0**22))
+    gluon_step(net, trainer, x, y)
+    assert trainer.loss_scale == 2.0**21
+    assert blame(net, trainer, x, loss=lambda out: LOSS(out, y)).loss_scale == 2.0**22
+    assert not blame(net, trainer, x, loss=lambda out: LOSS(out, y), loss_scale=2).reproduced
+
+
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["plain", "static"])
+def test_training_goes_on_as_if_nobody_had_asked(flags):
+    def trained(asked):
+        net = convolutional(dropout=False)
+        trainer = gluon_run(net)
+        net.hybridize(**flags)
+        for step in range(3):
+            x, y = batch(step, (4, 3, 6, 6))
+            gluon_step(net, trainer, x, y)
+            if asked:
+                with autograd.pause():
+                    blame(net, trainer, x, loss=lambda out, y=y: LOSS(out, y))
+                assert trainer._progress.phase is mxmp.step.phase.Phase.READY
+                assert not any(mxmp.gluon._mxnet.is_fresh(p.data()) for p in trainer._params if p.grad_req != "null")
+        return {n: p.data().asnumpy().tobytes() for n, p in net.collect_params().items()}, trainer.loss_scale
+
+    assert trained(True) == trained(False)
+
+
+def test_a_module_goes_on_as_if_nobody_had_asked():
+    def trained(asked):
+        net = convolutional(dropout=False)
+        module = module_of(net, *batch(0, (4, 3, 6, 6)))
+        for step in range(3):
+            x, y = batch(step, (4, 3, 6, 6))
+            module_step(module, x, y)
+            if asked:
+                blame(module, mx.io.DataBatch([x], [y]), loss_scale=2.0**30)
+        args, aux = module.get_params()
+        return {n: value.asnumpy().tobytes() for n, value in {**args, **aux}.items()}, module.loss_scale
+
+    assert trained(True) == trained(False)
+
+
+def test_errors_say_how_it_is_called():
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net)
+    for wrong in (
+        lambda: blame(net, trainer, x),
+        lambda: blame(net, trainer, loss=lambda out: out),
+        lambda: blame(net),
+    ):
+        with pytest.raises(TypeError, match=r"blame\(net, trainer, x, loss=lambda out: loss_fn\(out, y\)\)"):
+            wrong()
+    module = module_of(three(), x, y)
+    with pytest.raises(TypeError, match=r"blame\(module, batch\)"):
+        blame(module, x, y)

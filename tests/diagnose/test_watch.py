@@ -1,0 +1,289 @@
+"""Watching: what is seen is what trained, training does not notice, and nothing stays."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+
+import mxnet as mx
+import numpy as np
+import pytest
+from networks import Chain, batch, convolutional, dense, gluon_run, gluon_step, module_of, module_step, three, values
+
+import mxmp
+from mxmp.diagnose import watch
+
+IMAGE = (4, 3, 6, 6)
+FLAGS = [{}, {"static_alloc": True, "static_shape": True}]
+
+
+def tensors(snapshot, kind):
+    return {t.name: t for t in snapshot.tensors if t.kind == kind}
+
+
+def state(params):
+    return {name: value.asnumpy().tobytes() for name, value in params.items()}
+
+
+def trained_by_gluon(watched, flags, policy="float16", devices=1):
+    mx.random.seed(11)
+    net = convolutional()
+    contexts = [mx.cpu(i) for i in range(devices)]
+    net.collect_params().reset_ctx(contexts)
+    trainer = gluon_run(net, policy=policy)
+    net.hybridize(**flags)
+    watcher = watch(net, trainer, every=2) if watched else None
+    for step in range(5):
+        with mx.autograd.record():
+            pairs = [batch(step * 2 + i, IMAGE, ctx=ctx) for i, ctx in enumerate(contexts)]
+            losses = [mx.nd.mean((net(x) - y) ** 2, axis=1) for x, y in pairs]
+        trainer.backward(losses)
+        trainer.step(4)
+        if step == 2:
+            net(pairs[0][0])  # inference between two steps is not told of
+    found = {f"{n} {c}": p.data(c) for n, p in net.collect_params().items() for c in contexts}
+    draws = {f"draw {c}": mx.nd.random.uniform(shape=(4,), ctx=c) for c in contexts}
+    if watcher is not None:
+        assert [s.step for s in watcher.snapshots] == [1, 2, 4]
+        watcher.close()
+    return state({**found, **draws})
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=["plain", "static"])
+def test_gluon_weights_statistics_and_random_numbers_are_those_of_a_run_that_nobody_watched(flags):
+    assert trained_by_gluon(True, flags) == trained_by_gluon(False, flags)
+
+
+def test_so_with_masters_in_bfloat16_and_on_two_devices():
+    masters = mxmp.Policy("float16", params="float16")
+    assert trained_by_gluon(True, {}, masters) == trained_by_gluon(False, {}, masters)
+    assert trained_by_gluon(True, {}, "bfloat16") == trained_by_gluon(False, {}, "bfloat16")
+    assert trained_by_gluon(True, {}, devices=2) == trained_by_gluon(False, {}, devices=2)
+
+
+def trained_by_module(watched):
+    mx.random.seed(11)
+    net = convolutional()
+    module = module_of(net, *batch(0, IMAGE))
+    watcher = watch(module, every=2) if watched else None
+    outputs = []
+    for step in range(5):
+        module_step(module, *batch(step, IMAGE))
+        outputs.append(module.get_outputs()[0].asnumpy().tobytes())  # after update, as fit reads them
+    args, aux = module.get_params()
+    found = {**state({**args, **aux, "draw": mx.nd.random.uniform(shape=(4,))}), "outputs": outputs}
+    if watcher is not None:
+        assert [s.step for s in watcher.snapshots] == [1, 2, 4]
+        watcher.close()
+    return found
+
+
+def test_module_weights_statistics_outputs_and_random_numbers_are_those_of_a_run_that_nobody_watched():
+    assert trained_by_module(True) == trained_by_module(False)
+
+
+def test_a_batch_of_another_size_is_not_watched_and_the_next_one_is():
+    net = three()
+    module = module_of(net, *batch())
+    with watch(module, every=2) as watched:
+        for shape in ((4, 6), (2, 6), (4, 6), (4, 6)):
+            x, y = batch(0, shape)
+            module.reshape([("data", x.shape)], [("label", y.shape)])
+            module_step(module, x, y)
+    assert watched.snapshots[0].step == 1
+    assert watched.snapshots[-1].step == 4
+    assert {"first_fwd", "middle_fwd", "last_fwd"} <= set(tensors(watched.latest, "activation"))
+
+
+@pytest.mark.parametrize("door", ["gluon", "module"])
+def test_what_is_counted_are_the_tensors_of_that_step(door):
+    net, (x, y) = three(), batch()
+    weights = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
+    if door == "gluon":
+        trainer = gluon_run(net, loss_scale=64.0, policy=mxmp.Policy("float16", params="float32"))
+        with watch(net, trainer) as watched:
+            gluon_step(net, trainer, x, y)
+        after = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
+        gradients = {name: p.grad().asnumpy() for name, p in net.collect_params().items()}
+    else:
+        module = module_of(net, x, y, loss_scale=64.0)
+        with watch(module) as watched:
+            module_step(module, x, y)
+        after = {name: value.asnumpy() for name, value in module.get_params()[0].items()}
+        arrays = dict(zip(module._exec_group.param_names, module._exec_group.grad_arrays))
+        gradients = {name: arrays[name][0].asnumpy() for name in weights}
+    snapshot = watched.latest
+    half = {name: w.astype("float16").astype("float32") for name, w in weights.items()}
+    hidden = x.asnumpy().astype("float16").astype("float32") @ half["first_weight"].T
+    expected = {
+        "activation": {"first_fwd": hidden},
+        "parameter gradient": gradients,
+        "weight": weights,
+        "update": {name: after[name] - weights[name] for name in weights},
+    }
+    for kind, named in expected.items():
+        for name, value in named.items():
+            found = tensors(snapshot, kind)[name].histogram
+            assert found.size == value.size
+            assert found.largest == pytest.approx(np.abs(value).max(), rel=1e-5)
+            assert found.smallest == pytest.approx(np.abs(value)[value != 0].min(), rel=1e-4)
+    assert snapshot.loss_scale == 64
+    sent = tensors(snapshot, "gradient")["last_fwd -> last_weight"]
+    assert sent.true(64.0).largest == pytest.approx(np.abs(gradients["last_weight"]).max() / 64, rel=1e-3)
+
+
+@pytest.mark.parametrize("door", ["gluon", "module"])
+def test_underflow_is_shown_where_the_network_was_built_to_underflow(door):
+    net, (x, y) = three(middle=2.0**-14, last=2.0**-12), batch()
+    if door == "gluon":
+        trainer = gluon_run(net, loss_scale=1.0)
+        with watch(net, trainer) as watched:
+            gluon_step(net, trainer, x, y)
+    else:
+        module = module_of(net, x, y, loss_scale=1.0, factor=4.0)
+        with watch(module) as watched:
+            module_step(module, x, y)
+    lost = {t.name for t in watched.latest.gradients if t.histogram.underflow() > 0.5}
+    assert lost == {"middle_fwd -> first_fwd"}
+    assert watched.latest.headroom > 10
+    text = str(watched)
+    assert "middle_fwd -> first_fwd" in text
+    assert "the scale could go up by 2**" in text
+
+
+def test_inference_between_two_steps_is_not_counted():
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net)
+    with watch(net, trainer, every=1) as watched:
+        gluon_step(net, trainer, x, y)
+        net(x)
+        with mx.autograd.record(train_mode=False):
+            net(x)
+        gluon_step(net, trainer, x, y)
+    assert len(watched.snapshots) == 2
+    assert tensors(watched.latest, "activation")["first_fwd"].histogram.size == 4 * 8
+
+
+@pytest.mark.parametrize("door", ["gluon", "module"])
+@pytest.mark.parametrize("wrong", ["overflow", "nan"])
+def test_the_first_to_go_wrong_is_named_where_the_network_was_built_to(door, wrong):
+    if wrong == "overflow":
+        net, name, text = three(middle=1.2e5), "middle_fwd", r"middle_fwd \(FullyConnected\) reaches .*, beyond float16"
+    else:
+        root = ("root", lambda ops, x: ops.sqrt(x, name="root"))
+        net = values(Chain(dense("first", 8, 6), root, dense("last", 4, 8)))
+        name, text = "root", r"root \(sqrt\) holds NaN"
+    x, y = batch()
+    if door == "gluon":
+        trainer = gluon_run(net)
+        with watch(net, trainer) as watched:
+            gluon_step(net, trainer, x, y)
+    else:
+        module = module_of(net, x, y)
+        with watch(module) as watched:
+            module_step(module, x, y)
+    assert watched.latest.first_overflow.name == name
+    assert re.search(f"the first to go wrong: {text}", str(watched))
+
+
+def test_the_headroom_is_what_the_scale_can_bear():
+    for more, skipped in ((0, False), (1, True)):
+        net, (x, y) = three(), batch()
+        trainer = gluon_run(net, loss_scale=4.0)
+        with watch(net, trainer) as watched:
+            gluon_step(net, trainer, x, y)
+        room = watched.latest.headroom
+        assert room > 3
+        net = three()
+        trainer = gluon_run(net, loss_scale=4.0 * 2.0 ** (room + more))
+        gluon_step(net, trainer, x, y)
+        assert trainer.last_step_skipped == skipped
+
+
+def test_a_skipped_step_is_called_so_and_names_the_tensor():
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net, loss_scale=2.0**20)
+    with watch(net, trainer) as watched:
+        gluon_step(net, trainer, x, y)
+    assert watched.latest.skipped
+    assert tensors(watched.latest, "update") == {}
+    assert watched.latest.headroom < 0
+    assert "the scale is too high" in str(watched) or "overflow: " in str(watched)
+
+
+def test_nothing_stays_after_close():
+    net, (x, y) = convolutional(), batch(0, IMAGE)
+    trainer = gluon_run(net)
+    gluon_step(net, trainer, x, y)
+    graphs = mxmp.gluon.hook.hook_of(net).graphs
+    watched = watch(net, trainer, every=1)
+    gluon_step(net, trainer, x, y)
+    assert net._callback is not None
+    watched.close()
+    blocks = [net, *net._children.values()]
+    assert all(block._callback is None for block in blocks)
+    assert trainer._state.observers == []
+    assert [built.op._monitored for built in graphs.values()] == [{}]
+    tap = weakref.ref(watched._tap)
+    del watched
+    gc.collect()
+    assert tap() is None
+    gluon_step(net, trainer, x, y)
+
+
+def test_nothing_stays_on_a_module_after_close_in_the_middle_of_a_step():
+    net, (x, y) = three(), batch()
+    module = module_of(net, x, y)
+    executors = list(module._exec_group.execs)
+    watched = watch(module)
+    module.forward_backward(mx.io.DataBatch([x], [y]))
+    out = module.get_outputs()[0].asnumpy()
+    watched.close()
+    assert all(a is b for a, b in zip(module._exec_group.execs, executors))
+    np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), out)
+    assert module._core.step.observers == []
+    module.update()
+    assert watched.snapshots == type(watched.snapshots)([])
+
+
+def test_a_copy_of_a_watched_trainer_is_not_watched():
+    import copy
+
+    net = three()
+    trainer = gluon_run(net)
+    trainer._state  # noqa: B018
+    with watch(net, trainer):
+        twin = copy.deepcopy(trainer._state)
+    assert twin.observers == []
+
+
+def test_an_error_in_the_callback_reaches_the_step_and_a_full_memory_drops_the_oldest():
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net)
+    with watch(net, trainer, every=1, keep=2) as watched:
+        for _ in range(4):
+            gluon_step(net, trainer, x, y)
+    assert [s.step for s in watched.snapshots] == [3, 4]
+    with watch(net, trainer, callback=lambda snapshot: 1 // 0), pytest.raises(ZeroDivisionError):
+        gluon_step(net, trainer, x, y)
+
+
+def test_errors_say_what_was_expected():
+    net = three()
+    with pytest.raises(ValueError, match=r"not converted: call mxmp\.convert\(net\) first"):
+        watch(net, mxmp.Trainer(net.collect_params(), "sgd"))
+    trainer = gluon_run(net)
+    with pytest.raises(TypeError, match=r"pass the net's mxmp\.Trainer, got builtins\.NoneType"):
+        watch(net)
+    with pytest.raises(ValueError, match="every must be a positive integer, got 0"):
+        watch(net, trainer, every=0)
+    with pytest.raises(TypeError, match="expected a converted gluon Block"):
+        watch("net", trainer)
+    with pytest.raises(ValueError, match="no step was watched yet"):
+        watch(net, trainer).latest  # noqa: B018
+    net.register_op_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"has an op hook"):
+        watch(net, trainer)
+    with pytest.raises(ValueError, match="no optimizer yet"):
+        watch(mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None))
