@@ -84,7 +84,7 @@ class Bert(gluon.HybridBlock):
                 encoder, vocabulary, token_type_vocab_size=2, units=UNITS, embed_size=UNITS, use_classifier=True
             )
 
-    def hybrid_forward(self, F, ids, types, length, places):
+    def hybrid_forward(self, F, ids, types, length, places):  # noqa: N803
         _, _, pair, hidden = self.model(ids, types, length, places)
         return hidden, pair
 

@@ -27,7 +27,7 @@ class Gated(gluon.HybridBlock):
             self.conv = nn.Conv1D(2 * UNITS, 3, padding=self.padding, in_channels=UNITS)
             self.drop = nn.Dropout(0.1)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         y = F.slice_axis(self.conv(self.drop(x)), axis=2, begin=0, end=LENGTH)
         value, gate = F.split(y, num_outputs=2, axis=1)
         return value * F.sigmoid(gate)
@@ -47,7 +47,7 @@ class ConvS2S(gluon.HybridBlock):
                 self.queries.add(nn.Dense(UNITS, flatten=False))
             self.scores, self.drop = nn.Dense(target, flatten=False), nn.Dropout(0.1)
 
-    def hybrid_forward(self, F, source, target, place_source, place_target):
+    def hybrid_forward(self, F, source, target, place_source, place_target):  # noqa: N803
         pads = F.expand_dims(source == PAD, axis=1)
         embedded = F.broadcast_add(self.embed_source(source), place_source)
         x = embedded.transpose((0, 2, 1))

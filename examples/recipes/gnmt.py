@@ -29,7 +29,7 @@ class GNMT(gluon.HybridBlock):
             self.query, self.scores = nn.Dense(UNITS, flatten=False), nn.Dense(target, flatten=False)
             self.drop = nn.Dropout(0.1)
 
-    def hybrid_forward(self, F, source, target):
+    def hybrid_forward(self, F, source, target):  # noqa: N803
         x = self.both_ways(self.drop(self.embed_source(source)))
         memory = x + self.encoder(self.drop(x))
 

@@ -30,7 +30,7 @@ class PartialConv(gluon.HybridBlock):
             self.conv = nn.Conv2D(channels, kernel, strides, kernel // 2, use_bias=not norm)
             self.norm = nn.BatchNorm() if norm else None
 
-    def hybrid_forward(self, F, x, mask):
+    def hybrid_forward(self, F, x, mask):  # noqa: N803
         known = F.Pooling(mask, pool_type="avg", count_include_pad=True, **self.window)
         x = F.broadcast_mul(self.conv(F.broadcast_mul(x, mask)), 1 / F.maximum(known, 1e-2))
         mask = F.BlockGrad(known > 0)
@@ -50,7 +50,7 @@ class Inpainter(gluon.HybridBlock):
                 self.up.add(PartialConv(channels, 3))
             self.up.add(PartialConv(3, 3, norm=False))
 
-    def hybrid_forward(self, F, picture, mask):
+    def hybrid_forward(self, F, picture, mask):  # noqa: N803
         levels = [(picture, mask)]
         for layer in self.down:
             levels.append(layer(*levels[-1]))

@@ -69,10 +69,11 @@ def graph_for(vocabulary: int):
     stack.add(mx.rnn.FusedRNNCell(HIDDEN, num_layers=2, mode="lstm", prefix="lstm_"))
 
     def graph(length: int) -> tuple:
-        data, label = (mx.sym.transpose(mx.sym.Variable(name)) for name in ("data", "softmax_label"))
-        x = mx.sym.Embedding(data, input_dim=vocabulary, output_dim=HIDDEN, name="embed")
+        data, label = mx.sym.Variable("data"), mx.sym.Variable("softmax_label")
+        x = mx.sym.Embedding(data.transpose(), input_dim=vocabulary, output_dim=HIDDEN, name="embed")
         stack.reset()
         x, _ = stack.unroll(length, inputs=x, layout="TNC", merge_outputs=True)
+        x = x.swapaxes(0, 1)  # as the labels are
         x = mx.sym.FullyConnected(x.reshape((-1, HIDDEN)), num_hidden=vocabulary, name="scores")
         # A pad is no word: neither its loss nor its gradient counts.
         x = mx.sym.SoftmaxOutput(x, label.reshape((-1,)), use_ignore=True, ignore_label=PAD, name="softmax")

@@ -30,7 +30,7 @@ class LanguageModel(gluon.HybridBlock):
             self.dropout = nn.Dropout(0.2)
             self.scores = nn.Dense(vocabulary, flatten=False)
 
-    def hybrid_forward(self, F, words, state):  # (steps, batch) -> (steps, batch, vocabulary)
+    def hybrid_forward(self, F, words, state):  # noqa: N803  # (steps, batch) -> (steps, batch, vocabulary)
         x, state = self.lstm(self.dropout(self.embed(words)), state)
         return self.scores(self.dropout(x)), state
 

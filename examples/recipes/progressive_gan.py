@@ -29,7 +29,7 @@ class Block(gluon.HybridBlock):
         with self.name_scope():
             self.conv = nn.Conv2D(outputs, 3, padding=1, in_channels=inputs)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         x = F.LeakyReLU(self.conv(x), slope=0.2)
         return F.broadcast_div(x, F.sqrt(F.mean(F.square(x), axis=1, keepdims=True) + 1e-6))
 
@@ -46,7 +46,7 @@ class Generator(gluon.HybridBlock):
             if grown:
                 self.new_block, self.new_picture = Block(*CHANNELS), nn.Conv2D(1, 1, in_channels=CHANNELS[1])
 
-    def hybrid_forward(self, F, noise, fade):
+    def hybrid_forward(self, F, noise, fade):  # noqa: N803
         x = self.block(self.first(noise).reshape((0, -1, 4, 4)))
         if not self.grown:
             return F.tanh(F.broadcast_mul(self.picture(x), fade))  # by 1
@@ -70,7 +70,7 @@ class Critic(gluon.HybridBlock):
                 self.new_read = nn.Conv2D(CHANNELS[1], 1, in_channels=1)
                 self.new_conv = nn.Conv2D(CHANNELS[0], 3, padding=1, in_channels=CHANNELS[1])
 
-    def hybrid_forward(self, F, picture, fade):
+    def hybrid_forward(self, F, picture, fade):  # noqa: N803
         def halved(y):
             return F.Pooling(y, kernel=(2, 2), stride=(2, 2), pool_type="avg")
 

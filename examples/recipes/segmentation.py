@@ -38,7 +38,7 @@ class Pyramid(gluon.HybridBlock):
             branch.add(*convolution(channels, kernel=1))
             self.branches.add(branch)
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         pooled = (F.contrib.AdaptiveAvgPooling2D(x, output_size=parts) for parts in (1, 2, 3))
         seen = [branch(part) for branch, part in zip(self.branches, pooled)]
         return F.concat(x, *(F.contrib.BilinearResize2D(part, like=x, mode="like") for part in seen), dim=1)
@@ -54,7 +54,7 @@ def network(width: int = 16) -> gluon.HybridBlock:
     return net
 
 
-def enlarged(F: Any, x: Any) -> Any:
+def enlarged(F: Any, x: Any) -> Any:  # noqa: N803
     return F.contrib.BilinearResize2D(x, height=SIZE, width=SIZE)
 
 

@@ -37,7 +37,7 @@ class MultiplicativeLSTM(gluon.HybridBlock):
             self.of_product = nn.Dense(4 * UNITS, use_bias=False, in_units=UNITS)
             self.scores = nn.Dense(len(LETTERS), flatten=False, in_units=UNITS)
 
-    def hybrid_forward(self, F, letters):  # (batch, LENGTH) -> scores (batch, LENGTH, letters), states (…, UNITS)
+    def hybrid_forward(self, F, letters):  # noqa: N803  # (batch, LENGTH) -> scores (batch, LENGTH, letters), states (…, UNITS)
         given = F.SliceChannel(self.of_letter(self.embed(letters)), num_outputs=LENGTH, axis=1, squeeze_axis=True)
         h = c = F.zeros_like(F.slice_axis(given[0], axis=1, begin=0, end=UNITS))
         states = []

@@ -25,21 +25,21 @@ def recurrent() -> nn.HybridSequential:
     """From (batch, BANDS, FRAMES) to scores of (batch, FRAMES / 2, letters)."""
     net = nn.HybridSequential()
     net.add(nn.Conv1D(64, 5, strides=2, padding=2), nn.Activation("relu"))
-    net.add(nn.HybridLambda(lambda F, x: F.transpose(x, (2, 0, 1))))
+    net.add(nn.HybridLambda(lambda F, x: F.transpose(x, (2, 0, 1))))  # noqa: N803
     net.add(rnn.GRU(64, num_layers=2, bidirectional=True, input_size=64))
-    net.add(nn.Dense(len(LETTERS) + 1, flatten=False), nn.HybridLambda(lambda F, x: F.transpose(x, (1, 0, 2))))
+    net.add(nn.Dense(len(LETTERS) + 1, flatten=False), nn.HybridLambda(lambda F, x: F.transpose(x, (1, 0, 2))))  # noqa: N803
     return net
 
 
 def convolutional() -> nn.HybridSequential:
     """As ``recurrent``. The height is 1: MXNet's BatchNorm fails behind a Conv1D on a CPU (Check failed: !is_view)."""
     net = nn.HybridSequential()
-    net.add(nn.HybridLambda(lambda F, x: F.expand_dims(x, axis=2)))
+    net.add(nn.HybridLambda(lambda F, x: F.expand_dims(x, axis=2)))  # noqa: N803
     for strides, kernel in ((2, 7), (1, 7), (1, 7), (1, 9)):
         net.add(nn.Conv2D(96, (1, kernel), strides=(1, strides), padding=(0, kernel // 2), use_bias=False))
         net.add(nn.BatchNorm(), nn.Activation("relu"), nn.Dropout(0.1))
     net.add(nn.Conv2D(len(LETTERS) + 1, 1))
-    net.add(nn.HybridLambda(lambda F, x: F.transpose(x.reshape((0, 0, -1)), (0, 2, 1))))
+    net.add(nn.HybridLambda(lambda F, x: F.transpose(x.reshape((0, 0, -1)), (0, 2, 1))))  # noqa: N803
     return net
 
 

@@ -35,7 +35,7 @@ class Backbone(gluon.HybridBlock):
             self.near.add(*convolution(channels, 2), *convolution(channels, 1))
         self.far.add(*convolution(4 * width, 2))
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         near = self.near(x)
         return [near, self.far(near)]
 

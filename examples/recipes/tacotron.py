@@ -41,7 +41,7 @@ class Tacotron(gluon.HybridBlock):
             self.energy = nn.Dense(1, flatten=False, in_units=UNITS)
             self.frames, self.drop = nn.Dense(GROUP * BANDS, in_units=3 * UNITS), nn.Dropout(0.2)
 
-    def hybrid_forward(self, F, letters, frames):
+    def hybrid_forward(self, F, letters, frames):  # noqa: N803
         x = self.conv(self.embed(letters).transpose((0, 2, 1))).transpose((0, 2, 1))
         memory = self.encoder(self.drop(x))
         keys, pads = self.key(memory), (letters == 0) * -1e9

@@ -24,7 +24,7 @@ class Attention(gluon.HybridBlock):
         with self.name_scope():
             self.query, self.key, self.value, self.out = (nn.Dense(UNITS, flatten=False) for _ in range(4))
 
-    def hybrid_forward(self, F, x, memory, blocked):
+    def hybrid_forward(self, F, x, memory, blocked):  # noqa: N803
         q, k, v = (self._split(F, y) for y in (self.query(x), self.key(memory), self.value(memory)))
         scores = (F.batch_dot(q, k, transpose_b=True) * (UNITS // HEADS) ** -0.5).reshape((-4, -1, HEADS, -2))
         weights = F.softmax(F.broadcast_add(scores, blocked.expand_dims(1) * -1e9)).reshape((-3, -2))
@@ -32,7 +32,7 @@ class Attention(gluon.HybridBlock):
         return self.out(joined)
 
     @staticmethod
-    def _split(F, x):  # (batch, length, units) -> (batch * heads, length, units of a head)
+    def _split(F, x):  # noqa: N803  # (batch, length, units) -> (batch * heads, length, units of a head)
         return x.reshape((0, 0, HEADS, -1)).transpose((0, 2, 1, 3)).reshape((-3, 0, 0))
 
 
@@ -48,7 +48,7 @@ class Layer(gluon.HybridBlock):
             self.feed.add(nn.Dense(4 * UNITS, activation="relu", flatten=False), nn.Dense(UNITS, flatten=False))
             self.feed_norm, self.drop = nn.LayerNorm(in_channels=UNITS), nn.Dropout(0.1)
 
-    def hybrid_forward(self, F, x, blocked, memory=None, memory_blocked=None):
+    def hybrid_forward(self, F, x, blocked, memory=None, memory_blocked=None):  # noqa: N803
         normed = self.norm(x)
         x = x + self.drop(self.attend(normed, normed, blocked))
         if self.cross is not None:
@@ -72,7 +72,7 @@ class Transformer(gluon.HybridBlock):
             self.norms.add(nn.LayerNorm(in_channels=UNITS), nn.LayerNorm(in_channels=UNITS))
             self.scores, self.drop = nn.Dense(target, flatten=False), nn.Dropout(0.1)
 
-    def hybrid_forward(self, F, source, target, positions, future):
+    def hybrid_forward(self, F, source, target, positions, future):  # noqa: N803
         pads = F.expand_dims(source == PAD, axis=1)
         x = self.drop(F.broadcast_add(self.embed_source(source) * UNITS**0.5, positions))
         for layer in self.encoder:

@@ -32,7 +32,7 @@ class Residual(gluon.HybridBlock):
             self.residual = nn.Conv2D(CHANNELS, 1, in_channels=CHANNELS) if not last else None
             self.skip = nn.Conv2D(SKIP, 1, in_channels=CHANNELS)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         """Shorter by the dilation: what would need samples from before the first falls off."""
         value, gate = F.split(self.conv(x), num_outputs=2, axis=1)
         gated = F.tanh(value) * F.sigmoid(gate)
@@ -54,7 +54,7 @@ class WaveNet(gluon.HybridBlock):
             self.head = nn.HybridSequential()
             self.head.add(nn.Activation("relu"), nn.Conv2D(128, 1), nn.Activation("relu"), nn.Conv2D(256, 1))
 
-    def hybrid_forward(self, F, samples):
+    def hybrid_forward(self, F, samples):  # noqa: N803
         x = self.embed(samples).transpose((0, 2, 1)).expand_dims(2)  # (batch, CHANNELS, 1, length)
         total, left = 0, PAST
         for layer, dilation in zip(self.layers, DILATIONS):

@@ -98,7 +98,7 @@ class Proposals(RCNNTargetSampler):
     of different proposals cannot be compared.
     """
 
-    def hybrid_forward(self, F, rois: Any, scores: Any, truth: Any) -> Any:
+    def hybrid_forward(self, F, rois: Any, scores: Any, truth: Any) -> Any:  # noqa: N803
         near = F.concat(*[truth + shift for shift in (-14, -9, -5, -2, 0, 3, 7, 11)], dim=1)
         number = F.arange(16).reshape((1, 16))
         return near, (number < 4) * 2 - 1, number % 2

@@ -197,7 +197,7 @@ class Unrolled(gluon.HybridBlock):
         super().__init__()
         self.cell = cell
 
-    def hybrid_forward(self, F, x: Any) -> Any:
+    def hybrid_forward(self, F, x: Any) -> Any:  # noqa: N803
         return self.cell.unroll(6, x, layout="NTC", merge_outputs=True)[0]
 
 
@@ -208,7 +208,7 @@ class Sampled(gluon.HybridBlock):
         super().__init__()
         self.dense = kind(20, 5, 16)
 
-    def hybrid_forward(self, F, x: Any) -> Any:
+    def hybrid_forward(self, F, x: Any) -> Any:  # noqa: N803
         sampled = [F.arange(5), F.ones(5) * 0.25, F.ones(4) * 0.2]
         return self.dense(x, sampled, F.arange(4) + 6)[0]
 

@@ -25,11 +25,11 @@ class Lambda(gluon.HybridBlock):
         for layer in layers:
             self.register_child(layer)
 
-    def hybrid_forward(self, F, *inputs: Any) -> Any:
+    def hybrid_forward(self, F, *inputs: Any) -> Any:  # noqa: N803
         return self.function(F, *self.layers, *inputs)
 
 
-def foreach(F, layer: Any, x: Any, state: Any) -> Any:
+def foreach(F, layer: Any, x: Any, state: Any) -> Any:  # noqa: N803
     def body(row: Any, states: Any) -> Any:
         y = layer(row + states[0])
         return y, [y]
@@ -37,11 +37,11 @@ def foreach(F, layer: Any, x: Any, state: Any) -> Any:
     return F.contrib.foreach(body, x, [state])[0]
 
 
-def foreach_lstm(F, cell: Any, x: Any, h: Any, c: Any) -> Any:
+def foreach_lstm(F, cell: Any, x: Any, h: Any, c: Any) -> Any:  # noqa: N803
     return F.contrib.foreach(cell, x, [h, c])[0]
 
 
-def while_loop(F, dense: Any, x: Any) -> Any:
+def while_loop(F, dense: Any, x: Any) -> Any:  # noqa: N803
     def body(number: Any, y: Any) -> Any:
         y = F.tanh(dense(y))
         return y, [number + 1, y]
@@ -49,11 +49,11 @@ def while_loop(F, dense: Any, x: Any) -> Any:
     return F.contrib.while_loop(lambda n, y: n < 4, body, [F.zeros(1), x], max_iterations=4)[0]
 
 
-def cond(F, one: Any, other: Any, x: Any) -> Any:
+def cond(F, one: Any, other: Any, x: Any) -> Any:  # noqa: N803
     return F.contrib.cond(x.sum() > -1e6, lambda: one(x), lambda: other(x))
 
 
-def outer_products(F, x: Any) -> Any:
+def outer_products(F, x: Any) -> Any:  # noqa: N803
     return F.batch_dot(x, x, transpose_b=True)
 
 
@@ -87,7 +87,7 @@ class Unrolled3(gluon.HybridBlock):
         super().__init__()
         self.cell = cell
 
-    def hybrid_forward(self, F, x: Any) -> Any:
+    def hybrid_forward(self, F, x: Any) -> Any:  # noqa: N803
         return self.cell.unroll(3, x, layout="NTC", merge_outputs=True)[0]
 
 
@@ -254,11 +254,11 @@ def convolutional() -> Any:
     )
 
 
-def products(F, x: Any) -> Any:
+def products(F, x: Any) -> Any:  # noqa: N803
     return F.np.tanh(F.np.matmul(x, F.np.swapaxes(x, 1, 2)) / 4)
 
 
-def attention(F, dense: Any, x: Any) -> Any:
+def attention(F, dense: Any, x: Any) -> Any:  # noqa: N803
     y = dense(x)
     return F.npx.batch_dot(F.npx.softmax(F.npx.batch_dot(y, y, transpose_b=True)), y)
 

@@ -29,7 +29,7 @@ class Residual(nn.HybridBlock):
             self.body.add(nn.Conv2D(channels, 3, padding=1, groups=2, use_bias=False), nn.BatchNorm())
             self.act = nn.Activation(act)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return self.act(x + self.body(x))
 
 
@@ -59,7 +59,7 @@ class Attention(nn.HybridBlock):
             self.norm = nn.LayerNorm()
             self.out = nn.Dense(6, flatten=False)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         qkv = self.qkv(x)
         score = F.contrib.interleaved_matmul_selfatt_qk(qkv, heads=2)
         x = F.contrib.interleaved_matmul_selfatt_valatt(qkv, F.softmax(score), heads=2)
@@ -83,7 +83,7 @@ class Upscale(nn.HybridBlock):
             self.up = nn.Conv2DTranspose(4, 4, strides=2, padding=1)
             self.lstm = gluon.rnn.LSTM(5, input_size=4)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         x = F.relu(self.up(self.stem(x)))
         return x, self.lstm(F.transpose(F.max(x, axis=3), axes=(2, 0, 1)))
 
@@ -285,7 +285,7 @@ class Branches(nn.HybridBlock):
         with self.name_scope():
             self.left, self.right = nn.Dense(3, in_units=4), nn.Dense(3, in_units=4)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         if autograd.is_training():
             return self.left(x), [self.right(x), x]
         return self.left(x) + self.right(x)
@@ -316,7 +316,7 @@ class Optional(nn.HybridBlock):
         with self.name_scope():
             self.dense = nn.Dense(3, in_units=4)
 
-    def hybrid_forward(self, F, x, pair=None, mask=None):
+    def hybrid_forward(self, F, x, pair=None, mask=None):  # noqa: N803
         x = self.dense(x)
         if pair is not None:
             x = x + self.dense(pair[0]) * self.dense(pair[1])

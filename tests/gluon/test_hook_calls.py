@@ -29,7 +29,7 @@ class Shifting(gluon.HybridBlock):
             self.body = nn.Dense(6, in_units=6)
             self.norm = nn.BatchNorm(in_channels=6, momentum=1.0)
 
-    def hybrid_forward(self, F, x, more=None):
+    def hybrid_forward(self, F, x, more=None):  # noqa: N803
         x = self.norm(self.body(x))
         if more is None:
             return (x * 2, [x, x + 1]) if autograd.is_training() else x
@@ -179,7 +179,7 @@ class OneStep(gluon.HybridBlock):
         self.steps = getattr(self, "steps", 0) + 1
         return out[:, 0], [state] if len(states) == 1 else None
 
-    def hybrid_forward(self, F, steps, state):
+    def hybrid_forward(self, F, steps, state):  # noqa: N803
         return F.broadcast_add(self.body(steps), state.expand_dims(1)), state
 
 
@@ -253,5 +253,5 @@ class Wrapped(gluon.HybridBlock):
         with self.name_scope():
             self.body = nn.Dense(3, in_units=6)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return self.body(x)

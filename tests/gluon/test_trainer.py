@@ -664,7 +664,7 @@ class Embeds(gluon.HybridBlock):
             self.embedding = nn.Embedding(rows, 4, sparse_grad=sparse)
             self.out = nn.Dense(2, in_units=4, flatten=False)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return self.out(self.embedding(x))
 
 
@@ -852,7 +852,7 @@ class Head(gluon.HybridBlock):
         with self.name_scope():
             self.dense = nn.Dense(3, in_units=3)
 
-    def hybrid_forward(self, F, x, y):
+    def hybrid_forward(self, F, x, y):  # noqa: N803
         z = self.dense(x)
         if self.head == "SoftmaxOutput":
             return F.SoftmaxOutput(z, y)

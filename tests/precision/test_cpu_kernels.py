@@ -139,7 +139,7 @@ class Then(gluon.HybridBlock):
         super().__init__()
         self.layer, self.function = layer, function
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return self.function(self.layer(x))
 
 

@@ -26,7 +26,7 @@ class Loop(gluon.HybridBlock):
         self.cell = rnn.RNNCell(8, input_size=6)
         self.head = nn.Dense(3, in_units=8, flatten=False)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         out, _ = F.contrib.foreach(self.cell, x, [F.zeros((4, 8))])
         return self.head(out)
 
@@ -38,7 +38,7 @@ class While(gluon.HybridBlock):
         super().__init__()
         self.dense = nn.Dense(6, in_units=6, flatten=False)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         def step(i, h):
             new = F.tanh(self.dense(h))
             return new, [i + 1, new]
@@ -52,7 +52,7 @@ class Cond(gluon.HybridBlock):
         super().__init__()
         self.then, self.other = nn.Dense(3, in_units=6, flatten=False), nn.Dense(3, in_units=6, flatten=False)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return F.contrib.cond(F.sum(x) > 0, lambda: self.then(x), lambda: self.other(x))
 
 
@@ -63,7 +63,7 @@ class Nested(gluon.HybridBlock):
         super().__init__()
         self.dense = nn.Dense(6, in_units=6, flatten=False)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         def inner(row, state):
             new = F.tanh(self.dense(F.expand_dims(row, axis=0)) + state)
             return new, new

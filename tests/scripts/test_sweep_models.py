@@ -80,7 +80,7 @@ def test_perfect_kernels_round_what_matrix_operators_read_and_write():
 
 
 def test_the_control_of_a_net_without_weights_rounds_its_inputs():
-    def product(F, x):
+    def product(F, x):  # noqa: N803
         return F.batch_dot(x, x)
 
     case = Case("plain", "layer", lambda: gluon.nn.HybridLambda(product), lambda: [uniform(2, 4, 4)])

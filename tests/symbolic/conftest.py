@@ -30,7 +30,7 @@ class Net(gluon.HybridBlock):
             self.norm = gluon.nn.BatchNorm(in_channels=8)
             self.dense = gluon.nn.Dense(10, in_units=512)
 
-    def hybrid_forward(self, F, x, label):
+    def hybrid_forward(self, F, x, label):  # noqa: N803
         return F.SoftmaxOutput(self.dense(F.relu(self.norm(self.conv(x)))), label, name="softmax")
 
 

@@ -30,7 +30,7 @@ class Dense(gluon.HybridBlock):
         with self.name_scope():
             self.dense = nn.Dense(WIDTH, in_units=WIDTH)
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         return F.tanh(self.dense(x))
 
 
@@ -49,7 +49,7 @@ class Tied(gluon.HybridBlock):
             self.one = nn.Dense(WIDTH, in_units=WIDTH)
             self.two = nn.Dense(WIDTH, in_units=WIDTH, params=self.one.params)
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         return F.tanh(self.two(F.tanh(self.one(x))))
 
 
@@ -59,7 +59,7 @@ class Normalized(gluon.HybridBlock):
         with self.name_scope():
             self.dense, self.norm = nn.Dense(WIDTH, in_units=WIDTH), nn.LayerNorm(in_channels=WIDTH)
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         return x + self.norm(self.dense(x))
 
 
@@ -72,23 +72,23 @@ class Convolved(gluon.HybridBlock):
                 nn.BatchNorm(in_channels=4),
             )
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         y = F.tanh(self.norm(self.conv(x.reshape((0, 2, -1)))))
         return x + F.Pooling(y, kernel=(2,), stride=(2,), pool_type="avg").reshape((0, -1))
 
 
 class SoftmaxHead(gluon.HybridBlock):
-    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:  # noqa: N803
         return F.SoftmaxOutput(x, label)
 
 
 class RegressionHead(gluon.HybridBlock):
-    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:  # noqa: N803
         return F.LinearRegressionOutput(x, F.one_hot(label, CLASSES))
 
 
 class MadeHead(gluon.HybridBlock):
-    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:  # noqa: N803
         return F.MakeLoss(-F.pick(F.log_softmax(x), label))
 
 
@@ -99,7 +99,7 @@ class Headed(gluon.HybridBlock):
         super().__init__()
         self.body, self.head = body, head
 
-    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:  # noqa: N803
         return self.head(self.body(x), label)
 
 

@@ -32,7 +32,7 @@ class Head(gluon.HybridBlock):
         with self.name_scope():
             self.body = nn.Dense(6, in_units=6)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return F.MakeLoss(F.square(self.body(x)))
 
 
@@ -45,7 +45,7 @@ class Attention(gluon.HybridBlock):
             self.project = nn.Dense(12, in_units=6, flatten=False)
             self.norm = nn.LayerNorm(in_channels=4)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         qkv = self.project(F.reshape(x, (-1, 2, 6)))
         scores = F.contrib.interleaved_matmul_selfatt_qk(qkv, heads=1)
         seen = F.contrib.interleaved_matmul_selfatt_valatt(qkv, F.softmax(scores), heads=1)

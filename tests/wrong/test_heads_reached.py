@@ -25,7 +25,7 @@ class Whole(gluon.HybridBlock):
             self.body = nn.Dense(3, in_units=inputs, params=params)
             self.head = head()
 
-    def hybrid_forward(self, F, x, label):
+    def hybrid_forward(self, F, x, label):  # noqa: N803
         return self.head(self.body(x), label)
 
 

@@ -26,7 +26,7 @@ class Flexible(gluon.HybridBlock):
             self.body = nn.Dense(6, in_units=6)
             self.norm = nn.BatchNorm(in_channels=6, momentum=1.0)
 
-    def hybrid_forward(self, F, x, more=None):
+    def hybrid_forward(self, F, x, more=None):  # noqa: N803
         x = self.norm(self.body(x))
         if autograd.is_training():
             x = x * 2
@@ -175,7 +175,7 @@ def test_a_scaled_backward_in_one_thread_is_not_seen_in_another(kind):
             with self.name_scope():
                 self.body = nn.Dense(3, in_units=6)
 
-        def hybrid_forward(self, F, x, label):
+        def hybrid_forward(self, F, x, label):  # noqa: N803
             return F.SoftmaxOutput(self.body(x), label)
 
     def gradients(job):

@@ -21,22 +21,22 @@ LOSS = gluon.loss.L2Loss()
 class ByValue(gluon.HybridBlock):
     """Looks at a number."""
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return x * 2 if float(F.sum(x).asscalar()) > 0 else x
 
 
 class ByShape(gluon.HybridBlock):
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return F.reshape(x, (x.shape[0], -1))
 
 
 class ByLength(gluon.HybridBlock):
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return x / len(x)
 
 
 class ByNumPy(gluon.HybridBlock):
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return x * float(np.mean(x.asnumpy()) > -100)
 
 
@@ -164,7 +164,7 @@ class Named(gluon.HybridBlock):
         with self.name_scope():
             self.body = nn.Dense(6, in_units=6)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return Pair(self.body(x), x)
 
 
@@ -193,7 +193,7 @@ class Scalar(gluon.HybridBlock):
         with self.name_scope():
             self.body = nn.Dense(6, in_units=6)
 
-    def hybrid_forward(self, F, x, factor=2.0):
+    def hybrid_forward(self, F, x, factor=2.0):  # noqa: N803
         return self.body(x) * factor
 
 

@@ -33,7 +33,7 @@ class Masked(gluon.HybridBlock):
                     "mask", shape=mask.shape, dtype=dtype, init=mx.init.Constant(mx.nd.array(mask, dtype=dtype)), **more
                 )
 
-    def hybrid_forward(self, F, x, mask):
+    def hybrid_forward(self, F, x, mask):  # noqa: N803
         x = self.norm(self.body(x))
         return self.tail(F.softmax(F.broadcast_add(x, F.cast(mask, "float32").reshape((1, -1)))))
 
@@ -148,7 +148,7 @@ class Watched(gluon.HybridBlock):
             self.body = nn.Dense(6, in_units=6)
             self.average = self.params.get("average", shape=(1,), init="ones", differentiable=differentiable)
 
-    def hybrid_forward(self, F, x, average):
+    def hybrid_forward(self, F, x, average):  # noqa: N803
         return F.Custom(self.body(x), average, op_type="mxmp_test_own_statistics")
 
 
