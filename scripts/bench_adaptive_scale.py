@@ -65,7 +65,7 @@ class Towers(gluon.HybridBlock):
                     tower.add(nn.Dense(units, activation="sigmoid"))
                 tower.add(nn.Dense(10))
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         return self.first(x), self.second(x)
 
 

@@ -23,7 +23,7 @@ class Chain(gluon.HybridBlock):
                 self._layers.append(name)
                 setattr(self, name, layer)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         for name in self._layers:
             layer = getattr(self, name)
             x = layer(x) if isinstance(layer, gluon.Block) else layer(F, x)

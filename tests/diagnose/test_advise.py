@@ -326,7 +326,7 @@ def test_loops_are_named_as_in_plans():
             super().__init__()
             self.fc = nn.Dense(8, in_units=8, prefix="fc_")
 
-        def hybrid_forward(self, F, x, state):
+        def hybrid_forward(self, F, x, state):  # noqa: N803
             out, _ = F.contrib.foreach(lambda row, s: (self.fc(row + s), self.fc(row)), x, state)
             return out
 

@@ -154,7 +154,7 @@ def test_a_sum_of_gradients_that_overflows():
                 self.left = nn.Dense(4, in_units=4, use_bias=False, prefix="left_")
                 self.right = nn.Dense(4, in_units=4, use_bias=False, prefix="right_")
 
-        def hybrid_forward(self, F, x):
+        def hybrid_forward(self, F, x):  # noqa: N803
             x = self.first(x)
             return self.left(x) + self.right(x)
 

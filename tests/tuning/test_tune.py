@@ -43,7 +43,7 @@ class Net(gluon.HybridBlock):
             self.second = nn.Conv2D(8, 3, padding=1)
             self.dense = nn.Dense(5)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         x = F.clip(self.norm(self.first(x)), 0, 6)
         out = self.dense(F.relu(self.second(x) + x))
         return out if autograd.is_training() else F.softmax(out)
