@@ -96,21 +96,19 @@ class Graph:
         nodes on edges keeps the order of arguments.
         """
         seen: set[Node] = set()
-        for head in self.heads:
-            if head.node in seen:
-                continue
-            seen.add(head.node)
-            stack = [(head.node, iter(_predecessors(head.node)))]
-            while stack:
-                node, pending = stack[-1]
-                for before in pending:
-                    if before not in seen:
-                        seen.add(before)
-                        stack.append((before, iter(_predecessors(before))))
-                        break
-                else:
-                    stack.pop()
-                    yield node
+        stack: list[Node | tuple[Node]] = [head.node for head in reversed(self.heads)]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, tuple):  # all that it reads is behind us
+                yield item[0]
+            elif item not in seen:
+                seen.add(item)
+                if not item.inputs and not item.control_deps:
+                    yield item
+                    continue
+                stack.append((item,))
+                stack += reversed(item.control_deps)
+                stack += [entry.node for entry in reversed(item.inputs)]
 
     def names(self) -> dict[Node, str]:
         """A name for every node that no other has, in graph order.
@@ -169,9 +167,3 @@ class Graph:
             for position, entry in enumerate(node.inputs):
                 users.setdefault(entry, []).append((node, position))
         return users
-
-
-def _predecessors(node: Node) -> list[Node]:
-    if not node.control_deps:
-        return [e.node for e in node.inputs]
-    return [e.node for e in node.inputs] + node.control_deps
