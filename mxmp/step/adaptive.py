@@ -54,6 +54,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
         Names the argument and what it must be.
     """
 
+    _ARGUMENTS = (*DynamicLossScaler._ARGUMENTS, "max_zeros", "margin", "measure_interval")
+
     def __init__(
         self,
         init_scale: float = 2.0**16,
@@ -139,9 +141,6 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            "max_zeros": self.max_zeros,
-            "margin": self.margin,
-            "measure_interval": self.measure_interval,
             "room": self._room,
             "largest": self._largest,
             "until_measured": self._until_measured,
@@ -151,22 +150,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_state(state, self.state_dict())
-        plain = DynamicLossScaler(state["scale"])
-        own = {name: state[name] for name in plain.state_dict() if name != "kind"}
-        plain.load_state_dict({**own, "kind": "DynamicLossScaler"})
-        fresh = AdaptiveLossScaler(
-            plain.loss_scale,
-            plain.growth_factor,
-            plain.backoff_factor,
-            plain.growth_interval,
-            plain.min_scale,
-            plain.max_scale,
-            plain.hysteresis,
-            state["max_zeros"],
-            state["margin"],
-            state["measure_interval"],
-        )
-        fresh._clean_steps, fresh._tolerance = plain._clean_steps, plain._tolerance
+        fresh = AdaptiveLossScaler._restored(state)
         fresh._room = check_scale("room", state["room"])
         if not is_number(state["largest"]) or not 0 <= state["largest"] < math.inf:
             raise ValueError(f"largest must be a finite number from 0 on, got {state['largest']!r}")

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_Kind = TypeVar("_Kind", bound="DynamicLossScaler")
 # Scales multiply FP32 gradients and must be normal numbers there, and so must their inverses.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
@@ -118,6 +119,11 @@ class DynamicLossScaler(StaticLossScaler):
         Names the argument and what it must be.
     """
 
+    # What ``__init__`` takes beside the scale; states hold it by these names.
+    _ARGUMENTS: tuple[str, ...] = (
+        *("growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale", "hysteresis"),
+    )
+
     def __init__(
         self,
         init_scale: float = 2.0**16,
@@ -167,32 +173,24 @@ class DynamicLossScaler(StaticLossScaler):
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            "growth_factor": self.growth_factor,
-            "backoff_factor": self.backoff_factor,
-            "growth_interval": self.growth_interval,
-            "min_scale": self.min_scale,
-            "max_scale": self.max_scale,
-            "hysteresis": self.hysteresis,
+            **{name: getattr(self, name) for name in self._ARGUMENTS},
             "clean_steps": self._clean_steps,
             "tolerance": self._tolerance,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_state(state, self.state_dict())
-        fresh = DynamicLossScaler(
-            state["scale"],
-            state["growth_factor"],
-            state["backoff_factor"],
-            state["growth_interval"],
-            state["min_scale"],
-            state["max_scale"],
-            state["hysteresis"],
-        )
+        self.__dict__.update(DynamicLossScaler._restored(state).__dict__)
+
+    @classmethod
+    def _restored(cls: type[_Kind], state: dict[str, Any]) -> _Kind:
+        """A new scaler from a state with all its names. Raises ``ValueError`` for a wrong value."""
+        fresh = cls(state["scale"], **{name: state[name] for name in cls._ARGUMENTS})
         fresh._clean_steps = check_integer("clean_steps", state["clean_steps"])
         if fresh._clean_steps < 0:
             raise ValueError(f"clean_steps must not be negative, got {fresh._clean_steps}")
         fresh._tolerance = check_integer("tolerance", state["tolerance"])
-        self.__dict__.update(fresh.__dict__)
+        return fresh
 
     def __repr__(self) -> str:
         return f"DynamicLossScaler({self._scale:g}, clean_steps={self._clean_steps}/{self.growth_interval})"

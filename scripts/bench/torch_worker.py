@@ -13,17 +13,7 @@ from typing import Any, Callable, Iterator
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.networks import WORDS, Network, network
-from bench.turns import answer, peak_bytes, told
-
-
-def main() -> None:
-    config, answers = told()
-    try:
-        for found in run(config):
-            answer(answers, **found)
-    except Exception as error:  # whatever a variant cannot do is its result
-        lines = str(error).strip().splitlines() or [""]
-        answer(answers, error=f"{type(error).__name__}: {lines[-1][:200]}")
+from bench.turns import peak_bytes, serve
 
 
 def run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -112,4 +102,4 @@ def LanguageModel(nn: Any) -> Any:  # noqa: N802
 
 
 if __name__ == "__main__":
-    main()
+    serve(run)

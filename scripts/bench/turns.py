@@ -8,9 +8,9 @@ import select
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Iterable, TextIO
 
-__all__ = ["Worker", "WorkerError", "answer", "peak_bytes", "take_turns", "told"]
+__all__ = ["Worker", "WorkerError", "peak_bytes", "serve", "take_turns"]
 
 
 class WorkerError(Exception):
@@ -90,14 +90,19 @@ def take_turns(workers: dict[str, Worker], warmup: int, rounds: int) -> tuple[di
 # -- In the worker ----------------------------------------------------------------------------------
 
 
-def told() -> tuple[dict[str, Any], Any]:
-    """The configuration, and the file that answers go to; what else writes to stdout goes to stderr from here on."""
+def serve(run: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> None:
+    """Be a worker: answer with what ``run(config)`` yields. What else writes to stdout goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    return json.loads(sys.argv[1]), answers
+    try:
+        for found in run(json.loads(sys.argv[1])):
+            _answer(answers, **found)
+    except Exception as error:  # whatever a variant cannot do is its result
+        lines = str(error).strip().splitlines() or [""]
+        _answer(answers, error=f"{type(error).__name__}: {lines[-1][:200]}")
 
 
-def answer(answers: Any, **found: Any) -> None:
+def _answer(answers: TextIO, **found: Any) -> None:
     answers.write(json.dumps(found) + "\n")
     answers.flush()
 

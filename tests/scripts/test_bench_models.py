@@ -51,17 +51,20 @@ def test_the_networks_of_the_benchmark():
 
 SCRIPT = """
 import sys
-from bench.turns import answer, told
-config, answers = told()
-print("noise on stdout is no answer")
-log = open(config["log"], "a")
-answer(answers, prepared=0)
-for number, command in enumerate(sys.stdin):
-    log.write(config["name"])
-    log.flush()
-    if config["name"] == "b" and number == 2:
-        sys.exit(3)
-    answer(answers, seconds=1.0 + number, skipped=config["name"] == "c" and number == 1)
+from bench.turns import serve
+
+def run(config):
+    print("noise on stdout is no answer")
+    log = open(config["log"], "a")
+    yield {"prepared": 0}
+    for number, command in enumerate(sys.stdin):
+        log.write(config["name"])
+        log.flush()
+        if config["name"] == "b" and number == 2:
+            sys.exit(3)
+        yield {"seconds": 1.0 + number, "skipped": config["name"] == "c" and number == 1}
+
+serve(run)
 """
 
 
