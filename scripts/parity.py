@@ -3,6 +3,7 @@
 python scripts/parity.py --list                      # the families, and how far each is
 python scripts/parity.py                             # all runs without a result yet; may be ended and started again
 python scripts/parity.py resnet50 --seeds 0 1 2      # some of them
+python scripts/parity.py --jobs 2                    # two runs at once, each with one core
 python scripts/make_parity_page.py                   # docs/parity.md from the results in docs/parity/
 
 Each run is a process of its own, the command that stands beside its result. On a CPU; float16 is emulated there.
@@ -18,6 +19,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Sequence
 
@@ -63,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only-ablations", action="store_true", help="the runs without a safeguard alone")
     parser.add_argument("--again", action="store_true", help="runs that have a result as well")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once; each has one core")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder; a JSON file a family")
     options = parser.parse_args(arguments)
     unknown = set(options.families) - FAMILIES.keys()
@@ -74,13 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs = [job for family in options.families or FAMILIES for job in jobs_of(family, options)]
     jobs.sort(key=lambda job: job.seed)  # of a table that is not complete, no row is empty
     failed = []
-    progress = tqdm(jobs, unit="run")
-    for job in progress:
-        progress.set_description(f"{job.family} {job.key}")
-        error = run(job, options.results)
-        if error:
-            failed.append(job)
-            tqdm.write(f"python {shlex.join(job.command)}: {error}", file=sys.stderr)
+    with ThreadPool(options.jobs) as pool, tqdm(total=len(jobs), unit="run") as progress:
+        for job, found in pool.imap_unordered(run, jobs):
+            progress.update()
+            progress.set_description(f"{job.family} {job.key}")
+            if isinstance(found, str):
+                failed.append(job)
+                tqdm.write(f"python {shlex.join(job.command)}: {found}", file=sys.stderr)
+            else:
+                save(options.results, job.family, {**load(options.results, job.family), job.key: found})
     return 1 if failed else 0
 
 
@@ -106,8 +111,8 @@ def seeds_of(family: str, results: dict[str, Any]) -> int:
     return 2 * seeds if missed else seeds
 
 
-def run(job: Job, folder: Path) -> str:
-    """Trains and writes the result; returns the error's last line, and "" where there is none."""
+def run(job: Job) -> tuple[Job, dict[str, Any] | str]:
+    """Trains; returns the result, or the last line of the error."""
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "result.json"
         command = [sys.executable, "-W", "ignore", *job.command, "--out", str(out)]
@@ -117,13 +122,10 @@ def run(job: Job, folder: Path) -> str:
         ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         error = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
         if job.ablation and error.startswith("FloatingPointError: "):  # what such a run is to show
-            result = {"seed": job.seed, "value": None, "error": error}
-        elif ended.returncode or not out.exists():
-            return error
-        else:
-            result = json.loads(out.read_text())
-    save(folder, job.family, {**load(folder, job.family), job.key: result})
-    return ""
+            return job, {"seed": job.seed, "value": None, "error": error}
+        if ended.returncode or not out.exists():
+            return job, error
+        return job, json.loads(out.read_text())
 
 
 def load(folder: Path, family: str) -> dict[str, Any]:
