@@ -92,20 +92,23 @@ def test_a_family_that_is_not_there_is_named(capsys):
     assert "resnet51" in capsys.readouterr().err
 
 
-def test_a_run_that_fails_is_told_and_leaves_no_result(tmp_path, capsys):
+def test_a_run_that_fails_is_told_and_leaves_no_result(monkeypatch, tmp_path, capsys):
     job = parity.Job("ssd", "float16", 0, "--loss-scale nonsense")
-    assert "nonsense" in parity.run(job, tmp_path)
+    assert "nonsense" in parity.run(job)[1]
+    monkeypatch.setattr(parity, "jobs_of", lambda *_: [job])
+    assert parity.main(["ssd", "--results", str(tmp_path)]) == 1
+    assert "nonsense" in capsys.readouterr().err
     assert parity.load(tmp_path, "ssd") == {}
 
 
 def test_a_run_that_diverges_without_a_safeguard_is_a_result(monkeypatch, tmp_path):
     ended = type("Ended", (), {"returncode": 1, "stderr": "Traceback\nFloatingPointError: 3 steps in a row"})
     monkeypatch.setattr(parity.subprocess, "run", lambda *_, **__: ended)
-    assert "3 steps" in parity.run(parity.Job("ssd", "float16", 0), tmp_path)
+    assert "3 steps" in parity.run(parity.Job("ssd", "float16", 0))[1]
+    found = {f"float32 {seed}": {"seed": seed, "value": 90} for seed in range(3)}
     for seed in range(3):
-        parity.save(tmp_path, "ssd", {**parity.load(tmp_path, "ssd"), f"float32 {seed}": {"seed": seed, "value": 90}})
-        assert parity.run(parity.Job("ssd", "float16", seed, "--no-masters"), tmp_path) == ""
-    found = parity.load(tmp_path, "ssd")
+        job, result = parity.run(parity.Job("ssd", "float16", seed, "--no-masters"))
+        found[job.key] = result
     assert parity.values(found, "float16") == {}
     assert not parity.judged("ssd", found, "float16", "--no-masters").holds
 
