@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from glob import escape
 from typing import Dict, Iterable
 from urllib.parse import quote, unquote
 
@@ -187,6 +188,11 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
     if not more:
         return policy
     return replace(policy, exclude=tuple(dict.fromkeys(policy.exclude + more)))
+
+
+def excluding(policy: Policy, nodes: Iterable[str]) -> Policy:
+    """``policy`` with these very nodes in FP32 too; what fnmatch would read in their names is taken literally."""
+    return as_policy(policy, [escape(name) for name in nodes])
 
 
 def _check_choice(field: str, value: object) -> None:

@@ -6,6 +6,7 @@ from .blaming.blame import blame
 from .blaming.report import Blame, Range
 from .explaining.explain import Explanation, explain
 from .explaining.report import GraphReport
+from .guarding.guard import Guard, Moved, guard
 from .load import load
 from .profiling.picture import plot_profile
 from .profiling.profile import Profile, profile
@@ -21,7 +22,9 @@ __all__ = [
     "Blame",
     "Explanation",
     "GraphReport",
+    "Guard",
     "Histogram",
+    "Moved",
     "Profile",
     "Range",
     "ScaleHandler",
@@ -32,6 +35,7 @@ __all__ = [
     "advise",
     "blame",
     "explain",
+    "guard",
     "load",
     "log_scale",
     "plot_histograms",

@@ -19,7 +19,7 @@ __all__ = ["INHERITED", "Traced"]
 INHERITED = {
     "Trainer": (
         "_allreduce_grads _contexts _distributed _init_kvstore _init_optimizer _init_params _kv_initialized "
-        "_kvstore _optimizer _params _params_to_init _scale _update _updaters"
+        "_kvstore _kvstore_params _optimizer _params _params_to_init _reset_kvstore _scale _update _updaters"
     ),
     "LowParameter": "_check_and_get _data _init_grad _init_impl _reduce _set_trainer",
     "BatchProcessor": "_get_data_and_label",

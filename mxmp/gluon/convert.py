@@ -5,24 +5,25 @@ A converted block keeps its class, tree, hooks and Parameters; each HybridBlock 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Callable, Iterable
+from typing import Callable, Collection, Iterable
 
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block, HybridBlock, Parameter
 
-from ..policy import Policy
+from ..policy import Policy, excluding
 from ..precision.decide import check_policy
 from ..precision.devices import device_of
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
-from .conversion import Conversion, join, leave
+from .conversion import Conversion, conversions_of, join, leave
 from .expected import Expected
 from .hook import Hook, Owner, blocks_of, hook_of, hooks, hybrid_blocks
 from .parameter import BFLOAT16, LowParameter
 
-__all__ = ["convert", "restore"]
+__all__ = ["convert", "exclude_more", "restore"]
 
 
 def convert(
@@ -72,12 +73,32 @@ def convert(
     _release(net, _whole(net)[0])
     full = [p.name for block in hybrid_blocks(net) if id(block) in python | outside for p in block.params.values()]
     conversion = Conversion(asked, _expected(net, asked, python, outside), full, plan)
+    _install(conversion, params, [(block, id(block) in python) for block in blocks])
+    return net
+
+
+def exclude_more(net: Block, nodes: Collection[str]) -> None:
+    """Convert ``net``'s conversions again, with these nodes in FP32 too; blocks left as Python stay so.
+
+    Between two steps: what is trained goes on from the same values, gradients are forgotten.
+    """
+    for conversion in _whole(net)[0]:
+        policy = excluding(conversion.policy, nodes)
+        plan = conversion.plan and replace(conversion.plan, policy=policy)
+        owners = [(block, owner) for block, hook in hooks(net) for owner in hook.owners]
+        owned = [(block, owner.python) for block, owner in owners if owner.conversion is conversion]
+        params = [param for param in net.collect_params().values() if conversion in conversions_of([param])]
+        _release(net, [conversion])
+        expected = Expected(net.name, [block for block, _ in owned if conversion.expected.is_root(block)], ())
+        _install(Conversion(policy, expected, conversion.full, plan), params, owned)
+
+
+def _install(conversion: Conversion, params: list[Parameter], blocks: list[tuple[HybridBlock, bool]]) -> None:
+    """``blocks``: each with whether it runs as Python."""
     for param in params:
         join(param, conversion)
-    for block in blocks:
-        hook = hook_of(block) or Hook(block)
-        hook.own(Owner(conversion, python=id(block) in python))
-    return net
+    for block, python in blocks:
+        (hook_of(block) or Hook(block)).own(Owner(conversion, python))
 
 
 def restore(net: Block) -> Block:

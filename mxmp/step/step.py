@@ -127,6 +127,10 @@ class ScaledStep:
                 observer.after_step()
         return not bad
 
+    def forgive(self) -> None:
+        """Something is being done about overflows: those in a row at the lowest scale count anew."""
+        self._skips_at_floor = 0
+
     def state_dict(self) -> dict[str, Any]:
         """Plain data that ``load_state_dict`` continues from bit for bit."""
         return {

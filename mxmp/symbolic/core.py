@@ -53,6 +53,7 @@ class Core:
         self.numbers: dict[str, int] = {}
         self.lent = False
         self._decided = False
+        self._warned = False
         self._remedies = RemedyLog()
 
     def low_symbol(
@@ -82,15 +83,21 @@ class Core:
         )
         if not self._decided:
             self._decided, self.low_names = True, set(plan.low_variables)
-            warn_of_unmatched(plan, stacklevel=4)
-            useless = nothing_low(plan)
-            if useless:
-                warnings.warn(useless, stacklevel=3)
+            if not self._warned:
+                self._warned = True
+                warn_of_unmatched(plan, stacklevel=4)
+                useless = nothing_low(plan)
+                if useless:
+                    warnings.warn(useless, stacklevel=3)
         self._remedies.note(symbol.name or "symbol", symbol, plan, {each[0]: each[1] for each in data_shapes})
         if for_training:
             scale_heads(graph)
         declare_full(graph)
         return graph.to_symbol(), plan
+
+    def decide_anew(self) -> None:
+        """The next graph decides again how parameters are stored."""
+        self._decided, self.low_names = False, set()
 
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """FP32 masters beside ``arrays``, in one order on all workers, who number their keys by it."""

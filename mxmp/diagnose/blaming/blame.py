@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
-from mxnet.ndarray import NDArray
 
 from ...gluon import Trainer, _mxnet
 from ...precision.heads import SCALE_NAME, head_gradient, heads_scaled_by
 from ...precision.record import Record
 from ...step.step import ScaledStep
 from ...symbolic import BucketingModule, Module
-from ..watching.taps import tap_of, values_of
-from ..watching.wiring import Seen
-from .report import Blame, Range
-from .verdict import Met, verdict
+from ..watching.taps import tap_of
+from .recording import Recording
+from .report import Blame
+from .verdict import verdict
 
 __all__ = ["blame"]
 
@@ -84,37 +81,20 @@ def blame(
             target.switch_bucket(given[0].bucket_key, given[0].provide_data, given[0].provide_label)
         replay = _Replay(target, None, loss_scale)
         replay.run(lambda: _run_module(replay, given[0]))
-    return verdict([m.met() for m in replay.taken], replay.tap.wirings, replay.params, replay.loss_scale)
-
-
-class _Taken(NamedTuple):
-    """A tensor, on its way to the host: its lowest and highest finite value, and how many are inf and NaN."""
-
-    seen: Seen | None
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    numbers: NDArray
-
-    def met(self) -> Met:
-        lowest, highest, infs, nans = (float(x) for x in self.numbers.asnumpy())
-        if lowest > highest:  # none is finite
-            lowest = highest = math.nan
-        return Met(self.seen, Range(self.name, self.shape, self.dtype, lowest, highest, int(infs), int(nans)))
+    return verdict(replay.recording.met(), replay.tap.wirings, replay.params, replay.loss_scale)
 
 
 class _Replay:
     """One forward and backward with a tap, and all that went by, in that order."""
 
     def __init__(self, target: Any, trainer: Trainer | None, loss_scale: float | None) -> None:
-        self.taken: list[_Taken] = []
-        self.tap = tap_of(target, trainer, lambda seen, array: self.note(seen.label, array, seen))
+        self.recording = Recording()
+        self.tap = tap_of(target, trainer, lambda seen, array: self.recording.note(seen.label, array, seen))
         self.loss_scale = _scale_of_last(self.tap.door.step) if loss_scale is None else float(loss_scale)
         self.params = [weight.name for weight in self.tap.door.weights()]
 
     def run(self, forward_and_backward: Callable[[], None]) -> None:
-        for weight in self.tap.door.weights():
-            self.note(weight.name, weight.arrays[0])
+        self.recording.note_weights(self.tap.door.weights())
         with self.tap.door.undone():
             self.tap.arm()
             try:
@@ -122,23 +102,9 @@ class _Replay:
             finally:
                 self.tap.disarm()
             for name, array in self.tap.door.gradients():
-                self.note(f"the gradient of {name}", array)
-        if not any(taken.seen for taken in self.taken):
+                self.recording.note(f"the gradient of {name}", array)
+        if not self.recording.of_operators:
             raise ValueError("no operator ran: the batch must have the shapes that the module is bound to")
-
-    def note(self, name: str, array: NDArray, seen: Seen | None = None) -> None:
-        with autograd.pause():
-            values = values_of(array)
-            if values is None:
-                return
-            finite = mx.nd.contrib.isfinite(values)
-            edge = mx.nd.full(values.shape, float(np.finfo(np.float32).max), ctx=values.ctx)
-            lowest, highest = mx.nd.where(finite, values, edge).min(), mx.nd.where(finite, values, -edge).max()
-            infs = mx.nd.contrib.isinf(values).sum()
-            nans = (1 - finite).sum() - infs
-            dtype = np.dtype(array.dtype)
-            numbers = mx.nd.concat(lowest, highest, infs, nans, dim=0)
-            self.taken.append(_Taken(seen, name, array.shape, dtype.names[0] if dtype.names else dtype.name, numbers))
 
 
 def _run_net(replay: _Replay, net: Block, inputs: Sequence[Any], loss: Callable) -> None:
@@ -147,7 +113,7 @@ def _run_net(replay: _Replay, net: Block, inputs: Sequence[Any], loss: Callable)
     flat = [array if array is None else array.detach() for array in flat]
     for i, array in enumerate(flat):
         if array is not None:
-            replay.note(f"input {i}" if len(flat) > 1 else "the input", array)
+            replay.recording.note(f"input {i}" if len(flat) > 1 else "the input", array)
     with autograd.record():
         out = net(*_mxnet.regroup(flat, structure))
     outs, made = _mxnet.flatten((out,))
@@ -158,11 +124,11 @@ def _run_net(replay: _Replay, net: Block, inputs: Sequence[Any], loss: Callable)
         found = loss(_mxnet.regroup(apart, made)[0])
     losses = list(found) if isinstance(found, (list, tuple)) else [found]
     for each in losses:
-        replay.note("the loss", each)
+        replay.recording.note("the loss", each)
     with heads_scaled_by(replay.loss_scale, Record(losses)):
         autograd.backward(losses, [head_gradient(each, replay.loss_scale) for each in losses])
     for array in apart:
-        replay.note("the gradient of the loss", array.grad)
+        replay.recording.note("the gradient of the loss", array.grad)
     with heads_scaled_by(replay.loss_scale, Record(outs)):
         autograd.backward(outs, [array.grad for array in apart])
 
@@ -171,7 +137,7 @@ def _run_module(replay: _Replay, batch: Any) -> None:
     module: Module = replay.tap.door.module  # type: ignore[union-attr]
     for names, arrays in ((module.data_names, batch.data), (module.label_names, batch.label)):
         for name, array in zip(names, arrays or ()):
-            replay.note(name, array)
+            replay.recording.note(name, array)
     module.forward(batch, is_train=True)
     group = module._exec_group
     for executor in group.execs:

@@ -39,6 +39,11 @@ def verdict(met: Sequence[Met], wirings: Sequence[Wiring], params: Sequence[str]
 
 def _outside(past: Sequence[Met], found: Range, params: Sequence[str], scale: float) -> Blame:
     """What no operator of the net made."""
+    if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
+        before = replace(past[-1].range, name=f"{found.name}, unrounded")
+        return Blame(
+            True, "parameter", found.name, "", found.dtype, _rounded(before, found.dtype), found, (before,), scale
+        )
     if found.name in params:
         where, cause = "parameter", "it was so before this step, which cannot be the first that went wrong"
     elif found.name.startswith("the loss"):
@@ -66,7 +71,7 @@ def _inside(
     advice = f". {_lower(scale)}" if seen.backward else ""
     name, op = seen.operator, seen.op
     if unrounded is not None:
-        cause = f"overflow: {unrounded.largest:.4g} is rounded to {low}, which ends at {FORMATS[low].largest:.5g}"
+        cause = _rounded(unrounded, low)
         if unrounded.name == SUM:
             cause = f"a sum of gradients, its own among them, has an {cause}"
         if seen.enters:
@@ -86,6 +91,10 @@ def _inside(
             f"inf in FP32 from finite inputs: a division by zero, a logarithm of zero, or beyond FP32's range{advice}"
         )
     return Blame(True, where, name, op, "float32", cause, found, inputs, scale)
+
+
+def _rounded(unrounded: Range, low: str) -> str:
+    return f"overflow: {unrounded.largest:.4g} is rounded to {low}, which ends at {FORMATS[low].largest:.5g}"
 
 
 def _unrounded(past: Sequence[Met], seen: Seen, found: Range) -> Range | None:

@@ -1,27 +1,34 @@
 """What a tap and a replay need of each door: to listen to what runs, and what the step works on.
 
 The two have the same methods. ``arm(tell)`` makes every place where a graph runs (a block's hook, an executor) call
-``tell(place)(name, operator, handle)`` for each output of an operator; ``disarm`` undoes it.
+``tell(place)(name, array)`` for each output of an operator; ``disarm`` undoes it.
 """
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Collection, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block, Parameter
+from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
 from ...gluon import Trainer, _mxnet
-from ...gluon.hook import Hook, hooks
+from ...gluon.convert import exclude_more
+from ...gluon.hook import Hook, hook_of, hooks
 from ...gluon.parameter import weight_of
+from ...gluon.workers import has_other_workers, renew_store
+from ...policy import Policy
+from ...precision.plan import Plan
 from ...step.gradients import Gradient
 from ...step.masters import Weight
 from ...step.step import ScaledStep
-from ...symbolic import BucketingModule, Module
+from ...step.stores import is_distributed
+from ...symbolic import BucketingModule, Module, rebind
 from ...symbolic._mxnet import symbol_of, twin
+from .listeners import Listeners, Tell
 from .wiring import Wiring
 
 __all__ = ["GluonDoor", "ModuleDoor"]
@@ -39,20 +46,28 @@ class GluonDoor:
     def __init__(self, net: Block, trainer: Trainer) -> None:
         if not isinstance(trainer, Trainer):
             raise TypeError(f"pass the net's mxmp.Trainer, got {type(trainer).__module__}.{type(trainer).__name__}")
-        self._hooks = [(block, hook) for block, hook in hooks(net) if not hook.python]
-        if not self._hooks:
-            raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first")
         self._net = net
         self._trainer = trainer
+        if not self._hooks:
+            raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first")
         self._told: list[tuple] = []
+
+    @property
+    def _hooks(self) -> list[tuple[HybridBlock, Hook]]:
+        return [(block, hook) for block, hook in hooks(self._net) if not hook.python]
+
+    @property
+    def distributed(self) -> bool:
+        """Whether other workers take part."""
+        return has_other_workers(self._trainer)
 
     @property
     def step(self) -> ScaledStep:
         return self._trainer._state
 
     @property
-    def compute(self) -> str:
-        return self._hooks[0][1].conversion.policy.compute
+    def policy(self) -> Policy:
+        return self._hooks[0][1].conversion.policy
 
     @property
     def scaled_by(self) -> float:
@@ -93,20 +108,39 @@ class GluonDoor:
     def graphs_at(self, where: Hook) -> int:
         return sum(key.training for key in where.graphs)
 
-    def arm(self, tell: Callable[[Any], Callable]) -> None:
+    def arm(self, tell: Callable[[Any], Tell]) -> None:
         for block, hook in self._hooks:
-            if _mxnet.monitor(block) is not None:
+            monitor = _mxnet.monitor(block) or (Listeners(), False)
+            if not isinstance(monitor[0], Listeners):
                 raise ValueError(f"{block.name!r} has an op hook (register_op_hook), and MXNet tells one listener only")
-            monitor = (tell(hook), False)
-            self._told.append((block, hook, monitor))
+            told = tell(hook)
+            monitor[0].add(told)
+            self._told.append((block, hook, monitor, told))
             _mxnet.set_monitor(block, monitor)
 
+    def is_stale(self) -> bool:
+        """Whether the net was converted again since ``arm``: what runs now tells nobody."""
+        return any(hook_of(block) is not hook for block, hook, _, _ in self._told)
+
+    def exclude(self, nodes: Collection[str]) -> None:
+        """Keep these operators in FP32 from the next forward on. Between two steps."""
+        exclude_more(self._net, nodes)
+        for trainer in {id(t): t for p in self._params() if (t := _mxnet.trainer_of(p))}.values():
+            renew_store(trainer)
+
+    @property
+    def planned(self) -> bool:
+        """Whether a Plan decides, and not the rules alone."""
+        return any(hook.conversion.plan is not None for _, hook in self._hooks)
+
     def disarm(self) -> None:
-        for block, hook, monitor in self._told:
-            if _mxnet.monitor(block) == monitor:
-                _mxnet.set_monitor(block, None)
-            for built in hook.graphs.values():
-                built.op.forget(monitor)
+        for block, hook, monitor, told in self._told:
+            monitor[0].remove(told)
+            if monitor[0].idle:
+                if _mxnet.monitor(block) == monitor:
+                    _mxnet.set_monitor(block, None)
+                for built in hook.graphs.values():
+                    built.op.forget(monitor)
         self._told = []
 
 
@@ -123,19 +157,24 @@ class ModuleDoor:
         if not module.optimizer_initialized:
             raise ValueError("the module has no optimizer yet: bind, init_params and init_optimizer first")
         self._target = module
-        self._swapped: list[tuple] = []
+        self._armed: list[tuple] = []
 
     @property
     def module(self) -> Module:
         return self._target._curr_module if isinstance(self._target, BucketingModule) else self._target
 
     @property
+    def distributed(self) -> bool:
+        """Whether other workers take part."""
+        return is_distributed(self.module._kvstore)
+
+    @property
     def step(self) -> ScaledStep:
         return self._target._state
 
     @property
-    def compute(self) -> str:
-        return self.module.policy.compute
+    def policy(self) -> Policy:
+        return self.module.policy
 
     @property
     def scaled_by(self) -> float:
@@ -167,22 +206,45 @@ class ModuleDoor:
     def graphs_at(self, where: mx.executor.Executor) -> int:
         return 1
 
-    def arm(self, tell: Callable[[Any], Callable]) -> None:
-        group = self.module._exec_group
-        twins = [twin(executor) for executor in group.execs]
-        for each in twins:
-            told = tell(each)
-            each.set_monitor_callback(lambda name, handle, told=told: told(name, None, handle))
-        self._swapped = [(group.execs, i, executor, each) for i, (executor, each) in enumerate(zip(group.execs, twins))]
-        group.execs[:] = twins
+    def arm(self, tell: Callable[[Any], Tell]) -> None:
+        module, execs = self.module, self.module._exec_group.execs
+        for i, executor in enumerate(execs):
+            if executor not in _twins:
+                listeners, execs[i] = Listeners(), twin(executor)
+                execs[i].set_monitor_callback(listeners)
+                _twins[execs[i]] = listeners, executor
+            told = tell(execs[i])
+            _twins[execs[i]][0].add(told)
+            self._armed.append((module, i, execs[i], told))
+
+    def is_stale(self) -> bool:
+        """Whether others run since ``arm``: it was bound again, or for batches of another size."""
+        return any(module._exec_group.execs[i] is not each for module, i, each, _ in self._armed)
+
+    def exclude(self, nodes: Collection[str]) -> None:
+        """Keep these operators in FP32 from the next forward on. Between two steps."""
+        rebind.exclude_more(self._target, nodes)
+
+    @property
+    def planned(self) -> bool:
+        """Whether a Plan decides, and not the rules alone."""
+        return isinstance(self.module._how, Plan)
 
     def disarm(self) -> None:
-        for execs, i, executor, each in self._swapped:
-            if execs[i] is each:  # a batch of another size has put another there
+        for module, i, each, told in self._armed:
+            (listeners, executor), execs = _twins[each], module._exec_group.execs
+            listeners.remove(told)
+            # A batch of another size has put another there, or the module was bound again.
+            if listeners.idle and execs[i] is each:
                 for ours, theirs in zip(each.outputs, executor.outputs):
                     ours.copyto(theirs)
                 execs[i] = executor
-        self._swapped = []
+        self._armed = []
+
+
+# Executors that tell, each with whom it tells and the one in whose place it stands.
+_twins: weakref.WeakKeyDictionary[mx.executor.Executor, tuple[Listeners, mx.executor.Executor]]
+_twins = weakref.WeakKeyDictionary()
 
 
 @contextmanager

@@ -13,13 +13,13 @@ from typing import Any, Callable
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.base import NDArrayHandle
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
 from ...gluon import Trainer
 from ...symbolic import BucketingModule, Module
 from .doors import GluonDoor, ModuleDoor
+from .listeners import Tell
 from .wiring import Seen, Wiring
 
 __all__ = ["See", "Tap", "tap_of", "values_of"]
@@ -62,15 +62,14 @@ class Tap:
         if error is not None:
             raise error
 
-    def _teller(self, where: Any) -> Callable:
-        """What MXNet calls with name, operator and handle; it outlives the tap and holds nothing of it."""
+    def _teller(self, where: Any) -> Tell:
+        """What is called with a tensor's name and the tensor; it outlives the tap and holds nothing of it."""
         tap, place = weakref.ref(self), weakref.ref(where)
 
-        def told(name: Any, _: Any, handle: Any) -> None:
+        def told(name: str, array: NDArray) -> None:
             found, at = tap(), place()
-            array = NDArray(NDArrayHandle(handle), writable=False)  # frees the handle
             if found is not None and at is not None and found.armed:
-                found._tell(at, name.decode() if isinstance(name, bytes) else name, array)
+                found._tell(at, name, array)
 
         return told
 

@@ -109,6 +109,9 @@ class Watch:
         if self._ran:
             self._finish(low={name for wiring in self._tap.wirings for name in wiring.low_variables})
         due = (self._step.steps + 1) % self._every == 0
+        if self._tap.armed and self._tap.door.is_stale():
+            self._tap.disarm()
+            due = True
         if due and not self._tap.armed:
             self._tap.arm()
 
@@ -124,7 +127,7 @@ class Watch:
         reports = joined(taken.report() for taken in self._taken)
         self._taken, self._before, self._ran = [], [], False
         state = self._step
-        snapshot = Snapshot(state.steps, self._scale, state.last_step_skipped, self._tap.door.compute, reports)
+        snapshot = Snapshot(state.steps, self._scale, state.last_step_skipped, self._tap.door.policy.compute, reports)
         self.snapshots.append(snapshot)
         if self._told is not None:
             self._told(snapshot)

@@ -83,7 +83,7 @@ class Wiring:
         self.low_variables = {
             source.node.name
             for node in self._names
-            if self._is_low(node)
+            if self.is_low(node)
             for source in map(self.source, node.inputs)
             if source.node.is_variable
         }
@@ -103,9 +103,23 @@ class Wiring:
             entry = _behind(entry) if is_ours(entry.node) else entry.node.inputs[0]
         return entry
 
+    @property
+    def operators(self) -> list[Node]:
+        """The user's, in the order of the graph that runs."""
+        return list(self._names)
+
     def name(self, node: Node) -> str:
         """As in the FP32 graph."""
         return self._names.get(node, node.name)
+
+    def kind(self, node: Node) -> str:
+        """The user's operator, which another may stand for in the graph that runs."""
+        decision = self.plan.decisions.get(self.name(node))
+        return node.op if decision is None else decision.op
+
+    def is_low(self, node: Node) -> bool:
+        """Whether a user's operator computes in the low dtype."""
+        return node in self._names and self.plan.decisions[self._names[node]].low
 
     def inputs(self, operator: str) -> list[Entry]:
         """What the user's operator reads, in its order."""
@@ -121,6 +135,11 @@ class Wiring:
             stack += [user for user in users if user not in self._names]
         return list(dict.fromkeys(found))
 
+    def readers_of(self, variable: str) -> list[Node]:
+        """The user's operators that read the variable of this name."""
+        node = self._nodes.get(variable)
+        return [] if node is None else self.readers(node)
+
     def _find(self, name: str) -> Seen | None:
         backward = re.fullmatch(r"(.+)_backward_(?:output)?(\d*)", name)
         if backward and backward[1] in self._nodes:
@@ -135,7 +154,7 @@ class Wiring:
 
     def _output(self, node: Node, index: int) -> Seen:
         made = node if node in self._names else self.source(Entry(node)).node
-        low = any(map(self._is_low, [made, *self.readers(made)]))
+        low = any(map(self.is_low, [made, *self.readers(made)]))
         return self._seen(node, made, low, index, self.name(made))
 
     def _gradient(self, node: Node, index: int) -> Seen | None:
@@ -144,19 +163,14 @@ class Wiring:
         senders = [node] if node in self._names else self.readers(node)
         to = self.source(node.inputs[index]).node
         label = f"{', '.join(map(self.name, senders)) or 'the loss'} -> {self.name(to)}"
-        low = any(map(self._is_low, [to, *senders]))
+        low = any(map(self.is_low, [to, *senders]))
         enters = node.attrs.get(MARK) == "head" and not senders
         seen = self._seen(node, senders[0] if senders else to, low, index, label)
         return seen._replace(backward=True, enters=enters)
 
     def _seen(self, node: Node, operator: Node, low: bool, index: int, label: str) -> Seen:
         name = self.name(operator)
-        decision = self.plan.decisions.get(name)
-        op = decision.op if decision is not None else operator.op
-        return Seen(node, name, op, low, False, index, node not in self._names, False, label)
-
-    def _is_low(self, node: Node) -> bool:
-        return node in self._names and self.plan.decisions[self._names[node]].low
+        return Seen(node, name, self.kind(operator), low, False, index, node not in self._names, False, label)
 
 
 _A_SUM = Seen(Node("add_n", SUM), SUM, "add_n", False, True, 0, True, False, SUM)

@@ -1,0 +1,1 @@
+"""Moving what overflows again and again to FP32."""
