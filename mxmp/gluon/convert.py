@@ -23,7 +23,7 @@ from .expected import Expected
 from .hook import Hook, Owner, blocks_of, hook_of, hooks, hybrid_blocks
 from .parameter import BFLOAT16, LowParameter
 
-__all__ = ["convert", "exclude_more", "restore"]
+__all__ = ["convert", "exclude_more", "is_whole", "restore"]
 
 
 def convert(
@@ -75,6 +75,11 @@ def convert(
     conversion = Conversion(asked, _expected(net, asked, python, outside), full, plan)
     _install(conversion, params, [(block, id(block) in python) for block in blocks])
     return net
+
+
+def is_whole(net: Block) -> bool:
+    """Whether ``net`` contains all that each of its conversions converted."""
+    return not _whole(net)[1]
 
 
 def exclude_more(net: Block, nodes: Collection[str]) -> None:

@@ -13,6 +13,7 @@ from networks import LOSS, Chain, batch, dense, gluon_run, gluon_step, module_of
 
 import mxmp
 from mxmp.diagnose import guard, watch
+from mxmp.diagnose.blaming.recording import Recording
 from mxmp.gluon.parameter import LowParameter
 
 DOORS = ["gluon", "module"]
@@ -333,7 +334,9 @@ def test_blocks_left_as_python_stay_python():
     assert mxmp.explain(net).unconverted == python
 
 
-def test_a_step_that_nothing_is_wrong_with_is_not_looked_at():
+def test_a_step_that_nothing_is_wrong_with_is_not_looked_at(monkeypatch):
+    looked = []
+    monkeypatch.setattr(Recording, "met", lambda self: looked.append(self) or [])
     net = three()
     trainer = gluon_run(net)
     with guard(net, trainer) as guarded:
@@ -341,6 +344,7 @@ def test_a_step_that_nothing_is_wrong_with_is_not_looked_at():
         for i in range(5):
             gluon_step(net, trainer, *batch(i))
             assert not guarded._tap.armed
+    assert len(looked) == 1
     assert guarded.overflows == {}
 
 
@@ -356,3 +360,9 @@ def test_wrong_use_is_named():
     alone = mxmp.Trainer(three().collect_params(), "sgd", kvstore="dist_sync")
     with pytest.raises(ValueError, match="one worker"):
         guard(net, alone)
+    outer = nn.HybridSequential()
+    outer.add(three(), nn.Dense(2))
+    outer[1].initialize()
+    mxmp.convert(outer)
+    with pytest.raises(ValueError, match="a part of a net"):
+        guard(outer[0], mxmp.Trainer(outer.collect_params(), "sgd"))

@@ -63,13 +63,8 @@ class Guard:
         self._recording = Recording()
         self._due: Moved | None = None
         self._tap = tap_of(target, trainer, self._see)
-        door = self._tap.door
-        if door.distributed:
-            raise ValueError(
-                "each worker sees batches of its own, and would move layers of its own: guard a run with one worker, "
-                "and give its policy to all"
-            )
-        self._step = door.step
+        self._tap.door.check_excludable()
+        self._step = self._tap.door.step
         self._scale = self._step.loss_scale
         self._arm()
         self._step.observers.append(self)
@@ -85,6 +80,7 @@ class Guard:
             self._step.observers.remove(self)
         if self._tap.armed:
             self._tap.disarm()
+        self._recording = Recording()
 
     def __enter__(self) -> Guard:
         return self
@@ -124,6 +120,7 @@ class Guard:
         ran, due, self._due = self._recording.of_operators, self._due, None
         if self._tap.armed and (ran or self._tap.door.is_stale()):
             self._tap.disarm()
+            self._recording = Recording()
         if due is not None:
             self._tap.door.exclude(due.operators)
             self.moved.append(due)
@@ -190,6 +187,7 @@ def guard(
     Raises
     ------
     TypeError, ValueError
-        As ``watch``; or other workers take part, who would each move layers of their own.
+        As ``watch``; or other workers take part, who would each move layers of their own; or ``target`` is a part of
+        what was converted.
     """
     return Guard(target, trainer, check_count("patience", patience), check_scale("low_scale", low_scale))

@@ -16,7 +16,7 @@ from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
 from ...gluon import Trainer, _mxnet
-from ...gluon.convert import exclude_more
+from ...gluon.convert import exclude_more, is_whole
 from ...gluon.hook import Hook, hook_of, hooks
 from ...gluon.parameter import weight_of
 from ...gluon.workers import has_other_workers, renew_store
@@ -32,6 +32,12 @@ from .listeners import Listeners, Tell
 from .wiring import Wiring
 
 __all__ = ["GluonDoor", "ModuleDoor"]
+
+
+_WORKERS = (
+    "each worker sees batches of its own, and would move layers of its own: guard a run with one worker, and give "
+    "its policy to all"
+)
 
 
 class GluonDoor:
@@ -56,10 +62,12 @@ class GluonDoor:
     def _hooks(self) -> list[tuple[HybridBlock, Hook]]:
         return [(block, hook) for block, hook in hooks(self._net) if not hook.python]
 
-    @property
-    def distributed(self) -> bool:
-        """Whether other workers take part."""
-        return has_other_workers(self._trainer)
+    def check_excludable(self) -> None:
+        """Raise ``ValueError`` where the policy cannot be changed from here."""
+        if has_other_workers(self._trainer):
+            raise ValueError(_WORKERS)
+        if not is_whole(self._net):
+            raise ValueError(f"{self._net.name!r} is a part of a net that was converted as a whole: pass that net")
 
     @property
     def step(self) -> ScaledStep:
@@ -163,10 +171,10 @@ class ModuleDoor:
     def module(self) -> Module:
         return self._target._curr_module if isinstance(self._target, BucketingModule) else self._target
 
-    @property
-    def distributed(self) -> bool:
-        """Whether other workers take part."""
-        return is_distributed(self.module._kvstore)
+    def check_excludable(self) -> None:
+        """Raise ``ValueError`` where the policy cannot be changed from here."""
+        if is_distributed(self.module._kvstore):
+            raise ValueError(_WORKERS)
 
     @property
     def step(self) -> ScaledStep:
