@@ -83,7 +83,7 @@ def strip(graph: Graph) -> Graph:
             entry = _passed(entry)
         if name:
             renamed[entry.node] = name
-        return entry._replace(node=new[entry.node])
+        return Entry(new[entry.node], entry.index, entry.version)
 
     for node in graph.nodes():
         if not is_ours(node):
@@ -172,7 +172,7 @@ class _Rewriter:
         return Entry(self._casts[key])
 
     def _moved(self, entry: Entry) -> Entry:
-        return entry._replace(node=self._new[entry.node])
+        return Entry(self._new[entry.node], entry.index, entry.version)
 
 
 def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:

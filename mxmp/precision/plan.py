@@ -167,7 +167,7 @@ class PlannedGraph:
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.names = names = graph.names()
-        check_fit(graph, plan)
+        _check_fit(names, plan)
         self.graph = graph
         self.plan = plan
         self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
@@ -233,7 +233,11 @@ def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
 
 def check_fit(graph: Graph, plan: Plan) -> None:
     """Raise ``ValueError`` where a plan is of another graph; names the first operators that differ."""
-    operators = _operators(graph.names())
+    _check_fit(graph.names(), plan)
+
+
+def _check_fit(names: Mapping[Node, str], plan: Plan) -> None:
+    operators = _operators(names)
     planned: dict[str, Any] = {name: decision.op for name, decision in plan.decisions.items()}
     if operators == planned:
         return
