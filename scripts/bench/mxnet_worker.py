@@ -93,7 +93,7 @@ def make_step(
 
     ours = variant in ("rules", "tuned")
     kind = mxmp.Trainer if ours else gluon.Trainer
-    with autograd.train_mode():  # SSD traces another network for inference, and MXNet keeps the first
+    with autograd.record():  # SSD traces another network for inference, and MXNet keeps the first
         net(*inputs)  # shapes of the parameters
     trainer = kind(net.collect_params(), net_of.optimizer, dict(net_of.options))
 

@@ -40,8 +40,12 @@ def words(*shape: int) -> mx.nd.NDArray:
     return whole(WORDS, *shape)
 
 
-def lengths() -> mx.nd.NDArray:
-    return mx.nd.array([16, 11])
+def lengths(batch: int = 2) -> mx.nd.NDArray:
+    return mx.nd.array([16, 11] * (batch // 2))
+
+
+# A ratio over the few scores of a classifier is chance: over six of them it is 4 dB off.
+CLASSIFIED = 24
 
 
 def bert(name: str, **options: Any) -> Case:
@@ -53,7 +57,8 @@ def bert(name: str, **options: Any) -> Case:
         return loss + _SOFTMAX()(following, whole(2, following.shape[0])).mean()
 
     def inputs() -> list:
-        return [words(2, 16), whole(2, 2, 16), lengths(), mx.nd.array([[1, 4, 7], [0, 3, 9]])]
+        masked = mx.nd.array([[1, 4, 7], [0, 3, 9]] * (CLASSIFIED // 2))
+        return [words(CLASSIFIED, 16), whole(2, CLASSIFIED, 16), lengths(CLASSIFIED), masked]
 
     return Case(name, "bert", partial(pretrained_not, name, dropout=0, **options), inputs,
                 masked_words_and_next_sentence, init=nlp.initializer.TruncNorm(stdev=0.02))  # fmt: skip
@@ -77,10 +82,13 @@ def classifier() -> Case:
         return nlp.model.BERTClassifier(net, num_classes=3, dropout=0)
 
     def softmax_cross_entropy(scores: Any) -> Any:
-        return _SOFTMAX()(scores, whole(3, 2))
+        return _SOFTMAX()(scores, whole(3, CLASSIFIED))
 
-    return Case("BERTClassifier", "bert", make, lambda: [words(2, 16), whole(2, 2, 16), lengths()],
-                softmax_cross_entropy, init=nlp.initializer.TruncNorm(stdev=0.02))  # fmt: skip
+    def inputs() -> list:
+        return [words(CLASSIFIED, 16), whole(2, CLASSIFIED, 16), lengths(CLASSIFIED)]
+
+    weights = nlp.initializer.TruncNorm(stdev=0.02)
+    return Case("BERTClassifier", "bert", make, inputs, softmax_cross_entropy, init=weights)
 
 
 def next_word(outputs: Any) -> Any:
