@@ -50,19 +50,18 @@ def main(arguments: list[str] | None = None) -> dict:
     whole_net = net if options.task == "pretraining" else Liking(net)
     whole_net.initialize(mx.init.Normal(0.05))
     run.convert(whole_net)
-    epochs = run.epochs if options.task == "pretraining" else 2
-    learn(run, net, lambda n: masked(halves, n, run.random), train, pretraining_loss, epochs)
+    learn(run, net, lambda n: masked(halves, n, run.random), train, run.epochs if whole_net is net else 2)
     if options.task == "pretraining":
         losses, right = [], []
         for rows in parts(held_out):
-            hidden, follows = net(*rows[:4])
-            losses.append(cross_entropy(hidden, rows[4]).mean().asscalar())
+            scores, follows = net(*rows[:4])
+            losses.append(cross_entropy(scores, rows[4]).mean().asscalar())
             right.append((follows.argmax(1) == rows[5]).mean().asscalar())
         return run.finish(math.exp(np.mean(losses)), next_half=round(100 * float(np.mean(right)), 2))
 
-    learn(run, whole_net, lambda n: (*whole(halves, n), liked[n]), train, cross_entropy, 2)
+    learn(run, whole_net, lambda n: (*whole(halves, n), liked[n]), train, 2)
     held_out = [(*whole(halves, n), liked[n]) for n in range(0, len(texts), 10)]
-    right = [(whole_net(*rows[:4]).argmax(1) == rows[4]).mean().asscalar() for rows in parts(held_out)]
+    right = [(whole_net(*rows[:4])[-1].argmax(1) == rows[4]).mean().asscalar() for rows in parts(held_out)]
     return run.finish(100 * np.mean(right))
 
 
@@ -85,7 +84,7 @@ class Bert(gluon.HybridBlock):
 
 
 class Liking(gluon.HybridBlock):
-    """Whether a film was liked: two scores from the mean of its words as BERT sees them."""
+    """As Bert, and two scores of a film, from the mean of its words."""
 
     def __init__(self, bert: Bert) -> None:
         super().__init__()
@@ -93,12 +92,12 @@ class Liking(gluon.HybridBlock):
             self.bert, self.scores = bert, gluon.nn.Dense(2, in_units=UNITS)
 
     def hybrid_forward(self, F, ids, types, length, places):  # noqa: N803
-        states = self.bert.model(ids, types, length, places)[0]
+        states, _, pair, hidden = self.bert.model(ids, types, length, places)
         states = F.SequenceMask(states, length, use_sequence_length=True, axis=1)
-        return self.scores(F.broadcast_div(states.sum(axis=1), length.expand_dims(1)))
+        return hidden, pair, self.scores(F.broadcast_div(states.sum(axis=1), length.expand_dims(1)))
 
 
-def learn(run: Run, net: gluon.Block, sample, rows: list[int], loss_fn, epochs: int, rate: float = 2e-3) -> None:
+def learn(run: Run, net: gluon.Block, sample, rows: list[int], epochs: int, rate: float = 2e-3) -> None:
     trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": rate})
     steps = epochs * (len(rows) // BATCH)
     for step in range(QUICK_STEPS if run.quick else steps):
@@ -107,16 +106,17 @@ def learn(run: Run, net: gluon.Block, sample, rows: list[int], loss_fn, epochs: 
         trainer.set_learning_rate(rate * min(10 * (step + 1) / steps, 1 - step / steps))
         batch = columns([sample(n) for n in order[step * BATCH % (len(rows) - BATCH) :][:BATCH]])
         with autograd.record():
-            loss = loss_fn(net(*batch[:4]), *batch[4:])
+            loss = loss_of(net(*batch[:4]), *batch[4:])
         trainer.backward(loss)
-        trainer.step(BATCH, ignore_stale_grad=True)  # fine-tuning leaves the heads of pre-training alone
+        trainer.step(BATCH)
         run.log(loss)
         if step % 100 == 99:
             print(f"step {step + 1} of {steps}: loss {np.mean(run.losses[-100:]):.4f}", flush=True)
 
 
-def pretraining_loss(outputs: tuple, words_hidden: mx.nd.NDArray, follows: mx.nd.NDArray) -> mx.nd.NDArray:
-    return cross_entropy(outputs[0], words_hidden) + cross_entropy(outputs[1], follows)
+def loss_of(outputs: tuple, *answers: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Of the hidden words, where they are among the answers, and of the pair or film."""
+    return sum(map(cross_entropy, outputs[-len(answers) :], answers))
 
 
 def whole(halves: list, n: int, second: list | None = None) -> tuple:
