@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Collection, Mapping
+from typing import Any, Collection, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -12,6 +12,7 @@ from ..policy import excluding
 from ..precision.plan import Plan
 from ..step.masters import assign
 from .bucketing import BucketingModule
+from .core import Core
 from .module import Module
 
 __all__ = ["exclude_more"]
@@ -23,33 +24,41 @@ def exclude_more(target: Module | BucketingModule, nodes: Collection[str]) -> No
     A Monitor that was installed in a Module must be installed again.
     """
     modules = list(target.modules.values()) if isinstance(target, BucketingModule) else [target]
-    first, *others = [module for module in modules if module.binded]
-    policy = excluding(first.policy, nodes)
-    how = replace(first._how, policy=policy) if isinstance(first._how, Plan) else policy
+    _exclude(target, modules, nodes)
+    first, *others = bound = [module for module in modules if module.binded]
+    core, before = first._core, first._core.low_names
+    # On each device of its own: running statistics differ there, and a mean of equals can be off by a bit.
+    weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(first._arrays())}
+    core.decide_anew()
+    _bind(first, None)
+    for module in others:
+        _bind(module, first)
+    core.make_masters(first._arg_params, first._arrays())
+    _set_weights(core, weights, first._arrays())
+    target._params_dirty = first._params_dirty = True
+    if first._kvstore is not None and core.low_names != before:
+        _renew_store(bound)
+    if isinstance(target, BucketingModule) and target._monitor is not None:
+        for module in bound:
+            module.install_monitor(target._monitor)
+
+
+def _exclude(target: Module | BucketingModule, modules: list[Module], nodes: Collection[str]) -> None:
+    policy = excluding(modules[0].policy, nodes)
+    how = replace(modules[0]._how, policy=policy) if isinstance(modules[0]._how, Plan) else policy
     for module in modules:
         module.policy, module._how = policy, how
     if isinstance(target, BucketingModule):
         target._mixed["policy"] = how
-    core = first._core
-    # On each device of its own: running statistics differ there, and a mean of equals can be off by a bit.
-    weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(first._arrays())}
-    dtypes = core.low_names
-    core.decide_anew()
-    for module in [first, *others]:
-        _bind(module, None if module is first else first)
-    core.make_masters(first._arg_params, first._arrays())
-    for name, arrays in first._arrays().items():
-        for k, (value, array) in enumerate(zip(weights[name], arrays)):
+
+
+def _set_weights(core: Core, weights: Mapping[str, list[NDArray]], arrays: Mapping[str, Sequence[NDArray]]) -> None:
+    for name, copies in arrays.items():
+        for k, (value, array) in enumerate(zip(weights[name], copies)):
             if name in core.masters:
                 assign(value, [core.masters[name][k]], [array])
             else:
                 value.copyto(array)
-    target._params_dirty = first._params_dirty = True
-    if first._kvstore is not None and core.low_names != dtypes:
-        _renew_store([first, *others])
-    if isinstance(target, BucketingModule) and target._monitor is not None:
-        for module in [first, *others]:
-            module.install_monitor(target._monitor)
 
 
 def _bind(module: Module, shared: Module | None) -> None:
