@@ -12,6 +12,7 @@ class Family(NamedTuple):
     ``seeds``: five, or three where a run takes more than a minute of one core.
     ``tolerance``: means so close are equal whatever their errors, in the metric's own unit (points where it has them).
     ``ablations``: options of runs without a safeguard, float16, to show what it is for.
+    ``probes``: options of runs that look into a miss, float16, each with what it tells.
     """
 
     recipe: str
@@ -19,9 +20,11 @@ class Family(NamedTuple):
     seeds: int = 5
     tolerance: float = 0.2
     ablations: tuple[str, ...] = ()
+    probes: tuple[tuple[str, str], ...] = ()
 
 
 WITHOUT = ("--loss-scale none", "--no-masters")
+NO_SKIPS = ("--loss-scale 1024", "no step is lost while the scale finds its level: what is left is the arithmetic")
 
 FAMILIES = {
     "alexnet": Family("classify.py alexnet", ablations=WITHOUT),
@@ -42,7 +45,7 @@ FAMILIES = {
     # Tolerances that are not points: of perplexity (about 1 %), dB and bits per sample.
     "lstm_gluon": Family("lstm_gluon.py", "lower", seeds=3, tolerance=1.0, ablations=("--no-masters",)),
     "lstm_bucketing": Family("lstm_bucketing.py", "lower", tolerance=1.0),
-    "transformer": Family("transformer.py", seeds=3),
+    "transformer": Family("transformer.py", seeds=3, probes=(NO_SKIPS,)),
     "gnmt": Family("gnmt.py", seeds=3),
     "convs2s": Family("convs2s.py", seeds=3),
     "speech_recurrent": Family("speech.py recurrent", "lower", seeds=3, ablations=("--no-masters",)),

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "examples" / "recipes"
 RESULTS = ROOT / "docs" / "parity"
 DTYPES = ("float32", "float16", "bfloat16")
-ABLATED = 3  # seeds of a run without a safeguard
+ABLATED = 3  # seeds of a run with a safeguard less, or a probe
 
 
 class Job(NamedTuple):
@@ -99,8 +99,9 @@ def jobs_of(family: str, options: argparse.Namespace) -> Iterator[Job]:
     known = {} if options.again else results
     for seed in options.seeds if options.seeds is not None else range(seeds_of(family, results)):
         usual = [] if options.only_ablations else [Job(family, dtype, seed) for dtype in options.dtypes]
-        weakened = [Job(family, "float16", seed, ablation) for ablation in row.ablations if seed < ABLATED]
-        yield from (job for job in usual + weakened if job.key not in known)
+        others = [*row.ablations, *(option for option, _ in row.probes)] if seed < ABLATED else []
+        changed = [Job(family, "float16", seed, option) for option in others]
+        yield from (job for job in usual + changed if job.key not in known)
 
 
 def seeds_of(family: str, results: dict[str, Any]) -> int:
