@@ -130,8 +130,10 @@ def mean(found: Mapping[int, float]) -> str:
     diverged = sum(not math.isfinite(value) for value in found.values())
     if diverged:
         return f"{diverged} of {len(found)} diverged"
-    spread = f" ± {stdev(found.values()):.2f}" if len(found) > 1 else ""
-    return f"{fmean(found.values()):.2f}{spread} ({len(found)})"
+    middle = fmean(found.values())
+    shown = ".2f" if abs(middle) < 1e5 else ".1g"
+    spread = f" ± {stdev(found.values()):{shown}}" if len(found) > 1 else ""
+    return f"{middle:{shown}}{spread} ({len(found)})"
 
 
 def told(found: Verdict | None) -> str:
@@ -139,7 +141,8 @@ def told(found: Verdict | None) -> str:
         return "-"
     if not math.isfinite(found.difference):
         return "**diverged**"
-    figures = f"{found.difference:+.2f} ± {found.standard_error:.2f}, allowed {found.bound:.2f}"
+    shown = ".2f" if abs(found.difference) < 1e5 else ".1g"
+    figures = f"{found.difference:+{shown}} ± {found.standard_error:{shown}}, allowed {found.bound:{shown}}"
     return figures if found.holds else f"**{figures}**"
 
 
