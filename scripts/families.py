@@ -25,6 +25,11 @@ class Family(NamedTuple):
 
 WITHOUT = ("--loss-scale none", "--no-masters")
 NO_SKIPS = ("--loss-scale 1024", "no step is lost while the scale finds its level: what is left is the arithmetic")
+GAN = (
+    "--loss-scale 128",
+    'no step is lost, and it is better than float32 all the same. With every operator excluded (`exclude=["*"]`) mxmp '
+    "gives float32's figures to the last digit: rounding itself does good here, as noise on what a critic sees can",
+)
 
 FAMILIES = {
     "alexnet": Family("classify.py alexnet", ablations=WITHOUT),
@@ -53,7 +58,7 @@ FAMILIES = {
     "tacotron": Family("tacotron.py", "lower", seeds=3, tolerance=0.1),
     "wavenet": Family("wavenet.py", "lower", seeds=3, tolerance=0.02),
     "sentiment": Family("sentiment.py", seeds=3),
-    "progressive_gan": Family("progressive_gan.py", "lower"),
+    "progressive_gan": Family("progressive_gan.py", "lower", probes=(GAN,)),
     "inpainting": Family("inpainting.py", seeds=3, tolerance=0.1),
     "bert_pretraining": Family("bert.py pretraining", "lower", tolerance=2.0),
     "bert_finetuning": Family("bert.py finetuning"),
