@@ -27,8 +27,8 @@ WITHOUT = ("--loss-scale none", "--no-masters")
 NO_SKIPS = ("--loss-scale 1024", "no step is lost while the scale finds its level: what is left is the arithmetic")
 GAN = (
     "--loss-scale 128",
-    'no step is lost, and it is better than float32 all the same. With every operator excluded (`exclude=["*"]`) mxmp '
-    "gives float32's figures to the last digit: rounding itself does good here, as noise on what a critic sees can",
+    "no step is lost, and it is better than float32 all the same. With every operator excluded, tried by hand on seeds "
+    "2 and 3, mxmp gives float32's figures: so it is rounding. Why that helps was not looked into",
 )
 
 FAMILIES = {
@@ -48,18 +48,18 @@ FAMILIES = {
     "ssd_symbolic": Family("ssd_symbolic.py"),
     # Language, speech, audio and generative families
     # Tolerances that are not points: of perplexity (about 1 %), dB and bits per sample.
-    "lstm_gluon": Family("lstm_gluon.py", "lower", seeds=3, tolerance=1.0, ablations=("--no-masters",)),
+    "lstm_gluon": Family("lstm_gluon.py", "lower", tolerance=1.0, ablations=("--no-masters",)),
     "lstm_bucketing": Family("lstm_bucketing.py", "lower", tolerance=1.0),
     "transformer": Family("transformer.py", seeds=3, probes=(NO_SKIPS,)),
     "gnmt": Family("gnmt.py", seeds=3),
     "convs2s": Family("convs2s.py", seeds=3),
-    "speech_recurrent": Family("speech.py recurrent", "lower", seeds=3, ablations=("--no-masters",)),
-    "speech_convolutional": Family("speech.py convolutional", "lower", seeds=3),
-    "tacotron": Family("tacotron.py", "lower", seeds=3, tolerance=0.1),
+    "speech_recurrent": Family("speech.py recurrent", "lower", ablations=("--no-masters",)),
+    "speech_convolutional": Family("speech.py convolutional", "lower"),
+    "tacotron": Family("tacotron.py", "lower", tolerance=0.1),
     "wavenet": Family("wavenet.py", "lower", seeds=3, tolerance=0.02),
     "sentiment": Family("sentiment.py", seeds=3),
     "progressive_gan": Family("progressive_gan.py", "lower", probes=(GAN,)),
-    "inpainting": Family("inpainting.py", seeds=3, tolerance=0.1),
+    "inpainting": Family("inpainting.py", tolerance=0.1),
     "bert_pretraining": Family("bert.py pretraining", "lower", tolerance=2.0),
     "bert_finetuning": Family("bert.py finetuning"),
 }
