@@ -40,7 +40,7 @@ class ScaleEvent(NamedTuple):
 
 
 class Observer(Protocol):
-    """Looks on while steps are taken, and changes nothing."""
+    """Looks on while steps are taken, and changes nothing of the step itself."""
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         """The gradients are checked, still scaled, and about to be applied or dropped."""

@@ -101,8 +101,7 @@ class _Replay:
                 forward_and_backward()
             finally:
                 self.tap.disarm()
-            for name, array in self.tap.door.gradients():
-                self.recording.note(f"the gradient of {name}", array)
+            self.recording.note_gradients(self.tap.door.gradients())
         if not self.recording.of_operators:
             raise ValueError("no operator ran: the batch must have the shapes that the module is bound to")
 

@@ -10,6 +10,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from ...step.gradients import Gradient
 from ...step.masters import Weight
 from ..watching.taps import values_of
 from ..watching.wiring import Seen
@@ -49,6 +50,11 @@ class Recording:
         for weight in weights:
             for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # neither before the first forward
                 self.note(weight.name, array)
+
+    def note_gradients(self, gradients: Sequence[Gradient]) -> None:
+        """Of parameters, as the step gets them."""
+        for name, array in gradients:
+            self.note(f"the gradient of {name}", array)
 
     def met(self) -> list[Met]:
         """All of it. Synchronizes."""

@@ -96,8 +96,7 @@ class Guard:
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         if not self._recording.of_operators:
             return
-        for name, array in gradients:
-            self._recording.note(f"the gradient of {name}", array)
+        self._recording.note_gradients(gradients)
         met, wirings = self._recording.met(), self._tap.wirings
         params = [weight.name for weight in self._tap.door.weights()]
         first = next((each for each in met if not each.range.finite), None)
