@@ -132,7 +132,7 @@ def backward_and_step(forward: Callable[[], Any], trainer: gluon.Trainer, around
     with autograd.record():
         outs = forward()
         outs = outs if isinstance(outs, (list, tuple)) else [outs]
-        losses = [out.mean() for out in outs]
+        losses = [out.mean() for out in outs if isinstance(out, mx.nd.NDArray)]  # BERT's encoder returns a list too
     if isinstance(trainer, mxmp.Trainer):
         trainer.backward(losses)
     else:

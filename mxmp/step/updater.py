@@ -71,8 +71,9 @@ class Updater(mx.optimizer.Updater):
 
         Not LAMB, LARS and LBSGD: they take norms of the float16 arrays, and on a CPU of squares in float16.
         """
-        alone = any((w.dtype == np.float16) != (i in masters) for i, w in zip(indices, weights))
-        return type(self.optimizer) in _MASTER_KERNELS and not alone and not self._needs_true_gradients()
+        if type(self.optimizer) not in _MASTER_KERNELS or self._needs_true_gradients():
+            return False
+        return all((w.dtype == np.float16) == (i in masters) for i, w in zip(indices, weights))
 
     @contextmanager
     def _masters_in_states(self, masters: Mapping[int, NDArray]) -> Iterator[None]:

@@ -76,9 +76,23 @@ def test_finite_elements_whose_squares_overflow_are_no_overflow(size):
 
 
 def test_finite_gradients_of_any_kind_and_size_give_finite_sums():
-    items = [*mixed(), gradient(np.full(4096, 60000.0), dtype="float16"), gradient(np.ones(gradients._CHECK + 1))]
+    items = [
+        *mixed(),
+        gradient(np.full(4096, 60000.0), dtype="float16"),
+        gradient(np.ones(gradients._CHECK_BY_DOT + 1)),
+    ]
     assert np.isfinite(fetch(FiniteSums(items)())[0]).all()
     assert fetch(FiniteSums(items)())[0].shape == (8,)
+
+
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_a_check_of_many_large_arrays_takes_few_operators_and_finds_each(at):
+    sizes = [gradients._CHECK_BY_DOT + number for number in range(20)]
+    items = [gradient(np.ones(size), str(size)) for size in sizes]
+    sums = FiniteSums(items)
+    assert len(sums._rest._alone) == gradients._MOST_BY_DOT
+    items[at].array[sizes[at] - 1] = math.nan
+    assert [bool(ok) for ok in np.isfinite(fetch(sums())[0])] == [number != at for number in range(20)]
 
 
 def test_sums_are_of_the_values_now_and_serve_only_the_arrays_that_they_were_made_for():
