@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--size", type=int, help="of an image's side or a sequence; default: the network's own")
     # MXNet takes half of the logical processors where OMP_NUM_THREADS does not say (src/engine/openmp.cc).
     default = max(1, len(os.sched_getaffinity(0)) // 2)
-    parser.add_argument("--threads", type=int, default=default, help="OpenMP threads of each (MXNet's own: %(default)d)")
+    parser.add_argument("--threads", type=int, default=default, help="OpenMP threads of each (MXNet's: %(default)d)")
     parser.add_argument("--seconds", type=float, default=1800, help="limit of time of a step, or of tuning")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--again", action="store_true", help="measure again what has a result")
@@ -102,7 +102,7 @@ def measure(name: str, task: str, variants: list[str], args: argparse.Namespace)
             try:
                 if variant == "tuned":
                     tuner = start("tuning")
-                    tuning = tuner.ready["prepared"]
+                    tuning = tuner.ready
                     tuner.stop()
                 workers[variant] = start(variant)
             except WorkerError as error:

@@ -42,7 +42,7 @@ def page(results: dict[str, Any]) -> str:
     parts = [HEAD, *machines(results), f"![Step time against FP32]({RESULTS.stem}.png)\n"]
     for task in TASKS:
         parts += times(results, task)
-    parts += [*memory(results), *torch(results), *roofline(results), *failures(results)]
+    parts += [*tuning(results), *memory(results), *torch(results), *roofline(results), *failures(results)]
     return "\n".join(parts) + "\n"
 
 
@@ -127,9 +127,25 @@ def times(results: dict[str, Any], task: str) -> Iterator[str]:
     means = [[median(r) for result in rows if (r := ratios(result, variant))] for variant in variants]
     cells = [f"{geometric_mean(m):.2f}, of {len(m)}" if m else "-" for m in means]
     yield f"| geometric mean | | {' | '.join(cells)} |\n"
-    tuning = [found["tuning"] for each in rows if "tuning" in (found := each["variants"].get("tuned", {}))]
-    if tuning:
-        yield f"Tuning took {min(tuning):.0f} to {max(tuning):.0f} s a network, the median {median(tuning):.0f} s.\n"
+
+
+def tuning(results: dict[str, Any]) -> Iterator[str]:
+    every = [(each, each["variants"].get("tuned", {}).get("tuning")) for each in results.values()]
+    rows = [(each, found) for each, found in every if found]
+    if not rows:
+        return
+    yield "## What tuning takes, and what it foretells\n"
+    yield "Times as fast as FP32: predicted, by the sums of operators' and casts' times; measured by tune, in forwards"
+    yield "and backwards of its own; and in the whole steps above, optimizer and loss included.\n"
+    yield "| network | | operators | tuning, s | chosen | predicted | measured by tune | whole steps |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for result, found in rows:
+        steps = spread(ratios(result, "tuned"))
+        counted = f"{found['operators']} | {found['seconds']:.0f} | {found['chosen']}"
+        gains = f"{found['predicted']:.2f} | {found['measured']:.2f}"
+        yield f"| {shape(result)} | {result['task']} | {counted} | {gains} | {steps} |"
+    off = [abs(found["predicted"] / found["measured"] - 1) for _, found in rows]
+    yield f"\nPredicted and measured by tune differ by {100 * median(off):.0f} % in the median.\n"
 
 
 def memory(results: dict[str, Any]) -> Iterator[str]:

@@ -140,8 +140,11 @@ class Conversion:
         params: dict[str, Parameter],
         device: str,
         grad_req: Mapping[str, str],
+        taps_seen: bool,
     ) -> tuple[Graph, Plan]:
         """The graph that runs, and parameters stored as it wants them. The first graph decides, of any net.
+
+        ``grad_req``, ``taps_seen``: see ``fit_to_device``.
 
         Raises
         ------
@@ -160,6 +163,7 @@ class Conversion:
             stored_low={n for n, low in decided.items() if low},
             grad_req=grad_req,
             whole=self._must_fit(block),
+            taps_seen=taps_seen,
         )
         self._fits = self._fits or self._must_fit(block)
         for name, param in params.items():

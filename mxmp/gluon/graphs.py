@@ -13,7 +13,9 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
+from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
+from ..precision.padding import SeenTaps
 from ..precision.plan import Plan
 from . import _mxnet
 from .conversion import Conversion, tracing
@@ -43,16 +45,22 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 
 
 class BuiltGraph(NamedTuple):
-    """One graph of a block: what it runs, the plan behind it, and the shapes that it was first called with."""
+    """One graph of a block: what it runs, the plan behind it, and the shapes that it was first called with.
+
+    ``seen``: what it is right for, None where that is any shapes.
+    """
 
     traced: _mxnet.Traced
     op: _LowOp
     plan: Plan
     shapes: dict[str, tuple]
     asked: list[tuple[Parameter, str]]
+    seen: SeenTaps | None
 
-    def is_current(self) -> bool:
-        """Whether the same is asked of the parameters' gradients ("write", "add" or "null") as when it was built."""
+    def serves(self, inputs: list) -> bool:
+        """Whether it is right for these, and for what is asked of the gradients now ("write", "add" or "null")."""
+        if self.seen is not None and not self.seen.at(list(self.shapes), [array.shape for array in inputs]):
+            return False
         return all(param.grad_req == request for param, request in self.asked)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
@@ -86,15 +94,22 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
     asked = {name: param.grad_req for name, param in params.items()}
-    graph, plan = conversion.build(block, symbol, params, device, asked)
+    flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
+    shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
+    seen = _seen_taps(symbol, shapes) if (device, conversion.policy.compute) == ("cpu", "bfloat16") else None
+    graph, plan = conversion.build(block, symbol, params, device, asked, taps_seen=seen is not None)
     conversion.expected.note(block, plan)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
-    flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
-    shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
     conversion.remedies.note(block.name, symbol, plan, shapes)
     traced = traced._replace(answer=_kinds(traced.answer))
-    return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()])
+    return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()], seen)
+
+
+def _seen_taps(symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> SeenTaps | None:
+    """What to ask about other shapes, where the taps of some convolution could not see the input, and here all do."""
+    seen = SeenTaps(Graph.from_symbol(symbol))
+    return seen if seen and seen.at(list(shapes), list(shapes.values())) else None
 
 
 def traced_alone(

@@ -116,10 +116,10 @@ class Hook:
             conversion.note_training()
         graphs = self._keep_graphs()
         built = graphs.get(key)
-        if built is None or not built.is_current():
+        if built is None or not built.serves(inputs):
             with BUILDING:
                 built = graphs.get(key)
-                if built is None or not built.is_current():
+                if built is None or not built.serves(inputs):
                     built = graphs[key] = self._build(args, key.device)
         if graphs.shown is not built:
             graphs.shown = built

@@ -27,10 +27,13 @@ def device_of(ctx: mx.Context | None) -> str:
     return "gpu" if kind == "gpu" else "cpu"
 
 
-def fit_to_device(casted: CastGraph, device: str, grad_req: Mapping[str, str] = UNKNOWN) -> Graph:
+def fit_to_device(
+    casted: CastGraph, device: str, grad_req: Mapping[str, str] = UNKNOWN, *, taps_seen: bool = False
+) -> Graph:
     """The graph that runs on ``device``; takes ``casted`` over.
 
     ``grad_req``: what is asked of the gradients of variables, by name; of others it may be anything.
+    ``taps_seen``: it will run only where ``SeenTaps`` says so.
 
     - float16 on a GPU: as it is; every low-precision node is a native kernel.
     - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does; ``Cast`` truncates to bfloat16
@@ -50,7 +53,8 @@ def fit_to_device(casted: CastGraph, device: str, grad_req: Mapping[str, str] = 
         bound_in_two(node for node in casted.source if node not in casted.low)
         _split_shared_casts(casted.graph)
         plain_grouped_weights(casted.graph)
-        select_seen_taps(casted.graph)
+        if not taps_seen:
+            select_seen_taps(casted.graph)
         _copy_before_casts(casted.graph, grad_req)
         plain_volumes(casted.graph)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, Mapping, NamedTuple
 
 import mxnet as mx
 
@@ -159,6 +159,12 @@ class Graph:
         """A new Symbol, of the NumPy kind where this graph was read from one."""
         symbol = mx.sym.load_json(self.to_json())
         return symbol.as_np_ndarray() if self.numpy else symbol
+
+    def head_shapes(self, shapes: Mapping[str, tuple]) -> list[tuple]:
+        """Shapes of the heads, as far as they follow from those of the inputs; () or with 0 where they do not."""
+        symbol = self.to_symbol()
+        inputs = set(symbol.list_inputs())
+        return symbol.infer_shape_partial(**{k: v for k, v in shapes.items() if k in inputs})[1]
 
     def consumers(self) -> dict[Entry, list[tuple[Node, int]]]:
         """For every entry that is read: the nodes that read it, with the position of the input."""

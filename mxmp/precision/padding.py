@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from ast import literal_eval
 from math import prod
+from operator import ge
 from typing import Sequence
+
+import mxnet as mx
 
 from .casts import FULL, MARK, PASSED, is_ours
 from .graph import Entry, Graph, Node
 
-__all__ = ["least_inputs", "select_seen_taps"]
+__all__ = ["SeenTaps", "least_inputs", "select_seen_taps"]
 
 _DTYPE = {"dtype": "bfloat16", MARK: "cast"}
 
@@ -20,13 +23,47 @@ def select_seen_taps(graph: Graph) -> None:
     oneDNN 2.4's bfloat16 weight gradient (``jit_avx512_core_bf16``) does not write the taps that see only
     padding (a 5x5 kernel, padded by 2, on a 1x1 input): what is in memory becomes the gradient, NaN among it.
     A select in front of the weight hides them. The sizes of a call are not known here, so the graph
-    reads them; forward no value changes. About 2 ns per weight and step, for these convolutions only.
+    reads them; forward no value changes. About 2 ns per weight and step, for these convolutions only; and none
+    for who knows them: see ``SeenTaps``.
     """
-    for node in list(graph.nodes()):
-        if node.op == "Convolution" and node.inputs[1].node.attrs.get("dtype") == "bfloat16":
-            least = [least_inputs(*axis) for axis in _axes(node)]
-            if not all(_is_written(*axis) for axis in _axes(node)):
-                _select(node, least)
+    for node in _concerned(graph):
+        if node.inputs[1].node.attrs.get("dtype") == "bfloat16":
+            _select(node, [least_inputs(*axis) for axis in _axes(node)])
+
+
+class SeenTaps:
+    """Of an FP32 graph: whether each tap of its convolutions sees something of the input, by the shapes of a call.
+
+    A graph without ``select_seen_taps`` is right where it does. On ResNet-50 (two threads of an AMD Zen 5 CPU) the
+    selects take 3 % of a training step, and 60 MB at batch 32 of 160x160.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        nodes = _concerned(graph)
+        self._inputs = Graph([node.inputs[0] for node in nodes], graph.attrs, numpy=graph.numpy)
+        self._least = [[max(least_inputs(*axis)) for axis in _axes(node)] for node in nodes]
+        self._known: dict[tuple, bool] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to ask."""
+        return bool(self._least)
+
+    def at(self, names: Sequence[str], shapes: Sequence[tuple]) -> bool:
+        """At these shapes of inputs; False where they do not tell."""
+        key = tuple(shapes)
+        if key not in self._known:
+            try:
+                found = self._inputs.head_shapes(dict(zip(names, shapes)))
+            except mx.MXNetError:  # they do not fit the graph, and its call will say so
+                return False
+            pairs = ((shape[2:], least) for shape, least in zip(found, self._least))
+            self._known[key] = all(len(own) == len(least) and all(map(ge, own, least)) for own, least in pairs)
+        return self._known[key]
+
+
+def _concerned(graph: Graph) -> list[Node]:
+    nodes = (node for node in graph.nodes() if node.op == "Convolution")
+    return [node for node in nodes if not all(_is_written(*axis) for axis in _axes(node))]
 
 
 def least_inputs(kernel: int, stride: int, pad: int, dilate: int) -> list[int]:

@@ -117,7 +117,7 @@ def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]
     if casts and shapes:
         heads = Graph([Entry(c) for c in casts], casted.graph.attrs, numpy=casted.graph.numpy)
         each = _ITEMSIZE[casted.compute] + _ITEMSIZE[FULL]
-        sizes = [prod(shape) * each if shape and all(shape) else None for shape in _shapes(heads, shapes)]
+        sizes = [prod(shape) * each if shape and all(shape) else None for shape in heads.head_shapes(shapes)]
     return [CastSize(_name(cast.inputs[0]), cast.attrs["dtype"], size) for cast, size in zip(casts, sizes)]
 
 
@@ -133,15 +133,8 @@ def _total(casts: list[CastSize]) -> int | None:
 def _written(graph: Graph, shapes: Mapping[str, tuple]) -> int:
     """Bytes of the first output of every operator, in FP32; those of unknown shape are left out."""
     heads = [Entry(node) for node in graph.nodes() if not node.is_variable]
-    found = _shapes(Graph(heads, graph.attrs, numpy=graph.numpy), shapes)
+    found = Graph(heads, graph.attrs, numpy=graph.numpy).head_shapes(shapes)
     return sum(prod(shape) * _ITEMSIZE[FULL] for shape in found if shape and all(shape))
-
-
-def _shapes(graph: Graph, shapes: Mapping[str, tuple]) -> list[tuple]:
-    """Shapes of the heads, as far as they follow."""
-    symbol = graph.to_symbol()
-    inputs = set(symbol.list_inputs())
-    return symbol.infer_shape_partial(**{k: v for k, v in shapes.items() if k in inputs})[1]
 
 
 def _gib(size: int) -> str:

@@ -22,8 +22,8 @@ def run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     before = peak_bytes()
     started = time.perf_counter()
     if config["variant"] == TUNING:
-        tune(network(config["network"]), **config)
-        yield {"prepared": time.perf_counter() - started}
+        found = tune(network(config["network"]), **config)
+        yield {"seconds": time.perf_counter() - started, **found}
         return
     net, step = make_step(network(config["network"]), **config)
     step()
@@ -44,12 +44,16 @@ def run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 TUNING = "tuning"
 
 
-def tune(net_of: Network, *, task: str, dtype: str, batch: int, size: int, plan: str, **_: Any) -> None:
+def tune(net_of: Network, *, task: str, dtype: str, batch: int, size: int, plan: str, **_: Any) -> dict:
     """Write the plan for ``tuned``, in a process of its own: what tuning takes is no part of a step's peak memory."""
     import mxmp
 
     net = initialized(net_of)
-    mxmp.tune(net, *net_of.inputs(batch, size), policy=dtype, training=task == "training").save(plan)
+    made = mxmp.tune(net, *net_of.inputs(batch, size), policy=dtype, training=task == "training", cache=False)
+    made.save(plan)
+    chosen, gains = made.tuned.chosen, made.tuned.gains
+    found = {"operators": len(made.decisions), "chosen": chosen, "predicted": made.tuned.predicted.get(chosen, 1.0)}
+    return {**found, "measured": gains[chosen][1] if chosen in gains else 1.0}
 
 
 def initialized(net_of: Network) -> Any:

@@ -15,6 +15,7 @@ from mxnet.gluon import nn
 from oracle import S, agree, by_gluon, by_symbol, filled, reference, sqnr
 
 import mxmp
+from mxmp.gluon.hook import hook_of
 from mxmp.precision.graph import Graph
 from mxmp.precision.padding import least_inputs
 from mxmp.precision.rules import missing_kernel
@@ -98,6 +99,40 @@ def test_the_sizes_are_read_at_each_call():
         seen = net.weight.grad().asnumpy() != 0
         assert seen.all() if size > 2 else seen[:, :, 2, 2].all()
         assert size > 2 or seen.sum() == 32 * 32
+
+
+def ops_run(net: gluon.HybridBlock) -> set[str]:
+    """Operators of the graph that ran last in this mode."""
+    (built,) = hook_of(net).graphs.values()
+    return {node.op for node in Graph.from_symbol(built.op.symbol).nodes()}
+
+
+def test_where_every_tap_sees_the_input_nothing_is_selected_until_a_call_in_which_one_does_not():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, strides=2, padding=1), nn.MaxPool2D(2), nn.Conv2D(8, 5, padding=2))
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    for size, selects in ((16, False), (12, False), (9, True), (16, True)):  # 9 gives the second one 2x2
+        net(mx.nd.ones((2, 4, size, size)))
+        assert ("where" in ops_run(net)) == selects
+
+
+def test_graphs_of_other_kernels_ask_no_sizes():
+    for layer, dtype in ((nn.Conv2D(8, 3, padding=1), "bfloat16"), (nn.Conv2D(8, 5, padding=2), "float16")):
+        layer.initialize()
+        mxmp.convert(layer, dtype)
+        layer(mx.nd.ones((2, 4, 8, 8)))
+        assert [built.seen for built in hook_of(layer).graphs.values()] == [None]
+
+
+def test_shapes_that_do_not_fit_are_told_of_by_mxnet_and_change_nothing():
+    net = nn.Conv2D(8, 5, padding=2, in_channels=4)
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    net(mx.nd.ones((2, 4, 8, 8)))
+    with pytest.raises(mx.MXNetError, match=r"(?i)shape|channel"):
+        net(mx.nd.ones((2, 5, 8, 8))).wait_to_read()
+    assert net(mx.nd.ones((2, 4, 8, 8))).shape == (2, 8, 8, 8)
 
 
 def test_casting_a_cast_symbol_again_finds_the_weights():

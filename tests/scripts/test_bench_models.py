@@ -91,6 +91,7 @@ def variant(seconds, peak, **operators):
     return {"seconds": seconds, "peak": peak, "before": 1, "operators": {n: [1, ms] for n, ms in operators.items()}}
 
 
+TUNING = {"seconds": 60.0, "operators": 12, "chosen": "least time", "predicted": 4.4, "measured": 4.0}
 RESULT = {
     "title": "Net",
     "task": "training",
@@ -102,7 +103,7 @@ RESULT = {
     "variants": {
         "float32": variant([2.0, 4.0, 6.0], 2**30, Convolution=30, _backward_Convolution=50, relu=20),
         "rules": variant([1.0, None, 2.0], 2**29, Convolution=15, _backward_Convolution=25, relu=30, amp_cast=5),
-        "tuned": {**variant([1.0, 1.0, 1.0], 2**29, Convolution=15), "tuning": 60.0},
+        "tuned": {**variant([1.0, 1.0, 1.0], 2**29, Convolution=15), "tuning": TUNING},
         "contrib.amp": {"error": "MXNetError: no"},
     },
 }
@@ -118,7 +119,8 @@ def test_figures_are_those_by_hand():
 def test_the_page_shows_them(tmp_path):
     text = make_benchmarks_page.page({"net, training": RESULT})
     assert "| **Net**, 8 of 112 | 4000.0 | 2.50 (1.75 to 3.25) | 4.00 (2.00 to 6.00) | - |" in text
-    assert "Tuning took 60 to 60 s a network" in text
+    assert "| **Net**, 8 of 112 | training | 12 | 60 | least time | 4.40 | 4.00 | 4.00 (2.00 to 6.00) |" in text
+    assert "differ by 10 % in the median" in text
     assert "| **Net**, 8 of 112 | training | 1024 | 0.50 | 0.50 | - |" in text
     assert "| **Net**, 8 of 112 | 80 % | 2.00 | 1.67 | 1.67 | 2.50 | 4.00 | 240 % |" in text
     assert "| Net | training | contrib.amp | MXNetError: no |" in text
