@@ -35,13 +35,15 @@ MATRIX = ("Convolution", "Deconvolution", "FullyConnected", "RNN", "dot", "batch
 def main() -> None:
     results = json.loads(RESULTS.read_text())
     RESULTS.with_suffix(".md").write_text(page(results))
-    picture(results, RESULTS.with_suffix(".png"))
+    picture({key: each for key, each in results.items() if each["dtype"] == "bfloat16"}, RESULTS.with_suffix(".png"))
 
 
-def page(results: dict[str, Any]) -> str:
+def page(everything: dict[str, Any]) -> str:
+    results = {key: each for key, each in everything.items() if each["dtype"] == "bfloat16"}
     parts = [HEAD, *machines(results), f"![Step time against FP32]({RESULTS.stem}.png)\n"]
     for task in TASKS:
         parts += times(results, task)
+    parts += emulated([each for each in everything.values() if each["dtype"] == "float16"])
     parts += [*tuning(results), *memory(results), *torch(results), *roofline(results), *failures(results)]
     return "\n".join(parts) + "\n"
 
@@ -127,6 +129,18 @@ def times(results: dict[str, Any], task: str) -> Iterator[str]:
     means = [[median(r) for result in rows if (r := ratios(result, variant))] for variant in variants]
     cells = [f"{geometric_mean(m):.2f}, of {len(m)}" if m else "-" for m in means]
     yield f"| geometric mean | | {' | '.join(cells)} |\n"
+
+
+def emulated(rows: list[dict[str, Any]]) -> Iterator[str]:
+    if not rows:
+        return
+    yield "## Emulated float16\n"
+    yield "What a CPU takes for float16's numbers, as a multiple of FP32's time.\n"
+    yield "| network | | FP32, ms | emulated float16, times as long |\n|---|---|---|---|"
+    for result in rows:
+        longer = spread([1 / ratio for ratio in ratios(result, "rules")])
+        yield f"| {shape(result)} | {result['task']} | {milliseconds(result, 'float32')} | {longer} |"
+    yield ""
 
 
 def tuning(results: dict[str, Any]) -> Iterator[str]:

@@ -117,10 +117,13 @@ def test_figures_are_those_by_hand():
 
 
 def test_the_page_shows_them(tmp_path):
-    text = make_benchmarks_page.page({"net, training": RESULT})
+    emulated = {**RESULT, "title": "Other", "dtype": "float16"}
+    text = make_benchmarks_page.page({"net, training": RESULT, "other, training, float16": emulated})
     assert "| **Net**, 8 of 112 | 4000.0 | 2.50 (1.75 to 3.25) | 4.00 (2.00 to 6.00) | - |" in text
     assert "| **Net**, 8 of 112 | training | 12 | 60 | least time | 4.40 | 4.00 | 4.00 (2.00 to 6.00) |" in text
     assert "differ by 10 % in the median" in text
+    assert "| **Other**, 8 of 112 | training | 4000.0 | 0.42 (0.29 to 0.54) |" in text
+    assert text.count("Other") == 1
     assert "| **Net**, 8 of 112 | training | 1024 | 0.50 | 0.50 | - |" in text
     assert "| **Net**, 8 of 112 | 80 % | 2.00 | 1.67 | 1.67 | 2.50 | 4.00 | 240 % |" in text
     assert "| Net | training | contrib.amp | MXNetError: no |" in text
