@@ -6,8 +6,9 @@ import sys
 from typing import Sequence
 
 import mxnet as mx
+from mxnet.ndarray import NDArray
 
-__all__ = ["is_asked_by_user", "replicate_update_counts"]
+__all__ = ["is_asked_by_user", "replicate_update_counts", "update_by_momentum"]
 
 
 def is_asked_by_user() -> bool:
@@ -22,3 +23,14 @@ def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequenc
     devices = {context.device_id for context in contexts}
     optimizer._all_index_update_counts = {device: dict(counts) for device in {*devices, 0}}
     optimizer._index_update_count = optimizer._all_index_update_counts[0]
+
+
+def update_by_momentum(optimizer: mx.optimizer.SGD, index: int, weight: NDArray, grad: NDArray, state: NDArray) -> None:
+    """One weight by SGD with momentum: MXNet's own kernel for one dense array, and the same bits as its for many."""
+    optimizer._set_current_context(weight.ctx.device_id)
+    optimizer._update_count(index)
+    settings = {"rescale_grad": optimizer.rescale_grad, "momentum": optimizer.momentum}
+    if optimizer.clip_gradient:
+        settings["clip_gradient"] = optimizer.clip_gradient
+    lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
+    mx.nd.sgd_mom_update(weight, grad, state, out=weight, lazy_update=False, lr=lr, wd=wd, **settings)

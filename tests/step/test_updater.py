@@ -1,0 +1,70 @@
+"""MXNet's Updater and ours: the same bits, with the largest arrays updated by themselves."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.step import updater as ours
+
+SHAPES = [(3,), *[(4, ours._ALONE_FROM // 4 + number) for number in range(ours._MOST_ALONE + 2)], (5, 7), (64, 64)]
+SETTINGS = {
+    "momentum": {"momentum": 0.9},
+    "decay and clipping": {"momentum": 0.9, "wd": 1e-2, "clip_gradient": 0.3},
+    "no momentum": {"wd": 1e-2},
+    "a schedule": {"momentum": 0.9, "lr_scheduler": lambda: mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)},
+}
+
+
+def optimizer(settings: dict) -> mx.optimizer.SGD:
+    made = {name: value() if callable(value) else value for name, value in settings.items()}
+    names = dict(enumerate(f"p{number}_weight" for number in range(len(SHAPES))))
+    return mx.optimizer.SGD(learning_rate=0.1, rescale_grad=1 / 3, param_idx2name=names, **made)
+
+
+def arrays(seed: int) -> list[mx.nd.NDArray]:
+    drawn = np.random.RandomState(seed)
+    return [mx.nd.array(drawn.normal(0, 1, shape)) for shape in SHAPES]
+
+
+def trained(updater: mx.optimizer.Updater, sparse: tuple[int, ...] = ()) -> list[np.ndarray]:
+    weights = arrays(0)
+    for step in range(1, 5):
+        grads = [grad.tostype("row_sparse") if k in sparse else grad for k, grad in enumerate(arrays(step))]
+        updater(list(range(len(SHAPES))), grads, weights)
+    return [weight.asnumpy() for weight in weights]
+
+
+@pytest.fixture
+def alone(monkeypatch) -> list[int]:
+    """The numbers of the weights that were updated by themselves, one after the other."""
+    found: list[int] = []
+    one = ours._mxnet.update_by_momentum
+
+    def noted(optimizer: mx.optimizer.SGD, index: int, *rest: mx.nd.NDArray) -> None:
+        found.append(index)
+        one(optimizer, index, *rest)
+
+    monkeypatch.setattr(ours._mxnet, "update_by_momentum", noted)
+    return found
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_largest_arrays_are_updated_by_themselves_to_the_same_bits(settings, alone):
+    made = ours.Updater(optimizer(settings), lambda index: None)
+    for got, want in zip(trained(made), trained(mx.optimizer.Updater(optimizer(settings)))):
+        np.testing.assert_array_equal(got, want)
+    largest = [*range(3, 3 + ours._MOST_ALONE)]
+    assert sorted(alone) == sorted(largest * 3 if "momentum" in settings else [])  # the first step makes the states
+    assert made.optimizer.num_update == 4
+
+
+def test_a_sparse_gradient_of_a_large_array_takes_mxnet_s_way(alone):
+    settings = {"momentum": 0.9, "lazy_update": False}
+    made = ours.Updater(optimizer(settings), lambda index: None)
+    plain = mx.optimizer.Updater(optimizer(settings))
+    for got, want in zip(trained(made, sparse=(4,)), trained(plain, sparse=(4,))):
+        np.testing.assert_array_equal(got, want)
+    assert 4 not in alone
+    assert 5 in alone
