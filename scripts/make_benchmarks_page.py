@@ -49,8 +49,8 @@ def page(everything: dict[str, Any]) -> str:
 
 
 def machines(results: dict[str, Any]) -> Iterator[str]:
-    for each in sorted({f"{r['cpu']}, {r['threads']} threads, {r['dtype']}" for r in results.values()}):
-        yield f"- {each}"
+    for cpu, threads, dtype in sorted({(r["cpu"], r["threads"], r["dtype"]) for r in results.values()}):
+        yield f"- {cpu}, {threads} OpenMP thread{'s' if threads > 1 else ''}, {dtype}"
     yield ""
 
 
