@@ -9,7 +9,7 @@ import mxnet as mx
 
 from . import _mxnet
 
-__all__ = ["VARIABLE", "Entry", "Graph", "Node"]
+__all__ = ["VARIABLE", "Entry", "Graph", "Node", "output_shapes"]
 
 VARIABLE = "null"
 
@@ -162,9 +162,7 @@ class Graph:
 
     def head_shapes(self, shapes: Mapping[str, tuple]) -> list[tuple]:
         """Shapes of the heads, as far as they follow from those of the inputs; () or with 0 where they do not."""
-        symbol = self.to_symbol()
-        inputs = set(symbol.list_inputs())
-        return symbol.infer_shape_partial(**{k: v for k, v in shapes.items() if k in inputs})[1]
+        return output_shapes(self.to_symbol(), shapes)
 
     def consumers(self) -> dict[Entry, list[tuple[Node, int]]]:
         """For every entry that is read: the nodes that read it, with the position of the input."""
@@ -173,3 +171,9 @@ class Graph:
             for position, entry in enumerate(node.inputs):
                 users.setdefault(entry, []).append((node, position))
         return users
+
+
+def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:
+    """Shapes of a Symbol's outputs, as far as they follow from those of its inputs."""
+    inputs = set(symbol.list_inputs())
+    return symbol.infer_shape_partial(**{k: v for k, v in shapes.items() if k in inputs})[1]

@@ -10,7 +10,7 @@ from typing import Sequence
 import mxnet as mx
 
 from .casts import FULL, MARK, PASSED, is_ours
-from .graph import Entry, Graph, Node
+from .graph import Entry, Graph, Node, output_shapes
 
 __all__ = ["SeenTaps", "least_inputs", "select_seen_taps"]
 
@@ -40,7 +40,8 @@ class SeenTaps:
 
     def __init__(self, graph: Graph) -> None:
         nodes = _concerned(graph)
-        self._inputs = Graph([node.inputs[0] for node in nodes], graph.attrs, numpy=graph.numpy)
+        inputs = Graph([node.inputs[0] for node in nodes], graph.attrs, numpy=graph.numpy)
+        self._inputs = inputs.to_symbol() if nodes else None
         self._least = [[max(least_inputs(*axis)) for axis in _axes(node)] for node in nodes]
         self._known: dict[tuple, bool] = {}
 
@@ -53,7 +54,7 @@ class SeenTaps:
         key = tuple(shapes)
         if key not in self._known:
             try:
-                found = self._inputs.head_shapes(dict(zip(names, shapes)))
+                found = output_shapes(self._inputs, dict(zip(names, shapes)))
             except mx.MXNetError:  # they do not fit the graph, and its call will say so
                 return False
             pairs = ((shape[2:], least) for shape, least in zip(found, self._least))
