@@ -59,7 +59,7 @@ class BuiltGraph(NamedTuple):
 
     def serves(self, inputs: list) -> bool:
         """Whether it is right for these, and for what is asked of the gradients now ("write", "add" or "null")."""
-        if self.seen is not None and not self.seen.at(list(self.shapes), [array.shape for array in inputs]):
+        if self.seen is not None and not self.seen.at([array.shape for array in inputs]):
             return False
         return all(param.grad_req == request for param, request in self.asked)
 
@@ -108,8 +108,8 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
 
 def _seen_taps(symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> SeenTaps | None:
     """What to ask about other shapes, where the taps of some convolution could not see the input, and here all do."""
-    seen = SeenTaps(Graph.from_symbol(symbol))
-    return seen if seen and seen.at(list(shapes), list(shapes.values())) else None
+    seen = SeenTaps(Graph.from_symbol(symbol), list(shapes))
+    return seen if seen and seen.at(list(shapes.values())) else None
 
 
 def traced_alone(

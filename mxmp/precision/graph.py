@@ -160,10 +160,6 @@ class Graph:
         symbol = mx.sym.load_json(self.to_json())
         return symbol.as_np_ndarray() if self.numpy else symbol
 
-    def head_shapes(self, shapes: Mapping[str, tuple]) -> list[tuple]:
-        """Shapes of the heads, as far as they follow from those of the inputs; () or with 0 where they do not."""
-        return output_shapes(self.to_symbol(), shapes)
-
     def consumers(self) -> dict[Entry, list[tuple[Node, int]]]:
         """For every entry that is read: the nodes that read it, with the position of the input."""
         users: dict[Entry, list[tuple[Node, int]]] = {}
@@ -174,6 +170,6 @@ class Graph:
 
 
 def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:
-    """Shapes of a Symbol's outputs, as far as they follow from those of its inputs."""
+    """Shapes of a Symbol's outputs, as far as they follow from those of its inputs; () or with 0 where they do not."""
     inputs = set(symbol.list_inputs())
     return symbol.infer_shape_partial(**{k: v for k, v in shapes.items() if k in inputs})[1]

@@ -12,7 +12,7 @@ import mxnet as mx
 from ..policy import Policy
 from .casts import FULL, CastGraph, insert_casts
 from .decide import decide
-from .graph import Entry, Graph
+from .graph import Entry, Graph, output_shapes
 from .plan import Plan, PlannedGraph
 from .rules import RULES, Kind
 
@@ -117,7 +117,9 @@ def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]
     if casts and shapes:
         heads = Graph([Entry(c) for c in casts], casted.graph.attrs, numpy=casted.graph.numpy)
         each = _ITEMSIZE[casted.compute] + _ITEMSIZE[FULL]
-        sizes = [prod(shape) * each if shape and all(shape) else None for shape in heads.head_shapes(shapes)]
+        sizes = [
+            prod(shape) * each if shape and all(shape) else None for shape in output_shapes(heads.to_symbol(), shapes)
+        ]
     return [CastSize(_name(cast.inputs[0]), cast.attrs["dtype"], size) for cast, size in zip(casts, sizes)]
 
 
@@ -133,7 +135,7 @@ def _total(casts: list[CastSize]) -> int | None:
 def _written(graph: Graph, shapes: Mapping[str, tuple]) -> int:
     """Bytes of the first output of every operator, in FP32; those of unknown shape are left out."""
     heads = [Entry(node) for node in graph.nodes() if not node.is_variable]
-    found = Graph(heads, graph.attrs, numpy=graph.numpy).head_shapes(shapes)
+    found = output_shapes(Graph(heads, graph.attrs, numpy=graph.numpy).to_symbol(), shapes)
     return sum(prod(shape) * _ITEMSIZE[FULL] for shape in found if shape and all(shape))
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "Gradient",
     "Scalars",
     "fetch",
+    "largest_on_cpu",
     "non_finite",
     "norm",
     "square_sums",
@@ -120,9 +121,7 @@ class _Groups:
 
     def __init__(self, arrays: Sequence[NDArray], which: Sequence[int], dot_from: int, most: int | None = None) -> None:
         self._together: dict[tuple, list[tuple[int, NDArray]]] = {}
-        dense = [i for i in which if arrays[i].stype == "default" and not _on_gpu(arrays[i])]
-        large = [i for i in dense if arrays[i].size >= dot_from]
-        alone = sorted(large, key=lambda i: -arrays[i].size)[:most]
+        alone = [which[k] for k in largest_on_cpu([arrays[i] for i in which], dot_from, most)]
         self._alone = [(arrays[i].ctx, i, arrays[i].reshape((-1,))) for i in alone]
         for i in sorted(set(which).difference(alone)):
             array = arrays[i]
@@ -140,6 +139,12 @@ class _Groups:
             together = mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
             made.setdefault(ctx, []).append((together, [i for i, _ in members]))
         return made
+
+
+def largest_on_cpu(arrays: Sequence[NDArray], least: int, most: int | None = None) -> list[int]:
+    """Positions of the dense arrays on a CPU that have ``least`` elements or more: of the ``most`` largest."""
+    dense = [i for i, array in enumerate(arrays) if array.stype == "default" and not _on_gpu(array)]
+    return sorted((i for i in dense if arrays[i].size >= least), key=lambda i: -arrays[i].size)[:most]
 
 
 def _full(array: NDArray) -> NDArray:

@@ -11,7 +11,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
-from .gradients import Gradient
+from .gradients import Gradient, largest_on_cpu
 from .masters import in_full, publish, publish_all
 from .resume import AsMade
 
@@ -70,10 +70,10 @@ class Updater(mx.optimizer.Updater):
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
         """As MXNet's Updater; the largest arrays on a CPU by themselves, where that is faster and the same."""
-        alone: list[int] = []
+        alone: set[int] = set()
         if type(self.optimizer) is mx.optimizer.SGD and self.optimizer.momentum > 0:
             here = (k for k in self._largest(indices, weights) if self.states_synced.get(indices[k], True))
-            alone = [k for k in here if grads[k].stype == "default"]
+            alone = {k for k in here if grads[k].stype == "default"}
         for k in alone:
             index, weight, grad = indices[k], weights[k].as_nd_ndarray(), grads[k].as_nd_ndarray()
             if index not in self.states:
@@ -81,14 +81,13 @@ class Updater(mx.optimizer.Updater):
                 self.states_synced[index] = True
             _mxnet.update_by_momentum(self.optimizer, index, weight, grad, self.states[index])
         rest = [k for k in range(len(indices)) if k not in alone]
-        super().__call__([indices[k] for k in rest], [grads[k] for k in rest], [weights[k] for k in rest])
+        super().__call__(*([each[k] for k in rest] for each in (indices, grads, weights)))
 
     def _largest(self, indices: Sequence[int], weights: Sequence[NDArray]) -> list[int]:
         """Positions of the largest FP32 arrays on a CPU; looked up once for the same parameters."""
         if self._large[0] != (key := tuple(indices)):
-            dense = [w.ctx.device_type == "cpu" and w.dtype == np.float32 and w.stype == "default" for w in weights]
-            large = [k for k, array in enumerate(weights) if dense[k] and array.size >= _ALONE_FROM]
-            self._large = key, sorted(large, key=lambda k: -weights[k].size)[:_MOST_ALONE]
+            found = largest_on_cpu(weights, _ALONE_FROM, _MOST_ALONE)
+            self._large = key, [k for k in found if weights[k].dtype == np.float32]
         return self._large[1]
 
     def _has_kernels(self, indices: Sequence[int], weights: Sequence[NDArray], masters: Mapping[int, NDArray]) -> bool:
@@ -137,7 +136,7 @@ class Updater(mx.optimizer.Updater):
 
 
 # MXNet's kernel for many arrays goes through them all at once, and on a CPU a third as fast as the one for one array
-# where they are large (VGG-16: 833 and 225 ms). An operator more for each, so no more than a few.
+# where they are large (scripts/bench_update.py). An operator more for each, so no more than a few.
 _ALONE_FROM, _MOST_ALONE = 1 << 18, 12
 _APART = 256  # elements
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
@@ -149,7 +148,7 @@ def _elsewhere(state: NDArray) -> NDArray:
     """The same, a kilobyte further on in its page of memory.
 
     Large arrays all begin at the same place of a page. At some distances from one another (2**28 bytes is one) an AMD
-    core's L1 cache takes two of them for each other, and AlexNet's update took 590 ms instead of 85.
+    core's L1 cache takes two of them for each other, and an update takes several times as long.
     """
     flat = mx.nd.zeros(state.size + _APART, ctx=state.ctx, dtype=state.dtype)
     flat[_APART:] = state.reshape((-1,))
