@@ -5,7 +5,7 @@
 
 Both trainers update the same converted net in the same process and take turns, one step each, in an
 order that alternates, so that a machine whose speed drifts favours none. Both run the optimizer's
-kernels one weight at a time, which mxmp chooses on a CPU anyway. Printed, as medians with quartiles taken
+kernels one weight at a time, so that no choice of kernels is measured. Printed, as medians with quartiles taken
 round by round: ``ours / plain - 1`` of whole steps, and, less noisy, what ``step`` and the set-up of
 ``backward`` take longer than plain ones, with the device idle before and after, in parts of a whole step.
 """

@@ -33,7 +33,8 @@ on one network, not networks. Three figures stand side by side:
 
 - **mxmp**, by default settings;
 - **perfect kernels**: FP32 kernels, where whatever a matrix operator reads or writes is rounded to the dtype, and the
-  gradients too. It is what a Tensor Core would give, made without mxmp. Within 3 dB of it is a pass;
+  gradients too, those of a tensor's readers once and after their sum (a GPU rounds before it as well). Made without
+  mxmp. Within 3 dB of it is a pass;
 - **weights only**: FP32 with nothing but its weights rounded. No computation in the dtype comes near it in a deep
   network, for activations are rounded as well.
 

@@ -11,6 +11,7 @@ from .rules import Rule
 from .subgraphs import bodies, set_bodies
 
 __all__ = [
+    "APART",
     "FULL",
     "MARK",
     "PASSED",
@@ -26,6 +27,8 @@ __all__ = [
 MARK = "__mxmp__"
 # On such a node: which input it hands on, where that is not the first; "each" hands on every one.
 PASSED = "__mxmp_passed__"
+# MXNet merges equal nodes (MXNET_ELIMINATE_COMMON_EXPR), and tells them apart by their attributes.
+APART = "__mxmp_apart__"
 _STORED = "__mxmp_stored__"
 _REPLACED = "__mxmp_replaced__"
 FULL = "float32"

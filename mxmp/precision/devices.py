@@ -9,7 +9,7 @@ from typing import Mapping
 
 import mxnet as mx
 
-from .casts import MARK, CastGraph, is_ours
+from .casts import APART, MARK, CastGraph, is_ours
 from .emulation import emulate
 from .graph import Entry, Graph, Node
 from .onednn import ask_for_weight_gradients, bound_in_two, plain_grouped_weights, plain_volumes, round_bfloat16
@@ -67,8 +67,6 @@ def fit_to_device(
 _SUMMED_LOW = 4
 # Half of MXNET_EXEC_INPLACE_GRAD_SUM_CAP, from which on MXNet adds gradients in place.
 _ADDED_IN_PLACE = 4
-# MXNet merges equal nodes (MXNET_ELIMINATE_COMMON_EXPR), and tells them apart by their attributes.
-_APART = "__mxmp_apart__"
 
 
 def _split_shared_casts(graph: Graph) -> None:
@@ -83,7 +81,7 @@ def _split_shared_casts(graph: Graph) -> None:
             for number, (node, position) in enumerate(users[_SUMMED_LOW:]):
                 if number % _SUMMED_LOW == 0:
                     name = f"{cast.name}_{number // _SUMMED_LOW + 1}"
-                    attrs = {**cast.attrs, _APART: name}
+                    attrs = {**cast.attrs, APART: name}
                     entry = Entry(Node(cast.op, name, attrs, list(cast.inputs)))
                 node.inputs[position] = entry
 
@@ -102,9 +100,9 @@ def _copy_before_casts(graph: Graph, grad_req: Mapping[str, str]) -> None:
             entry = node.inputs[0]
             asked = grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
             if asked == "add" or len(readers[entry]) >= _ADDED_IN_PLACE:
-                key = (entry, node.attrs.get(_APART, ""))
+                key = (entry, node.attrs.get(APART, ""))
                 if key not in copies:
-                    attrs = {name: value for name, value in node.attrs.items() if name == _APART}
+                    attrs = {name: value for name, value in node.attrs.items() if name == APART}
                     suffix = f"_{entry.index}" if entry.index else ""
                     name = f"{entry.node.name}{suffix}_accumulated"
                     copies[key] = Entry(Node("_copy", name, {**attrs, MARK: "cast"}, [entry]))

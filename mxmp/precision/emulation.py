@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .casts import FULL, MARK, CastGraph
+from .casts import APART, FULL, MARK, CastGraph
 from .graph import Entry, Graph, Node
 from .onednn import blocked_batch_norms
 
@@ -60,13 +60,12 @@ class _Emulation:
     def skip_needless_roundings(self) -> None:
         """A node that only selects values (``Rule.exact``) hands its FP32 output straight to its one reader.
 
-        Rounding before or after it is the same, forward and backward. (Not where its input has another
-        reader: MXNet adds the second gradient before it rounds.)
+        Rounding before or after it is the same, forward and backward.
         """
         readers = self._graph.consumers()
         heads = set(self._graph.heads)
         for node, roundings in self._rounded.items():
-            if not self._casted.low[node].exact or any(len(readers[self._read(e)]) > 1 for e in node.inputs):
+            if not self._casted.low[node].exact:
                 continue
             for rounding in roundings:
                 users = readers.get(Entry(rounding), [])
@@ -76,13 +75,11 @@ class _Emulation:
                         ((widening, position),) = readers[Entry(widening)]
                     widening.inputs[position] = rounding.inputs[0]
 
-    def _read(self, entry: Entry) -> Entry:
-        """What an input of an emulated node is read from."""
-        return entry.node.inputs[0] if entry.node in self._widened else entry
-
     def _widen(self, entry: Entry, node: Node, position: int) -> Entry:
+        """A cast for this reader alone: of those that share one, MXNet sums the gradients before it rounds."""
         dtype = "float64" if node.op in _IN_FLOAT64 and node.attrs["kernel"].count(",") < 2 else FULL
-        cast = Node("Cast", f"{node.name}_in{position}_to_{dtype}", {"dtype": dtype, MARK: "cast"}, [entry])
+        name = f"{node.name}_in{position}_to_{dtype}"
+        cast = Node("Cast", name, {"dtype": dtype, MARK: "cast", APART: name}, [entry])
         self._widened.add(cast)
         return Entry(cast)
 

@@ -145,30 +145,43 @@ def test_data_and_parameters_that_are_not_finite_are_named(door):
     assert (found.where, found.name) == ("parameter", "middle_weight")
 
 
-def test_a_sum_of_gradients_that_overflows():
-    class Fan(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__(prefix="")
-            with self.name_scope():
-                self.first = nn.Dense(4, in_units=6, use_bias=False, prefix="first_")
+class Fan(gluon.HybridBlock):
+    """Two readers of one tensor, which compute in low precision or, as ``exp``, in FP32."""
+
+    def __init__(self, low):
+        super().__init__(prefix="")
+        with self.name_scope():
+            self.first = nn.Dense(4, in_units=6, use_bias=False, prefix="first_")
+            if low:
                 self.left = nn.Dense(4, in_units=4, use_bias=False, prefix="left_")
                 self.right = nn.Dense(4, in_units=4, use_bias=False, prefix="right_")
+            else:
+                self.left = nn.HybridLambda("exp", prefix="left_")
+                self.right = nn.HybridLambda("expm1", prefix="right_")
 
-        def hybrid_forward(self, F, x):  # noqa: N803
-            x = self.first(x)
-            return self.left(x) + self.right(x)
+    def hybrid_forward(self, F, x):  # noqa: N803
+        x = self.first(x)
+        return self.left(x) + self.right(x)
 
-    net = Fan()
+
+@pytest.mark.parametrize(
+    ("low", "label", "name", "cause"),
+    [
+        (True, -1.0, "a sum of gradients", "overflow of float16"),
+        (False, -39.0, "left_exp0", "a sum of gradients, its own among them, has an overflow: 8.19"),
+    ],
+    ids=["in float16", "in float32"],
+)
+def test_a_sum_of_gradients_that_overflows(low, label, name, cause):
+    net = Fan(low)
     net.initialize()
-    for name, size in (("first", 1e-4), ("left", 10.0), ("right", 10.0)):
-        param = net.collect_params()[f"{name}_weight"]
-        param.set_data(mx.nd.ones(param.shape) * size)
-    x, y = mx.nd.ones((2, 6)) * 0.01, mx.nd.full((2, 4), -1.0)
-    # each branch sends 4 * 10 * (1 / 4) * 2**12 = 40960 back
+    for each, param in net.collect_params().items():
+        param.set_data(mx.nd.ones(param.shape) * (1e-4 if each == "first_weight" else 10.0))
+    # each branch sends 4 * 10 * (1 / 4) * 2**12 = 40960 back, or (1 + 39) / 4 * 2**12
+    x, y = mx.nd.ones((2, 6)) * 0.01, mx.nd.full((2, 4), label)
     found = blamed("gluon", net, x, y, loss_scale=2.0**12)
-    assert found.where == "backward"
-    assert found.name in ("left_fwd", "right_fwd")
-    assert "a sum of gradients, its own among them, has an overflow: 8.19" in found.cause
+    assert (found.where, found.name) == ("backward", name)
+    assert cause in found.cause
 
 
 @pytest.mark.parametrize("door", DOORS)

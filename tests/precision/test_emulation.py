@@ -302,12 +302,14 @@ def test_gradients_at_the_edges_of_float16(left, right, expected):
 
 
 def test_gradients_that_meet_are_rounded_and_then_summed_in_float16():
-    x = S.var("x")
-    one, other = (S.FullyConnected(x, S.var(w), no_bias=True, num_hidden=1) for w in ("w1", "w2"))
-    values = {"x": np.ones((1, 1)), "w1": np.array([[2048.9]]), "w2": np.array([[1.0]])}
+    """Rounded once, after the sum, it were 2050: MXNet merges equal casts of two readers, and then sums in FP32."""
+    x = S.FullyConnected(S.var("x"), S.var("w"), no_bias=True, num_hidden=1)
+    one = S.FullyConnected(x, S.var("w1"), no_bias=True, num_hidden=2)
+    other = S.FullyConnected(x, S.var("w2"), no_bias=True, num_hidden=1)
+    values = {"x": np.ones((1, 1)), "w": np.ones((1, 1)), "w1": np.array([[2048], [0.9]]), "w2": np.ones((1, 1))}
     values = {name: value.astype("float32") for name, value in values.items()}
-    got = by_symbol(mxmp.cast_symbol(S.Group([one, other])), values, heads=[np.ones((1, 1))] * 2)
-    assert half(2048.9) + 1 == 2049
+    assert half(2048 + half(0.9)) == half(2048 + 1) == 2048 != half(2048 + half(0.9) + 1)
+    got = by_symbol(mxmp.cast_symbol(S.Group([one, other])), values, heads=[np.ones((1, 2)), np.ones((1, 1))])
     np.testing.assert_array_equal(got.grads["x"], [[2048]])
 
 

@@ -46,7 +46,10 @@ def test_what_does_not_pass_is_measured_with_nothing_but_matrix_operators_low():
     model.refer()
     found = {f"float16.{stage}": model.run(f"float16.{stage}") for stage in ("ideal", "mxmp", "matrices")}
     assert sweep_models.looked_into({**found, "bfloat16.ideal": {}})[0] == "float16.matrices"
-    assert found["float16.matrices"] == found["float16.ideal"]
+    matrices, ideal = found["float16.matrices"], found["float16.ideal"]
+    assert matrices["outputs_db"] == ideal["outputs_db"]
+    # The control sums the gradients of a weight that every step reads, and rounds then; a GPU sums what it rounded.
+    assert ideal["gradients_db"] - 4 < matrices["gradients_db"] < ideal["gradients_db"]
 
 
 def test_amp_stands_beside(swept):
