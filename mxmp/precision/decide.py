@@ -29,6 +29,10 @@ _WEIGHT_SLOTS = {
     "RNN": (1,),
 }
 
+_KEEP_CHANNELS = frozenset(
+    ["Activation", "BatchNorm", "Dropout", "LeakyReLU", "Pooling", "clip", "elemwise_add", "relu"]
+)
+
 
 def check_policy(policy: Policy, device: str) -> None:
     """Raise ``ValueError`` where a policy names what MXNet or the device does not have."""
@@ -146,6 +150,7 @@ def _operators(
     heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
     for node in graph.nodes():
         unwanted = excluded.match(node.name)
+        draft.note_channels(node)
         rule = None if node.is_variable else rule_under(draft.policy, node.op)
         fixed = draft.note_foreign(node, rule) or unwanted
         if node in heads:
@@ -176,6 +181,7 @@ class _Draft:
         self.rules: dict[Node, Rule] = {}
         self.decisions: dict[Node, Decision] = {}
         self.foreign: dict[Node, str] = {}
+        self._channels: dict[Entry, int] = {}
 
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
         """Whether a node that nothing else fixes computes low, and why."""
@@ -200,7 +206,10 @@ class _Draft:
         if kind is Kind.NORM and self.policy.norm == "compute":
             kind = Kind.FOLLOW
         if kind in (Kind.LOW, Kind.FOLLOW):
-            missing = missing_kernel(node.op, node.attrs, self.policy.compute, self._device, slow_too=slow_too)
+            channels = self._channels.get(node.inputs[0]) if node.inputs else None
+            missing = missing_kernel(
+                *(node.op, node.attrs, self.policy.compute, self._device), channels=channels, slow_too=slow_too
+            )
             if missing:
                 return Kind.FULL, missing
         return kind, reason
@@ -212,6 +221,19 @@ class _Draft:
     def wants_low(self, node: Node, position: int) -> bool:
         """Whether a decided node reads its input at ``position`` in the compute dtype."""
         return self.decisions[node].low and position not in self.rules[node].keep
+
+    def note_channels(self, node: Node) -> None:
+        """How many channels it makes, where the convolutions before it tell."""
+        found: int | None = None
+        if node.op == "Convolution":
+            found = int(node.attrs["num_filter"])
+        elif node.op == "Concat" and node.attrs.get("dim", "1") == "1":
+            sizes = [self._channels.get(entry) for entry in node.inputs]
+            found = sum(filter(None, sizes)) if all(sizes) else None
+        elif node.op in _KEEP_CHANNELS:
+            found = self._channels.get(node.inputs[0])
+        if found is not None:
+            self._channels[Entry(node)] = found
 
     def note_foreign(self, node: Node, rule: Rule | None) -> str:
         """Why a node's outputs are not dense FP32 tensors of ours to cast, or an empty string."""

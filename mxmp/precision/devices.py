@@ -12,7 +12,14 @@ import mxnet as mx
 from .casts import APART, MARK, CastGraph, is_ours
 from .emulation import emulate
 from .graph import Entry, Graph, Node
-from .onednn import ask_for_weight_gradients, bound_in_two, plain_grouped_weights, plain_volumes, round_bfloat16
+from .onednn import (
+    ask_for_weight_gradients,
+    blocked_grouped_convolutions,
+    bound_in_two,
+    plain_grouped_weights,
+    plain_volumes,
+    round_bfloat16,
+)
 from .padding import select_seen_taps
 
 __all__ = ["UNKNOWN", "device_of", "fit_to_device"]
@@ -38,7 +45,7 @@ def fit_to_device(
     - float16 on a GPU: as it is; every low-precision node is a native kernel.
     - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does; ``Cast`` truncates to bfloat16
       instead of rounding, and is slower. Operators that truncate too are computed by others that round,
-      and FP32's slow ``clip`` by two that are fast.
+      FP32's slow ``clip`` by two that are fast, and layouts are kept from kernels that are slow in them.
     - float16 on a CPU: emulated.
     """
     if device == "gpu":
@@ -53,6 +60,7 @@ def fit_to_device(
         bound_in_two(node for node in casted.source if node not in casted.low)
         _split_shared_casts(casted.graph)
         plain_grouped_weights(casted.graph)
+        blocked_grouped_convolutions(casted.graph, casted.low)
         if not taps_seen:
             select_seen_taps(casted.graph)
         _copy_before_casts(casted.graph, grad_req)

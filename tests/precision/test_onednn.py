@@ -1,0 +1,153 @@
+"""Layouts in which oneDNN's kernels are slow: what is kept out of them, and that no value changes by it."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from oracle import S, assert_same_bits, by_symbol, filled, nodes, sqnr
+
+import mxmp
+from mxmp import Policy
+from mxmp.precision import devices
+from mxmp.precision.casts import strip
+from mxmp.precision.decide import decide, may_compute_low
+from mxmp.precision.graph import Graph
+
+
+def convolution(x: mx.sym.Symbol, channels: int, groups: int = 1, name: str = "conv", size: int = 3) -> mx.sym.Symbol:
+    pad = size // 2
+    return S.Convolution(x, kernel=(size, size), pad=(pad, pad), num_filter=channels, num_group=groups, name=name)
+
+
+def resnext(channels: int, groups: int, norm: bool = True) -> mx.sym.Symbol:
+    def then(x: mx.sym.Symbol, name: str) -> mx.sym.Symbol:
+        return S.relu(S.BatchNorm(x, fix_gamma=False, name=f"norm{name}") if norm else x)
+
+    x = then(convolution(S.var("data"), channels, name="first", size=1), "1")
+    x = then(convolution(x, channels, groups, name="grouped"), "2")
+    return convolution(x, 16, name="last", size=1)
+
+
+# -- Grouped convolutions in blocks of few channels ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "copies"),
+    [
+        (128, 32, "blocked"),
+        (64, 8, "blocked"),
+        (24, 2, "plain"),  # 24 channels make no blocks of 16
+        (64, 4, None),
+        (96, 32, None),
+        (64, 64, None),
+        (64, 1, None),
+    ],
+)
+def test_which_convolutions_keep_their_layout_to_themselves(channels, groups, copies):
+    low = mxmp.cast_symbol(resnext(channels, groups, norm=False), "bfloat16", ctx=mx.cpu())
+    found = {node["name"] for node in nodes(low)}
+    assert ("grouped_blocked" in found) == (copies == "blocked")
+    assert ("grouped_plain" in found) == (copies == "plain")
+    assert ("grouped_given" in found) == (copies is not None)
+    assert not any(name.startswith(("first_", "last_")) and name.endswith(("blocked", "plain")) for name in found)
+
+
+@pytest.mark.parametrize("exclude", [(), ("grouped",)], ids=["low", "float32"])
+@pytest.mark.parametrize(("channels", "groups"), [(16, 4), (64, 8), (24, 2), (40, 10)])
+def test_the_copies_change_no_bit_of_outputs_and_gradients(channels, groups, exclude, monkeypatch):
+    symbol, policy = resnext(channels, groups, norm=False), Policy("bfloat16", exclude=exclude)
+    values = filled(symbol, data=(2, 8, 7, 5))
+    copied = mxmp.cast_symbol(symbol, policy, ctx=mx.cpu())
+    monkeypatch.setattr(devices, "blocked_grouped_convolutions", lambda graph, low: None)
+    without = mxmp.cast_symbol(symbol, policy, ctx=mx.cpu())
+    assert len(nodes(copied)) > len(nodes(without))
+    assert_same_bits(by_symbol(copied, values), by_symbol(without, values))
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(64, 16), (64, 8), (24, 2)])
+def test_a_block_of_resnext_is_as_near_to_float32_as_without_the_copies(channels, groups, monkeypatch):
+    """Its BatchNorms sum in another order, so not to the bit."""
+    symbol = resnext(channels, groups)
+    values = filled(symbol, data=(4, 8, 7, 7))
+    copied = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
+    monkeypatch.setattr(devices, "blocked_grouped_convolutions", lambda graph, low: None)
+    without = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
+    want, got, before = (by_symbol(each, values) for each in (symbol, copied, without))
+    assert sqnr(want.outputs[0], got.outputs[0]) > max(35, sqnr(want.outputs[0], before.outputs[0]) - 1)
+    for name in ("first_weight", "grouped_weight", "last_weight"):
+        assert sqnr(want.grads[name], got.grads[name]) > max(20, sqnr(want.grads[name], before.grads[name]) - 1)
+
+
+def test_a_grouped_convolution_may_be_a_head_and_read_a_variable():
+    symbol = convolution(S.var("data"), 16, 4)
+    low = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
+    assert low.list_outputs() == symbol.list_outputs()
+    values = filled(symbol, data=(2, 16, 5, 5))
+    assert sqnr(*(by_symbol(s, values).outputs[0] for s in (symbol, low))) > 40
+
+
+def test_the_copies_are_taken_out_again():
+    symbol = resnext(16, 4)
+    low = Graph.from_symbol(mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu()))
+    assert strip(low).to_json() == Graph.from_symbol(symbol).to_json()
+
+
+# -- Channels that make no blocks ---------------------------------------------------------------------
+
+
+def decisions(symbol: mx.sym.Symbol, policy: str = "bfloat16", device: str = "cpu") -> dict:
+    return decide(Graph.from_symbol(symbol), Policy.parse(policy), device).decisions
+
+
+def norm(x: mx.sym.Symbol) -> mx.sym.Symbol:
+    return S.BatchNorm(x, name="norm")
+
+
+BEHIND = {
+    "a convolution": lambda n: convolution(S.var("data"), n),
+    "an activation": lambda n: S.Activation(convolution(S.var("data"), n), act_type="relu"),
+    "pooling of a sum": lambda n: S.Pooling(
+        convolution(S.var("data"), n) + convolution(S.var("data"), n, name="b"), kernel=(2, 2)
+    ),
+    "a concatenation": lambda n: S.Concat(convolution(S.var("data"), n), convolution(S.var("data"), 32, name="b")),
+}
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize(("channels", "low"), [(72, False), (100, False), (64, True), (16, True)])
+def test_batch_norm_is_low_where_channels_make_blocks(behind, channels, low):
+    decision = decisions(norm(BEHIND[behind](channels)))["norm"]
+    assert decision.low is low
+    assert low or f"{channels + 32 * (behind == 'a concatenation')} channels make no blocks" in decision.reason
+
+
+@pytest.mark.parametrize(("channels", "low"), [(72, False), (24, False), (64, True)])
+def test_a_depthwise_convolution_is_low_where_channels_make_blocks(channels, low):
+    x = convolution(convolution(S.var("data"), channels, name="first"), channels, channels)
+    found = decisions(x)
+    assert found["first"].low
+    assert found["conv"].low is low
+    assert low or "make no blocks" in found["conv"].reason
+
+
+def test_unknown_channels_and_other_dtypes_keep_their_rules():
+    assert decisions(norm(convolution(S.slice_axis(S.var("data"), axis=1, begin=0, end=72), 64)))["norm"].low
+    unknown = norm(S.slice_axis(convolution(S.var("data"), 72), axis=1, begin=0, end=5))
+    assert decisions(unknown)["norm"].low
+    assert decisions(norm(convolution(S.var("data"), 72)), "float16,norm=compute")["norm"].low
+    assert decisions(convolution(convolution(S.var("data"), 72, name="first"), 72, 72), "float16")["conv"].low
+
+
+def test_who_counts_bytes_alone_may_choose_them():
+    graph = Graph.from_symbol(norm(convolution(convolution(S.var("data"), 72, name="first"), 72, 72)))
+    for slow_too, expected in ((False, {"first"}), (True, {"first", "conv", "norm"})):
+        assert {n.name for n in may_compute_low(graph, Policy("bfloat16"), "cpu", slow_too=slow_too)} == expected
+
+
+def test_batch_norm_of_72_channels_is_that_of_float32():
+    symbol = norm(convolution(convolution(S.var("data"), 72, name="first"), 72, 72))
+    values = filled(symbol, data=(2, 8, 6, 6))
+    want, got = (by_symbol(s, values) for s in (symbol, mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())))
+    assert sqnr(want.outputs[0], got.outputs[0]) > 40
+    assert np.isfinite(got.outputs[0]).all()
