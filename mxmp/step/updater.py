@@ -77,7 +77,7 @@ class Updater(mx.optimizer.Updater):
         for k in alone:
             index, weight, grad = indices[k], weights[k].as_nd_ndarray(), grads[k].as_nd_ndarray()
             if index not in self.states:
-                self.states[index] = _elsewhere(self.optimizer.create_state_multi_precision(index, weight))
+                self.states[index] = _momentum(weight)
                 self.states_synced[index] = True
             _mxnet.update_by_momentum(self.optimizer, index, weight, grad, self.states[index])
         rest = [k for k in range(len(indices)) if k not in alone]
@@ -144,15 +144,13 @@ _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
 _TOGETHER = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
 
 
-def _elsewhere(state: NDArray) -> NDArray:
-    """The same, a kilobyte further on in its page of memory.
+def _momentum(weight: NDArray) -> NDArray:
+    """Zeros as SGD makes them, a kilobyte further on in their page of memory.
 
     Large arrays all begin at the same place of a page. At some distances from one another (2**28 bytes is one) an AMD
     core's L1 cache takes two of them for each other, and an update takes several times as long.
     """
-    flat = mx.nd.zeros(state.size + _APART, ctx=state.ctx, dtype=state.dtype)
-    flat[_APART:] = state.reshape((-1,))
-    return flat[_APART:].reshape(state.shape)
+    return mx.nd.zeros(weight.size + _APART, ctx=weight.ctx, dtype=weight.dtype)[_APART:].reshape(weight.shape)
 
 
 class Updaters(List[Updater]):
