@@ -137,8 +137,7 @@ def blocked_grouped_convolutions(graph: Graph, low: Collection[Node]) -> None:
 
     With 4, 8, 12, 20... channels a group oneDNN computes in blocks of 4 or 8 channels, for which BatchNorm has its
     reference kernel only: the one before them backward, the one behind them both ways. A ResNeXt's block of 128
-    channels in 32 groups takes 18 ms instead of 323 in bfloat16, and 28 instead of 278 in FP32
-    (``scripts/bench_layouts.py``).
+    channels in 32 groups takes 17 ms instead of 280 (``scripts/bench_layouts.py``).
     """
     readers = graph.consumers()
     for node in list(graph.nodes()):
