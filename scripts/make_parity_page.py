@@ -49,9 +49,10 @@ Since then the usual float16 runs were made again of {again}; the others, and th
 
 def main() -> None:
     results = {family: load(RESULTS, family) for family in FAMILIES}
+    head = HEAD.format(families=len(FAMILIES), again=", ".join(SUMMED_LOW))
     text = "\n".join(
         [
-            HEAD.format(families=len(FAMILIES), again=", ".join(SUMMED_LOW)),
+            head,
             *summary(results),
             *table(results),
             *probes(results),
