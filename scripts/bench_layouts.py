@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import time
 import warnings
 from typing import Callable
 from unittest import mock
@@ -19,6 +18,7 @@ from unittest import mock
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import mxnet as mx
+from bench.turns import call_in_turns, gain
 
 import mxmp
 from mxmp.precision import devices, rules
@@ -42,7 +42,7 @@ def main() -> None:
         with slow, mock.patch.object(devices, "blocked_grouped_convolutions"):
             as_it_comes = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
         by_mxmp = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
-        taken = turns([step_of(each) for each in (symbol, as_it_comes, by_mxmp)], args.rounds)
+        taken = call_in_turns([step_of(each) for each in (symbol, as_it_comes, by_mxmp)], args.rounds)
         full = statistics.median(taken[0]) * 1e3
         print(f"| {channels} | {groups} | {full:.1f} | {gain(taken[0], taken[1])} | {gain(taken[0], taken[2])} |")
 
@@ -71,22 +71,6 @@ def step_of(symbol: mx.sym.Symbol) -> Callable[[], None]:
         mx.nd.waitall()
 
     return step
-
-
-def turns(steps: list[Callable[[], None]], rounds: int) -> list[list[float]]:
-    taken: list[list[float]] = [[] for _ in steps]
-    for number in range(rounds + 2):
-        for step, times in list(zip(steps, taken))[:: -1 if number % 2 else 1]:
-            start = time.perf_counter()
-            step()
-            if number >= 2:  # the first ones fill caches
-                times.append(time.perf_counter() - start)
-    return taken
-
-
-def gain(full: list[float], low: list[float]) -> str:
-    first, middle, last = statistics.quantiles([a / b for a, b in zip(full, low)], n=4)
-    return f"{middle:.2f} ({first:.2f} to {last:.2f})"
 
 
 if __name__ == "__main__":

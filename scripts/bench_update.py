@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import time
 from typing import Any, Callable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import mxnet as mx
+from bench.turns import call_in_turns, gain
 from gluoncv.model_zoo import get_model
 
 from mxmp.step.gradients import FiniteSums, Gradient
@@ -60,19 +60,19 @@ def update(weights: list, grads: list, rounds: int) -> str:
 
 
 def compared(theirs: Callable[[], Any], ours: Callable[[], Any], rounds: int) -> str:
-    """Cells of a row: the medians, and of the ratios theirs / ours that with its quartiles."""
-    taken: dict[Callable[[], Any], list[float]] = {theirs: [], ours: []}
-    for number in range(rounds + 2):
-        for call in (theirs, ours)[:: -1 if number % 2 else 1]:
-            mx.nd.waitall()
-            start = time.perf_counter()
+    """Cells of a row: the medians, and the ratio theirs / ours."""
+
+    def done(call: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
             call()
             mx.nd.waitall()
-            if number >= 2:  # the first ones make states and fill caches
-                taken[call].append(time.perf_counter() - start)
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(taken[theirs], taken[ours])], n=4)
-    first, second = (statistics.median(each) * 1e3 for each in taken.values())
-    return f"{first:.1f} | {second:.1f} | {middle:.2f} ({low:.2f} to {high:.2f})"
+
+        return run
+
+    mx.nd.waitall()
+    taken = call_in_turns([done(theirs), done(ours)], rounds)
+    first, second = (statistics.median(each) * 1e3 for each in taken)
+    return f"{first:.1f} | {second:.1f} | {gain(*taken)}"
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""Processes that run one variant each and take turns, one step each."""
+"""Variants that take turns, one step each, so that a machine whose speed drifts favours none."""
 
 from __future__ import annotations
 
 import json
 import os
 import select
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any, Callable, Iterable, TextIO
+from typing import Any, Callable, Iterable, Sequence, TextIO
 
-__all__ = ["Worker", "WorkerError", "peak_bytes", "serve", "take_turns"]
+__all__ = ["Worker", "WorkerError", "call_in_turns", "gain", "peak_bytes", "serve", "take_turns"]
 
 
 class WorkerError(Exception):
@@ -85,6 +87,24 @@ def take_turns(workers: dict[str, Worker], warmup: int, rounds: int) -> tuple[di
             if number >= warmup:
                 times[name].append(None if found.get("skipped") else found["seconds"])
     return times, failed
+
+
+def call_in_turns(calls: Sequence[Callable[[], Any]], rounds: int, warmup: int = 2) -> list[list[float]]:
+    """Seconds of each call of each function, in one process; the first ones make states and fill caches."""
+    taken: list[list[float]] = [[] for _ in calls]
+    for number in range(warmup + rounds):
+        for call, times in list(zip(calls, taken))[:: -1 if number % 2 else 1]:
+            start = time.perf_counter()
+            call()
+            if number >= warmup:
+                times.append(time.perf_counter() - start)
+    return taken
+
+
+def gain(before: Sequence[float], after: Sequence[float]) -> str:
+    """The median of before / after, round by round, with its quartiles."""
+    first, middle, last = statistics.quantiles([a / b for a, b in zip(before, after)], n=4)
+    return f"{middle:.2f} ({first:.2f} to {last:.2f})"
 
 
 # -- In the worker ----------------------------------------------------------------------------------
