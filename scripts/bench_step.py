@@ -22,6 +22,7 @@ import warnings
 from multiprocessing.connection import Connection
 
 import numpy as np
+from bench.turns import quartiles
 
 VARIANTS = ("float32", "float16", "bfloat16", "amp-bfloat16", "amp-float16")
 OTHERS = ("tuned-bfloat16", "unskipped-float16", "unblocked-float16")
@@ -74,7 +75,7 @@ def report(args: argparse.Namespace, times: dict[str, list[float]], failed: dict
     figures = {}
     for variant, taken in times.items():
         ratios = [a / b for a, b in zip(times.get("float32", taken), taken)]
-        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        low, middle, high = quartiles(ratios)
         figures[variant] = {"ms": statistics.median(taken) * 1e3, "speedup": middle, "quartiles": [low, high]}
         note = f"{middle:.2f} ({low:.2f} to {high:.2f}), or {1 / middle:.2f} times its time"
         print(f"{variant:<18}{figures[variant]['ms']:>9.1f}   {note}")

@@ -23,6 +23,7 @@ from typing import Callable
 os.environ["MXNET_OPTIMIZER_AGGREGATION_SIZE"] = "1"
 
 import mxnet as mx
+from bench.turns import quartiles
 from mxnet import autograd, gluon
 
 import mxmp
@@ -65,10 +66,6 @@ def measure(dtype: str, args: argparse.Namespace) -> dict:
     trainer = quartiles([(ours[1] - plain[1]) * 1e3 / plain_ms for ours, plain in pairs])
     print(f"{dtype:<10}{plain_ms:>10.1f}{ours_ms:>10.1f}   {text(whole)}{text(trainer)}<= {TARGETS[dtype]:.0%}")
     return {"plain_ms": plain_ms, "mxmp_ms": ours_ms, "whole": whole, "trainer": trainer}
-
-
-def quartiles(values: list[float]) -> list[float]:
-    return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
 
 
 def text(found: list[float]) -> str:

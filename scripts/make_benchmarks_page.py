@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import geometric_mean, median, quantiles
+from statistics import geometric_mean, median
 from typing import Any, Iterator
 
+from bench.turns import quartiles, spread
 from bench_models import RESULTS, TASKS
 
 LABELS = {  # by variant: in words, and a colour (Okabe and Ito's)
@@ -74,13 +75,6 @@ def ratios(result: dict[str, Any], variant: str, to: str = "float32") -> list[fl
 def milliseconds(result: dict[str, Any], variant: str) -> str:
     taken = [each for each in result["variants"].get(variant, {}).get("seconds", []) if each is not None]
     return f"{1e3 * median(taken):.1f}" if taken else "-"
-
-
-def spread(values: list[float]) -> str:
-    if not values:
-        return "-"
-    low, middle, high = quantiles(values, n=4) if len(values) > 1 else values * 3
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def operators(result: dict[str, Any], variant: str) -> dict[str, float]:
@@ -256,7 +250,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
             apart = 0.18 * ((len(variants) - 1) / 2 - number)
             found = [(row + apart, r) for row, each in enumerate(rows) if (r := ratios(each, variant, own))]
             middles = [median(r) for _, r in found]
-            edges = [quantiles(r, n=4) if len(r) > 1 else r * 3 for _, r in found]
+            edges = [quartiles(r) for _, r in found]
             reach = [
                 [m - low for m, (low, *_) in zip(middles, edges)],
                 [high - m for m, (*_, high) in zip(middles, edges)],

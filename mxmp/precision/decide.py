@@ -29,6 +29,7 @@ _WEIGHT_SLOTS = {
     "RNN": (1,),
 }
 
+# Operators that make as many channels as their first input has.
 _KEEP_CHANNELS = frozenset(
     ["Activation", "BatchNorm", "Dropout", "LeakyReLU", "Pooling", "clip", "elemwise_add", "relu"]
 )
@@ -208,7 +209,7 @@ class _Draft:
         if kind in (Kind.LOW, Kind.FOLLOW):
             channels = self._channels.get(node.inputs[0]) if node.inputs else None
             missing = missing_kernel(
-                *(node.op, node.attrs, self.policy.compute, self._device), channels=channels, slow_too=slow_too
+                node.op, node.attrs, self.policy.compute, self._device, channels=channels, slow_too=slow_too
             )
             if missing:
                 return Kind.FULL, missing

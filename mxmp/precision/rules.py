@@ -191,16 +191,18 @@ def missing_kernel(
 
 
 def _slow_layout(op: str, attrs: Mapping[str, str], channels: int | None) -> str:
-    """Why the bfloat16 kernel is oneDNN's plain one, which is many times slower than FP32's; empty if it is not."""
-    if op in ("BatchNorm", "_contrib_BatchNormWithReLU") and channels and channels % _BLOCK:
-        return f"the bfloat16 CPU kernel of {op} takes ten times FP32's time where {channels} channels make no blocks"
-    depthwise = op == "Convolution" and attrs.get("num_group", "1") == attrs["num_filter"] != "1"
-    if depthwise and int(attrs["num_filter"]) % _BLOCK:
-        return (
-            "the bfloat16 CPU kernel of a depthwise convolution is slower than FP32's where "
-            f"{attrs['num_filter']} channels make no blocks"
-        )
-    return ""
+    """Why the bfloat16 kernel is oneDNN's plain one, which is slower than FP32's; empty if it is not."""
+    if op in ("BatchNorm", "_contrib_BatchNormWithReLU"):
+        what, blocked = op, channels
+    elif op == "Convolution" and attrs.get("num_group", "1") == attrs["num_filter"] != "1":
+        what, blocked = "a depthwise convolution", int(attrs["num_filter"])
+    else:
+        return ""
+    if blocked is None or blocked % _BLOCK == 0:
+        return ""
+    return (
+        f"the bfloat16 CPU kernel of {what} is slower than FP32's where {blocked} channels make no blocks of {_BLOCK}"
+    )
 
 
 # Channels of a block of oneDNN's bfloat16 layouts; FP32 has one of 8 too. MobileNet's block of 72 channels runs at 0.23

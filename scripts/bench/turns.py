@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Iterable, Sequence, TextIO
 
-__all__ = ["Worker", "WorkerError", "call_in_turns", "gain", "peak_bytes", "serve", "take_turns"]
+__all__ = ["Worker", "WorkerError", "call_in_turns", "gain", "peak_bytes", "quartiles", "serve", "spread", "take_turns"]
 
 
 class WorkerError(Exception):
@@ -103,8 +103,20 @@ def call_in_turns(calls: Sequence[Callable[[], Any]], rounds: int, warmup: int =
 
 def gain(before: Sequence[float], after: Sequence[float]) -> str:
     """The median of before / after, round by round, with its quartiles."""
-    first, middle, last = statistics.quantiles([a / b for a, b in zip(before, after)], n=4)
-    return f"{middle:.2f} ({first:.2f} to {last:.2f})"
+    return spread([a / b for a, b in zip(before, after)])
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median with the quartiles, as a cell of a table."""
+    if not values:
+        return "-"
+    low, middle, high = quartiles(values)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The first, the median and the third; of a single value, that."""
+    return statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
 
 
 # -- In the worker ----------------------------------------------------------------------------------
