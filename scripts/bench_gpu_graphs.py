@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Callable, Collection, NamedTuple
 
 import numpy as np
-from sweep_models import in_a_process, read, write
+from sweep_models import in_a_process, prepare_processes, read, write
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "gpu-graphs.json"
 NO_NETWORK = re.compile(r"(nlp|rnn|nn|flow|contrib|np)\.|batch_dot$|.*_int8$")
@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise SystemExit(f"no network is called {pattern!r}; there are {', '.join(networks[:5])}, ...")
     results = read(args.results)
     todo = {name: lacking(results.get(name, {}), args.again) for name in chosen}
+    prepare_processes()
     for name in tqdm([name for name in chosen if todo[name]], unit="network"):
         case = CASES[name]
         if isinstance(case, str):

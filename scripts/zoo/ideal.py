@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any, Iterator
+from collections import Counter
+from typing import Any, Iterator, Tuple
 
 import mxnet as mx
 from mxnet import gluon
 
 from mxmp.diagnose.advising.gemm import is_matrix
+from mxmp.precision.rules import Kind, rule_of
 
-__all__ = ["rounded_matrices"]
+__all__ = ["rounded_kernels"]
+
+Place = Tuple[int, int]  # number of a node, and which of its outputs
 
 
 @contextlib.contextmanager
-def rounded_matrices(dtype: str) -> Iterator[None]:
-    """Within it, hybridized nets build graphs that round what every matrix operator reads and writes."""
+def rounded_kernels(dtype: str, *, throughout: bool = False) -> Iterator[None]:
+    """Within it, hybridized nets build graphs that round what matrix operators read and write.
+
+    Gradients are rounded at the same places: each reader's, and their sum, as a GPU does. ``throughout``: pointwise
+    operators between low values write low values too; so do norms in bfloat16, mxmp's default there.
+    """
     original = gluon.HybridBlock._get_graph
 
     def rounding(block: gluon.HybridBlock, *args: Any) -> Any:
         if block._cached_graph:
             return block._cached_graph
         inputs, symbol = original(block, *args)
-        text = symbol.tojson(remove_amp_cast=False)
-        casted = mx.sym.load_json(json.dumps(_rounded(json.loads(text), dtype)))
+        raw = json.loads(symbol.tojson(remove_amp_cast=False))
+        casted = mx.sym.load_json(json.dumps(_Rounding(raw, dtype, throughout).graph()))
         if type(symbol) is not mx.sym.Symbol:
             casted = casted.as_np_ndarray()
         block._cached_graph = inputs, casted
@@ -37,43 +45,84 @@ def rounded_matrices(dtype: str) -> Iterator[None]:
         gluon.HybridBlock._get_graph = original
 
 
-def _rounded(raw: dict, dtype: str) -> dict:
-    """The graph with a pair of casts at every input and output of matrix operators, in bodies too."""
-    nodes: list[dict] = []
-    place: dict[int, int] = {}
-    pairs: dict[tuple[int, int], int] = {}
-    after: set[int] = set()
+class _Rounding:
+    """One graph, or body of control flow, with a pair of casts wherever a low operator reads or writes."""
 
-    def pair(entry: list) -> list:
-        key = (entry[0], entry[1])
-        if nodes[entry[0]]["op"] == "amp_cast" and nodes[entry[0]]["name"].startswith("rounded"):
-            return entry
-        if key not in pairs:
-            # The copy is for the backward of amp_cast, which adds nothing to a gradient that is summed in place.
-            before = [*entry[:2], 0]
-            for op, attrs in (("_copy", {}), ("amp_cast", {"dtype": dtype}), ("amp_cast", {"dtype": "float32"})):
-                nodes.append({"op": op, "name": f"rounded{len(nodes)}", "attrs": attrs, "inputs": [before]})
-                before = [len(nodes) - 1, 0, 0]
-            pairs[key] = len(nodes) - 1
-        return [pairs[key], 0, 0]
+    def __init__(self, raw: dict, dtype: str, throughout: bool) -> None:
+        self.raw, self.dtype, self.throughout = raw, dtype, throughout
+        self.low: set[Place] = set()  # what low operators write
+        for number, node in enumerate(raw["nodes"]):
+            self.low.update(self._written_low(number, node))
+        self.readers = Counter(
+            (entry[0], entry[1])
+            for number, node in enumerate(raw["nodes"])
+            for position, entry in enumerate(node["inputs"])
+            if self._is_pair(number, position)
+        )
+        self.readers.update((entry[0], entry[1]) for entry in raw["heads"] if (entry[0], entry[1]) in self.low)
+        self.nodes: list[dict] = []
+        self.place: dict[int, int] = {}
+        self.shared: dict[Place, list] = {}
 
-    def moved(entry: list) -> list:
-        here = [place[entry[0]], *entry[1:]]
-        return pair(here) if entry[0] in after and entry[1] == 0 else here
+    def _written_low(self, number: int, node: dict) -> Iterator[Place]:
+        if is_matrix(node["op"]):
+            yield number, 0
+        elif self.throughout and node["op"] != "null" and self._follows(node):
+            yield from ((number, output) for output in range(1 if self._is_norm(node) else 64))
 
-    for number, node in enumerate(raw["nodes"]):
-        matrix = is_matrix(node["op"])
-        inputs = [moved(entry) for entry in node["inputs"]]
-        if matrix:
+    def _is_norm(self, node: dict) -> bool:
+        return rule_of(node["op"]).kind is Kind.NORM
+
+    def _follows(self, node: dict) -> bool:
+        """Whether all that it reads is low, or a variable, which is cast as one likes."""
+        rule = rule_of(node["op"])
+        kind, _ = rule.resolve(node.get("attrs", {}), self.dtype)
+        if kind is not Kind.FOLLOW and not (kind is Kind.NORM and self.dtype == "bfloat16"):
+            return False
+        read = [(e[0], e[1]) for position, e in enumerate(node["inputs"]) if position not in rule.keep]
+        rest = [place for place in read if place not in self.low]
+        return len(rest) < len(read) and all(self.raw["nodes"][number]["op"] == "null" for number, _ in rest)
+
+    def _is_pair(self, number: int, position: int) -> bool:
+        """Whether this input of a node goes through casts: it is low, or a low operator reads it."""
+        node = self.raw["nodes"][number]
+        place = tuple(node["inputs"][position][:2])
+        if place in self.low:
+            return True
+        if is_matrix(node["op"]):
             # FP32's Deconvolution cannot run its backward where the weight is computed: its caller rounds that.
-            spared = 1 if node["op"] == "Deconvolution" else None
-            inputs = [entry if index == spared else pair(entry) for index, entry in enumerate(inputs)]
-            after.add(number)
-        changed = dict(node, inputs=inputs)
-        if "subgraphs" in node:
-            changed["subgraphs"] = [_rounded(body, dtype) for body in node["subgraphs"]]
-        nodes.append(changed)
-        place[number] = len(nodes) - 1
-    heads = [moved(entry) for entry in raw["heads"]]
-    variables = [number for number, node in enumerate(nodes) if node["op"] == "null"]
-    return {**raw, "nodes": nodes, "heads": heads, "arg_nodes": variables, "node_row_ptr": list(range(len(nodes) + 1))}
+            return not (node["op"] == "Deconvolution" and position == 1)
+        return (number, 0) in self.low and position not in rule_of(node["op"]).keep
+
+    def graph(self) -> dict:
+        for number, node in enumerate(self.raw["nodes"]):
+            inputs = [self._read(entry, self._is_pair(number, k)) for k, entry in enumerate(node["inputs"])]
+            changed = dict(node, inputs=inputs)
+            if "subgraphs" in node:
+                bodies = node["subgraphs"]
+                changed["subgraphs"] = [_Rounding(body, self.dtype, self.throughout).graph() for body in bodies]
+            self.nodes.append(changed)
+            self.place[number] = len(self.nodes) - 1
+        heads = [self._read(entry, (entry[0], entry[1]) in self.low) for entry in self.raw["heads"]]
+        rows = list(range(len(self.nodes) + 1))
+        variables = [number for number, node in enumerate(self.nodes) if node["op"] == "null"]
+        return {**self.raw, "nodes": self.nodes, "heads": heads, "arg_nodes": variables, "node_row_ptr": rows}
+
+    def _read(self, entry: list, rounded: bool) -> list:
+        place = (entry[0], entry[1])
+        here = [self.place[entry[0]], *entry[1:]]
+        if not rounded:
+            return here
+        if place not in self.shared:
+            self.shared[place] = self._pair(here)
+        return self._pair(self.shared[place]) if self.readers[place] > 1 else self.shared[place]
+
+    def _pair(self, entry: list) -> list:
+        # The copy is for the backward of amp_cast, which adds nothing to a gradient that is summed in place. Its mark
+        # keeps MXNet from merging the pairs of two readers, whose gradients it would sum before it rounds.
+        apart = {"__apart__": str(len(self.nodes))}
+        casts = (("_copy", apart), ("amp_cast", {"dtype": self.dtype}), ("amp_cast", {"dtype": "float32"}))
+        for op, attrs in casts:
+            self.nodes.append({"op": op, "name": f"rounded{len(self.nodes)}", "attrs": attrs, "inputs": [entry]})
+            entry = [len(self.nodes) - 1, 0, 0]
+        return entry

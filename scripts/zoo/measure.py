@@ -13,10 +13,9 @@ from mxmp import Policy
 from mxmp.precision.devices import device_of
 from mxmp.precision.graph import Graph
 from mxmp.precision.pipeline import low_graph
-from mxmp.precision.rules import RULES, Kind
 
 from .case import Case, floating
-from .ideal import rounded_matrices
+from .ideal import rounded_kernels
 from .running import (
     Call,
     all_blocks,
@@ -170,27 +169,23 @@ class Model:
         finally:
             self.case = case
 
-    def ideal(self, dtype: str) -> dict[str, Any]:
+    def ideal(self, dtype: str, *, throughout: bool = False) -> dict[str, Any]:
         """FP32 with what matrix operators read and write rounded, and the gradients: perfect kernels of the dtype."""
         self._set_rounded(dtype)
-        with rounded_matrices(dtype):
+        with rounded_kernels(dtype, throughout=throughout):
             return self._compare(self._evaluate(scaled=True))
 
-    def mxmp(self, dtype: str) -> dict[str, Any]:
-        return self._by_mxmp(Policy(dtype))
+    def throughout(self, dtype: str) -> dict[str, Any]:
+        """The same with what pointwise operators write between them rounded as well."""
+        return self.ideal(dtype, throughout=True)
 
-    def _by_mxmp(self, policy: Policy) -> dict[str, Any]:
+    def mxmp(self, dtype: str) -> dict[str, Any]:
         self._set(self.weights)
-        mxmp.convert(self.net, policy)
+        mxmp.convert(self.net, Policy(dtype))
         try:
             return self._compare(self._evaluate(scaled=True))
         finally:
             mxmp.restore(self.net)
-
-    def matrices(self, dtype: str) -> dict[str, Any]:
-        """By mxmp with nothing but matrix operators in the dtype: pointwise operators and norms do not round."""
-        others = [op for op, rule in RULES.items() if rule.kind in (Kind.FOLLOW, Kind.NORM)]
-        return self._by_mxmp(Policy(dtype, full_ops=others))
 
     def counts(self, dtype: str) -> dict[str, Any]:
         """What mxmp's graphs are made of: on a GPU for float16, which a CPU only emulates."""

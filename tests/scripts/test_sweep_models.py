@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 import sweep_models
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
 pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'")
@@ -41,15 +41,13 @@ def test_models_are_as_near_to_fp32_as_perfect_kernels(swept, name, dtype):
     assert sweep_models.within(result, dtype), result
 
 
-def test_what_does_not_pass_is_measured_with_nothing_but_matrix_operators_low():
+def test_what_does_not_pass_is_measured_with_perfect_pointwise_kernels_too():
     model = Model(catalogue.CASES["rnn.LSTMCell"]())
     model.refer()
-    found = {f"float16.{stage}": model.run(f"float16.{stage}") for stage in ("ideal", "mxmp", "matrices")}
-    assert sweep_models.looked_into({**found, "bfloat16.ideal": {}})[0] == "float16.matrices"
-    matrices, ideal = found["float16.matrices"], found["float16.ideal"]
-    assert matrices["outputs_db"] == ideal["outputs_db"]
-    # The control sums the gradients of a weight that every step reads, and rounds then; a GPU sums what it rounded.
-    assert ideal["gradients_db"] - 4 < matrices["gradients_db"] < ideal["gradients_db"]
+    found = {f"float16.{stage}": model.run(f"float16.{stage}") for stage in ("ideal", "mxmp", "throughout")}
+    assert sweep_models.looked_into({**found, "bfloat16.ideal": {}})[0] == "float16.throughout"
+    assert found["float16.mxmp"]["outputs_db"] == found["float16.throughout"]["outputs_db"]
+    assert sweep_models.within(found, "float16", "throughout")
 
 
 def test_amp_stands_beside(swept):
@@ -73,13 +71,62 @@ def test_perfect_kernels_round_what_matrix_operators_read_and_write():
     net.initialize(mx.init.Normal(1))
     net.hybridize()
     x = uniform(5, 3)
-    with ideal.rounded_matrices("float16"):
+    with ideal.rounded_kernels("float16"):
         found = net(x).asnumpy()
     half = [running.rounded(v.asnumpy(), "float16") for v in (x, net[0].weight.data())]
     expected = np.tanh(running.rounded(half[0] @ half[1].T, "float16"))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     net.hybridize()
     assert not np.allclose(net(x).asnumpy(), expected, rtol=1e-6)
+
+
+class Readers(gluon.HybridBlock):
+    """One tensor read by three dense layers, whose gradients MXNet would sum at once."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first = gluon.nn.Dense(4, in_units=4, use_bias=False)
+            self.readers = [gluon.nn.Dense(4, in_units=4, use_bias=False) for _ in range(3)]
+            for reader in self.readers:
+                self.register_child(reader)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        x = self.first(x)
+        return F.concat(*[reader(x) for reader in self.readers])
+
+
+def test_perfect_kernels_round_the_gradient_of_each_reader_and_their_sum():
+    net = Readers()
+    net.initialize(mx.init.Normal(1))
+    net.hybridize()
+    x, up = uniform(1, 4), uniform(1, 12)
+    with ideal.rounded_kernels("bfloat16"), autograd.record():
+        loss = (net(x) * up).sum()
+    loss.backward()
+
+    def low(value):
+        return running.rounded(value, "bfloat16")
+
+    ups = np.split(up.asnumpy(), 3, axis=1)
+    each = [low(u) @ low(reader.weight.data().asnumpy()) for u, reader in zip(ups, net.readers)]
+    summed = low(sum(map(low, each)))
+    assert not np.array_equal(summed, low(sum(each)))
+    np.testing.assert_array_equal(net.first.weight.grad().asnumpy(), low(summed.T @ low(x.asnumpy())))
+
+
+def test_perfect_kernels_throughout_round_what_pointwise_operators_write():
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(4, in_units=3, use_bias=False), gluon.nn.Activation("tanh"))
+    net.initialize(mx.init.Normal(1))
+    x = uniform(5, 3)
+    found = []
+    for throughout in (False, True):
+        net.hybridize()
+        with ideal.rounded_kernels("float16", throughout=throughout):
+            found.append(net(x).asnumpy())
+    np.testing.assert_array_equal(found[1], running.rounded(found[0], "float16"))
+    assert not np.array_equal(*found)
 
 
 def test_the_control_of_a_net_without_weights_rounds_its_inputs():
