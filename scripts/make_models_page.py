@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Iterator
 
-from sweep_models import DTYPES, RESULTS, within
+from sweep_models import DTYPES, RESULTS, holds, within
 from zoo.catalogue import in_order
 
 DOCS = RESULTS.parent
@@ -33,13 +33,14 @@ on one network, not networks. Three figures stand side by side:
 
 - **mxmp**, by default settings;
 - **perfect kernels**: FP32 kernels, where whatever a matrix operator reads or writes is rounded to the dtype, and the
-  gradients at the same places: each reader's, and their sum. Made without mxmp. Within 3 dB of it is a pass;
+  gradients at the same places: each reader's, and their sum. Made without mxmp;
 - **weights only**: FP32 with nothing but its weights rounded. No computation in the dtype comes near it in a deep
   network, not perfect kernels either, for activations are rounded as well.
 
 A recurrent cell is mostly pointwise operators. mxmp computes those between low operators low, as other libraries do,
-and perfect kernels leave that rounding out. So what does not pass is compared with **perfect kernels throughout** too:
-pointwise operators, and in bfloat16 norms, write rounded values where all that they read is rounded.
+and perfect kernels leave that rounding out. So what is further off is compared with **perfect kernels throughout** too:
+pointwise operators and norms write rounded values where all that they read is rounded. And one input may be chance, so
+what is off from both is measured on eight other inputs, of which the mean counts.
 
 Small inputs leave batch norms few values, and through many of them even the gradients of perfect kernels are noise in
 some networks; the table counts those apart. Detectors end in a ranking, on which no two roundings agree: their outputs
@@ -69,12 +70,10 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
     yield "| | float16 | bfloat16 |\n|---|---|---|"
     rows: dict[str, Any] = {
         "run: inference and a training step": lambda r, d: "outputs_db" in r.get(f"{d}.mxmp", {}),
-        "**pass**: outputs and gradients within 3 dB of perfect kernels": within,
-        "the same, or within 3 dB of perfect kernels throughout": lambda r, d: (
-            within(r, d) or within(r, d, "throughout")
-        ),
-        "pass, of those whose gradients survive perfect kernels (6 dB)": lambda r, d: (
-            within(r, d) if tells(r, d) else None
+        "outputs and gradients within 3 dB of perfect kernels": within,
+        "**pass**: or of perfect kernels throughout, or in the mean over eight other inputs": holds,
+        "the same, of those whose gradients survive perfect kernels (6 dB)": lambda r, d: (
+            holds(r, d) if tells(r, d) else None
         ),
         "within 3 dB of weights only": lambda r, d: within(r, d, "control"),
         "perfect kernels within 3 dB of weights only": lambda r, d: within(r, d, "control", ours="ideal"),
@@ -85,8 +84,8 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
         "the same, but for the outputs, which mxmp returns in FP32": lambda r, d: bytes_hold(r, d, "", outputs=False),
         "the same with `norm=compute`": lambda r, d: bytes_hold(r, d, "_norm_compute", outputs=False),
     }
-    for label, holds in rows.items():
-        found = [[holds(r, dtype) for r in models.values()] for dtype in DTYPES]
+    for label, counts in rows.items():
+        found = [[counts(r, dtype) for r in models.values()] for dtype in DTYPES]
         yield f"| {label} | " + " | ".join(f"{sum(map(bool, f))} of {len(f) - f.count(None)}" for f in found) + " |"
     yield ""
     for dtype in DTYPES:
@@ -128,12 +127,14 @@ def bytes_hold(result: dict[str, Any], dtype: str, suffix: str, *, outputs: bool
 
 
 def failures(results: dict[str, Any]) -> Iterator[str]:
-    yield "## What does not pass\n\n| model | dtype | |\n|---|---|---|"
-    for name, result in measured(results).items():
-        for dtype in DTYPES:
-            if not within(result, dtype):
-                yield f"| `{name}` | {dtype} | {why(result, dtype)} |"
-    yield ""
+    models = measured(results)
+    for title, chosen in {
+        "What does not pass": lambda r, d: not holds(r, d),
+        "What passes by the second look": lambda r, d: holds(r, d) and not within(r, d),
+    }.items():
+        yield f"## {title}\n\n| model | dtype | |\n|---|---|---|"
+        yield from (f"| `{n}` | {d} | {why(r, d)} |" for n, r in models.items() for d in DTYPES if chosen(r, d))
+        yield ""
 
 
 def why(result: dict[str, Any], dtype: str) -> str:
@@ -159,6 +160,10 @@ def why(result: dict[str, Any], dtype: str) -> str:
     return "; ".join(lacking) or "inference is not finite"
 
 
+def figures(stage: dict[str, Any], sign: str = "") -> str:
+    return ", ".join(f"{stage[key]:{sign}.1f}" for key in ("outputs_db", "gradients_db") if key in stage)
+
+
 def tables(results: dict[str, Any]) -> Iterator[str]:
     models = measured(results)
     yield "## All models\n"
@@ -169,6 +174,11 @@ def tables(results: dict[str, Any]) -> Iterator[str]:
         group = {name: r for name, r in models.items() if r["reference"]["kind"] == kind}
         losses = ", ".join(sorted({r["reference"]["loss"] for r in group.values()}))
         yield f"### {kind}\n\nLoss: {losses.replace('_', ' ')}.\n"
+        copied = [name for name, r in group.items() if r["reference"].get("copied")]
+        if copied:
+            ops = ", ".join(sorted({f"`{op}`" for name in copied for op in group[name]["reference"]["copied"]}))
+            yield f"With a copy before and behind each {ops}, without which MXNet's FP32 cannot train them on a CPU:"
+            yield f"{', '.join(f'`{name}`' for name in sorted(copied))}.\n"
         columns = ["", "float16 outputs", "gradients", "low", "cast", "bfloat16 outputs", "gradients"]
         yield f"| {' | '.join([*columns, 'amp outputs, gradients', 'low', 'cast'])} |\n|" + "---|" * 10
         for name in sorted(group):

@@ -17,6 +17,7 @@ from .onednn import (
     blocked_grouped_convolutions,
     bound_in_two,
     plain_grouped_weights,
+    plain_volume_norms,
     plain_volumes,
     round_bfloat16,
 )
@@ -67,6 +68,7 @@ def fit_to_device(
         plain_volumes(casted.graph)
     else:
         emulate(casted)
+    plain_volume_norms(casted.graph)
     ask_for_weight_gradients(casted.graph, grad_req)
     return casted.graph
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Collection, Iterable, Mapping
+from typing import Collection, Iterable, Iterator, Mapping
 
 from .casts import FULL, MARK, PASSED, is_ours, replace_operator
 from .graph import Entry, Graph, Node
@@ -14,6 +14,7 @@ __all__ = [
     "blocked_grouped_convolutions",
     "bound_in_two",
     "plain_grouped_weights",
+    "plain_volume_norms",
     "plain_volumes",
     "round_bfloat16",
 ]
@@ -62,12 +63,34 @@ def plain_volumes(graph: Graph) -> None:
     MXNet's oneDNN reshape has no reorder from the blocked 3-D layout in bfloat16 ("could not create a
     primitive descriptor for a reorder primitive"). A slice of everything copies by MXNet's own means.
     """
+    for node in _behind_volumes(graph):
+        if node.op in _RESHAPES:
+            node.inputs[0] = _plain(node.inputs[0], node)
+
+
+def plain_volume_norms(graph: Graph) -> None:
+    """Plain copies around a BatchNorm behind a 3-D convolution, in place.
+
+    Its backward takes no blocked 3-D layout, of its input or of its gradient: MXNet's own FP32 fails on such networks
+    in training ("Check failed: !is_view"). A cast in between is a copy too.
+    """
+    readers = graph.consumers()
+    for node in _behind_volumes(graph):
+        if node.op == "BatchNorm":
+            node.inputs[0] = _plain(node.inputs[0], node, "given")
+            made = Entry(node)
+            copy = _plain(made, node)
+            for user, position in readers.get(made, []):
+                user.inputs[position] = copy
+
+
+def _behind_volumes(graph: Graph) -> Iterator[Node]:
+    """Three-dimensional convolutions and poolings, and all that depends on one."""
     volumes: set[Node] = set()
     for node in list(graph.nodes()):
         if any(e.node in volumes for e in node.inputs) or node.attrs.get("kernel", "").count(",") == 2:
             volumes.add(node)
-            if node.op in _RESHAPES:
-                node.inputs[0] = _plain(node.inputs[0], node)
+            yield node
 
 
 def _plain(entry: Entry, node: Node, role: str = "plain") -> Entry:

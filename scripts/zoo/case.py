@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator
 
 import mxnet as mx
 import numpy as np
 
-__all__ = ["BFLOAT16", "Case", "floating", "images", "projection", "uniform", "whole"]
+__all__ = ["BFLOAT16", "Case", "floating", "images", "other_inputs", "projection", "uniform", "whole"]
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
@@ -33,6 +34,8 @@ class Case:
         whether it works is measured, and the outputs compared are those in training.
     compared : callable
         Of the outputs in training, those to compare.
+    copied : tuple of str
+        Operators that get copies around them, without which MXNet's FP32 cannot train it on a CPU (``plain_copies``).
     """
 
     name: str
@@ -44,6 +47,7 @@ class Case:
     init: Any = None
     ranked: bool = False
     compared: Callable[[Any], Any] = lambda outputs: outputs
+    copied: tuple[str, ...] = ()
 
     @property
     def loss_name(self) -> str:
@@ -69,16 +73,34 @@ def projection(outputs: Any) -> list:
     return losses
 
 
+_drawn = 0
+
+
+@contextlib.contextmanager
+def other_inputs(number: int) -> Iterator[None]:
+    """Within it cases draw other inputs and labels; number 0 is what they draw without it."""
+    global _drawn
+    _drawn, before = number, _drawn
+    try:
+        yield
+    finally:
+        _drawn = before
+
+
+def _random(seed: int) -> np.random.RandomState:
+    return np.random.RandomState(seed + 1000 * _drawn)
+
+
 def images(*shape: int) -> mx.nd.NDArray:
     """Normal noise smoothed a little, as pictures are after normalisation."""
-    noise = np.random.RandomState(1).normal(0, 1, shape).astype("float32")
+    noise = _random(1).normal(0, 1, shape).astype("float32")
     return mx.nd.array((noise + np.roll(noise, 1, -1) + np.roll(noise, 1, -2)) / 3**0.5)
 
 
 def uniform(*shape: int) -> mx.nd.NDArray:
-    return mx.nd.array(np.random.RandomState(2).uniform(-1, 1, shape))
+    return mx.nd.array(_random(2).uniform(-1, 1, shape))
 
 
 def whole(high: int, *shape: int) -> mx.nd.NDArray:
     """Whole numbers below ``high``, as floats, as labels and tokens are in MXNet."""
-    return mx.nd.array(np.random.RandomState(3).randint(0, high, shape))
+    return mx.nd.array(_random(3).randint(0, high, shape))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
-from typing import Any, Iterator, Tuple
-
-import mxnet as mx
-from mxnet import gluon
+from typing import Iterator, Tuple
 
 from mxmp.diagnose.advising.gemm import is_matrix
 from mxmp.precision.rules import Kind, rule_of
+
+from .rewriting import rewritten, with_nodes
 
 __all__ = ["rounded_kernels"]
 
@@ -23,26 +21,10 @@ def rounded_kernels(dtype: str, *, throughout: bool = False) -> Iterator[None]:
     """Within it, hybridized nets build graphs that round what matrix operators read and write.
 
     Gradients are rounded at the same places: each reader's, and their sum, as a GPU does. ``throughout``: pointwise
-    operators between low values write low values too; so do norms in bfloat16, mxmp's default there.
+    operators and norms that read low values write low values too.
     """
-    original = gluon.HybridBlock._get_graph
-
-    def rounding(block: gluon.HybridBlock, *args: Any) -> Any:
-        if block._cached_graph:
-            return block._cached_graph
-        inputs, symbol = original(block, *args)
-        raw = json.loads(symbol.tojson(remove_amp_cast=False))
-        casted = mx.sym.load_json(json.dumps(_Rounding(raw, dtype, throughout).graph()))
-        if type(symbol) is not mx.sym.Symbol:
-            casted = casted.as_np_ndarray()
-        block._cached_graph = inputs, casted
-        return block._cached_graph
-
-    gluon.HybridBlock._get_graph = rounding
-    try:
+    with rewritten(lambda raw: _Rounding(raw, dtype, throughout).graph()):
         yield
-    finally:
-        gluon.HybridBlock._get_graph = original
 
 
 class _Rounding:
@@ -77,7 +59,7 @@ class _Rounding:
         """Whether all that it reads is low, or a variable, which is cast as one likes."""
         rule = rule_of(node["op"])
         kind, _ = rule.resolve(node.get("attrs", {}), self.dtype)
-        if kind is not Kind.FOLLOW and not (kind is Kind.NORM and self.dtype == "bfloat16"):
+        if kind not in (Kind.FOLLOW, Kind.NORM):
             return False
         read = [(e[0], e[1]) for position, e in enumerate(node["inputs"]) if position not in rule.keep]
         rest = [place for place in read if place not in self.low]
@@ -104,9 +86,7 @@ class _Rounding:
             self.nodes.append(changed)
             self.place[number] = len(self.nodes) - 1
         heads = [self._read(entry, (entry[0], entry[1]) in self.low) for entry in self.raw["heads"]]
-        rows = list(range(len(self.nodes) + 1))
-        variables = [number for number, node in enumerate(self.nodes) if node["op"] == "null"]
-        return {**self.raw, "nodes": self.nodes, "heads": heads, "arg_nodes": variables, "node_row_ptr": rows}
+        return with_nodes(self.raw, self.nodes, heads)
 
     def _read(self, entry: list, rounded: bool) -> list:
         place = (entry[0], entry[1])

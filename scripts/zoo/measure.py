@@ -14,7 +14,7 @@ from mxmp.precision.devices import device_of
 from mxmp.precision.graph import Graph
 from mxmp.precision.pipeline import low_graph
 
-from .case import Case, floating
+from .case import Case, floating, other_inputs
 from .ideal import rounded_kernels
 from .running import (
     Call,
@@ -35,6 +35,7 @@ __all__ = ["STAGES", "Model", "cause"]
 DTYPES = ("float16", "bfloat16")
 LEARNING_RATE = 1e-3
 WARM_UP = 2
+OTHERS = 8
 
 
 class Result(NamedTuple):
@@ -178,6 +179,17 @@ class Model:
     def throughout(self, dtype: str) -> dict[str, Any]:
         """The same with what pointwise operators write between them rounded as well."""
         return self.ideal(dtype, throughout=True)
+
+    def lag(self, dtype: str) -> dict[str, Any]:
+        """By mxmp less by perfect kernels, in the mean over other inputs: near 0 where one input was chance."""
+        kept, found = self.reference, []
+        for number in range(1, OTHERS + 1):
+            with other_inputs(number):
+                self.reference = self.evaluate()
+                found.append((self.ideal(dtype), self.mxmp(dtype)))
+        self.reference = kept
+        keys = [key for key in ("outputs_db", "gradients_db") if key in found[0][1]]
+        return {key: round(float(np.mean([ours[key] - ideal[key] for ideal, ours in found])), 2) for key in keys}
 
     def mxmp(self, dtype: str) -> dict[str, Any]:
         self._set(self.weights)

@@ -9,6 +9,7 @@ from typing import Any, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
+from gluoncv.nn.dropblock import DropBlock
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -85,6 +86,8 @@ def without_chance(net: gluon.Block) -> None:
     for block in all_blocks(net):
         if isinstance(block, nn.Dropout):
             block._rate = 0
+        if isinstance(block, DropBlock):
+            block.drop_prob = 0
         if isinstance(getattr(block, "_kwargs", None), dict) and "momentum" in block._kwargs:
             block._kwargs["momentum"] = 0.1
 

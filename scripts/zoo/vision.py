@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import mxnet as mx
 from gluoncv.model_zoo import get_model, get_model_list
+from gluoncv.model_zoo.model_zoo import _models
 from mxnet import gluon
 
 from . import dense, detection
@@ -27,9 +30,9 @@ SIZES = {  # the smallest input that a network's last pooling allows, where it i
     r"inception_?v3": 299,
 }
 FRAMES = {  # frames a clip, height and width
-    r"slowfast_16x8": (32, 64),
-    r"slowfast_8x8": (32, 64),
-    r"slowfast": (32, 64),
+    r"slowfast_4x16": (36, 64),  # 32 frames of the fast path, then those of the slow one
+    r"slowfast_8x8": (40, 64),
+    r"slowfast_16x8": (80, 64),
     r"i3d_inceptionv3": (16, 299),
     r"i3d_inceptionv1": (16, 224),
     r"i3d": (16, 64),
@@ -70,11 +73,11 @@ def classification(name: str, maker: Any = get_model, kind: str = "classificatio
         softmax(10),
         # Without batch norms and from smaller weights, what comes out is subnormal in float16.
         init=mx.init.MSRAPrelu() if re.match("squeezenet|vgg|alexnet", name) else None,
+        copied=("Concat",) if name.startswith("nasnet") else (),
     )
 
 
 def video(name: str) -> Case:
-    unlike = {"use_kinetics_pretrain": False} if name.endswith("custom") else {}
     clip = matching(FRAMES, name, None)
     if clip:
         frames, size = clip
@@ -85,10 +88,21 @@ def video(name: str) -> Case:
     return Case(
         name,
         "video",
-        partial(get_model, name, nclass=10, pretrained=False, pretrained_base=False, **unlike),
+        partial(untrained, name, nclass=10),
         lambda: [images(*shape)],
         softmax(10),
+        copied=("BatchNorm",) if clip else (),
     )
+
+
+def untrained(name: str, **options: Any) -> gluon.HybridBlock:
+    """A network of videos without downloads."""
+    options.update(pretrained=False, pretrained_base=False)
+    if "use_kinetics_pretrain" in inspect.signature(_models[name]).parameters:
+        options["use_kinetics_pretrain"] = False
+    # GluonCV's Inception moves parameters that have no values yet to another device, which MXNet refuses.
+    with mock.patch.object(gluon.ParameterDict, "reset_ctx"):
+        return get_model(name, **options)
 
 
 def gluoncv(name: str) -> Case:

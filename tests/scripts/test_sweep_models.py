@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -17,8 +18,8 @@ pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'"
 
 from gluoncv.model_zoo import get_model_list
 from gluonnlp.model import list_models
-from zoo import catalogue, ideal, running
-from zoo.case import Case, uniform
+from zoo import catalogue, ideal, rewriting, running
+from zoo.case import Case, other_inputs, uniform
 from zoo.measure import STAGES, Model
 
 FEW = ["cifar_resnet20_v1", "nn.Conv2D", "nlp.TransformerEncoderCell", "flow.foreach", "np.convolutional"]
@@ -127,6 +128,61 @@ def test_perfect_kernels_throughout_round_what_pointwise_operators_write():
             found.append(net(x).asnumpy())
     np.testing.assert_array_equal(found[1], running.rounded(found[0], "float16"))
     assert not np.array_equal(*found)
+
+
+class Volumes(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body = gluon.nn.HybridSequential()
+            self.body.add(gluon.nn.Conv3D(16, 3, in_channels=3), gluon.nn.BatchNorm(), gluon.nn.Activation("relu"))
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.body(x)
+
+
+@pytest.mark.parametrize("copied", [(), ("BatchNorm",)])
+def test_copies_let_mxnet_train_what_it_cannot(copied):
+    net = Volumes()
+    net.initialize()
+    net.hybridize()
+    with rewriting.plain_copies(copied), autograd.record():
+        loss = net(uniform(2, 3, 5, 5, 5)).sum()
+    with contextlib.nullcontext() if copied else pytest.raises(mx.MXNetError, match="is_view"):
+        loss.backward()
+        net.collect_params()[net.body[0].weight.name].grad().wait_to_read()
+
+
+def test_other_inputs_are_others_and_these_again_afterwards():
+    first = uniform(2, 3).asnumpy()
+    with other_inputs(1):
+        assert not np.array_equal(uniform(2, 3).asnumpy(), first)
+    np.testing.assert_array_equal(uniform(2, 3).asnumpy(), first)
+
+
+def test_the_lag_behind_perfect_kernels_is_small_over_other_inputs():
+    model = Model(catalogue.CASES["nn.Conv2D"]())
+    model.refer()
+    before = model.reference
+    assert all(abs(lag) < 1 for lag in model.lag("bfloat16").values())
+    assert model.reference is before
+
+
+@pytest.mark.parametrize(
+    ("stages", "holds"),
+    [
+        ({"ideal": (50, 20)}, True),
+        ({"ideal": (60, 20)}, False),
+        ({"ideal": (60, 20), "throughout": (52, 22)}, True),
+        ({"ideal": (60, 20), "throughout": (60, 20), "lag": (-1, 0)}, True),
+        ({"ideal": (60, 20), "throughout": (60, 20), "lag": (-1, -4)}, False),
+    ],
+)
+def test_a_model_holds_by_a_first_a_second_or_a_third_look(stages, holds):
+    result = {f"float16.{n}": dict(zip(("outputs_db", "gradients_db"), v)) for n, v in stages.items()}
+    result["float16.mxmp"] = {"outputs_db": 50.0, "gradients_db": 20.0, "inference_finite": True}
+    assert sweep_models.holds(result, "float16") == holds
+    assert sweep_models.within(result, "float16") == (len(stages) == 1 and holds)
 
 
 def test_the_control_of_a_net_without_weights_rounds_its_inputs():
