@@ -208,7 +208,7 @@ def _is_2d(convolution: Node) -> bool:
 def _in_blocks(entry: Entry, channels: int, name: str, dtype: str) -> Entry:
     """A copy in blocks of channels: a depthwise convolution with ones."""
     ones = Entry(Node("_ones", f"{name}_ones", {"shape": f"({channels}, 1, 1, 1)", "dtype": FULL, MARK: "copy"}))
-    if dtype != FULL:
+    if dtype != FULL:  # by a cast: Symbol.save leaves amp_cast out, and what stays must be one dtype
         ones = Entry(Node("amp_cast", f"{name}_ones_low", {"dtype": dtype, MARK: "cast"}, [ones]))
     size = str(channels)
     attrs = {"kernel": "(1, 1)", "num_filter": size, "num_group": size, "no_bias": "True", MARK: "copy"}

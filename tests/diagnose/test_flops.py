@@ -6,6 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import mxmp
 from mxmp.diagnose.advising.flops import Tensor, count, walk
 from mxmp.diagnose.advising.gemm import Gemm
 from mxmp.precision.graph import Graph
@@ -174,3 +175,12 @@ def test_bytes_of_the_outputs_casts_are_told_apart():
     )
     counts = count(Graph.from_symbol(S.amp_cast(y, dtype="float32")), tensors(x=(2, 6), w=(8, 6)))
     assert (counts.casts, counts.cast_bytes, counts.output_bytes) == (3, (12 + 48 + 16) * 6, 16 * 6)
+
+
+def test_copies_by_convolutions_of_ones_are_no_work_of_the_network():
+    symbol = S.Convolution(X, S.var("w"), S.var("b"), kernel=(3, 3), num_filter=64, num_group=8)
+    low = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
+    assert sum(node.op == "Convolution" for node in Graph.from_symbol(low).nodes()) == 2
+    shapes = tensors(x=(2, 64, 7, 7), w=(64, 8, 3, 3), b=(64,))
+    counts = count(Graph.from_symbol(low), shapes)
+    assert counts.flops == counts.low_flops == count(Graph.from_symbol(symbol), shapes).flops

@@ -95,6 +95,16 @@ def test_the_copies_are_taken_out_again():
     assert strip(low).to_json() == Graph.from_symbol(symbol).to_json()
 
 
+def test_a_saved_symbol_runs_without_its_casts(tmp_path):
+    """``Symbol.save`` leaves out every ``amp_cast`` unless it is told otherwise."""
+    symbol = resnext(64, 8)
+    mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu()).save(str(tmp_path / "net-symbol.json"))
+    loaded = mx.sym.load(str(tmp_path / "net-symbol.json"))
+    assert "grouped_blocked" in {node["name"] for node in nodes(loaded)}
+    values = filled(symbol, data=(2, 8, 7, 5))
+    assert sqnr(*(by_symbol(each, values).outputs[0] for each in (symbol, loaded))) > 100
+
+
 # -- BatchNorm behind 3-D convolutions ----------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from typing import Any, Iterator, Mapping, NamedTuple
 import mxnet as mx
 import numpy as np
 
+from ...precision.casts import is_ours
 from ...precision.graph import Entry, Graph, Node
 from ...precision.subgraphs import Body, bodies
 from .gemm import Products, is_matrix, products
@@ -173,7 +174,7 @@ def count(graph: Graph, known: Mapping[str, Tensor]) -> Counts:
                 moved = before.size * itemsizes * step.times
                 total.cast_bytes += moved
                 total.output_bytes += moved * (step.node in outputs)
-        found = step.products()
+        found = None if is_ours(step.node) else step.products()
         if found is not None:
             total.flops += found.flops * step.times
             low = step.ins[0] is not None and step.ins[0].dtype in _LOW
