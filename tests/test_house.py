@@ -32,6 +32,7 @@ HOUSE = {
             "decide",
             "casts",
             "padding",
+            "unwritten",
             "onednn",
             "emulation",
             "devices",

@@ -13,7 +13,6 @@ from .casts import APART, MARK, CastGraph, is_ours
 from .emulation import emulate
 from .graph import Entry, Graph, Node
 from .onednn import (
-    ask_for_weight_gradients,
     blocked_grouped_convolutions,
     bound_in_two,
     plain_grouped_weights,
@@ -22,6 +21,7 @@ from .onednn import (
     round_bfloat16,
 )
 from .padding import select_seen_taps
+from .unwritten import ask_for_weight_gradients, zero_unassigned_rois
 
 __all__ = ["UNKNOWN", "device_of", "fit_to_device"]
 
@@ -69,6 +69,7 @@ def fit_to_device(
     else:
         emulate(casted)
     plain_volume_norms(casted.graph)
+    zero_unassigned_rois(casted.graph)
     ask_for_weight_gradients(casted.graph, grad_req)
     return casted.graph
 

@@ -1,15 +1,14 @@
-"""Graphs as oneDNN's CPU kernels want them, in layout, in what is asked, and rounded."""
+"""Graphs as oneDNN's CPU kernels want them, in layout and rounded."""
 
 from __future__ import annotations
 
 import re
-from typing import Collection, Iterable, Iterator, Mapping
+from typing import Collection, Iterable, Iterator
 
-from .casts import FULL, MARK, PASSED, is_ours, replace_operator
+from .casts import FULL, MARK, is_ours, replace_operator
 from .graph import Entry, Graph, Node
 
 __all__ = [
-    "ask_for_weight_gradients",
     "blocked_batch_norms",
     "blocked_grouped_convolutions",
     "bound_in_two",
@@ -19,42 +18,7 @@ __all__ = [
     "round_bfloat16",
 ]
 
-# Of these inputs MXNet's CPU kernel writes the second's gradient only where the first's is asked for.
-_WRITTEN_TOGETHER = {
-    "FullyConnected": (1, 2),
-    "_npx_fully_connected": (1, 2),
-    "_contrib_interleaved_matmul_selfatt_valatt": (0, 1),
-    "_contrib_interleaved_matmul_encdec_qk": (0, 1),
-}
 _RESHAPES = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
-
-
-def ask_for_weight_gradients(graph: Graph, grad_req: Mapping[str, str]) -> None:
-    """Have the gradient of a dense layer's weight computed wherever that of its bias is, in place.
-
-    MXNet's CPU kernel does not write the bias's where the weight's is not asked for (a frozen weight,
-    ``grad_req="null"``), and attention's products have the like. An operator of two inputs and two outputs asks
-    for both. It copies, so it stands only where the weight is not known to be trained.
-    """
-    for node in list(graph.nodes()):
-        first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
-        if not first < second < len(node.inputs) or _is_trained(node.inputs[first], grad_req):
-            continue
-        # amp_multicast's own backward ignores grad_req="add", a copy's does not.
-        given = [
-            Entry(Node("_copy", f"{e.node.name}_asked", {MARK: "cast"}, [e])) if e.node.is_variable else e
-            for e in (node.inputs[first], node.inputs[second])
-        ]
-        attrs = {"num_outputs": "2", MARK: "cast", PASSED: "each"}
-        both = Node("amp_multicast", f"{node.name}_asked", attrs, given)
-        node.inputs[first], node.inputs[second] = Entry(both, 0), Entry(both, 1)
-
-
-def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
-    """Whether it is a variable, behind casts, that is known to take a gradient."""
-    while is_ours(weight.node):
-        weight = weight.node.inputs[0]
-    return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
 
 
 def plain_volumes(graph: Graph) -> None:

@@ -141,7 +141,9 @@ class Model:
         self._fresh()
         trainer = None
         if scaled and self._trainable():
-            options, scale = {"learning_rate": LEARNING_RATE}, mxmp.DynamicLossScaler(init_scale=2**12)
+            options = {"learning_rate": LEARNING_RATE}
+            # Below 1 where a net's gradients, from random weights, are beyond float16's range.
+            scale = mxmp.DynamicLossScaler(init_scale=2**12, min_scale=2**-40)
             trainer = mxmp.Trainer(self._trainable(), "sgd", options, kvstore=None, loss_scale=scale)
         training, grads = self._train(trainer)
         return Result(inference, training, grads)

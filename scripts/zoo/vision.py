@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from functools import partial
@@ -19,7 +20,6 @@ from .case import Case, images, whole
 __all__ = ["LEFT_OUT", "cases"]
 
 LEFT_OUT = {
-    "resnet18_v1b_custom": "downloads weights of its base network, whatever it is told",
     "_int8": "a quantized twin of another name: its graph is a file of int8 operators, not for training",
 }
 SIZES = {  # the smallest input that a network's last pooling allows, where it is not 64 x 64
@@ -100,8 +100,12 @@ def untrained(name: str, **options: Any) -> gluon.HybridBlock:
     options.update(pretrained=False, pretrained_base=False)
     if "use_kinetics_pretrain" in inspect.signature(_models[name]).parameters:
         options["use_kinetics_pretrain"] = False
-    # GluonCV's Inception moves parameters that have no values yet to another device, which MXNet refuses.
-    with mock.patch.object(gluon.ParameterDict, "reset_ctx"):
+    with contextlib.ExitStack() as stack:
+        # GluonCV's ResNet-18 loads its base network whatever it is told, and its Inception moves parameters that have
+        # no values yet to another device, which MXNet refuses.
+        stack.enter_context(mock.patch("gluoncv.model_zoo.model_store.get_model_file"))
+        for owner, what in ((gluon.Block, "load_parameters"), (gluon.ParameterDict, "reset_ctx")):
+            stack.enter_context(mock.patch.object(owner, what))
         return get_model(name, **options)
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
-from oracle import S, agree, by_gluon, by_symbol, filled, reference, sqnr
+from oracle import Result, S, agree, by_gluon, by_symbol, filled, reference, sqnr
 
 import mxmp
 from mxmp.gluon.hook import hook_of
+from mxmp.precision.casts import strip
 from mxmp.precision.graph import Graph
 from mxmp.precision.padding import least_inputs
 from mxmp.precision.rules import missing_kernel
@@ -280,3 +281,51 @@ def test_a_trained_dense_pays_nothing_for_it():
     net(mx.nd.ones((1, 4)))
     symbol = Graph.from_symbol(net._cached_graph[1]).to_symbol()
     assert "amp_multicast" not in symbol.tojson(remove_amp_cast=False)
+
+
+# -- Regions of interest of another level ---------------------------------------------------------------
+
+BOXES = np.array([[0, 0, 0, 9, 9], [0, 2, 3, 14, 11], [0, 1, 1, 3, 3], [0, 4, 0, 9, 15], [0, 3, 3, 8, 8]], "float32")
+OWN = np.array([True, False, True, True, False])
+DATA = S.var("data")
+
+
+def level(number: int) -> mx.sym.Symbol:
+    features = S.Convolution(DATA, kernel=(3, 3), pad=(1, 1), num_filter=16, name=f"conv{number}")
+    rois = S.var(f"rois{number}")
+    return S.contrib.ROIAlign(
+        features, rois, pooled_size=(3, 3), spatial_scale=0.5, sample_ratio=2, name=f"roi{number}"
+    )
+
+
+def dense(x: mx.sym.Symbol) -> mx.sym.Symbol:
+    return S.FullyConnected(x, num_hidden=4, no_bias=True, name="dense")
+
+
+@in_poisoned_memory
+@pytest.mark.parametrize("policy", ["float16", "float16-fast", "bfloat16"])
+def test_rois_of_other_levels_on_poison(policy):
+    """As ``gluoncv``'s R-CNNs: each level of a feature pyramid aligns all regions, those of others at batch -1."""
+    symbol = dense(level(0) + level(1))
+    values = filled(symbol, data=(1, 8, 8, 8), rois0=BOXES.shape, rois1=BOXES.shape)
+    heads = np.random.RandomState(0).normal(size=(len(BOXES), 4)).astype("float32")
+    want = Result([np.zeros_like(heads)], {})
+    for number, own in enumerate((OWN, ~OWN)):
+        values[f"rois{number}"] = np.where(own[:, None], BOXES, -1)
+        names = ["data", f"conv{number}_weight", "dense_weight"]
+        alone = {**values, f"rois{number}": BOXES[own]}
+        found = by_symbol(dense(level(number)), alone, grads_of=names, heads=[heads[own]])
+        want.outputs[0][own] = found.outputs[0]
+        want.grads.update({name: want.grads.get(name, 0) + grad for name, grad in found.grads.items()})
+    low = mxmp.cast_symbol(symbol, policy, ctx=mx.cpu())
+    got = by_symbol(low, values, grads_of=list(want.grads), heads=[heads])
+    assert sqnr(want.outputs[0], got.outputs[0]) > 35
+    for name, grad in want.grads.items():
+        assert sqnr(grad, got.grads[name]) > 30, name
+
+
+def test_the_zeros_of_other_levels_are_taken_out_again():
+    symbol = dense(level(0) + level(1))
+    low = Graph.from_symbol(mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu()))
+    assert any(node.name == "roi0_written" for node in low.nodes())
+    assert strip(low).to_json() == Graph.from_symbol(symbol).to_json()

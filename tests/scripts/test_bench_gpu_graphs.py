@@ -69,12 +69,12 @@ def test_a_sweep_goes_on_where_it_ended_and_makes_a_page(tmp_path):
     counted = {"casts": 1, "cast_bytes": 1.0, "operators": 1, "step": 1}
     before = {name: counted for name in bench_gpu_graphs.variants() if name != "contrib.amp"}
     path.write_text(json.dumps({"alexnet": {"error": "kept"}, "cifar_resnet20_v1": {"variants": before}}))
-    bench_gpu_graphs.main(["cifar_resnet20_v1", "alexnet", "resnet18_v1b_custom", "--results", str(path)])
+    bench_gpu_graphs.main(["cifar_resnet20_v1", "alexnet", "resnet50_v1_int8", "--results", str(path)])
     results = json.loads(path.read_text())
     assert results["alexnet"] == {"error": "kept"}
     assert {name: results["cifar_resnet20_v1"]["variants"][name] for name in before} == before
     assert results["cifar_resnet20_v1"]["variants"]["contrib.amp"]["casts"] > 20
-    assert "left_out" in results["resnet18_v1b_custom"]
+    assert "left_out" in results["resnet50_v1_int8"]
     assert results["cifar_resnet20_v1"]["inputs"] == {"data": [128, 3, 32, 32]}
     assert results["cifar_resnet20_v1"]["variants"].keys() == set(bench_gpu_graphs.variants())
     text = make_gpu_graphs_page.page(results)
