@@ -150,13 +150,11 @@ def why(result: dict[str, Any], dtype: str) -> str:
         for what, key in (("outputs", "outputs_db"), ("gradients", "gradients_db"))
         if key in ours and ours[key] < ideal[key] - 3
     ]
-    rest = result.get(f"{dtype}.throughout", {})
+    rest, lag = (result.get(f"{dtype}.{stage}", {}) for stage in ("throughout", "lag"))
     if "outputs_db" in rest:
-        holds = (
-            "the cause is that pointwise operators round" if within(result, dtype, "throughout") else "not the cause"
-        )
-        figures = ", ".join(f"{rest[key]:.1f}" for key in ("outputs_db", "gradients_db") if key in rest)
-        lacking.append(f"perfect kernels throughout {figures} dB: {holds}")
+        lacking.append(f"perfect kernels throughout {figures(rest)} dB")
+    if "outputs_db" in lag:
+        lacking.append(f"over other inputs {figures(lag, '+')} dB from perfect kernels in the mean")
     return "; ".join(lacking) or "inference is not finite"
 
 
