@@ -39,7 +39,7 @@ def classes() -> mx.nd.NDArray:
 
 
 def ssd(name: str) -> Case:
-    size = 300 if "300" in name else 256
+    size = 300 if "300" in name else 512 if "vgg16" in name else 256  # VGG's last convolution has no padding
 
     def ssd_multibox(outputs: Any) -> Any:
         scores, offsets, anchors = outputs
