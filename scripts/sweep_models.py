@@ -110,7 +110,8 @@ def sweep(name: str, args: argparse.Namespace, before: dict[str, Any] | None) ->
     from zoo.measure import STAGES
 
     found = {} if args.again or before is None else dict(before)
-    for group in (STAGES[:-1], STAGES[-1:], None, None):  # amp cannot be had twice in a process
+    # amp cannot be had twice in a process. None: what these results ask for, and once more what those ask for.
+    for group in (STAGES[:-1], STAGES[-1:], None, None):
         group = looked_into(found) if group is None else group
         rest = [stage for stage in group if stage not in found]
         while rest:
@@ -171,11 +172,11 @@ def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
     os.dup2(quiet, 2)
     from zoo.catalogue import CASES
     from zoo.measure import Model, cause
-    from zoo.rewriting import plain_copies
+    from zoo.rewriting import plain_copies, zero_unassigned_rois
 
     try:
         case = CASES[name]()
-        with plain_copies(case.copied):
+        with plain_copies(case.copied), zero_unassigned_rois():
             measure(pipe, Model(case), stages)
     except Exception as error:  # whatever FP32 itself cannot do is the result
         pipe.send(("reference_error", cause(error)))
@@ -186,8 +187,10 @@ def measure(pipe: Connection, model: Model, stages: list[str]) -> None:
     if stages != ["float16.amp"]:
         model.refer()
     case, parameters = model.case, len(list(model.net.collect_params()))
-    told = {"kind": case.kind, "loss": case.loss_name, "parameters": parameters, "copied": case.copied}
-    pipe.send(("reference", {key: value for key, value in told.items() if value or key != "copied"}))
+    told: dict[str, Any] = {"kind": case.kind, "loss": case.loss_name, "parameters": parameters}
+    if case.copied:
+        told["copied"] = case.copied
+    pipe.send(("reference", told))
     for stage in stages:
         result = model.run(stage)
         pipe.send((stage, result))

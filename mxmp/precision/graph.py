@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple
 
 import mxnet as mx
 
@@ -167,6 +167,14 @@ class Graph:
             for position, entry in enumerate(node.inputs):
                 users.setdefault(entry, []).append((node, position))
         return users
+
+    def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> None:
+        """Have what reads the first output of each of ``nodes`` read ``made(node)`` instead; heads stay."""
+        readers = self.consumers() if nodes else {}
+        for node in nodes:
+            entry = made(node)
+            for user, position in readers.get(Entry(node), []):
+                user.inputs[position] = entry
 
 
 def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:

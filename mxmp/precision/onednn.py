@@ -38,14 +38,10 @@ def plain_volume_norms(graph: Graph) -> None:
     Its backward takes no blocked 3-D layout, of its input or of its gradient: MXNet's own FP32 fails on such networks
     in training ("Check failed: !is_view"). A cast in between is a copy too.
     """
-    readers = graph.consumers()
-    for node in _behind_volumes(graph):
-        if node.op == "BatchNorm":
-            node.inputs[0] = _plain(node.inputs[0], node, "given")
-            made = Entry(node)
-            copy = _plain(made, node)
-            for user, position in readers.get(made, []):
-                user.inputs[position] = copy
+    norms = [node for node in _behind_volumes(graph) if node.op == "BatchNorm"]
+    graph.insert_behind(norms, lambda norm: _plain(Entry(norm), norm))
+    for norm in norms:
+        norm.inputs[0] = _plain(norm.inputs[0], norm, "given")
 
 
 def _behind_volumes(graph: Graph) -> Iterator[Node]:
@@ -126,16 +122,16 @@ def blocked_grouped_convolutions(graph: Graph, low: Collection[Node]) -> None:
     reference kernel only: the one before them backward, the one behind them both ways. A ResNeXt's block of 128
     channels in 32 groups takes 17 ms instead of 280 (``scripts/bench_layouts.py``).
     """
-    readers = graph.consumers()
-    for node in list(graph.nodes()):
-        if node.op == "Convolution" and _is_2d(node) and _has_small_blocks(node):
-            channels = int(node.attrs["num_filter"])
-            dtype, block = ("bfloat16", 16) if node in low else (FULL, 8)
-            made = Entry(node)
-            copy = _plain(made, node) if channels % block else _in_blocks(made, channels, node.name, dtype)
-            for user, position in readers.get(made, []):
-                user.inputs[position] = copy
-            node.inputs[0] = _plain(node.inputs[0], node, "given")
+
+    def copied(node: Node) -> Entry:
+        channels = int(node.attrs["num_filter"])
+        dtype, block = ("bfloat16", 16) if node in low else (FULL, 8)
+        return _plain(Entry(node), node) if channels % block else _in_blocks(Entry(node), channels, node.name, dtype)
+
+    convolutions = [n for n in graph.nodes() if n.op == "Convolution" and _is_2d(n) and _has_small_blocks(n)]
+    graph.insert_behind(convolutions, copied)
+    for node in convolutions:
+        node.inputs[0] = _plain(node.inputs[0], node, "given")
 
 
 def _has_small_blocks(node: Node) -> bool:

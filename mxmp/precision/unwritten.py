@@ -53,18 +53,11 @@ def zero_unassigned_rois(graph: Graph) -> None:
     levels up. For region n of these MXNet's CPU kernel should write zeros; it writes one, over value n of the whole
     output, and leaves the region's own unwritten (``roi_align.cc``, ``top_data[n] = 0``).
     """
-    readers = graph.consumers()
-    for node in list(graph.nodes()):
-        if node.op == "_contrib_ROIAlign":
-            aligned = Entry(node)
-            users = readers.get(aligned, [])
-            written = _assigned_only(node)
-            for user, position in users:
-                user.inputs[position] = written
+    graph.insert_behind([node for node in graph.nodes() if node.op == "_contrib_ROIAlign"], _assigned_only)
 
 
 def _assigned_only(node: Node) -> Entry:
-    """Aligns some box of the first picture in place of a skipped one, and hides what comes of it."""
+    """Align some box of the first picture in place of a skipped one, and hide what comes of it."""
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
         return Entry(Node(kind, f"{node.name}_{role}", {**attrs, MARK: "cast"}, list(inputs)))

@@ -104,32 +104,11 @@ class Proposals(RCNNTargetSampler):
         return near, (number < 4) * 2 - 1, number % 2
 
 
-def align_assigned_only() -> None:
-    """Have ``ROIAlign`` give zeros for regions with a batch index of -1, in this process for good.
-
-    On a CPU MXNet's writes none of them and spoils the first region's values (``roi_align.cc``, ``top_data[n] = 0``):
-    FP32 itself differs from one run to the next where a feature pyramid is used.
-    """
-
-    def wrapped(F: Any, align: Any) -> Any:  # noqa: N803
-        def assigned_only(data: Any, rois: Any, *args: Any, **options: Any) -> Any:
-            assigned = F.slice_axis(rois, axis=1, begin=0, end=1).reshape((-1,)) >= 0
-            boxes = F.broadcast_add(F.zeros_like(rois), F.arange(5).reshape((1, 5)))
-            out = align(data, F.where(assigned, rois, boxes), *args, **options)
-            return F.where(assigned, out, F.zeros_like(out))
-
-        return assigned_only
-
-    for module in (mx.nd, mx.sym):
-        module.contrib.ROIAlign = wrapped(module, module.contrib.ROIAlign)
-
-
 def rcnn(name: str) -> Case:
     """Faster and Mask R-CNN with as many proposals as a test needs."""
     size, samples = 128, 16
 
     def make() -> gluon.HybridBlock:
-        align_assigned_only()
         net = made(name)
         net.sampler = Proposals(1, 64, samples, 0.5, 0.25, 2)
         net._num_sample, net._batch_size = samples, 1

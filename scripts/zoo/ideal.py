@@ -32,28 +32,25 @@ class _Rounding:
 
     def __init__(self, raw: dict, dtype: str, throughout: bool) -> None:
         self.raw, self.dtype, self.throughout = raw, dtype, throughout
-        self.low: set[Place] = set()  # what low operators write
+        self.low: set[int] = set()  # nodes that write low values
         for number, node in enumerate(raw["nodes"]):
-            self.low.update(self._written_low(number, node))
+            if is_matrix(node["op"]) or (throughout and node["op"] != "null" and self._follows(node)):
+                self.low.add(number)
         self.readers = Counter(
-            (entry[0], entry[1])
+            _place(entry)
             for number, node in enumerate(raw["nodes"])
             for position, entry in enumerate(node["inputs"])
             if self._is_pair(number, position)
         )
-        self.readers.update((entry[0], entry[1]) for entry in raw["heads"] if (entry[0], entry[1]) in self.low)
+        self.readers.update(_place(entry) for entry in raw["heads"] if self._is_low(entry))
         self.nodes: list[dict] = []
         self.place: dict[int, int] = {}
         self.shared: dict[Place, list] = {}
 
-    def _written_low(self, number: int, node: dict) -> Iterator[Place]:
-        if is_matrix(node["op"]):
-            yield number, 0
-        elif self.throughout and node["op"] != "null" and self._follows(node):
-            yield from ((number, output) for output in range(1 if self._is_norm(node) else 64))
-
-    def _is_norm(self, node: dict) -> bool:
-        return rule_of(node["op"]).kind is Kind.NORM
+    def _is_low(self, entry: list) -> bool:
+        """Whether it is rounded where it is written: of norms and matrix operators, the first output."""
+        op = self.raw["nodes"][entry[0]]["op"]
+        return entry[0] in self.low and (entry[1] == 0 or rule_of(op).kind is Kind.FOLLOW)
 
     def _follows(self, node: dict) -> bool:
         """Whether all that it reads is low, or a variable, which is cast as one likes."""
@@ -61,20 +58,19 @@ class _Rounding:
         kind, _ = rule.resolve(node.get("attrs", {}), self.dtype)
         if kind not in (Kind.FOLLOW, Kind.NORM):
             return False
-        read = [(e[0], e[1]) for position, e in enumerate(node["inputs"]) if position not in rule.keep]
-        rest = [place for place in read if place not in self.low]
-        return len(rest) < len(read) and all(self.raw["nodes"][number]["op"] == "null" for number, _ in rest)
+        read = [entry for position, entry in enumerate(node["inputs"]) if position not in rule.keep]
+        rest = [entry for entry in read if not self._is_low(entry)]
+        return len(rest) < len(read) and all(self.raw["nodes"][entry[0]]["op"] == "null" for entry in rest)
 
     def _is_pair(self, number: int, position: int) -> bool:
         """Whether this input of a node goes through casts: it is low, or a low operator reads it."""
         node = self.raw["nodes"][number]
-        place = tuple(node["inputs"][position][:2])
-        if place in self.low:
+        if self._is_low(node["inputs"][position]):
             return True
         if is_matrix(node["op"]):
             # FP32's Deconvolution cannot run its backward where the weight is computed: its caller rounds that.
             return not (node["op"] == "Deconvolution" and position == 1)
-        return (number, 0) in self.low and position not in rule_of(node["op"]).keep
+        return number in self.low and position not in rule_of(node["op"]).keep
 
     def graph(self) -> dict:
         for number, node in enumerate(self.raw["nodes"]):
@@ -85,11 +81,11 @@ class _Rounding:
                 changed["subgraphs"] = [_Rounding(body, self.dtype, self.throughout).graph() for body in bodies]
             self.nodes.append(changed)
             self.place[number] = len(self.nodes) - 1
-        heads = [self._read(entry, (entry[0], entry[1]) in self.low) for entry in self.raw["heads"]]
+        heads = [self._read(entry, self._is_low(entry)) for entry in self.raw["heads"]]
         return with_nodes(self.raw, self.nodes, heads)
 
     def _read(self, entry: list, rounded: bool) -> list:
-        place = (entry[0], entry[1])
+        place = _place(entry)
         here = [self.place[entry[0]], *entry[1:]]
         if not rounded:
             return here
@@ -106,3 +102,7 @@ class _Rounding:
             self.nodes.append({"op": op, "name": f"rounded{len(self.nodes)}", "attrs": attrs, "inputs": [entry]})
             entry = [len(self.nodes) - 1, 0, 0]
         return entry
+
+
+def _place(entry: list) -> Place:
+    return entry[0], entry[1]

@@ -1,15 +1,16 @@
-"""Other graphs for hybridized nets, rewritten as JSON and so without mxmp."""
+"""Other graphs for nets, made without mxmp: rewritten as JSON, or by another operator."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from typing import Any, Callable, Iterator
+from unittest import mock
 
 import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["plain_copies", "rewritten", "with_nodes"]
+__all__ = ["plain_copies", "rewritten", "with_nodes", "zero_unassigned_rois"]
 
 
 @contextlib.contextmanager
@@ -77,3 +78,26 @@ def with_nodes(raw: dict, nodes: list[dict], heads: list[list]) -> dict:
     """The JSON of a graph with other nodes."""
     variables = [number for number, node in enumerate(nodes) if node["op"] == "null"]
     return {**raw, "nodes": nodes, "heads": heads, "arg_nodes": variables, "node_row_ptr": list(range(len(nodes) + 1))}
+
+
+@contextlib.contextmanager
+def zero_unassigned_rois() -> Iterator[None]:
+    """Within it, ``ROIAlign`` gives zeros for regions with a batch index of -1.
+
+    On a CPU MXNet's writes none of them and spoils the first region's values (``roi_align.cc``, ``top_data[n] = 0``):
+    FP32 itself differs from one run to the next where a feature pyramid is used.
+    """
+
+    def wrapped(F: Any) -> Any:  # noqa: N803
+        align = F.contrib.ROIAlign
+
+        def assigned_only(data: Any, rois: Any, *args: Any, **options: Any) -> Any:
+            assigned = F.slice_axis(rois, axis=1, begin=0, end=1).reshape((-1,)) >= 0
+            boxes = F.broadcast_add(F.zeros_like(rois), F.arange(5).reshape((1, 5)))
+            out = align(data, F.where(assigned, rois, boxes), *args, **options)
+            return F.where(assigned, out, F.zeros_like(out))
+
+        return mock.patch.object(F.contrib, "ROIAlign", assigned_only)
+
+    with wrapped(mx.nd), wrapped(mx.sym):
+        yield

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import sweep_models
 from mxnet import autograd, gluon
+from mxnet.gluon.contrib.nn import HybridConcurrent
 
 pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
 pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'")
@@ -81,24 +82,15 @@ def test_perfect_kernels_round_what_matrix_operators_read_and_write():
     assert not np.allclose(net(x).asnumpy(), expected, rtol=1e-6)
 
 
-class Readers(gluon.HybridBlock):
-    """One tensor read by three dense layers, whose gradients MXNet would sum at once."""
-
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.first = gluon.nn.Dense(4, in_units=4, use_bias=False)
-            self.readers = [gluon.nn.Dense(4, in_units=4, use_bias=False) for _ in range(3)]
-            for reader in self.readers:
-                self.register_child(reader)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        x = self.first(x)
-        return F.concat(*[reader(x) for reader in self.readers])
+def dense():
+    return gluon.nn.Dense(4, in_units=4, use_bias=False)
 
 
 def test_perfect_kernels_round_the_gradient_of_each_reader_and_their_sum():
-    net = Readers()
+    first, readers = dense(), HybridConcurrent(axis=1)
+    readers.add(*(dense() for _ in range(3)))  # of one tensor, whose gradients MXNet would sum at once
+    net = gluon.nn.HybridSequential()
+    net.add(first, readers)
     net.initialize(mx.init.Normal(1))
     net.hybridize()
     x, up = uniform(1, 4), uniform(1, 12)
@@ -110,10 +102,10 @@ def test_perfect_kernels_round_the_gradient_of_each_reader_and_their_sum():
         return running.rounded(value, "bfloat16")
 
     ups = np.split(up.asnumpy(), 3, axis=1)
-    each = [low(u) @ low(reader.weight.data().asnumpy()) for u, reader in zip(ups, net.readers)]
+    each = [low(u) @ low(reader.weight.data().asnumpy()) for u, reader in zip(ups, readers)]
     summed = low(sum(map(low, each)))
     assert not np.array_equal(summed, low(sum(each)))
-    np.testing.assert_array_equal(net.first.weight.grad().asnumpy(), low(summed.T @ low(x.asnumpy())))
+    np.testing.assert_array_equal(first.weight.grad().asnumpy(), low(summed.T @ low(x.asnumpy())))
 
 
 def test_perfect_kernels_throughout_round_what_pointwise_operators_write():
@@ -130,27 +122,17 @@ def test_perfect_kernels_throughout_round_what_pointwise_operators_write():
     assert not np.array_equal(*found)
 
 
-class Volumes(gluon.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.body = gluon.nn.HybridSequential()
-            self.body.add(gluon.nn.Conv3D(16, 3, in_channels=3), gluon.nn.BatchNorm(), gluon.nn.Activation("relu"))
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return self.body(x)
-
-
 @pytest.mark.parametrize("copied", [(), ("BatchNorm",)])
 def test_copies_let_mxnet_train_what_it_cannot(copied):
-    net = Volumes()
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv3D(16, 3, in_channels=3), gluon.nn.BatchNorm(), gluon.nn.Activation("relu"))
     net.initialize()
     net.hybridize()
     with rewriting.plain_copies(copied), autograd.record():
         loss = net(uniform(2, 3, 5, 5, 5)).sum()
     with contextlib.nullcontext() if copied else pytest.raises(mx.MXNetError, match="is_view"):
         loss.backward()
-        net.collect_params()[net.body[0].weight.name].grad().wait_to_read()
+        net[0].weight.grad().wait_to_read()
 
 
 def test_other_inputs_are_others_and_these_again_afterwards():
