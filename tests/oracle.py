@@ -64,14 +64,17 @@ def by_symbol(
     return Result([out.asnumpy() for out in outputs], {n: g.asnumpy() for n, g in grads.items()})
 
 
-def by_gluon(net: gluon.Block, inputs: list[np.ndarray], *, train: bool = True) -> Result:
-    """Run a net on ``inputs``, forward and backward."""
+def by_gluon(
+    net: gluon.Block, inputs: list[np.ndarray], *, train: bool = True, heads: list[np.ndarray] | None = None
+) -> Result:
+    """Run a net on ``inputs``, forward and backward; ``heads``: as by ``by_symbol``."""
     arrays = [mx.nd.array(value, dtype=value.dtype) for value in inputs]
     with autograd.record(train_mode=train):
         outputs = net(*arrays)
     outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     if train:
-        autograd.backward(outputs, head_grads(outputs))
+        given = None if heads is None else [mx.nd.array(h, dtype=o.dtype) for h, o in zip(heads, outputs)]
+        autograd.backward(outputs, given or head_grads(outputs))
     params = net.collect_params()
     grads = {n: p.grad().asnumpy() for n, p in params.items() if p.grad_req != "null"} if train else {}
     return Result([out.asnumpy() for out in outputs], grads)

@@ -140,11 +140,11 @@ class Conversion:
         params: dict[str, Parameter],
         device: str,
         grad_req: Mapping[str, str],
-        taps_seen: bool,
+        large_inputs: bool,
     ) -> tuple[Graph, Plan]:
         """The graph that runs, and parameters stored as it wants them. The first graph decides, of any net.
 
-        ``grad_req``, ``taps_seen``: see ``fit_to_device``.
+        ``grad_req``, ``large_inputs``: see ``fit_to_device``.
 
         Raises
         ------
@@ -163,7 +163,7 @@ class Conversion:
             stored_low={n for n, low in decided.items() if low},
             grad_req=grad_req,
             whole=self._must_fit(block),
-            taps_seen=taps_seen,
+            large_inputs=large_inputs,
         )
         self._fits = self._fits or self._must_fit(block)
         for name, param in params.items():

@@ -15,7 +15,7 @@ from mxnet.ndarray import NDArray
 
 from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
-from ..precision.padding import SeenTaps
+from ..precision.padding import LargeInputs
 from ..precision.plan import Plan
 from . import _mxnet
 from .conversion import Conversion, tracing
@@ -47,7 +47,7 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 class BuiltGraph(NamedTuple):
     """One graph of a block: what it runs, the plan behind it, and the shapes that it was first called with.
 
-    ``seen``: what it is right for, None where that is any shapes.
+    ``only_for``: what it is right for, None where that is any shapes.
     """
 
     traced: _mxnet.Traced
@@ -55,11 +55,11 @@ class BuiltGraph(NamedTuple):
     plan: Plan
     shapes: dict[str, tuple]
     asked: list[tuple[Parameter, str]]
-    seen: SeenTaps | None
+    only_for: LargeInputs | None
 
     def serves(self, inputs: list) -> bool:
         """Whether it is right for these, and for what is asked of the gradients now ("write", "add" or "null")."""
-        if self.seen is not None and not self.seen.at([array.shape for array in inputs]):
+        if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
         return all(param.grad_req == request for param, request in self.asked)
 
@@ -96,20 +96,20 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     asked = {name: param.grad_req for name, param in params.items()}
     flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
     shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-    seen = _seen_taps(symbol, shapes) if (device, conversion.policy.compute) == ("cpu", "bfloat16") else None
-    graph, plan = conversion.build(block, symbol, params, device, asked, taps_seen=seen is not None)
+    large = _large_inputs(symbol, shapes, conversion.policy.compute) if device == "cpu" else None
+    graph, plan = conversion.build(block, symbol, params, device, asked, large_inputs=large is not None)
     conversion.expected.note(block, plan)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     conversion.remedies.note(block.name, symbol, plan, shapes)
     traced = traced._replace(answer=_kinds(traced.answer))
-    return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()], seen)
+    return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()], large)
 
 
-def _seen_taps(symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> SeenTaps | None:
-    """What to ask about other shapes, where the taps of some convolution could not see the input, and here all do."""
-    seen = SeenTaps(Graph.from_symbol(symbol), list(shapes))
-    return seen if seen and seen.at(list(shapes.values())) else None
+def _large_inputs(symbol: mx.sym.Symbol, shapes: dict[str, tuple], compute: str) -> LargeInputs | None:
+    """What to ask about other shapes, where some convolution's input could be too small, and here none is."""
+    large = LargeInputs(Graph.from_symbol(symbol), list(shapes), compute)
+    return large if large and large.at(list(shapes.values())) else None
 
 
 def traced_alone(

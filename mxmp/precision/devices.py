@@ -20,7 +20,7 @@ from .onednn import (
     plain_volumes,
     round_bfloat16,
 )
-from .padding import select_seen_taps
+from .padding import pad_volumes, select_seen_taps
 from .unwritten import ask_for_weight_gradients, zero_unassigned_rois
 
 __all__ = ["UNKNOWN", "device_of", "fit_to_device"]
@@ -36,12 +36,12 @@ def device_of(ctx: mx.Context | None) -> str:
 
 
 def fit_to_device(
-    casted: CastGraph, device: str, grad_req: Mapping[str, str] = UNKNOWN, *, taps_seen: bool = False
+    casted: CastGraph, device: str, grad_req: Mapping[str, str] = UNKNOWN, *, large_inputs: bool = False
 ) -> Graph:
     """The graph that runs on ``device``; takes ``casted`` over.
 
     ``grad_req``: what is asked of the gradients of variables, by name; of others it may be anything.
-    ``taps_seen``: it will run only where ``SeenTaps`` says so.
+    ``large_inputs``: it will run only where ``LargeInputs`` says so.
 
     - float16 on a GPU: as it is; every low-precision node is a native kernel.
     - bfloat16 on a CPU: casts become ``amp_cast``, which oneDNN does; ``Cast`` truncates to bfloat16
@@ -62,12 +62,14 @@ def fit_to_device(
         _split_shared_casts(casted.graph)
         plain_grouped_weights(casted.graph)
         blocked_grouped_convolutions(casted.graph, casted.low)
-        if not taps_seen:
+        if not large_inputs:
             select_seen_taps(casted.graph)
         _copy_before_casts(casted.graph, grad_req)
         plain_volumes(casted.graph)
     else:
         emulate(casted)
+    if not large_inputs:
+        pad_volumes(casted.graph)
     plain_volume_norms(casted.graph)
     zero_unassigned_rois(casted.graph)
     ask_for_weight_gradients(casted.graph, grad_req)

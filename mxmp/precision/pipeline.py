@@ -26,13 +26,13 @@ def low_graph(
     keep_output_names: bool = False,
     grad_req: Mapping[str, str] = UNKNOWN,
     whole: bool | None = None,
-    taps_seen: bool = False,
+    large_inputs: bool = False,
 ) -> tuple[Graph, Plan]:
     """The graph that computes in low precision on ``device``, and the plan that it follows.
 
     Casts of an earlier conversion are taken out first, so converting twice is converting once. With a
     Policy the rules decide (see ``decide`` for the keywords); a Plan has decided already. ``grad_req``,
-    ``taps_seen``: see ``fit_to_device``.
+    ``large_inputs``: see ``fit_to_device``.
 
     ``whole``: None where a Plan also says how variables are stored; otherwise the keywords do. True: it must be of this
     very graph. False: of a related one (another mode, bucket or part of a net), whose operators of the same names and
@@ -67,10 +67,12 @@ def low_graph(
             if not plan.decisions.keys() & how.decisions.keys():
                 check_fit(original, how)
             plan = replace(plan, tuned=how.tuned)
-    return emitted(original, plan, grad_req, taps_seen=taps_seen).graph, plan
+    return emitted(original, plan, grad_req, large_inputs=large_inputs).graph, plan
 
 
-def emitted(graph: Graph, plan: Plan, grad_req: Mapping[str, str] = UNKNOWN, *, taps_seen: bool = False) -> CastGraph:
+def emitted(
+    graph: Graph, plan: Plan, grad_req: Mapping[str, str] = UNKNOWN, *, large_inputs: bool = False
+) -> CastGraph:
     """The graph with casts on the plan's device, and in it the bodies of control flow.
 
     What a body reads and hands on is FP32, so states keep their dtype from one iteration to the next. Weights
@@ -82,7 +84,7 @@ def emitted(graph: Graph, plan: Plan, grad_req: Mapping[str, str] = UNKNOWN, *, 
         if node.subgraphs:
             within = [(body, plan.within(body, planned.names[node])) for body in bodies(node)]
             set_bodies(copy, [_low_body(body, inner, grad_req) for body, inner in within])
-    casted.graph = fit_to_device(casted, plan.device, grad_req, taps_seen=taps_seen)
+    casted.graph = fit_to_device(casted, plan.device, grad_req, large_inputs=large_inputs)
     return casted
 
 

@@ -12,6 +12,7 @@ import mxmp
 from mxmp import Policy
 from mxmp.precision.devices import device_of
 from mxmp.precision.graph import Graph
+from mxmp.precision.padding import LargeInputs
 from mxmp.precision.pipeline import low_graph
 
 from .case import Case, floating, other_inputs
@@ -207,7 +208,7 @@ class Model:
         context = mx.gpu() if dtype == "float16" else mx.cpu()
         found = {}
         for suffix, policy in policies.items():
-            casted = [Call(cast(c.symbol, policy, context), c.known) for c in self.calls]
+            casted = [Call(cast(c, policy, context), c.known) for c in self.calls]
             shares = counted(casted, total=self.calls)  # what mxmp adds of its own is no part of the network
             found.update({f"{key}{suffix}": value for key, value in shares.items()})
         return found
@@ -270,6 +271,9 @@ STAGES = [f"{dtype}.{what}" for dtype in DTYPES for what in ("control", "ideal",
 STAGES += ["bfloat16.amp", "float16.amp"]  # each patches MXNet for good, and so is its process's last
 
 
-def cast(symbol: mx.sym.Symbol, policy: str, context: mx.Context) -> mx.sym.Symbol:
+def cast(called: Call, policy: str, context: mx.Context) -> mx.sym.Symbol:
     """The graph that a converted net runs; ``cast_symbol`` keeps the outputs' names as well, at a price."""
-    return low_graph(Graph.from_symbol(symbol), mxmp.Policy.parse(policy), device_of(context))[0].to_symbol()
+    graph, parsed = Graph.from_symbol(called.symbol), mxmp.Policy.parse(policy)
+    large = LargeInputs(graph, list(called.known), parsed.compute)
+    known = bool(large) and large.at([shape for shape, _ in called.known.values()])
+    return low_graph(graph, parsed, device_of(context), large_inputs=known)[0].to_symbol()

@@ -2,80 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
 from oracle import Result, S, agree, by_gluon, by_symbol, filled, reference, sqnr
+from poison import in_poisoned_memory, run_poisoned
 
 import mxmp
-from mxmp.gluon.hook import hook_of
 from mxmp.precision.casts import strip
 from mxmp.precision.graph import Graph
-from mxmp.precision.padding import least_inputs
-from mxmp.precision.rules import missing_kernel
 
 DTYPES = ["float16", "bfloat16"]
 
 
-def poisoned(test: str) -> None:
-    """Run a test of this file in a process whose fresh memory holds 3.4e38, as only malloc can do."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", test, __file__],
-        env={**os.environ, "MALLOC_PERTURB_": "128", "MXMP_POISONED": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
-
-
-in_poisoned_memory = pytest.mark.skipif("MXMP_POISONED" not in os.environ, reason="run by the test of poisoned memory")
-
-
 def test_nothing_reads_memory_that_was_never_written():
-    poisoned("on_poison")
+    run_poisoned(__file__, "on_poison")
 
 
-# -- Convolution: taps that see only padding ----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stride", "pad", "dilate"), [(3, 2, 1, 1), (5, 1, 2, 1), (7, 3, 3, 1), (3, 2, 2, 2), (2, 3, 1, 1)]
-)
-def test_the_least_input_that_a_tap_sees(kernel, stride, pad, dilate):
-    for size in range(1, 12):
-        outputs = (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
-        if outputs < 1:
-            continue
-        reads = [[p * stride - pad + t * dilate for p in range(outputs)] for t in range(kernel)]
-        seen = [any(0 <= position < size for position in tap) for tap in reads]
-        assert seen == [size >= least for least in least_inputs(kernel, stride, pad, dilate)]
-
-
-@in_poisoned_memory
-@pytest.mark.parametrize(("kernel", "stride", "pad"), [(5, 1, 2), (3, 2, 1), (7, 2, 3), (2, 3, 1)])
-@pytest.mark.parametrize(
-    "shape", [(2, 128, 1, 1), (3, 128, 1, 4), (2, 128, 2, 2), (2, 128, 7, 6), (2, 128, 1), (2, 128, 3)]
-)
-@pytest.mark.parametrize("groups", [1, 2])
-def test_convolution_on_poison(kernel, stride, pad, shape, groups):
-    kind = nn.Conv2D if len(shape) == 4 else nn.Conv1D
-    if min(shape[2:]) + 2 * pad < kernel:
-        pytest.skip("the kernel is larger than the padded input")
-    net = kind(64, kernel, stride, pad, groups=groups, in_channels=128)
-    close_to_fp32(net, shape, "bfloat16")
-
-
-def close_to_fp32(net: gluon.HybridBlock, shape: tuple[int, ...], dtype: str, floor: float = 40) -> None:
+def close_to_fp32(
+    net: gluon.HybridBlock,
+    shape: tuple[int, ...],
+    dtype: str,
+    floor: float = 40,
+) -> None:
     """Outputs and gradients of both doors."""
     net.initialize()
     x = np.random.RandomState(1).normal(0, 1, shape).astype("float32")
@@ -88,66 +39,6 @@ def close_to_fp32(net: gluon.HybridBlock, shape: tuple[int, ...], dtype: str, fl
     values = {"data": x, **{n: p.data().asnumpy() for n, p in net.collect_params().items()}}
     trained = [n for n, p in net.collect_params().items() if p.grad_req != "null"]
     agree(by_symbol(mxmp.cast_symbol(symbol, dtype), values, grads_of=trained), want, floor)
-
-
-def test_the_sizes_are_read_at_each_call():
-    net = nn.Conv2D(32, 5, padding=2, in_channels=32)
-    net.initialize()
-    mxmp.convert(net, "bfloat16")
-    for size in (6, 1, 9, 1):
-        with mx.autograd.record():
-            net(mx.nd.ones((2, 32, size, size))).sum().backward()
-        seen = net.weight.grad().asnumpy() != 0
-        assert seen.all() if size > 2 else seen[:, :, 2, 2].all()
-        assert size > 2 or seen.sum() == 32 * 32
-
-
-def ops_run(net: gluon.HybridBlock) -> set[str]:
-    """Operators of the graph that ran last in this mode."""
-    (built,) = hook_of(net).graphs.values()
-    return {node.op for node in Graph.from_symbol(built.op.symbol).nodes()}
-
-
-def test_where_every_tap_sees_the_input_nothing_is_selected_until_a_call_in_which_one_does_not():
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 3, strides=2, padding=1), nn.MaxPool2D(2), nn.Conv2D(8, 5, padding=2))
-    net.initialize()
-    mxmp.convert(net, "bfloat16")
-    for size, selects in ((16, False), (12, False), (9, True), (16, True)):  # 9 gives the second one 2x2
-        net(mx.nd.ones((2, 4, size, size)))
-        assert ("where" in ops_run(net)) == selects
-
-
-def test_graphs_of_other_kernels_ask_no_sizes():
-    for layer, dtype in ((nn.Conv2D(8, 3, padding=1), "bfloat16"), (nn.Conv2D(8, 5, padding=2), "float16")):
-        layer.initialize()
-        mxmp.convert(layer, dtype)
-        layer(mx.nd.ones((2, 4, 8, 8)))
-        assert [built.seen for built in hook_of(layer).graphs.values()] == [None]
-
-
-def test_shapes_that_do_not_fit_are_told_of_by_mxnet_and_change_nothing():
-    net = nn.Conv2D(8, 5, padding=2, in_channels=4)
-    net.initialize()
-    mxmp.convert(net, "bfloat16")
-    net(mx.nd.ones((2, 4, 8, 8)))
-    with pytest.raises(mx.MXNetError, match=r"(?i)shape|channel"):
-        net(mx.nd.ones((2, 5, 8, 8))).wait_to_read()
-    assert net(mx.nd.ones((2, 4, 8, 8))).shape == (2, 8, 8, 8)
-
-
-def test_casting_a_cast_symbol_again_finds_the_weights():
-    symbol = S.FullyConnected(S.Convolution(S.var("data"), kernel=(5, 5), pad=(2, 2), num_filter=4), num_hidden=3)
-    assert (
-        mxmp.cast_symbol(mxmp.cast_symbol(symbol, "bfloat16"), "bfloat16").tojson()
-        == mxmp.cast_symbol(symbol, "bfloat16").tojson()
-    )
-
-
-def test_shapes_are_found_through_what_stands_in_front_of_a_weight():
-    symbol = S.FullyConnected(S.Convolution(S.var("data"), kernel=(5, 5), pad=(2, 2), num_filter=4), num_hidden=3)
-    for dtype in DTYPES:
-        mxmp.cast_symbol(symbol, dtype).simple_bind(mx.cpu(), data=(2, 3, 4, 4))
 
 
 # -- 3-D ------------------------------------------------------------------------------------------------
@@ -177,21 +68,6 @@ class Then(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):  # noqa: N803
         return self.function(self.layer(x))
-
-
-@pytest.mark.parametrize(
-    "attrs", [{"stride": "(2, 1, 1)"}, {"kernel": "(5, 1, 1)", "pad": "(2, 0, 0)"}, {"pad": "(2, 2, 2)"}]
-)
-def test_a_3d_convolution_stays_fp32_where_its_gradient_is_wrong(attrs):
-    small = {"kernel": "(3, 3, 3)", "pad": "(1, 1, 1)", "num_filter": "8"}
-    assert not missing_kernel("Convolution", small, "bfloat16", "cpu")
-    assert "3-D" in missing_kernel("Convolution", {**small, **attrs}, "bfloat16", "cpu")
-    assert not missing_kernel("Convolution", {**small, **attrs}, "float16", "cpu")
-
-
-@in_poisoned_memory
-def test_3d_convolution_on_poison():
-    close_to_fp32(nn.Conv3D(16, 3, 1, 1, in_channels=16), (5, 16, 3, 1, 1), "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
