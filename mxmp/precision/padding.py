@@ -33,7 +33,7 @@ def select_seen_taps(graph: Graph) -> None:
 
 
 def pad_volumes(graph: Graph) -> None:
-    """Pad in front of 3-D convolutions, in place; in FP32 too, where MXNet's own gradients are wrong.
+    """Pad in front of 3-D convolutions and crop behind deconvolutions, in place; in FP32 too, where MXNet is wrong.
 
     oneDNN 2.4 counts taps along the depth as if padding in front and behind never met, and in bfloat16 rows of the
     gradient as if there were as many as top padding asks for (``compute_od_loop_common``, ``compute_oh_loop_common`` in
@@ -41,8 +41,11 @@ def pad_volumes(graph: Graph) -> None:
     Without padding neither happens (``tests/precision/test_padding.py``: 3,000 random ones). ``Pad`` has no bfloat16
     kernel; who knows the sizes needs none: ``LargeInputs``.
     """
-    for node in _around_both_ends(graph):
-        _pad(node)
+    nodes = _around_both_ends(graph)
+    for node in nodes:
+        if node.op == "Convolution":
+            _pad(node)
+    _crop(graph, [node for node in nodes if node.op == "Deconvolution"])
 
 
 def _is_bfloat16(node: Node) -> bool:
@@ -59,8 +62,9 @@ class LargeInputs:
     def __init__(self, graph: Graph, names: Sequence[str], compute: str) -> None:
         self._names = tuple(names)
         nodes = _around_both_ends(graph) + (_unseen(graph) if compute == "bfloat16" else [])
-        inputs = Graph([node.inputs[0] for node in nodes], graph.attrs, numpy=graph.numpy)
-        self._inputs = inputs.to_symbol() if nodes else None
+        # The gradient of a deconvolution's weight is that of a convolution which reads what it writes.
+        read = [node.inputs[0] if node.op == "Convolution" else Entry(node) for node in nodes]
+        self._read = Graph(read, graph.attrs, numpy=graph.numpy).to_symbol() if nodes else None
         self._least = [_least_sizes(node) for node in nodes]
         self._known: dict[tuple, bool] = {}
 
@@ -73,7 +77,7 @@ class LargeInputs:
         key = tuple(shapes)
         if key not in self._known:
             try:
-                found = output_shapes(self._inputs, dict(zip(self._names, shapes)))
+                found = output_shapes(self._read, dict(zip(self._names, shapes)))
             except mx.MXNetError:  # they do not fit the graph, and its call will say so
                 return False
             pairs = ((shape[2:], least) for shape, least in zip(found, self._least))
@@ -88,14 +92,18 @@ def _unseen(graph: Graph) -> list[Node]:
 
 
 def _around_both_ends(graph: Graph) -> list[Node]:
-    """Padded 3-D convolutions that may see padding on both sides at once, but for small kernels: one count is right."""
+    """Padded 3-D operators that may see padding on both sides at once, but for small kernels: one count is right."""
 
     def is_right(kernel: int, stride: int, pad: int, dilate: int) -> bool:
         return kernel <= 3 and stride == 1 and pad <= 1
 
-    volumes = [(n, _axes(n)) for n in graph.nodes() if n.op == "Convolution" and is_volume(n.attrs)]
-    padded = [(node, axes) for node, axes in volumes if any(pad for _, _, pad, _ in axes)]
-    return [node for node, axes in padded if not all(is_right(*axis) for axis in axes)]
+    found = []
+    for node in graph.nodes():
+        if node.op in ("Convolution", "Deconvolution") and is_volume(node.attrs):
+            padded = any(pad for _, _, pad, _ in _axes(node)) and not _read(node, "target_shape", 0)[0]
+            if padded and not all(is_right(*axis) for axis in _axes(node)):
+                found.append(node)
+    return found
 
 
 def _least_sizes(node: Node) -> list[int]:
@@ -131,12 +139,12 @@ def _is_written(kernel: int, stride: int, pad: int, dilate: int) -> bool:
 
 def _axes(node: Node) -> list[tuple[int, int, int, int]]:
     """Kernel, stride, padding and dilation along each axis."""
-    kernel = literal_eval(node.attrs["kernel"])
+    names = {"kernel": 1, "stride": 1, "pad": 0, "dilate": 1}
+    return list(zip(*(_read(node, name, default) for name, default in names.items())))
 
-    def read(name: str, default: int) -> Sequence[int]:
-        return literal_eval(node.attrs.get(name, "()")) or (default,) * len(kernel)
 
-    return list(zip(kernel, read("stride", 1), read("pad", 0), read("dilate", 1)))
+def _read(node: Node, name: str, default: int) -> Sequence[int]:
+    return literal_eval(node.attrs.get(name, "()")) or (default,) * (node.attrs["kernel"].count(",") + 1)
 
 
 def _pad(node: Node) -> None:
@@ -151,6 +159,23 @@ def _pad(node: Node) -> None:
     if low:
         node.inputs[0] = Entry(Node("amp_cast", f"{node.name}_padded_low", dict(_DTYPE), [node.inputs[0]]))
     replace_operator(node, node.op, **{**node.attrs, "pad": "(0, 0, 0)"})
+
+
+def _crop(graph: Graph, nodes: list[Node]) -> None:
+    cropped: dict[Node, Node] = {}
+    for node in nodes:
+        front = [pad or None for _, _, pad, _ in _axes(node)]
+        ends = {"begin": (None, None, *front), "end": (None, None, *(pad and -pad for pad in front))}
+        attrs = {name: str(value) for name, value in ends.items()}
+        cropped[node] = Node("slice", f"{node.name}_cropped", {**attrs, MARK: "cast"}, [Entry(node)])
+        replace_operator(node, node.op, **{**node.attrs, "pad": "(0, 0, 0)"})
+    graph.insert_behind(nodes, lambda node: Entry(cropped[node]))
+    for position, head in enumerate(graph.heads):
+        if head.node in cropped:
+            crop = cropped[head.node]
+            if crop.attrs[MARK] != "head":
+                crop.attrs[MARK], crop.name, head.node.name = "head", head.node.name, f"{head.node.name}_whole"
+            graph.heads[position] = Entry(crop)
 
 
 def _select(node: Node, least: list[list[int]]) -> None:

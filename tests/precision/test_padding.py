@@ -67,9 +67,10 @@ class Convolution(NamedTuple):
         rng = np.random.RandomState(0)
         return {name: rng.randint(-3, 4, shape).astype("float32") for name, shape in shapes.items()}
 
-    def exact(self) -> Result:
+    def exact(self, **given: np.ndarray) -> Result:
         """Output and gradients, tap by tap in float64."""
-        data, weight, bias, head = (value.astype("float64") for value in self.values().values())
+        values = {**self.values(), **given}
+        data, weight, bias, head = (value.astype("float64") for value in values.values())
         padded = np.pad(data, [(0, 0), (0, 0), *((pad, pad) for pad in self.pad)])
         data = padded.reshape(self.batch, self.groups, -1, *padded.shape[2:])
         head = head.reshape(self.batch, self.groups, -1, *self.outputs)
@@ -153,6 +154,45 @@ def test_an_fp32_convolution_of_a_cast_symbol_on_poison():
     values = {**convolution.values(), "other": other, "low_weight": other}
     got = by_symbol(cast, values, grads_of=["conv_weight"], heads=[values.pop("head"), other])
     np.testing.assert_array_equal(got.grads["conv_weight"], convolution.exact().grads["conv_weight"])
+
+
+def deconvolution(convolution: Convolution, data: mx.sym.Symbol, **pad: tuple) -> mx.sym.Symbol:
+    """What takes a convolution's output back to its input."""
+    sizes = {"kernel": convolution.kernel, "stride": convolution.stride, "pad": convolution.pad, **pad}
+    return S.Deconvolution(data, num_filter=convolution.channels, no_bias=True, name="conv", **sizes)
+
+
+@in_poisoned_memory
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("then", [lambda x: x, S.relu])
+@pytest.mark.parametrize(("size", "kernel", "stride", "pad"), [(4, 4, 2, 1), (2, 2, 2, 1), (5, 5, 2, 1), (12, 4, 2, 1)])
+def test_3d_deconvolutions_on_poison(size, kernel, stride, pad, then, dtype):
+    """Transposed: outputs and gradients of its data change places, and so do data and head of its weight's gradient."""
+    convolution = Convolution((size,) * 3, (kernel,) * 3, (stride,) * 3, (pad,) * 3)
+    want, given = convolution.exact(), convolution.values()
+    low = S.FullyConnected(S.var("other"), num_hidden=1, no_bias=True, name="low")
+    symbol = S.Group([then(deconvolution(convolution, S.var("data"))), low])
+    cast = mxmp.cast_symbol(symbol, dtype, ctx=mx.cpu())
+    assert cast.list_outputs() == symbol.list_outputs()
+    assert strip(Graph.from_symbol(cast)).to_json() == Graph.from_symbol(symbol).to_json()
+    other = np.ones((1, 1), "float32")
+    values = {"data": given["head"], "conv_weight": given["conv_weight"], "other": other, "low_weight": other}
+    out = want.grads["data"]
+    above = np.ones_like(out) if then(S.var("x")).list_outputs() == ["x"] else out > 0
+    got = by_symbol(cast, values, grads_of=["conv_weight"], heads=[given["data"], other])
+    np.testing.assert_array_equal(got.outputs[0], out * above)
+    exact = convolution.exact(data=given["data"] * above).grads["conv_weight"]
+    np.testing.assert_array_equal(got.grads["conv_weight"], exact)
+
+
+@pytest.mark.parametrize(("size", "crops"), [(2, True), (3, False)])
+def test_3d_deconvolutions_are_cropped_apart_only_where_padding_is_not_small_beside_the_output(size, crops):
+    net = nn.HybridSequential()
+    net.add(nn.Conv3D(8, 1, in_channels=4), nn.Conv3DTranspose(4, 4, 2, 1, in_channels=8))
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    assert net(mx.nd.ones((2, 4, size, size, size))).shape == (2, 4, 2 * size, 2 * size, 2 * size)
+    assert ("slice" in ops_run(net)) == crops
 
 
 def test_mxnet_itself_reads_beyond_small_inputs_of_3d_convolutions():
