@@ -77,10 +77,12 @@ def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
 
 
 def looked_into(result: dict[str, Any]) -> list[str]:
-    """Stages for what is not within 3 dB: perfect kernels throughout, then other inputs."""
+    """Stages for what is not within 3 dB: perfect kernels throughout, then other inputs; for casts, slower kernels."""
     first = [dtype for dtype in DTYPES if not within(result, dtype)]
     second = [d for d in first if f"{d}.throughout" in result and not within(result, d, "throughout")]
-    return [f"{dtype}.throughout" for dtype in first] + [f"{dtype}.lag" for dtype in second]
+    casts = share_holds(result, "bfloat16") is False or bytes_hold(result, "bfloat16") is False
+    stages = [f"{dtype}.throughout" for dtype in first] + [f"{dtype}.lag" for dtype in second]
+    return stages + ["bfloat16.slow_counts"] * casts
 
 
 def passes(result: dict[str, Any]) -> bool:
@@ -103,6 +105,22 @@ def within(
         return False
     keys = [key for key in ("outputs_db", "gradients_db") if key in wanted]
     return all(found.get(key, -200) >= wanted[key] - margin for key in keys)
+
+
+def share_holds(result: dict[str, Any], dtype: str, ours: str = "counts") -> bool | None:
+    """Whether as large a share of the FLOPs is low as under ``mxnet.contrib.amp``; None where that is not known."""
+    found, wanted = (result.get(f"{dtype}.{what}", {}).get("low_share") for what in (ours, "amp"))
+    return None if found is None or wanted is None else found >= wanted - 1e-9
+
+
+def bytes_hold(result: dict[str, Any], dtype: str, ours: str = "counts", *, suffix: str = "") -> bool | None:
+    """Whether no more bytes are cast, but for outputs; None also where ``mxnet.contrib.amp`` computes less low."""
+    found, wanted = (result.get(f"{dtype}.{what}", {}) for what in (ours, "amp"))
+    if f"cast_bytes{suffix}" not in found or "cast_bytes" not in wanted:
+        return None
+    if (found["low_share"] or 0) > (wanted["low_share"] or 0) + 1e-9:
+        return None
+    return found[f"cast_bytes{suffix}"] - found[f"output_bytes{suffix}"] <= wanted["cast_bytes"]
 
 
 def sweep(name: str, args: argparse.Namespace, before: dict[str, Any] | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Collection, Iterable, Iterator
 
-from .casts import FULL, MARK, is_ours, replace_operator
+from .casts import MARK, is_ours, replace_operator
 from .graph import Entry, Graph, Node
 
 __all__ = [
@@ -125,8 +125,8 @@ def blocked_grouped_convolutions(graph: Graph, low: Collection[Node]) -> None:
 
     def copied(node: Node) -> Entry:
         channels = int(node.attrs["num_filter"])
-        dtype, block = ("bfloat16", 16) if node in low else (FULL, 8)
-        return _plain(Entry(node), node) if channels % block else _in_blocks(Entry(node), channels, node.name, dtype)
+        whole = channels % (16 if node in low else 8) == 0
+        return _in_blocks(Entry(node), node, node.name) if whole else _plain(Entry(node), node)
 
     convolutions = [n for n in graph.nodes() if n.op == "Convolution" and _is_2d(n) and _has_small_blocks(n)]
     graph.insert_behind(convolutions, copied)
@@ -157,7 +157,7 @@ def _block(norm: Node) -> None:
     rounded = widened.node.inputs[0] if is_ours(widened.node) else widened
     source = rounded.node.inputs[0].node if is_ours(rounded.node) else None
     if source is not None and source.op == "Convolution" and _is_2d(source):
-        norm.inputs[0] = _in_blocks(widened, int(source.attrs["num_filter"]), norm.name, FULL)
+        norm.inputs[0] = _in_blocks(widened, source, norm.name)
 
 
 def _is_2d(convolution: Node) -> bool:
@@ -165,11 +165,11 @@ def _is_2d(convolution: Node) -> bool:
     return attrs["kernel"].count(",") == 1 and attrs.get("layout", "NCHW") in ("NCHW", "None")
 
 
-def _in_blocks(entry: Entry, channels: int, name: str, dtype: str) -> Entry:
-    """A copy in blocks of channels: a depthwise convolution with ones."""
-    ones = Entry(Node("_ones", f"{name}_ones", {"shape": f"({channels}, 1, 1, 1)", "dtype": FULL, MARK: "copy"}))
-    if dtype != FULL:  # by a cast: Symbol.save leaves amp_cast out, and what stays must be one dtype
-        ones = Entry(Node("amp_cast", f"{name}_ones_low", {"dtype": dtype, MARK: "cast"}, [ones]))
-    size = str(channels)
+def _in_blocks(entry: Entry, convolution: Node, name: str) -> Entry:
+    """A copy of what a convolution makes in blocks of channels: a depthwise convolution with ones, of its dtype."""
+    first = {"begin": "(None, 0, 0, 0)", "end": "(None, 1, 1, 1)", MARK: "copy"}
+    each = Entry(Node("slice", f"{name}_each", first, [convolution.inputs[1]]))
+    ones = Entry(Node("ones_like", f"{name}_ones", {MARK: "copy"}, [each]))
+    size = convolution.attrs["num_filter"]
     attrs = {"kernel": "(1, 1)", "num_filter": size, "num_group": size, "no_bias": "True", MARK: "copy"}
     return Entry(Node("Convolution", f"{name}_blocked", attrs, [entry, ones]))

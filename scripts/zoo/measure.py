@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from unittest import mock
 
 import mxnet as mx
 import numpy as np
@@ -14,6 +15,7 @@ from mxmp.precision.devices import device_of
 from mxmp.precision.graph import Graph
 from mxmp.precision.padding import LargeInputs
 from mxmp.precision.pipeline import low_graph
+from mxmp.precision.rules import missing_kernel
 
 from .case import Case, floating, other_inputs
 from .ideal import rounded_kernels
@@ -213,6 +215,15 @@ class Model:
             found.update({f"{key}{suffix}": value for key, value in shares.items()})
         return found
 
+    def slow_counts(self, dtype: str) -> dict[str, Any]:
+        """Had mxmp taken kernels that are right, but slower than FP32's."""
+
+        def sound(*args: Any, **options: Any) -> str:
+            return missing_kernel(*args, **{**options, "slow_too": True})
+
+        with mock.patch("mxmp.precision.decide.missing_kernel", sound):
+            return self.counts(dtype)
+
     def amp(self, dtype: str) -> dict[str, Any]:
         """By ``mxnet.contrib.amp``, which patches MXNet for good: the process can do nothing after it.
 
@@ -225,15 +236,18 @@ class Model:
         with calls() as traced:
             try:
                 if dtype == "float16":
-                    for out in floating(self.net(*self.case.inputs())):
+                    with autograd.record():
+                        outputs = self.net(*(self.case.train_inputs or self.case.inputs)())
+                    for out in floating(outputs):
                         out.wait_to_read()
                 else:
                     self._set(self.weights)
                     found = self._compare(self._evaluate())
             except Exception as error:
                 found = {"error": cause(error)}
+        whole = traced if "error" not in found or len(traced) == 1 else []  # it may have failed between two graphs
         try:
-            found.update(counted(traced or self._traced()))
+            found.update(counted(whole or self._traced()))
         except Exception as error:
             found["uncounted"] = cause(error)
         return found

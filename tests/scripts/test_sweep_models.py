@@ -7,6 +7,7 @@ import json
 import os
 import time
 
+import make_models_page
 import mxnet as mx
 import numpy as np
 import pytest
@@ -50,6 +51,23 @@ def test_what_does_not_pass_is_measured_with_perfect_pointwise_kernels_too():
     assert sweep_models.looked_into({**found, "bfloat16.ideal": {}})[0] == "float16.throughout"
     assert found["float16.mxmp"]["outputs_db"] == found["float16.throughout"]["outputs_db"]
     assert sweep_models.within(found, "float16", "throughout")
+
+
+def test_what_computes_less_low_than_amp_is_counted_with_slower_kernels_too():
+    model = Model(catalogue.CASES["gluon.mobilenetv2_0.25"]())
+    model.refer()
+    found = {"bfloat16.counts": model.counts("bfloat16"), "bfloat16.slow_counts": model.slow_counts("bfloat16")}
+    slow = found["bfloat16.slow_counts"]
+    assert found["bfloat16.counts"]["low_share"] < slow["low_share"] == 1
+    assert found["bfloat16.counts"]["cast_bytes"] > 2 * slow["cast_bytes"]
+    found["bfloat16.amp"] = {"low_share": 1.0, "cast_bytes": slow["cast_bytes"] - slow["output_bytes"]}
+    assert "bfloat16.slow_counts" in sweep_models.looked_into(found)
+    for holds in (sweep_models.share_holds, sweep_models.bytes_hold):
+        assert holds(found, "bfloat16") is False
+        assert make_models_page.slow_too(holds, found, "bfloat16") is True
+    found["bfloat16.amp"]["low_share"] = 0.5
+    assert sweep_models.bytes_hold(found, "bfloat16") is None
+    assert sweep_models.share_holds(found, "bfloat16") is True
 
 
 def test_amp_stands_beside(swept):
