@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Mapping
 
 from .graph import Entry, Graph, Node
 from .plan import PlannedGraph
@@ -19,6 +20,7 @@ __all__ = [
     "declare_full",
     "insert_casts",
     "is_ours",
+    "replace_heads",
     "replace_operator",
     "strip",
 ]
@@ -106,6 +108,17 @@ def replace_operator(node: Node, op: str, **attrs: str) -> None:
     hidden = {name: value for name, value in node.attrs.items() if _is_hidden(name)}
     node.attrs = {**hidden, **attrs, _REPLACED: json.dumps([node.op, node.attrs])}
     node.op = op
+
+
+def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
+    """Have heads be what we made behind their first outputs, under their names, in place; ``strip`` undoes it."""
+    for position, head in enumerate(graph.heads):
+        if head.index == 0 and head.node in made:
+            ours = made[head.node].node
+            if ours.attrs[MARK] != "head":
+                ours.attrs[MARK] = "head"
+                ours.name, head.node.name = head.node.name, f"{head.node.name}_inner"
+            graph.heads[position] = made[head.node]
 
 
 def declare_full(graph: Graph) -> None:

@@ -168,13 +168,15 @@ class Graph:
                 users.setdefault(entry, []).append((node, position))
         return users
 
-    def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> None:
+    def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> dict[Node, Entry]:
         """Have what reads the first output of each of ``nodes`` read ``made(node)`` instead; heads stay."""
         readers = self.consumers() if nodes else {}
+        entries = {}
         for node in nodes:
-            entry = made(node)
+            entries[node] = made(node)
             for user, position in readers.get(Entry(node), []):
-                user.inputs[position] = entry
+                user.inputs[position] = entries[node]
+        return entries
 
 
 def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:

@@ -9,7 +9,7 @@ from typing import Sequence
 
 import mxnet as mx
 
-from .casts import FULL, MARK, PASSED, is_ours, replace_operator
+from .casts import FULL, MARK, PASSED, is_ours, replace_heads, replace_operator
 from .graph import Entry, Graph, Node, output_shapes
 from .rules import is_volume
 
@@ -45,7 +45,7 @@ def pad_volumes(graph: Graph) -> None:
     for node in nodes:
         if node.op == "Convolution":
             _pad(node)
-    _crop(graph, [node for node in nodes if node.op == "Deconvolution"])
+    replace_heads(graph, graph.insert_behind([node for node in nodes if node.op == "Deconvolution"], _crop))
 
 
 def _is_bfloat16(node: Node) -> bool:
@@ -161,21 +161,12 @@ def _pad(node: Node) -> None:
     replace_operator(node, node.op, **{**node.attrs, "pad": "(0, 0, 0)"})
 
 
-def _crop(graph: Graph, nodes: list[Node]) -> None:
-    cropped: dict[Node, Node] = {}
-    for node in nodes:
-        front = [pad or None for _, _, pad, _ in _axes(node)]
-        ends = {"begin": (None, None, *front), "end": (None, None, *(pad and -pad for pad in front))}
-        attrs = {name: str(value) for name, value in ends.items()}
-        cropped[node] = Node("slice", f"{node.name}_cropped", {**attrs, MARK: "cast"}, [Entry(node)])
-        replace_operator(node, node.op, **{**node.attrs, "pad": "(0, 0, 0)"})
-    graph.insert_behind(nodes, lambda node: Entry(cropped[node]))
-    for position, head in enumerate(graph.heads):
-        if head.node in cropped:
-            crop = cropped[head.node]
-            if crop.attrs[MARK] != "head":
-                crop.attrs[MARK], crop.name, head.node.name = "head", head.node.name, f"{head.node.name}_whole"
-            graph.heads[position] = Entry(crop)
+def _crop(node: Node) -> Entry:
+    front = [pad or None for _, _, pad, _ in _axes(node)]
+    ends = {"begin": (None, None, *front), "end": (None, None, *(pad and -pad for pad in front))}
+    attrs = {name: str(value) for name, value in ends.items()}
+    replace_operator(node, node.op, **{**node.attrs, "pad": "(0, 0, 0)"})
+    return Entry(Node("slice", f"{node.name}_cropped", {**attrs, MARK: "cast"}, [Entry(node)]))
 
 
 def _select(node: Node, least: list[list[int]]) -> None:

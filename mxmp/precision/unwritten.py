@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from .casts import FULL, MARK, PASSED, is_ours
+from .casts import FULL, MARK, PASSED, is_ours, replace_heads
 from .graph import Entry, Graph, Node
 
 __all__ = ["ask_for_weight_gradients", "zero_unassigned_rois"]
@@ -53,7 +53,8 @@ def zero_unassigned_rois(graph: Graph) -> None:
     levels up. For region n of these MXNet's CPU kernel should write zeros; it writes one, over value n of the whole
     output, and leaves the region's own unwritten (``roi_align.cc``, ``top_data[n] = 0``).
     """
-    graph.insert_behind([node for node in graph.nodes() if node.op == "_contrib_ROIAlign"], _assigned_only)
+    rois = [node for node in graph.nodes() if node.op == "_contrib_ROIAlign"]
+    replace_heads(graph, graph.insert_behind(rois, _assigned_only))
 
 
 def _assigned_only(node: Node) -> Entry:

@@ -200,6 +200,19 @@ def test_rois_of_other_levels_on_poison(policy):
         assert sqnr(grad, got.grads[name]) > 30, name
 
 
+@in_poisoned_memory
+def test_rois_of_other_levels_at_a_head_on_poison():
+    symbol = level(0)
+    values = filled(symbol, data=(1, 8, 8, 8), rois0=BOXES.shape)
+    alone = by_symbol(symbol, {**values, "rois0": BOXES[OWN]}, train=False).outputs[0]
+    cast = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
+    assert cast.list_outputs() == symbol.list_outputs()
+    got = by_symbol(cast, {**values, "rois0": np.where(OWN[:, None], BOXES, -1)}, train=False).outputs[0]
+    assert sqnr(alone, got[OWN]) > 35
+    assert not got[~OWN].any()
+    assert strip(Graph.from_symbol(cast)).to_json() == Graph.from_symbol(symbol).to_json()
+
+
 def test_the_zeros_of_other_levels_are_taken_out_again():
     symbol = dense(level(0) + level(1))
     low = Graph.from_symbol(mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu()))
