@@ -156,16 +156,20 @@ def test_an_fp32_convolution_of_a_cast_symbol_on_poison():
     np.testing.assert_array_equal(got.grads["conv_weight"], convolution.exact().grads["conv_weight"])
 
 
-def deconvolution(convolution: Convolution, data: mx.sym.Symbol, **pad: tuple) -> mx.sym.Symbol:
+def deconvolution(convolution: Convolution, data: mx.sym.Symbol) -> mx.sym.Symbol:
     """What takes a convolution's output back to its input."""
-    sizes = {"kernel": convolution.kernel, "stride": convolution.stride, "pad": convolution.pad, **pad}
+    axes = zip(convolution.size, convolution.outputs, convolution.kernel, convolution.stride, convolution.pad)
+    adj = tuple(size - ((n - 1) * stride - 2 * pad + kernel) for size, n, kernel, stride, pad in axes)
+    sizes = {"kernel": convolution.kernel, "stride": convolution.stride, "pad": convolution.pad, "adj": adj}
     return S.Deconvolution(data, num_filter=convolution.channels, no_bias=True, name="conv", **sizes)
 
 
 @in_poisoned_memory
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("then", [lambda x: x, S.relu])
-@pytest.mark.parametrize(("size", "kernel", "stride", "pad"), [(4, 4, 2, 1), (2, 2, 2, 1), (5, 5, 2, 1), (12, 4, 2, 1)])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "pad"), [(4, 4, 2, 1), (2, 2, 2, 1), (5, 5, 2, 1), (4, 3, 2, 1), (8, 4, 3, 1)]
+)
 def test_3d_deconvolutions_on_poison(size, kernel, stride, pad, then, dtype):
     """Transposed: outputs and gradients of its data change places, and so do data and head of its weight's gradient."""
     convolution = Convolution((size,) * 3, (kernel,) * 3, (stride,) * 3, (pad,) * 3)
