@@ -44,7 +44,7 @@ class Arrays:
     """Inputs, weights, gradients and running statistics that all plans of a graph share; none is the user's.
 
     ``values``: of inputs. ``shapes``: of other inputs; what they hold is drawn. ``grad_req``: of variables, by name;
-    of others nothing is asked.
+    of others nothing is asked. ``large_inputs``: see ``fit_to_device``.
     """
 
     def __init__(
@@ -54,13 +54,14 @@ class Arrays:
         grad_req: Mapping[str, str],
         values: Mapping[str, NDArray],
         shapes: Mapping[str, tuple[int, ...]],
+        large_inputs: bool = False,
     ) -> None:
         symbol = graph.to_symbol()
         known = {**shapes, **{name: value.shape for name, value in values.items()}}
         sizes, _, states = symbol.infer_shape(**known)
         dtypes = {**dict.fromkeys(shapes, np.float32), **{name: value.dtype for name, value in values.items()}}
         types = symbol.infer_type_partial(**dtypes)[0]
-        self.ctx, self.grad_req = ctx, dict(grad_req)
+        self.ctx, self.grad_req, self.large_inputs = ctx, dict(grad_req), large_inputs
         rng = np.random.RandomState(0)
         read_exactly = _read_exactly(graph)
         self.arguments = {
@@ -113,7 +114,7 @@ class Timed:
             copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
             casted = CastGraph(copy, FULL, [], {}, dict(zip(copy.nodes(), graph.nodes())))
         else:
-            casted = emitted(graph, plan, arrays.grad_req)
+            casted = emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs)
             declare_full(casted.graph)
         self._owners = _owners(casted)
         self.operators = Counter(self._owners.values())

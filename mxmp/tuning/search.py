@@ -129,7 +129,9 @@ class Search:
     def _timed_differs(self) -> bool:
         """Whether a converted graph is another even where nothing computes low."""
         plan = self._task.plan(frozenset(), {})
-        return any(is_ours(node) for node in emitted(self._task.graph, plan, self._arrays.grad_req).graph.nodes())
+        graph, arrays = self._task.graph, self._arrays
+        casted = emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs)
+        return any(is_ours(node) for node in casted.graph.nodes())
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]], notes: Iterable[str]) -> Found:
         low = self.candidates.get(chosen, frozenset())

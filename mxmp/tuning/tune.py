@@ -16,6 +16,7 @@ from ..policy import Policy, as_policy
 from ..precision.casts import strip
 from ..precision.devices import device_of
 from ..precision.graph import Graph
+from ..precision.padding import LargeInputs
 from ..precision.plan import Plan
 from ..precision.tuned import Tuned
 from .choices import Task, cast_bytes, shapes_of
@@ -117,8 +118,11 @@ def tune(
     machine = describe(ctx)
     file = cache_file(machine, None if cache is True else cache) if cache else None
     table = Table(task, sizes, training, read(file) if file else {})
+    # A converted block knows the sizes of a call, a cast Symbol does not.
+    large = LargeInputs(graph, list(subject.shapes), policy.compute).at(list(subject.shapes.values()))
+    arrays = Arrays(graph, ctx, asked, subject.values, given, large and isinstance(target, Block))
     with _told(progress) as tell:
-        found = Search(task, Arrays(graph, ctx, asked, subject.values, given), sizes, training, table, tell).run()
+        found = Search(task, arrays, sizes, training, table, tell).run()
     if file:
         write(file, machine, table.seconds)
     return replace(task.plan(found.low, found.reasons), tuned=found.tuned)

@@ -288,6 +288,6 @@ STAGES += ["bfloat16.amp", "float16.amp"]  # each patches MXNet for good, and so
 def cast(called: Call, policy: str, context: mx.Context) -> mx.sym.Symbol:
     """The graph that a converted net runs; ``cast_symbol`` keeps the outputs' names as well, at a price."""
     graph, parsed = Graph.from_symbol(called.symbol), mxmp.Policy.parse(policy)
-    large = LargeInputs(graph, list(called.known), parsed.compute)
-    known = bool(large) and large.at([shape for shape, _ in called.known.values()])
-    return low_graph(graph, parsed, device_of(context), large_inputs=known)[0].to_symbol()
+    shapes = [shape for shape, _ in called.known.values()]
+    large = LargeInputs(graph, list(called.known), parsed.compute).at(shapes)
+    return low_graph(graph, parsed, device_of(context), large_inputs=large)[0].to_symbol()

@@ -431,6 +431,27 @@ def test_every_operator_and_cast_of_a_plan_is_timed():
         assert all(seconds > 0 for seconds in found.values())
 
 
+@pytest.mark.parametrize(("size", "large"), [(8, True), (2, False)])
+def test_a_block_is_timed_without_what_its_sizes_do_not_need_and_a_symbol_with_it(size, large, monkeypatch):
+    made = []
+
+    def arrays(*args):
+        made.append(Arrays(*args))
+        return made[-1]
+
+    monkeypatch.setattr(sys.modules["mxmp.tuning.tune"], "Arrays", arrays)
+    net = nn.Conv2D(8, 5, padding=2, in_channels=4)
+    net.initialize()
+    shape = (2, 4, size, size)
+    mxmp.tune(net, shape, cache=False)
+    mxmp.tune(net(mx.sym.var("data")), data=shape, cache=False)
+    assert [each.large_inputs for each in made] == [large, False]
+    graph = Graph.from_symbol(net(mx.sym.var("data")))
+    task = Task(graph, mxmp.Policy("bfloat16"), "cpu")
+    emitted = [sum(Timed(graph, task.plan(task.wide, {}), each, True).operators.values()) for each in made]
+    assert (emitted[0] < emitted[1]) == large
+
+
 # -- Bad input --------------------------------------------------------------------------------------
 
 
