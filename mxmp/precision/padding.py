@@ -113,7 +113,8 @@ def _least_sizes(node: Node) -> list[int]:
     seen = [max(least_inputs(*axis)) for axis in _axes(node)]
     if not is_volume(node.attrs):
         return seen
-    apart = [kernel - 1 + stride if pad else 1 for kernel, stride, pad, _ in _axes(node)]
+    # With a stride of 1 the count is right wherever each tap sees something.
+    apart = [kernel - 1 + stride if pad and stride > 1 else 1 for kernel, stride, pad, _ in _axes(node)]
     return list(map(max, seen, apart))
 
 
