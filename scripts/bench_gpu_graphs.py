@@ -156,9 +156,10 @@ def traced(case: Any) -> Traced:
     """The graph of the whole network, or of the blocks that a network in Python calls."""
     import mxnet as mx
     from mxnet import autograd, gluon
-    from zoo.running import all_blocks, call, calls
+    from zoo.running import all_blocks, call, calls, without_drop_blocks
 
     net = case.make()
+    without_drop_blocks(net)
     inputs = (case.train_inputs or case.inputs)()
     with autograd.train_mode():
         if isinstance(net, gluon.HybridBlock) and type(net).__call__ is gluon.HybridBlock.__call__:

@@ -20,7 +20,7 @@ from .case import BFLOAT16, Case
 
 __all__ = [
     *("Call", "all_blocks", "array_like", "call", "calls", "cause", "counted", "rounded", "sqnr", "steps"),
-    *("with_rounded_inputs", "without_chance"),
+    *("with_rounded_inputs", "without_chance", "without_drop_blocks"),
 ]
 
 
@@ -83,13 +83,19 @@ def all_blocks(net: gluon.Block) -> list[gluon.Block]:
 
 def without_chance(net: gluon.Block) -> None:
     """No dropout, and running statistics that follow a few batches."""
+    without_drop_blocks(net)
     for block in all_blocks(net):
         if isinstance(block, nn.Dropout):
             block._rate = 0
-        if isinstance(block, DropBlock):
-            block.drop_prob = 0
         if isinstance(getattr(block, "_kwargs", None), dict) and "momentum" in block._kwargs:
             block._kwargs["momentum"] = 0.1
+
+
+def without_drop_blocks(net: gluon.Block) -> None:
+    """GluonCV's mask is of one size, which the inputs must have."""
+    for block in all_blocks(net):
+        if isinstance(block, DropBlock):
+            block.drop_prob = 0
 
 
 def call(block: gluon.HybridBlock, args: Any) -> Call:
