@@ -74,9 +74,9 @@ class LargeInputs:
 
     def at(self, shapes: Sequence[tuple]) -> bool:
         """At these shapes; False where they do not tell."""
-        key = tuple(shapes)
         if not self:
             return True
+        key = tuple(shapes)
         if key not in self._known:
             try:
                 found = output_shapes(self._read, dict(zip(self._names, shapes)))
