@@ -16,8 +16,9 @@ from verdict import Verdict
 
 DOCS = RESULTS.parent
 SUMMED_LOW = (
-    *("bert_finetuning", "bert_pretraining", "inceptionv3", "lstm_gluon", "resnet50", "resnet50_symbolic", "resnext50"),
-    *("segmentation", "ssd", "ssd_symbolic", "transformer"),
+    *("bert_finetuning", "bert_pretraining", "convs2s", "faster_rcnn", "googlenet", "inceptionv2"),
+    *("inceptionv3", "lstm_gluon", "mask_rcnn", "resnet50", "resnet50_symbolic", "resnext50", "segmentation"),
+    *("speech_convolutional", "speech_recurrent", "ssd", "ssd_symbolic", "tacotron", "transformer"),
 )
 COLOURS = {"float32": "0.2", "float16": "tab:blue", "bfloat16": "tab:orange"}
 HEAD = """<!-- Written by `python scripts/make_parity_page.py`; the figures are in parity/. -->
