@@ -114,11 +114,15 @@ def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
     """Have heads be what we made behind their first outputs, under their names, in place; ``strip`` undoes it."""
     for position, head in enumerate(graph.heads):
         if head.index == 0 and head.node in made:
-            ours = made[head.node].node
-            if ours.attrs[MARK] != "head":
-                ours.attrs[MARK] = "head"
-                ours.name, head.node.name = head.node.name, f"{head.node.name}_inner"
+            _take_name(made[head.node].node, head.node, "inner")
             graph.heads[position] = made[head.node]
+
+
+def _take_name(ours: Node, source: Node, suffix: str) -> None:
+    """Have a node of ours stand at a head under the name of the node behind it."""
+    if ours.attrs[MARK] != "head":
+        ours.attrs[MARK] = "head"
+        ours.name, source.name = source.name, f"{source.name}_{suffix}"
 
 
 def declare_full(graph: Graph) -> None:
@@ -169,10 +173,8 @@ class _Rewriter:
         if self._policy.output != FULL or not self._planned.is_low(entry):
             return self._moved(entry)
         cast = self._cast(entry, FULL)
-        source = self._new[entry.node]
-        if entry.index == 0 and cast.node.attrs[MARK] != "head":
-            cast.node.attrs[MARK] = "head"
-            cast.node.name, source.name = source.name, f"{source.name}_{self._policy.compute}"
+        if entry.index == 0:
+            _take_name(cast.node, self._new[entry.node], self._policy.compute)
         return cast
 
     def _cast(self, entry: Entry, dtype: str) -> Entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .casts import APART, FULL, MARK, CastGraph
 from .graph import Entry, Graph, Node
 from .onednn import blocked_batch_norms
+from .rules import is_volume
 
 __all__ = ["emulate"]
 
@@ -77,7 +78,7 @@ class _Emulation:
 
     def _widen(self, entry: Entry, node: Node, position: int) -> Entry:
         """A cast for this reader alone: of those that share one, MXNet sums the gradients before it rounds."""
-        dtype = "float64" if node.op in _IN_FLOAT64 and node.attrs["kernel"].count(",") < 2 else FULL
+        dtype = "float64" if node.op in _IN_FLOAT64 and not is_volume(node.attrs) else FULL
         name = f"{node.name}_in{position}_to_{dtype}"
         cast = Node("Cast", name, {"dtype": dtype, MARK: "cast", APART: name}, [entry])
         self._widened.add(cast)

@@ -7,6 +7,7 @@ from typing import Collection, Iterable, Iterator
 
 from .casts import MARK, is_ours, replace_operator
 from .graph import Entry, Graph, Node
+from .rules import is_volume
 
 __all__ = [
     "blocked_batch_norms",
@@ -48,7 +49,7 @@ def _behind_volumes(graph: Graph) -> Iterator[Node]:
     """Three-dimensional convolutions and poolings, and all that depends on one."""
     volumes: set[Node] = set()
     for node in list(graph.nodes()):
-        if any(e.node in volumes for e in node.inputs) or node.attrs.get("kernel", "").count(",") == 2:
+        if any(e.node in volumes for e in node.inputs) or is_volume(node.attrs):
             volumes.add(node)
             yield node
 

@@ -161,15 +161,19 @@ def _pad(node: Node) -> None:
     node.inputs[0] = Entry(Node("Pad", f"{node.name}_padded", attrs, [given]))
     if low:
         node.inputs[0] = Entry(Node("amp_cast", f"{node.name}_padded_low", dict(_DTYPE), [node.inputs[0]]))
-    replace_operator(node, node.op, **{**node.attrs, "pad": "(0, 0, 0)"})
+    _drop_padding(node)
 
 
 def _crop(node: Node) -> Entry:
     front = [pad or None for _, _, pad, _ in _axes(node)]
     ends = {"begin": (None, None, *front), "end": (None, None, *(pad and -pad for pad in front))}
     attrs = {name: str(value) for name, value in ends.items()}
-    replace_operator(node, node.op, **{**node.attrs, "pad": "(0, 0, 0)"})
+    _drop_padding(node)
     return Entry(Node("slice", f"{node.name}_cropped", {**attrs, MARK: "cast"}, [Entry(node)]))
+
+
+def _drop_padding(volume: Node) -> None:
+    replace_operator(volume, volume.op, **{**volume.attrs, "pad": "(0, 0, 0)"})
 
 
 def _select(node: Node, least: list[list[int]]) -> None:

@@ -187,7 +187,7 @@ def missing_kernel(
         if exception.holds(attrs):
             return exception.reason
     if op == "Convolution" and is_volume(attrs) and not _is_measured_volume(attrs):
-        return _UNSOUND_VOLUME
+        return _UNMEASURED_VOLUME
     return "" if slow_too else _slow_layout(op, attrs, channels)
 
 
@@ -211,7 +211,9 @@ def _slow_layout(op: str, attrs: Mapping[str, str], channels: int | None) -> str
 _BLOCK = 16
 
 
-_UNSOUND_VOLUME = "the bfloat16 gradient of a 3-D convolution was not measured with dilation or kernels beyond 7 taps"
+_UNMEASURED_VOLUME = (
+    "the bfloat16 gradient of a 3-D convolution was not measured with dilation or kernels beyond 7 taps"
+)
 _DECONVOLUTION = ("Deconvolution", "_npx_deconvolution")
 _NO_VOLUME = "the gradient of a 3-D deconvolution fails on a CPU where its weight is computed, as a cast computes it"
 
@@ -222,7 +224,7 @@ def is_volume(attrs: Mapping[str, str]) -> bool:
 
 
 def _is_measured_volume(attrs: Mapping[str, str]) -> bool:
-    """Whether a 3-D convolution is of a kind whose oneDNN 2.4 gradients were compared with FP32's.
+    """Whether a 3-D convolution is of a kind whose oneDNN 2.4 gradients were compared with exact sums.
 
     Around small inputs they are right by ``padding.py`` only.
     """
