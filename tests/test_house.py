@@ -81,7 +81,6 @@ WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapsho
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice", "text", "roofline")]
 WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "profiled", "nsight", "mxnet_trace", "text")]
 WITHOUT_MXNET += ["diagnose/explaining/render"]
-LONGEST = 300
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
@@ -131,11 +130,6 @@ def test_imports_point_up_the_house(module):
     assert "mxmp" not in others
     if module in WITHOUT_MXNET:
         assert "mxnet" not in others
-
-
-@pytest.mark.parametrize("module", [m for m in FILES if m != "precision/rules"])
-def test_files_are_of_one_sitting(module):
-    assert len(FILES[module].read_text(encoding="utf-8").splitlines()) <= LONGEST
 
 
 # -- MXNet's private attributes ---------------------------------------------------------------------
