@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Collection, Iterable, Iterator
 
-from .casts import MARK, is_ours, replace_operator
+from .casts import FULL, MARK, is_ours, replace_operator
 from .graph import Entry, Graph, Node
 from .rules import is_volume
 
@@ -127,7 +127,8 @@ def blocked_grouped_convolutions(graph: Graph, low: Collection[Node]) -> None:
     def copied(node: Node) -> Entry:
         channels = int(node.attrs["num_filter"])
         whole = channels % (16 if node in low else 8) == 0
-        return _in_blocks(Entry(node), node, node.name) if whole else _plain(Entry(node), node)
+        dtype = "bfloat16" if node in low else FULL
+        return _in_blocks(Entry(node), node, node.name, dtype) if whole else _plain(Entry(node), node)
 
     convolutions = [n for n in graph.nodes() if n.op == "Convolution" and _is_2d(n) and _has_small_blocks(n)]
     graph.insert_behind(convolutions, copied)
@@ -166,11 +167,15 @@ def _is_2d(convolution: Node) -> bool:
     return attrs["kernel"].count(",") == 1 and attrs.get("layout", "NCHW") in ("NCHW", "None")
 
 
-def _in_blocks(entry: Entry, convolution: Node, name: str) -> Entry:
-    """A copy of what a convolution makes in blocks of channels: a depthwise convolution with ones, of its dtype."""
-    first = {"begin": "(None, 0, 0, 0)", "end": "(None, 1, 1, 1)", MARK: "copy"}
-    each = Entry(Node("slice", f"{name}_each", first, [convolution.inputs[1]]))
-    ones = Entry(Node("ones_like", f"{name}_ones", {MARK: "copy"}, [each]))
+def _in_blocks(entry: Entry, convolution: Node, name: str, dtype: str = FULL) -> Entry:
+    """Return a copy of a convolution's output in blocks of channels: a depthwise convolution with ones of ``dtype``.
+
+    The ones have a shape of their own. Read off the convolution's weight, they would meet the layout in which FP32
+    inference leaves a grouped weight: MXNet's ``slice`` then fails ("dimensions are invalid") or ends the process.
+    """
     size = convolution.attrs["num_filter"]
+    ones = Entry(Node("_ones", f"{name}_ones", {"shape": f"({size}, 1, 1, 1)", "dtype": FULL, MARK: "copy"}))
+    if dtype != FULL:
+        ones = Entry(Node("amp_cast", f"{name}_ones_low", {"dtype": dtype, MARK: "copy"}, [ones]))
     attrs = {"kernel": "(1, 1)", "num_filter": size, "num_group": size, "no_bias": "True", MARK: "copy"}
     return Entry(Node("Convolution", f"{name}_blocked", attrs, [entry, ones]))
