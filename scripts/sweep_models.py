@@ -177,6 +177,21 @@ def in_a_process(seconds: float, target: Callable[..., None], *args: Any) -> tup
 
 
 def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
+    worker_settings(gib)
+    from zoo.catalogue import CASES
+    from zoo.measure import Model, cause
+    from zoo.rewriting import plain_copies, zero_unassigned_rois
+
+    try:
+        case = CASES[name]()
+        with plain_copies(case.copied), zero_unassigned_rois():
+            measure(pipe, Model(case), stages)
+    except Exception as error:  # whatever FP32 itself cannot do is the result
+        pipe.send(("reference_error", cause(error)))
+
+
+def worker_settings(gib: float) -> None:
+    """Let a process print nothing, use at most ``gib`` of memory and leave no core file."""
     import logging
     import warnings
 
@@ -188,16 +203,6 @@ def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    from zoo.catalogue import CASES
-    from zoo.measure import Model, cause
-    from zoo.rewriting import plain_copies, zero_unassigned_rois
-
-    try:
-        case = CASES[name]()
-        with plain_copies(case.copied), zero_unassigned_rois():
-            measure(pipe, Model(case), stages)
-    except Exception as error:  # whatever FP32 itself cannot do is the result
-        pipe.send(("reference_error", cause(error)))
 
 
 def measure(pipe: Connection, model: Model, stages: list[str]) -> None:
