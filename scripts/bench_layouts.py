@@ -21,7 +21,8 @@ import mxnet as mx
 from bench.turns import call_in_turns, gain
 
 import mxmp
-from mxmp.precision import devices, rules
+from mxmp.kernels.fit import SWITCH
+from mxmp.precision import rules
 
 S = mx.sym
 # Channels and groups: ResNeXt's first stages and others with 12 and 24 channels a group; MobileNet's; blocks of 16.
@@ -39,7 +40,7 @@ def main() -> None:
     for channels, groups in BLOCKS:
         symbol = block(channels, groups)
         slow = mock.patch.object(rules, "_slow_layout", return_value="")
-        with slow, mock.patch.object(devices, "blocked_grouped_convolutions"):
+        with slow, mock.patch.dict(os.environ, {SWITCH: "small_channel_blocks"}):
             as_it_comes = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
         by_mxmp = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
         taken = call_in_turns([step_of(each) for each in (symbol, as_it_comes, by_mxmp)], args.rounds)

@@ -14,9 +14,9 @@ import warnings
 
 import mxnet as mx
 
+from mxmp.pipeline import low_graph
 from mxmp.policy import Policy
 from mxmp.precision.graph import Entry, Graph, Node
-from mxmp.precision.pipeline import low_graph
 
 
 def main() -> None:

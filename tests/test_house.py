@@ -22,23 +22,11 @@ PACKAGE = Path(mxmp.__file__).parent
 HOUSE = {
     "": ["files", "policy"],
     "precision": [
-        *(
-            "_mxnet",
-            "rules",
-            "graph",
-            "subgraphs",
-            "tuned",
-            "plan",
-            "decide",
-            "casts",
-            "padding",
-            "unwritten",
-            "onednn",
-            "emulation",
-            "devices",
-        ),
-        *("traffic", "pipeline", "record", "heads", "__init__"),
+        *("_mxnet", "rules", "graph", "subgraphs", "tuned", "plan", "decide", "casts", "traffic", "record", "heads"),
+        "__init__",
     ],
+    "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
+    "spine": ["pipeline"],
     "step": [
         *(
             "_mxnet",
@@ -87,7 +75,7 @@ FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in 
 def place(module: str) -> tuple[str, str]:
     """Room and file of a module such as ``step/scaler``."""
     room, _, name = module.rpartition("/")
-    return ("top" if not room and name not in HOUSE[""] else room), name
+    return room or next(room for room in ("", "spine", "top") if name in HOUSE[room]), name
 
 
 def tree(path: Path) -> ast.Module:

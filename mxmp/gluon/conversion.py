@@ -14,9 +14,9 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Constant, HybridBlock, Parameter
 
+from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.graph import Graph
-from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
 from ..precision.traffic import RemedyLog
 from ..step.gradients import Gradient

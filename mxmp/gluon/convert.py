@@ -13,9 +13,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block, HybridBlock, Parameter
 
+from ..kernels.fit import device_of
 from ..policy import Policy, excluding
 from ..precision.decide import check_policy
-from ..precision.devices import device_of
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
 from .conversion import Conversion, conversions_of, join, leave

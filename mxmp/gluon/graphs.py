@@ -13,9 +13,9 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
+from ..kernels.padding import LargeInputs
 from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
-from ..precision.padding import LargeInputs
 from ..precision.plan import Plan
 from . import _mxnet
 from .conversion import Conversion, tracing

@@ -13,7 +13,7 @@ from typing import Any, Iterator, NamedTuple
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
-from ..precision.devices import device_of
+from ..kernels.fit import device_of
 from . import _mxnet
 from .conversion import BUILDING, Conversion, is_tracing
 from .graphs import BuiltGraph, GraphKey, Graphs, UntraceableError, build

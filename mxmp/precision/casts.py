@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping
 
 from .graph import Entry, Graph, Node
@@ -52,6 +52,8 @@ class CastGraph:
         The operators that compute low.
     source : dict of Node to Node
         From a node of this graph to the node of the planned one; casts have none.
+    workarounds : dict of str to list of Node
+        The workarounds that were applied to this graph, by name, and the nodes that needed them.
     """
 
     graph: Graph
@@ -59,6 +61,7 @@ class CastGraph:
     casts: list[Node]
     low: dict[Node, Rule]
     source: dict[Node, Node]
+    workarounds: dict[str, list[Node]] = field(default_factory=dict)
 
 
 def insert_casts(planned: PlannedGraph) -> CastGraph:

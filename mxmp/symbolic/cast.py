@@ -7,11 +7,11 @@ from typing import Iterable
 
 import mxnet as mx
 
+from ..kernels.fit import device_of
+from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.casts import declare_full
-from ..precision.devices import device_of
 from ..precision.graph import Graph
-from ..precision.pipeline import low_graph
 from ..precision.plan import Plan, read_policy
 
 __all__ = ["cast_symbol", "nothing_low", "warn_of_unmatched"]

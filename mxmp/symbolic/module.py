@@ -12,9 +12,9 @@ from typing import Any, Iterable, Iterator
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from ..kernels.fit import device_of
 from ..policy import Policy
 from ..precision.decide import check_policy
-from ..precision.devices import device_of
 from ..precision.heads import SCALE_NAME
 from ..precision.plan import Plan, read_policy
 from ..step import states

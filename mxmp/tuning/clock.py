@@ -19,9 +19,9 @@ import numpy as np
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
+from ..pipeline import emitted
 from ..precision.casts import FULL, CastGraph, declare_full, is_ours
 from ..precision.graph import Entry, Graph, Node
-from ..precision.pipeline import emitted
 from ..precision.plan import Plan, PlannedGraph
 from ..precision.rules import rule_of
 from ..symbolic._mxnet import Unfused

@@ -8,9 +8,9 @@ from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 
+from ..pipeline import emitted
 from ..precision.casts import is_ours
 from ..precision.graph import Entry, Node
-from ..precision.pipeline import emitted
 from ..precision.tuned import Tuned
 from .choices import Task, cast_bytes
 from .clock import Arrays, Owner, Timed

@@ -12,11 +12,11 @@ from mxnet.gluon import Block, HybridBlock
 from mxnet.ndarray import NDArray
 
 from ..gluon.graphs import traced_alone
+from ..kernels.fit import device_of
+from ..kernels.padding import LargeInputs
 from ..policy import Policy, as_policy
 from ..precision.casts import strip
-from ..precision.devices import device_of
 from ..precision.graph import Graph
-from ..precision.padding import LargeInputs
 from ..precision.plan import Plan
 from ..precision.tuned import Tuned
 from .choices import Task, cast_bytes, shapes_of

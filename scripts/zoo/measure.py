@@ -11,10 +11,10 @@ from mxnet import autograd, gluon
 
 import mxmp
 from mxmp import Policy
-from mxmp.precision.devices import device_of
+from mxmp.kernels.fit import device_of
+from mxmp.kernels.padding import LargeInputs
+from mxmp.pipeline import low_graph
 from mxmp.precision.graph import Graph
-from mxmp.precision.padding import LargeInputs
-from mxmp.precision.pipeline import low_graph
 from mxmp.precision.rules import missing_kernel
 
 from .case import Case, floating, other_inputs

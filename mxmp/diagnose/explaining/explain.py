@@ -11,10 +11,10 @@ from mxnet.gluon import Block
 
 from ...gluon._mxnet import children
 from ...gluon.hook import hooks
+from ...kernels.fit import device_of
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import decide
-from ...precision.devices import device_of
 from ...precision.graph import Graph
 from ...precision.plan import Plan, read_policy
 from ...symbolic import BucketingModule, Module

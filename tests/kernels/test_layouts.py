@@ -13,7 +13,7 @@ from twins import seeded
 
 import mxmp
 from mxmp import Policy
-from mxmp.precision import devices
+from mxmp.kernels.fit import SWITCH
 from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide, may_compute_low
 from mxmp.precision.graph import Graph
@@ -63,7 +63,7 @@ def test_the_copies_change_no_bit_of_outputs_and_gradients(channels, groups, exc
     symbol, policy = resnext(channels, groups, norm=False), Policy("bfloat16", exclude=exclude)
     values = filled(symbol, data=(2, 8, 7, 5))
     copied = mxmp.cast_symbol(symbol, policy, ctx=mx.cpu())
-    monkeypatch.setattr(devices, "blocked_grouped_convolutions", lambda graph, low: None)
+    monkeypatch.setenv(SWITCH, "small_channel_blocks")
     without = mxmp.cast_symbol(symbol, policy, ctx=mx.cpu())
     assert len(nodes(copied)) > len(nodes(without))
     assert_same_bits(by_symbol(copied, values), by_symbol(without, values))
@@ -75,7 +75,7 @@ def test_a_block_of_resnext_is_as_near_to_float32_as_without_the_copies(channels
     symbol = resnext(channels, groups)
     values = filled(symbol, data=(4, 8, 7, 7))
     copied = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
-    monkeypatch.setattr(devices, "blocked_grouped_convolutions", lambda graph, low: None)
+    monkeypatch.setenv(SWITCH, "small_channel_blocks")
     without = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
     want, got, before = (by_symbol(each, values) for each in (symbol, copied, without))
     assert sqnr(want.outputs[0], got.outputs[0]) > max(35, sqnr(want.outputs[0], before.outputs[0]) - 1)
@@ -122,6 +122,18 @@ def test_evaluations_between_two_training_steps_change_no_bit(channels, groups, 
     evaluations = [net(mx.nd.array(x)).asnumpy() for _ in range(3)]
     assert_same_bits(by_gluon(net, [x]), first)
     np.testing.assert_array_equal(evaluations[1:], evaluations[:1] * 2)
+
+
+# -- BatchNorm in emulated float16 -------------------------------------------------------------------
+
+
+def test_a_batch_norm_after_a_rounded_convolution_reads_blocks_of_channels():
+    symbol = S.BatchNorm(convolution(S.var("data"), 16), name="norm")
+    low = mxmp.cast_symbol(symbol, "float16", ctx=mx.cpu())
+    (norm,) = (node for node in Graph.from_symbol(low).nodes() if node.op == "BatchNorm")
+    assert norm.inputs[0].node.name == "norm_blocked"
+    values = filled(symbol, data=(4, 8, 7, 5))
+    assert sqnr(*(by_symbol(each, values).outputs[0] for each in (symbol, low))) > 50
 
 
 # -- BatchNorm behind 3-D convolutions ----------------------------------------------------------------
