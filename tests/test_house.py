@@ -37,7 +37,7 @@ HOUSE = {
             "emulation",
             "devices",
         ),
-        *("traffic", "pipeline", "record", "heads", "__init__"),
+        *("traffic", "pipeline", "record", "heads", "hidden_heads", "__init__"),
     ],
     "step": [
         *(
@@ -56,7 +56,7 @@ HOUSE = {
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
-        *("_mxnet", "parameter", "expected", "conversion", "graphs", "hook", "convert", "opaque_heads"),
+        *("_mxnet", "parameter", "expected", "conversion", "graphs", "hook", "convert"),
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "rebind", "__init__"],

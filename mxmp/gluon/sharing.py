@@ -6,14 +6,16 @@ Gradients of two losses at two scales in one buffer would be updates that nobody
 from __future__ import annotations
 
 import weakref
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
+from mxnet.ndarray import NDArray
 
+from ..precision.heads import refuse_unscaled_heads
+from ..precision.hidden_heads import refuse_hidden_heads
 from ..precision.record import Record
 from ..step.phase import Event, Phase
 from . import _mxnet
-from .opaque_heads import refuse_heads
 
 __all__ = ["begin_backward", "join"]
 
@@ -36,10 +38,12 @@ def begin_backward(trainer: Any, record: Record) -> None:
         One of them has looked at its gradients and not stepped, or the backward would write gradients
         that a trainer with another scaler has yet to apply. No gradient has been written.
     """
-    refuse_heads(record, trainer.loss_scale)
     step = trainer._step
     others = [t for t in list(_trainers) if t is not trainer]
     peers = [trainer, *(t for t in others if step and t._step and t._step.group is step.group)]
+    if trainer.loss_scale != 1.0:
+        refuse_unscaled_heads(record, trainer.loss_scale)
+        refuse_hidden_heads(record, trainer.loss_scale, _trained_arrays(peers))
     _refuse_overwriting([t for t in others if t not in peers and t._progress.phase is not Phase.READY], record)
     for peer in peers:
         peer._progress.check(Event.BACKWARD, trainer.loss_scale)
@@ -47,6 +51,12 @@ def begin_backward(trainer: Any, record: Record) -> None:
         peer._progress.note(Event.BACKWARD, trainer.loss_scale)
         peer._watch_statistics()
     trainer._state.group.note_backward()
+
+
+def _trained_arrays(trainers: Sequence[Any]) -> Iterator[NDArray]:
+    for trainer in trainers:
+        for param in trainer._params:
+            yield from (array for array, _ in _mxnet.with_gradients(param))
 
 
 def _refuse_overwriting(waiting: Sequence[Any], record: Record) -> None:

@@ -10,11 +10,12 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
-from .graph import Graph, Node
+from .graph import Entry, Graph, Node
 
 __all__ = ["Record", "operators_of"]
 
 _OPERATOR = re.compile(r'"op": "(\w+)"')
+_OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
 
 
 def operators_of(symbol: mx.sym.Symbol) -> set[str]:
@@ -56,3 +57,20 @@ class Record:
         """All nodes behind the losses; 0.6 ms for a ResNet-50."""
         for graph in self._graphs:
             yield from graph.nodes()
+
+    def read_entries(self) -> set[tuple[str, int]]:
+        """By name of a node, its outputs that another node reads or that are losses."""
+        entries: list[Entry] = [entry for node in self.nodes() for entry in node.inputs]
+        entries += [head for graph in self._graphs for head in graph.heads]
+        return {(entry.node.name, entry.index) for entry in entries}
+
+    def hidden_outputs(self) -> dict[str, dict[str, bool]]:
+        """For each recorded call of a hybridized block: its outputs, and whether its backward reads their gradients.
+
+        A twentieth of a millisecond for each call.
+        """
+        found: dict[str, dict[str, bool]] = {}
+        for symbol, text in zip(self._symbols, self._texts):
+            nodes = [name for name in _OPAQUE.findall(text) if name not in found]
+            found.update(_mxnet.hidden_outputs(symbol, nodes) if nodes else {})
+        return found

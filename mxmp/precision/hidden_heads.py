@@ -1,0 +1,69 @@
+"""Loss heads inside plain hybridized blocks, which a recorded graph shows as one ``_CachedOp`` node each.
+
+Such a head ignores the loss scale. What is in the node cannot be read, but MXNet tells which gradients from above
+its backward reads: a block that reads none for what is used of it writes gradients of its own.
+
+A head cannot be found where the block also hands the gradient from above on through an output that is used.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from .graph import Node
+from .heads import is_fed_a_scale
+from .record import Record
+
+__all__ = ["refuse_hidden_heads"]
+
+# Operators through which no gradient goes: a block that ends in one writes zeros. MXNet names an output after its
+# operator, unless the user has named it.
+_NO_GRADIENT = re.compile(
+    r"(blockgrad|stop_gradient|(zeros|ones|arange)_like|arg(max|min|sort)|topk|one_hot|(equal|greater|lesser)(_?scalar)?"
+    r"|logical_(and|or|xor|not)|round|rint|floor|ceil|trunc|fix|sign|multibox(prior|target|detection)|proposal|box_nms"
+    r"|shape_array)\d*_output\d*$"
+)
+
+
+def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]) -> None:
+    """Raise ``ValueError`` where a plain hybridized block gives ``trained`` gradients that ``scale`` does not reach.
+
+    ``trained``: arrays with a gradient, of parameters that the next step updates. Costs nothing where no hybridized
+    block was recorded.
+    """
+    if "_CachedOp" not in record.operators:
+        return
+    hidden = record.hidden_outputs()
+    if all(reads for outputs in hidden.values() for reads in outputs.values()):
+        return
+    used = record.read_entries()
+    for node in list(record.nodes()):
+        if node.op != "_CachedOp" or node.name not in hidden or is_fed_a_scale(node):
+            continue
+        outputs = list(hidden[node.name].items())
+        reached = [outputs[i] for i in range(len(outputs)) if (node.name, i) in used]
+        if any(reads or _NO_GRADIENT.search(name) for name, reads in reached):
+            continue
+        if not _leaves(node).isdisjoint(mx.autograd.get_symbol(array).name for array in trained):
+            names = ", ".join(name[len(node.name) + 1 :] for name, _ in reached)
+            raise ValueError(
+                f"a hybridized block (its output: {names}) ignores the gradient from above, and with it the loss "
+                f"scale {scale:g}, by which the update would divide: it has a loss head inside. Convert it with "
+                "mxmp.convert(block), or use loss_scale=None; if its output is to have no gradient, call the block "
+                "within autograd.pause()"
+            )
+
+
+def _leaves(node: Node) -> set[str]:
+    """Names of all that is read by the node, and by what it reads."""
+    met: set[Node] = {node}
+    stack = [node]
+    while stack:
+        below = {entry.node for entry in stack.pop().inputs} - met
+        met |= below
+        stack += below
+    return {each.name for each in met if each.is_variable}
