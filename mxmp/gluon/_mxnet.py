@@ -287,6 +287,10 @@ def mark_stale(array: NDArray) -> None:
     array._fresh_grad = False
 
 
+def mark_fresh(array: NDArray) -> None:
+    array._fresh_grad = True
+
+
 def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
     """Make these FP32 arrays the parameter's, with new gradients."""
     param._data = arrays

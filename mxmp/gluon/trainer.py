@@ -10,7 +10,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..precision.heads import check_loss, head_gradient, heads_scaled_by
+from ..precision.heads import head_gradient, heads_scaled_by
 from ..precision.record import Record
 from ..step import gradients as grads
 from ..step import states
@@ -26,7 +26,7 @@ from . import fresh_gradients as fresh
 from .conversion import conversions_of, forwards_so_far, statistics_of
 from .graphs import pushing
 from .parameter import master_at, weight_of
-from .sharing import begin_backward, join
+from .sharing import join, scaled_backward
 from .workers import share_noise, share_weights
 
 __all__ = ["Trainer"]
@@ -113,16 +113,15 @@ class Trainer(StepView, gluon.Trainer):
             outside any converted net that ignores the scale.
         RuntimeError
             After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first. Inside ``scale_loss``.
-            Where it reaches parameters whose gradients another Trainer has yet to apply.
+            Where it reaches parameters whose gradients another Trainer has yet to apply, or would add to
+            gradients of a plain ``loss.backward()``.
         """
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
         record = Record(losses)
-        with heads_scaled_by(self.loss_scale, record):
-            begin_backward(self, record)
-            with pushing():
-                autograd.backward(losses, heads, retain_graph=retain_graph)
+        with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record), pushing():
+            autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
@@ -132,16 +131,23 @@ class Trainer(StepView, gluon.Trainer):
 
             with trainer.scale_loss(loss) as scaled:
                 autograd.backward(scaled)
+
+        Raises
+        ------
+        ValueError, RuntimeError
+            As ``backward`` does. And ``RuntimeError`` where the block calls backward of another loss than ``scaled``,
+            such as the unscaled one: ``step`` will refuse its gradients.
         """
         single = not isinstance(loss, (list, tuple))
         losses: list[NDArray] = [loss] if single else list(loss)
-        for item in losses:
-            check_loss(item, self.loss_scale)
+        with autograd.pause():
+            factors = [head_gradient(item, self.loss_scale) for item in losses]
+        for factor in factors:
+            factor.attach_grad()
         record = Record(losses)
-        with heads_scaled_by(self.loss_scale, record):
-            begin_backward(self, record)
+        with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record, factors):
             with autograd.record(train_mode=autograd.is_training()):
-                scaled = [item * self.loss_scale for item in losses]
+                scaled = [item * factor for item, factor in zip(losses, factors)]
             yield scaled[0] if single else scaled
 
     # -- between backward and step ------------------------------------------------------------------
@@ -149,6 +155,7 @@ class Trainer(StepView, gluon.Trainer):
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, once a step; ``update`` then applies them."""
         self._prepare()
+        self._refuse_lost_scale()
         if not self._progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
                 fresh.clear_stale(self._params)
@@ -169,6 +176,7 @@ class Trainer(StepView, gluon.Trainer):
             Gradients are float16, which cannot hold unscaled values; nothing is changed.
         """
         self._progress.check(Event.UNSCALE, self.loss_scale)
+        self._refuse_lost_scale()
         found = [update.gradient for update in fresh.fresh_updates(self._params, ignore_stale=True)]
         grads.unscale(found, 1.0 / self.loss_scale)
         self._progress.note(Event.UNSCALE, self.loss_scale)
@@ -198,7 +206,8 @@ class Trainer(StepView, gluon.Trainer):
         Raises
         ------
         RuntimeError
-            The gradients were never scaled (a plain ``loss.backward()``), at a scale other than 1.
+            Gradients were not scaled, at a scale other than 1: those of a plain ``loss.backward()``, before or
+            after ``backward``.
         FloatingPointError
             Repeated overflow at the lowest scale; names the parameters.
         """
@@ -236,9 +245,18 @@ class Trainer(StepView, gluon.Trainer):
         """
         states.load(fname, self._state, self._updaters, [weight_of(param) for param in self._params], self._contexts)
         self._progress = Progress()  # gradients of before belong to another scale
-        fresh.forget(fresh.fresh_updates(list(filter(_mxnet.is_initialized, self._params)), ignore_stale=True))
+        ready = list(filter(_mxnet.is_initialized, self._params))
+        fresh.forget(ready, fresh.fresh_updates(ready, ignore_stale=True))
 
     # -- inside -------------------------------------------------------------------------------------
+
+    def _refuse_lost_scale(self) -> None:
+        """Raise ``RuntimeError`` for gradients that the update would divide by a scale that they never had."""
+        if self.loss_scale == 1.0 or self._progress.phase is Phase.READY or self._progress.unscaled:
+            return
+        if any(map(_mxnet.is_fresh, self._progress.factors)):  # a backward of scale_loss's, after its block
+            fresh.claim(self._params, fresh.take(self._params))
+        fresh.refuse_plain_gradients(self._params, self.loss_scale)
 
     @property
     def _state(self) -> ScaledStep:
@@ -255,6 +273,7 @@ class Trainer(StepView, gluon.Trainer):
     def _begin_update(self, called: str, batch_size: float) -> None:
         self._progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
+        self._refuse_lost_scale()
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
@@ -292,7 +311,7 @@ class Trainer(StepView, gluon.Trainer):
                 statistics = self._statistics if self._progress.phase is not Phase.READY else self._watch_statistics()
                 self._state.run([u.gradient for u in updates], apply, statistics, unscaled=self._progress.unscaled)
         finally:
-            fresh.forget(updates)
+            fresh.forget(self._params, updates)
             self._progress = Progress()
             self._last_update = forwards_so_far()
 
