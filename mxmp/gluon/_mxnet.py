@@ -275,6 +275,7 @@ def storage(param: Parameter) -> str:
 
 
 def trainer_of(param: Parameter) -> Any:
+    """The last ``gluon.Trainer`` that was made over the parameter."""
     return param._trainer
 
 

@@ -9,13 +9,12 @@ import weakref
 from contextlib import contextmanager
 from typing import Any, Iterator, Sequence
 
-import mxnet as mx
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from ..precision.heads import refuse_unscaled_heads
 from ..precision.hidden_heads import refuse_hidden_heads
-from ..precision.record import Record
+from ..precision.record import Record, leaf_name
 from ..step.phase import Event, Phase
 from . import _mxnet
 from . import fresh_gradients as fresh
@@ -109,7 +108,7 @@ def _is_reached(param: Parameter, record: Record) -> bool:
     """Whether a backward from the record writes the parameter's gradient."""
     if param.grad_req == "null":
         return False
-    return any(mx.autograd.get_symbol(array).name in record.leaves for array in _mxnet.arrays(param))
+    return any(leaf_name(array) in record.leaves for array in _mxnet.arrays(param))
 
 
 def _refuse_overwriting(waiting: Sequence[Any], record: Record) -> None:

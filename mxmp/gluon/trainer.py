@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
@@ -23,13 +26,15 @@ from ..step.stores import is_distributed, open_store
 from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
-from .conversion import conversions_of, forwards_so_far, statistics_of
+from .conversion import any_conversion, conversions_of, forwards_so_far, is_scaling, statistics_of
 from .graphs import pushing
 from .parameter import master_at, weight_of
 from .sharing import join, scaled_backward
 from .workers import share_noise, share_weights
 
 __all__ = ["Trainer"]
+
+logger = logging.getLogger("mxmp")
 
 
 class Trainer(StepView, gluon.Trainer):
@@ -86,6 +91,7 @@ class Trainer(StepView, gluon.Trainer):
         self._progress = Progress()
         self._statistics = RunningStatistics()
         self._last_update = forwards_so_far()
+        self._warned = False
         store = open_store(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         for param in self._params:
@@ -119,6 +125,7 @@ class Trainer(StepView, gluon.Trainer):
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
+        self._warn_of_plain_trainer()
         record = Record(losses)
         with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record), pushing():
             autograd.backward(losses, heads, retain_graph=retain_graph)
@@ -144,6 +151,7 @@ class Trainer(StepView, gluon.Trainer):
             factors = [head_gradient(item, self.loss_scale) for item in losses]
         for factor in factors:
             factor.attach_grad()
+        self._warn_of_plain_trainer()
         record = Record(losses)
         with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record, factors):
             with autograd.record(train_mode=autograd.is_training()):
@@ -177,8 +185,9 @@ class Trainer(StepView, gluon.Trainer):
         """
         self._progress.check(Event.UNSCALE, self.loss_scale)
         self._refuse_lost_scale()
-        found = [update.gradient for update in fresh.fresh_updates(self._params, ignore_stale=True)]
-        grads.unscale(found, 1.0 / self.loss_scale)
+        updates = fresh.fresh_updates(self._params, ignore_stale=True)
+        grads.unscale([update.gradient for update in updates], 1.0 / self.loss_scale)
+        fresh.put_back(update.weight for update in updates)  # true ones, which any optimizer may apply
         self._progress.note(Event.UNSCALE, self.loss_scale)
 
     def clip_global_norm(self, max_norm: float) -> float:
@@ -250,6 +259,22 @@ class Trainer(StepView, gluon.Trainer):
 
     # -- inside -------------------------------------------------------------------------------------
 
+    def _warn_of_plain_trainer(self) -> None:
+        """Warn, once, where a plain Trainer was made over the parameters after this one, and may step by mistake."""
+        if self._warned or self.loss_scale == 1.0:
+            return
+        for param in self._params:
+            last = _mxnet.trainer_of(param)
+            if last is not None and not is_scaling(last):
+                self._warned = True
+                warnings.warn(
+                    f"a {type(last).__module__}.{type(last).__name__} was made over {param.name!r} after this "
+                    "mxmp.Trainer: its step does not unscale the gradients of this trainer's backward, so call "
+                    "step of this one",
+                    stacklevel=3,
+                )
+                return
+
     def _refuse_lost_scale(self) -> None:
         """Raise ``RuntimeError`` for gradients that the update would divide by a scale that they never had."""
         if self.loss_scale == 1.0 or self._progress.phase is Phase.READY or self._progress.unscaled:
@@ -257,6 +282,20 @@ class Trainer(StepView, gluon.Trainer):
         if any(map(_mxnet.is_fresh, self._progress.factors)):  # a backward of scale_loss's, after its block
             fresh.claim(self._params, fresh.take(self._params))
         fresh.refuse_plain_gradients(self._params, self.loss_scale)
+
+    def _note_needless_scale(self) -> None:
+        """Log, before the first step, that losses are scaled though no net is converted, unless the user gave a scale.
+
+        A critic or an embedding that stays FP32 beside converted nets needs their scale.
+        """
+        if self._state.steps or self.loss_scale == 1.0 or self._asked_scale != "dynamic" or any_conversion():
+            return
+        if all(np.dtype(param.dtype) == np.float32 for param in self._params):
+            logger.warning(
+                "losses are scaled by %g, and no net is converted, so all is FP32, which needs no scaling: call "
+                "mxmp.convert(net), or use loss_scale=None",
+                self.loss_scale,
+            )
 
     @property
     def _state(self) -> ScaledStep:
@@ -274,6 +313,7 @@ class Trainer(StepView, gluon.Trainer):
         self._progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
         self._refuse_lost_scale()
+        self._note_needless_scale()
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:

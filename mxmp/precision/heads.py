@@ -27,6 +27,7 @@ from .record import Record
 from .rules import RULES, Kind, rule_of
 
 __all__ = [
+    "HEAD_OPERATORS",
     "SCALE_NAME",
     "call_with_scale",
     "check_loss",
@@ -78,7 +79,7 @@ def refuse_unscaled_heads(record: Record, scale: float) -> None:
 
     For what is inside a plain hybridized block see ``refuse_hidden_heads``. Takes 0.7 ms for a ResNet-50.
     """
-    if _HEADS.isdisjoint(record.operators):
+    if HEAD_OPERATORS.isdisjoint(record.operators):
         return
     for node in record.nodes():
         if not all(_is_scaled(node.inputs[p]) for p in _own_gradients(node)):
@@ -88,7 +89,9 @@ def refuse_unscaled_heads(record: Record, scale: float) -> None:
             )
 
 
-_HEADS = {op for op, rule in RULES.items() if Kind.HEAD in (rule.kind, *(w.kind for w in rule.when))} | {"Custom"}
+# Operators that are heads with some attributes, or always.
+HEAD_OPERATORS = {"Custom"}
+HEAD_OPERATORS |= {op for op, rule in RULES.items() if Kind.HEAD in (rule.kind, *(w.kind for w in rule.when))}
 
 
 def _is_scaled(x: Entry) -> bool:

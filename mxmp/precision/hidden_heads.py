@@ -1,9 +1,11 @@
 """Loss heads inside plain hybridized blocks, which a recorded graph shows as one ``_CachedOp`` node each.
 
 Such a head ignores the loss scale. What is in the node cannot be read, but MXNet tells which gradients from above
-its backward reads: a block that reads none for what is used of it writes gradients of its own.
+its backward reads. A block that reads none for what is used of it writes gradients of its own, and so does one with
+an output that is named after a head and whose gradient it does not read.
 
-A head cannot be found where the block also hands the gradient from above on through an output that is used.
+A head cannot be found where the block hands a gradient from above on as well, and the head is no output of the block
+or the user has named it.
 """
 
 from __future__ import annotations
@@ -11,17 +13,17 @@ from __future__ import annotations
 import re
 from typing import Iterable
 
-import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .graph import Node
-from .heads import is_fed_a_scale
-from .record import Record
+from .heads import HEAD_OPERATORS, is_fed_a_scale
+from .record import Record, leaf_name
 
 __all__ = ["refuse_hidden_heads"]
 
-# Operators through which no gradient goes: a block that ends in one writes zeros. MXNet names an output after its
-# operator, unless the user has named it.
+# MXNet names an output after its operator, unless the user has named it.
+_HEAD = re.compile(rf"({'|'.join(op.lower() for op in HEAD_OPERATORS)})\d*_output\d*$")
+# Operators through which no gradient goes: a block that ends in one writes zeros.
 _NO_GRADIENT = re.compile(
     r"(blockgrad|stop_gradient|(zeros|ones|arange)_like|arg(max|min|sort)|topk|one_hot|(equal|greater|lesser)(_?scalar)?"
     r"|logical_(and|or|xor|not)|round|rint|floor|ceil|trunc|fix|sign|multibox(prior|target|detection)|proposal|box_nms"
@@ -46,10 +48,11 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
             continue
         outputs = list(hidden[node.name].items())
         reached = [outputs[i] for i in range(len(outputs)) if (node.name, i) in used]
-        if any(reads or _NO_GRADIENT.search(name) for name, reads in reached):
+        named = [name for name, reads in outputs if not reads and _HEAD.search(name)]
+        if not named and any(reads or _NO_GRADIENT.search(name) for name, reads in reached):
             continue
-        if not _leaves(node).isdisjoint(mx.autograd.get_symbol(array).name for array in trained):
-            names = ", ".join(name[len(node.name) + 1 :] for name, _ in reached)
+        if not _leaves(node).isdisjoint(map(leaf_name, trained)):
+            names = ", ".join(name[len(node.name) + 1 :] for name in named or dict(reached))
             raise ValueError(
                 f"a hybridized block (its output: {names}) ignores the gradient from above, and with it the loss "
                 f"scale {scale:g}, by which the update would divide: it has a loss head inside. Convert it with "
@@ -58,7 +61,7 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
             )
 
 
-def _leaves(node: Node) -> set[str]:
+def _leaves(node: Node) -> set[str | None]:
     """Names of all that is read by the node, and by what it reads."""
     met: set[Node] = {node}
     stack = [node]
