@@ -275,6 +275,7 @@ def storage(param: Parameter) -> str:
 
 
 def trainer_of(param: Parameter) -> Any:
+    """The last ``gluon.Trainer`` that was made over the parameter."""
     return param._trainer
 
 
@@ -285,6 +286,10 @@ def is_fresh(array: NDArray) -> bool:
 
 def mark_stale(array: NDArray) -> None:
     array._fresh_grad = False
+
+
+def mark_fresh(array: NDArray) -> None:
+    array._fresh_grad = True
 
 
 def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:

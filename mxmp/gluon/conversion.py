@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,8 +28,10 @@ from .parameter import BFLOAT16, store_full, store_low
 __all__ = [
     "BUILDING",
     "Conversion",
+    "any_conversion",
     "conversions_of",
     "forwards_so_far",
+    "is_scaling",
     "is_tracing",
     "join",
     "leave",
@@ -79,7 +82,7 @@ def leave(param: Parameter, gone: Collection[Conversion]) -> None:
 
 # How MXNet's norm layers name theirs, for nets that have no graph of ours to ask.
 _RUNNING = ("running_mean", "running_var")
-# Forwards in training mode, counted, and the last one of each converted net.
+# Forwards in training mode, counted, and the last one of each converted net, 0 before the first.
 _forwards = itertools.count(1)
 _last_forward: weakref.WeakKeyDictionary[Conversion, int] = weakref.WeakKeyDictionary()
 
@@ -87,6 +90,11 @@ _last_forward: weakref.WeakKeyDictionary[Conversion, int] = weakref.WeakKeyDicti
 def forwards_so_far() -> int:
     """A moment among the forwards of converted nets, for ``statistics_of``."""
     return next(_forwards)
+
+
+def any_conversion() -> bool:
+    """Whether any net is converted now."""
+    return bool(_last_forward)
 
 
 def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
@@ -100,6 +108,11 @@ def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
     for conversion in dict.fromkeys([*conversions_of(params), *sorted(ran, key=id)]):
         found.update((id(p), p) for p in conversion.statistics.values())
     return [Gradient(p.name, array) for p in found.values() for array in _mxnet.arrays(p)]
+
+
+def is_scaling(trainer: Any) -> bool:
+    """Whether the trainer scales losses and updates FP32 masters."""
+    return getattr(trainer, "updates_masters", False)
 
 
 class Conversion:
@@ -121,6 +134,8 @@ class Conversion:
         self.statistics: dict[str, Parameter] = {}
         self.blocks: weakref.WeakSet = weakref.WeakSet()
         self._stored: dict[str, bool] = {}
+        self._warned = False
+        _last_forward[self] = 0
 
     def __getstate__(self) -> dict:
         """For copies of a net, whose blocks are others."""
@@ -132,6 +147,24 @@ class Conversion:
     def note_training(self) -> None:
         """A block of this net runs in training mode."""
         _last_forward[self] = next(_forwards)
+
+    def check_trainer(self, plan: Plan, asked: Iterable[tuple[Parameter, str]]) -> None:
+        """Warn, once, where a graph in float16 is recorded whose parameters a Trainer updates that does not scale.
+
+        ``asked``: its parameters, and what is asked of their gradients.
+        """
+        if self._warned or self.policy.compute != "float16":
+            return
+        trainer = next((_mxnet.trainer_of(param) for param, request in asked if request != "null"), None)
+        if trainer is None or plan.num_low == 0 or is_scaling(trainer):
+            return
+        self._warned = True
+        warnings.warn(
+            f"a net computes in float16 and is trained by a {type(trainer).__module__}.{type(trainer).__name__}, "
+            "which does not scale the loss: gradients below 6e-8 become zero. Use mxmp.Trainer and "
+            "trainer.backward(loss), or convert to bfloat16, which needs no scaling",
+            stacklevel=4,
+        )
 
     def build(
         self,

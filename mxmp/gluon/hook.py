@@ -121,6 +121,8 @@ class Hook:
                 built = graphs.get(key)
                 if built is None or not built.serves(inputs):
                     built = graphs[key] = self._build(args, key.device)
+        if autograd.is_recording():
+            conversion.check_trainer(built.plan, built.asked)
         if graphs.shown is not built:
             graphs.shown = built
             _mxnet.show(block, built.traced)

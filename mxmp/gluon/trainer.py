@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..precision.heads import check_loss, head_gradient, heads_scaled_by
+from ..precision.heads import head_gradient, heads_scaled_by
 from ..precision.record import Record
 from ..step import gradients as grads
 from ..step import states
@@ -23,13 +26,15 @@ from ..step.stores import is_distributed, open_store
 from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
-from .conversion import conversions_of, forwards_so_far, statistics_of
+from .conversion import any_conversion, conversions_of, forwards_so_far, is_scaling, statistics_of
 from .graphs import pushing
 from .parameter import master_at, weight_of
-from .sharing import begin_backward, join
+from .sharing import join, scaled_backward
 from .workers import share_noise, share_weights
 
 __all__ = ["Trainer"]
+
+logger = logging.getLogger("mxmp")
 
 
 class Trainer(StepView, gluon.Trainer):
@@ -86,6 +91,7 @@ class Trainer(StepView, gluon.Trainer):
         self._progress = Progress()
         self._statistics = RunningStatistics()
         self._last_update = forwards_so_far()
+        self._warned = False
         store = open_store(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         for param in self._params:
@@ -113,16 +119,16 @@ class Trainer(StepView, gluon.Trainer):
             outside any converted net that ignores the scale.
         RuntimeError
             After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first. Inside ``scale_loss``.
-            Where it reaches parameters whose gradients another Trainer has yet to apply.
+            Where it reaches parameters whose gradients another Trainer has yet to apply, or would add to
+            gradients of a plain ``loss.backward()``.
         """
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
+        self._warn_of_plain_trainer()
         record = Record(losses)
-        with heads_scaled_by(self.loss_scale, record):
-            begin_backward(self, record)
-            with pushing():
-                autograd.backward(losses, heads, retain_graph=retain_graph)
+        with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record), pushing():
+            autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
@@ -132,16 +138,24 @@ class Trainer(StepView, gluon.Trainer):
 
             with trainer.scale_loss(loss) as scaled:
                 autograd.backward(scaled)
+
+        Raises
+        ------
+        ValueError, RuntimeError
+            As ``backward`` does. And ``RuntimeError`` where the block calls backward of another loss than ``scaled``,
+            such as the unscaled one: ``step`` will refuse its gradients.
         """
         single = not isinstance(loss, (list, tuple))
         losses: list[NDArray] = [loss] if single else list(loss)
-        for item in losses:
-            check_loss(item, self.loss_scale)
+        with autograd.pause():
+            factors = [head_gradient(item, self.loss_scale) for item in losses]
+        for factor in factors:
+            factor.attach_grad()
+        self._warn_of_plain_trainer()
         record = Record(losses)
-        with heads_scaled_by(self.loss_scale, record):
-            begin_backward(self, record)
+        with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record, factors):
             with autograd.record(train_mode=autograd.is_training()):
-                scaled = [item * self.loss_scale for item in losses]
+                scaled = [item * factor for item, factor in zip(losses, factors)]
             yield scaled[0] if single else scaled
 
     # -- between backward and step ------------------------------------------------------------------
@@ -149,6 +163,7 @@ class Trainer(StepView, gluon.Trainer):
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, once a step; ``update`` then applies them."""
         self._prepare()
+        self._refuse_lost_scale()
         if not self._progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
                 fresh.clear_stale(self._params)
@@ -169,8 +184,10 @@ class Trainer(StepView, gluon.Trainer):
             Gradients are float16, which cannot hold unscaled values; nothing is changed.
         """
         self._progress.check(Event.UNSCALE, self.loss_scale)
-        found = [update.gradient for update in fresh.fresh_updates(self._params, ignore_stale=True)]
-        grads.unscale(found, 1.0 / self.loss_scale)
+        self._refuse_lost_scale()
+        updates = fresh.fresh_updates(self._params, ignore_stale=True)
+        grads.unscale([update.gradient for update in updates], 1.0 / self.loss_scale)
+        fresh.put_back(update.weight for update in updates)  # true ones, which any optimizer may apply
         self._progress.note(Event.UNSCALE, self.loss_scale)
 
     def clip_global_norm(self, max_norm: float) -> float:
@@ -198,7 +215,8 @@ class Trainer(StepView, gluon.Trainer):
         Raises
         ------
         RuntimeError
-            The gradients were never scaled (a plain ``loss.backward()``), at a scale other than 1.
+            Gradients were not scaled, at a scale other than 1: those of a plain ``loss.backward()``, before or
+            after ``backward``.
         FloatingPointError
             Repeated overflow at the lowest scale; names the parameters.
         """
@@ -236,9 +254,48 @@ class Trainer(StepView, gluon.Trainer):
         """
         states.load(fname, self._state, self._updaters, [weight_of(param) for param in self._params], self._contexts)
         self._progress = Progress()  # gradients of before belong to another scale
-        fresh.forget(fresh.fresh_updates(list(filter(_mxnet.is_initialized, self._params)), ignore_stale=True))
+        ready = list(filter(_mxnet.is_initialized, self._params))
+        fresh.forget(ready, fresh.fresh_updates(ready, ignore_stale=True))
 
     # -- inside -------------------------------------------------------------------------------------
+
+    def _warn_of_plain_trainer(self) -> None:
+        """Warn, once, where a plain Trainer was made over the parameters after this one, and may step by mistake."""
+        if self._warned or self.loss_scale == 1.0:
+            return
+        for param in self._params:
+            last = _mxnet.trainer_of(param)
+            if last is not None and not is_scaling(last):
+                self._warned = True
+                warnings.warn(
+                    f"a {type(last).__module__}.{type(last).__name__} was made over {param.name!r} after this "
+                    "mxmp.Trainer: its step does not unscale the gradients of this trainer's backward, so call "
+                    "step of this one",
+                    stacklevel=3,
+                )
+                return
+
+    def _refuse_lost_scale(self) -> None:
+        """Raise ``RuntimeError`` for gradients that the update would divide by a scale that they never had."""
+        if self.loss_scale == 1.0 or self._progress.phase is Phase.READY or self._progress.unscaled:
+            return
+        if any(map(_mxnet.is_fresh, self._progress.factors)):  # a backward of scale_loss's, after its block
+            fresh.claim(self._params, fresh.take(self._params))
+        fresh.refuse_plain_gradients(self._params, self.loss_scale)
+
+    def _note_needless_scale(self) -> None:
+        """Log, before the first step, that losses are scaled though no net is converted, unless the user gave a scale.
+
+        A critic or an embedding that stays FP32 beside converted nets needs their scale.
+        """
+        if self._state.steps or self.loss_scale == 1.0 or self._asked_scale != "dynamic" or any_conversion():
+            return
+        if all(np.dtype(param.dtype) == np.float32 for param in self._params):
+            logger.warning(
+                "losses are scaled by %g, and no net is converted, so all is FP32, which needs no scaling: call "
+                "mxmp.convert(net), or use loss_scale=None",
+                self.loss_scale,
+            )
 
     @property
     def _state(self) -> ScaledStep:
@@ -255,6 +312,8 @@ class Trainer(StepView, gluon.Trainer):
     def _begin_update(self, called: str, batch_size: float) -> None:
         self._progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
+        self._refuse_lost_scale()
+        self._note_needless_scale()
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
@@ -292,7 +351,7 @@ class Trainer(StepView, gluon.Trainer):
                 statistics = self._statistics if self._progress.phase is not Phase.READY else self._watch_statistics()
                 self._state.run([u.gradient for u in updates], apply, statistics, unscaled=self._progress.unscaled)
         finally:
-            fresh.forget(updates)
+            fresh.forget(self._params, updates)
             self._progress = Progress()
             self._last_update = forwards_so_far()
 

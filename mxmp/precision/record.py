@@ -10,16 +10,20 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
-from .graph import Graph, Node
+from .graph import Entry, Graph, Node
 
-__all__ = ["Record", "operators_of"]
+__all__ = ["Record", "leaf_name"]
 
 _OPERATOR = re.compile(r'"op": "(\w+)"')
+_OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
 
 
-def operators_of(symbol: mx.sym.Symbol) -> set[str]:
-    """Names of its operators, variables' ``null`` among them; four times faster than to make the nodes."""
-    return set(_OPERATOR.findall(symbol.tojson(remove_amp_cast=False)))
+def leaf_name(array: NDArray) -> str | None:
+    """The name that autograd gave to an array with a gradient; None where it has none, as in copies of a net."""
+    try:
+        return mx.autograd.get_symbol(array).name
+    except mx.MXNetError:
+        return None
 
 
 class Record:
@@ -56,3 +60,20 @@ class Record:
         """All nodes behind the losses; 0.6 ms for a ResNet-50."""
         for graph in self._graphs:
             yield from graph.nodes()
+
+    def read_entries(self) -> set[tuple[str, int]]:
+        """By name of a node, its outputs that another node reads or that are losses."""
+        entries: list[Entry] = [entry for node in self.nodes() for entry in node.inputs]
+        entries += [head for graph in self._graphs for head in graph.heads]
+        return {(entry.node.name, entry.index) for entry in entries}
+
+    def hidden_outputs(self) -> dict[str, dict[str, bool]]:
+        """For each recorded call of a hybridized block: its outputs, and whether its backward reads their gradients.
+
+        A twentieth of a millisecond for each call.
+        """
+        found: dict[str, dict[str, bool]] = {}
+        for symbol, text in zip(self._symbols, self._texts):
+            nodes = [name for name in _OPAQUE.findall(text) if name not in found]
+            found.update(_mxnet.hidden_outputs(symbol, nodes) if nodes else {})
+        return found
