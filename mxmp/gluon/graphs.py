@@ -33,12 +33,7 @@ class GraphKey(NamedTuple):
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
-    """The graphs of one block since it was last hybridized; a copy of the block makes its own.
-
-    ``shown`` is the one that files are made of.
-    """
-
-    shown: BuiltGraph | None = None
+    """The graphs of one block since it was last hybridized; a copy of the block makes its own."""
 
     def __reduce__(self) -> tuple:
         return Graphs, ()
@@ -132,7 +127,7 @@ def traced_alone(
     flat = [array for array in _mxnet.flatten(args)[0] if array is not None]
     given = {variable.name: array for variable, array in zip(data, flat)}
     names = set(symbol.list_inputs())
-    params = {name: param for name, param in block.collect_params().items() if name in names}
+    params = {param.name: param for param in block.collect_params().values() if param.name in names}
     return symbol, {name: array for name, array in given.items() if name in names}, params
 
 
