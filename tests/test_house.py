@@ -37,7 +37,7 @@ HOUSE = {
             "emulation",
             "devices",
         ),
-        *("traffic", "pipeline", "record", "heads", "__init__"),
+        *("traffic", "pipeline", "record", "heads", "monitoring", "__init__"),
     ],
     "step": [
         *(
