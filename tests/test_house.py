@@ -23,7 +23,7 @@ HOUSE = {
     "": ["files", "policy"],
     "precision": [
         *("_mxnet", "rules", "graph", "subgraphs", "tuned", "plan", "decide", "casts", "traffic", "record"),
-        *("heads", "hidden_heads", "__init__"),
+        *("heads", "hidden_heads", "monitoring", "__init__"),
     ],
     "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
     "spine": ["pipeline"],

@@ -116,6 +116,24 @@ def show(block: HybridBlock, traced: Traced) -> None:
     block._cached_op_args, block._cached_graph, block._in_format, block._out_format, _ = traced
 
 
+def undo_load(block: Block) -> None:
+    """Give a block the names again that it had before ``load(prefix)``: those that its Parameters still have.
+
+    MXNet renames the block and the keys of its Parameters after the file, but no Parameter, so a graph that is traced
+    afterwards does not find them ("Unknown input to HybridBlock").
+    """
+    name, params = block.prefix[:-1] if block.prefix.endswith("_") else block.prefix, block.params._params
+    keys = [param.name for param in params.values()]
+    if block.name == name and keys == list(params):
+        return
+    block._name = name
+    renamed = list(zip(keys, params.values()))
+    params.clear()
+    params.update(renamed)
+    if isinstance(block, HybridBlock) and not isinstance(block, SymbolBlock):
+        block._cached_graph = ()  # the file's, with the file's names
+
+
 def take_over(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
     """Let every call of ``block`` go through ``forward``, and MXNet's call of the block's graph through ``call_graph``.
 

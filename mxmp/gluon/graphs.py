@@ -16,6 +16,7 @@ from mxnet.ndarray import NDArray
 from ..kernels.padding import LargeInputs
 from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
+from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from . import _mxnet
 from .conversion import Conversion, tracing
@@ -33,12 +34,7 @@ class GraphKey(NamedTuple):
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
-    """The graphs of one block since it was last hybridized; a copy of the block makes its own.
-
-    ``shown`` is the one that files are made of.
-    """
-
-    shown: BuiltGraph | None = None
+    """The graphs of one block since it was last hybridized; a copy of the block makes its own."""
 
     def __reduce__(self) -> tuple:
         return Graphs, ()
@@ -100,7 +96,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     graph, plan = conversion.build(block, symbol, params, device, asked, large_inputs=large is not None)
     conversion.expected.note(block, plan)
     scale_heads(graph)
-    op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
+    op = _LowOp(graph.to_symbol(), plan, symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     conversion.remedies.note(block.name, symbol, plan, shapes)
     traced = traced._replace(answer=_kinds(traced.answer))
     return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()], large)
@@ -132,7 +128,7 @@ def traced_alone(
     flat = [array for array in _mxnet.flatten(args)[0] if array is not None]
     given = {variable.name: array for variable, array in zip(data, flat)}
     names = set(symbol.list_inputs())
-    params = {name: param for name, param in block.collect_params().items() if name in names}
+    params = {param.name: param for param in block.collect_params().values() if param.name in names}
     return symbol, {name: array for name, array in given.items() if name in names}, params
 
 
@@ -175,12 +171,13 @@ class _LowOp:
     with an operator of its own. All others share one.
     """
 
-    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list) -> None:
+    def __init__(self, low: mx.sym.Symbol, plan: Plan, given: list, data: list, flags: list) -> None:
         names = low.list_inputs()
         position = {name: i for i, name in enumerate(given)}
         fed = [*data, SCALE_NAME]
         self._order = [position.get(name) for name in names]
         self.symbol = low
+        self._plan = plan
         self._flags = [
             ("data_indices", [i for i, name in enumerate(names) if name in fed]),
             ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
@@ -220,7 +217,10 @@ class _LowOp:
         if key not in self._monitored:
             flags = [(name, value) for name, value in self._flags if not name.startswith("static_")]
             self._monitored[key] = mx.nd.CachedOp(copy.copy(self.symbol), flags)
-            _mxnet.register_op_hook(self._monitored[key], *monitor)
+            callback, monitor_all = monitor
+            if not isinstance(callback, GraphListener):
+                callback = NetworkView(self.symbol, self._plan).translated(callback)
+            _mxnet.register_op_hook(self._monitored[key], callback, monitor_all)
         return self._monitored[key]
 
     def _make(self) -> mx.nd.CachedOp:

@@ -72,6 +72,7 @@ class Hook:
         if self._chosen is not None and not self._was_hybridized():
             _mxnet.set_active(self._block, self._chosen)
         self._chosen = None
+        _mxnet.undo_load(self._block)
         _mxnet.give_back(self._block)
         if self.owners:
             _mxnet.take_over(self._block, self, self.call_graph)
@@ -123,12 +124,20 @@ class Hook:
                     built = graphs[key] = self._build(args, key.device)
         if autograd.is_recording():
             conversion.check_trainer(built.plan, built.asked)
-        if graphs.shown is not built:
-            graphs.shown = built
-            _mxnet.show(block, built.traced)
+        self._show(built, graphs)
         return built.run(inputs, _mxnet.monitor(block))
 
+    def _show(self, built: BuiltGraph, graphs: Graphs) -> None:
+        """Let files be made of this graph, and no longer of one that the block was loaded with."""
+        shown = _mxnet.traced(self._block).graph
+        if shown is built.traced.graph:
+            return
+        if shown and all(shown is not each.traced.graph for each in graphs.values()):
+            _undo_load(self._block)
+        _mxnet.show(self._block, built.traced)
+
     def _build(self, args: tuple, device: str) -> BuiltGraph:
+        _undo_load(self._block)
         try:
             return build(self._block, args, device, self.conversion)
         except UntraceableError as found:
@@ -189,6 +198,11 @@ def _refuse_loader_memory(block: HybridBlock, arrays: list) -> None:
                 "and a converted net runs as a graph, which like any hybridized net takes inputs from its own device "
                 "only: call x.as_in_context(mx.cpu()), or gluon.utils.split_and_load(x, contexts)"
             )
+
+
+def _undo_load(block: HybridBlock) -> None:
+    for each in blocks_of(block):
+        _mxnet.undo_load(each)
 
 
 def hook_of(block: Block) -> Hook | None:

@@ -17,9 +17,11 @@ __all__ = [
     "MARK",
     "PASSED",
     "CastGraph",
+    "behind",
     "declare_full",
     "insert_casts",
     "is_ours",
+    "passed_on",
     "replace_heads",
     "replace_operator",
     "strip",
@@ -78,6 +80,13 @@ def is_ours(node: Node) -> bool:
     return MARK in node.attrs
 
 
+def behind(entry: Entry) -> Entry:
+    """What a node of ours hands on, through others of ours."""
+    while is_ours(entry.node) and entry.node.inputs:
+        entry = passed_on(entry)
+    return entry
+
+
 def strip(graph: Graph) -> Graph:
     """The graph without anything that mxmp inserted: the original, names included."""
     new: dict[Node, Node] = {}
@@ -88,7 +97,7 @@ def strip(graph: Graph) -> Graph:
         while is_ours(entry.node):
             if entry.node.attrs[MARK] == "head":
                 name = name or entry.node.name
-            entry = _passed(entry)
+            entry = passed_on(entry)
         if name:
             renamed[entry.node] = name
         return Entry(new[entry.node], entry.index, entry.version)
@@ -207,7 +216,7 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
     )
 
 
-def _passed(entry: Entry) -> Entry:
+def passed_on(entry: Entry) -> Entry:
     """What one of our nodes hands on."""
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]

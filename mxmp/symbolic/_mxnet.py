@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import os
 from contextlib import contextmanager
-from typing import Any, Collection, Iterator, Sequence
+from typing import Any, Callable, Collection, Iterator, Sequence
 
 import mxnet as mx
 
+from ..precision.monitoring import NetworkView, in_full
+from ..precision.plan import Plan
+
 __all__ = [
     "INHERITED",
+    "Monitored",
     "Unfused",
     "fuses",
     "group_names",
@@ -106,6 +110,33 @@ def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], 
 def symbol_of(executor: mx.executor.Executor) -> mx.sym.Symbol:
     """What it runs."""
     return executor._symbol
+
+
+class Monitored:
+    """An executor of a graph with casts, as ``mx.mon.Monitor`` looks at one: of the network ``symbol``, in FP32."""
+
+    def __init__(self, executor: mx.executor.Executor, symbol: mx.sym.Symbol, plan: Plan) -> None:
+        self._executor = executor
+        self._symbol = symbol
+        self._plan = plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
+        """As of the executor; ``callback`` is called with the network's own operators."""
+        view = NetworkView(symbol_of(self._executor), self._plan)
+        self._executor.set_monitor_callback(view.translated(callback), monitor_all)
+
+    @property
+    def arg_arrays(self) -> list[mx.nd.NDArray]:
+        """In the order of the network's arguments."""
+        return [in_full(self._executor.arg_dict[name]) for name in self._symbol.list_arguments()]
+
+    @property
+    def aux_arrays(self) -> list[mx.nd.NDArray]:
+        """In the order of the network's auxiliary states."""
+        return [in_full(self._executor.aux_dict[name]) for name in self._symbol.list_auxiliary_states()]
 
 
 def twin(executor: mx.executor.Executor) -> mx.executor.Executor:

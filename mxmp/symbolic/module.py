@@ -130,6 +130,22 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
             for name in self._core.low_names & set(self._param_names):
                 self._arg_params[name] = mx.nd.zeros(self._arg_params[name].shape)
 
+    def install_monitor(self, mon: Any) -> None:
+        """As ``mx.mod.Module.install_monitor``: the monitor lists the network's own operators.
+
+        Nodes that mxmp inserted are left out. Values are FP32 arrays, rounded as the operators of the
+        compute dtype round them, and gradients are those of the loss times the loss scale.
+
+        Raises
+        ------
+        RuntimeError
+            Before ``bind``.
+        """
+        if self.plan is None:
+            raise RuntimeError("call bind() first: a monitor is installed in executors")
+        for executor in self._exec_group.execs:
+            mon.install(_mxnet.Monitored(executor, self._symbol, self.plan))
+
     def init_params(self, *args: Any, **kwargs: Any) -> None:
         super().init_params(*args, **kwargs)
         self._core.set_masters(self._arg_params, self._arrays())

@@ -98,7 +98,7 @@ def _trace(block: HybridBlock, args: tuple) -> Called:
     with tracing() if hook_of(block) else nullcontext():
         _mxnet.trace(clone, args)
     data, symbol = _mxnet.traced(clone).graph
-    params = block.collect_params()
+    params = {param.name: param for param in block.collect_params().values()}
     known = {name: Tensor(tuple(p.shape), dtype_name(p.dtype)) for name, p in params.items() if _is_shape(p.shape)}
     arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
     known.update({v.name: Tensor(a.shape, dtype_name(a.dtype)) for v, a in zip(data, arrays)})
