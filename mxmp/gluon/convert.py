@@ -41,7 +41,8 @@ def convert(
     net : mxnet.gluon.Block
         A HybridBlock, a SymbolBlock, or a Block whose outermost hybrid children are converted.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, or a Plan of this net (``mxmp.tune``).
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of this net (``mxmp.tune``), or the
+        path of a saved Plan (``"plan.json"``).
     exclude : iterable of str, or callable
         Patterns of nodes or blocks to keep in FP32, added to the policy's; a block that cannot be traced
         then runs as Python. Or a filter ``(name, block) -> bool``: its blocks run as Python, in FP32,
@@ -55,12 +56,12 @@ def convert(
         The policy cannot hold, there is nothing to convert, or parameters are not FP32. The net
         stays as it was. Where a Plan is of another net, its first call says so.
     """
-    if callable(exclude) and isinstance(policy, Plan):
-        raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")
-    asked, plan = read_policy(policy, () if callable(exclude) else exclude)
     if not isinstance(net, Block):
         hint = ": for a Symbol use mxmp.cast_symbol" if isinstance(net, mx.sym.Symbol) else ""
         raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{hint}")
+    asked, plan = read_policy(policy, () if callable(exclude) else exclude)
+    if callable(exclude) and plan is not None:
+        raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")
     python, outside = _left_as_python(net, exclude if callable(exclude) else _named_by(asked))
     blocks = [block for block in hybrid_blocks(net) if id(block) not in outside]
     if not any(id(block) not in python for block in blocks):

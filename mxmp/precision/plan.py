@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterable, Iterator, Mapping
 
 from ..files import replacing
-from ..policy import Policy, as_policy
+from ..policy import Policy, as_policy, is_policy_text
 from .graph import Entry, Graph, Node
 from .rules import REFUSED, RULES, Kind, Rule, rule_of
 from .subgraphs import Body, bodies
@@ -88,7 +88,7 @@ class Plan:
             file.write(self.to_json())
 
     @classmethod
-    def load(cls, path: str) -> Plan:
+    def load(cls, path: str | os.PathLike) -> Plan:
         """Read what ``save`` wrote. Raises ``ValueError`` where the file holds no plan."""
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -185,14 +185,22 @@ class PlannedGraph:
         return self.decisions[node].low and position not in self.rules[node].keep
 
 
-def read_policy(policy: str | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
-    """What a user gives for a policy: the Policy, and the Plan where it is one.
+def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
+    """What a user gives for a policy: the Policy, and the Plan where it is one, or the path of a saved one.
+
+    A string that ends in ``.json`` and does not begin as a policy string does is a path.
 
     Raises
     ------
     ValueError
         It is none, or patterns are given beside a Plan.
+    OSError
+        The file of a plan cannot be read.
     """
+    if isinstance(policy, os.PathLike) or (
+        isinstance(policy, str) and policy.endswith(".json") and not is_policy_text(policy)
+    ):
+        policy = Plan.load(os.fspath(policy))
     if not isinstance(policy, Plan):
         return as_policy(policy, exclude), None
     if list(exclude):

@@ -12,12 +12,12 @@ from mxnet.gluon import Block, HybridBlock
 from mxnet.ndarray import NDArray
 
 from ..gluon.graphs import traced_alone
-from ..policy import Policy, as_policy
+from ..policy import Policy
 from ..precision.casts import strip
 from ..precision.devices import device_of
 from ..precision.graph import Graph
 from ..precision.padding import LargeInputs
-from ..precision.plan import Plan
+from ..precision.plan import Plan, read_policy
 from ..precision.tuned import Tuned
 from .choices import Task, cast_bytes, shapes_of
 from .clock import Arrays
@@ -87,7 +87,9 @@ def tune(
     ImportError
         ``pip install 'mxmp[tune]'`` is missing.
     """
-    policy = as_policy(policy, exclude)
+    policy, plan = read_policy(policy, exclude)
+    if plan is not None:
+        raise ValueError(f"tune makes a Plan, and was given one: give it a policy, such as policy={str(policy)!r}")
     if isinstance(target, Block) and (shapes or not inputs):
         raise ValueError("give a block its inputs, or their shapes, in order: named inputs are for Symbols")
     ctx = ctx or mx.context.current_context()
