@@ -236,6 +236,7 @@ class Trainer(StepView, gluon.Trainer):
         """
         states.load(fname, self._state, self._updaters, [weight_of(param) for param in self._params], self._contexts)
         self._progress = Progress()  # gradients of before belong to another scale
+        self._state.group.forget_backward(self._state)
         fresh.forget(fresh.fresh_updates(list(filter(_mxnet.is_initialized, self._params)), ignore_stale=True))
 
     # -- inside -------------------------------------------------------------------------------------

@@ -229,8 +229,8 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
     def backward(self, out_grads: Any = None) -> None:
         """As ``mx.mod.Module.backward``, of everything times the loss scale."""
         require(self, optimizer=False)
-        scale = self.loss_scale
-        self._core.scaled_by = scale
+        self._state.note_own_backward(adds="add" in self._exec_group.grad_req.values())
+        scale = self._core.scaled_by = self.loss_scale
         for executor in self._exec_group.execs:
             if SCALE_NAME in executor.arg_dict:
                 executor.arg_dict[SCALE_NAME][:] = scale
