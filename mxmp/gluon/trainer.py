@@ -94,8 +94,8 @@ class Trainer(StepView, gluon.Trainer):
         join(self)
 
     def __setstate__(self, state: dict) -> None:
-        """For copies, which are trainers of other nets."""
-        self.__dict__.update(state, _last_update=forwards_so_far())
+        """For copies, which are trainers of other nets, whose parameters have no gradients yet."""
+        self.__dict__.update(state, _last_update=forwards_so_far(), _progress=Progress())
         join(self)
 
     # -- backward -----------------------------------------------------------------------------------

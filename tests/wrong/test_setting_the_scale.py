@@ -207,8 +207,14 @@ def test_a_copy_between_backward_and_step_has_no_gradients_and_so_the_new_scale(
     trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=mxmp.DynamicLossScaler(1024.0))
     trainer.backward(loss_of(net, 0))
     trainer.scaler.loss_scale = 4.0
-    assert copy.deepcopy((trainer, net))[0].loss_scale == 4.0
-    assert trainer.loss_scale == 1024.0
+    twin, other = copy.deepcopy((trainer, net))
+    assert (twin.loss_scale, trainer.loss_scale) == (4.0, 1024.0)
+    trainer.step(4)
+    third = mxmp.convert(dense())
+    mxmp.Trainer(third.collect_params(), "sgd").backward(loss_of(third, 0))  # which the copy does not wait in front of
+    with pytest.raises(RuntimeError, match="before a scaled backward"):
+        twin.step(4)
+    assert other
 
 
 @pytest.mark.parametrize("kind", SCALERS)
