@@ -32,6 +32,7 @@ __all__ = [
     "is_tracing",
     "join",
     "leave",
+    "refuse_contrib_amp",
     "statistics_of",
     "tracing",
 ]
@@ -54,6 +55,15 @@ def tracing() -> Iterator[None]:
         yield
     finally:
         _local.tracing = before
+
+
+def refuse_contrib_amp() -> None:
+    """Raise ``RuntimeError`` after ``amp.init()``: every graph would have the casts of both."""
+    if _mxnet.is_amp_initialized():
+        raise RuntimeError(
+            "amp.init() of mxnet.contrib.amp was called in this process, and its casts would stand in every graph "
+            "beside mxmp's. It cannot be undone: remove the call, and start Python again. mxmp.convert(net) needs none"
+        )
 
 
 def conversions_of(params: Iterable[Parameter]) -> list[Conversion]:

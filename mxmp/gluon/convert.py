@@ -18,7 +18,7 @@ from ..precision.decide import check_policy
 from ..precision.devices import device_of
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
-from .conversion import Conversion, conversions_of, join, leave
+from .conversion import Conversion, conversions_of, join, leave, refuse_contrib_amp
 from .expected import Expected
 from .hook import Hook, Owner, blocks_of, hook_of, hooks, hybrid_blocks
 from .parameter import BFLOAT16, LowParameter
@@ -55,10 +55,13 @@ def convert(
     ValueError
         The policy cannot hold, there is nothing to convert, or parameters are not FP32. The net
         stays as it was. Where a Plan is of another net, its first call says so.
+    RuntimeError
+        ``amp.init()`` of ``mxnet.contrib.amp`` was called in this process.
     """
     if not isinstance(net, Block):
         hint = ": for a Symbol use mxmp.cast_symbol" if isinstance(net, mx.sym.Symbol) else ""
         raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{hint}")
+    refuse_contrib_amp()
     asked, plan = read_policy(policy, () if callable(exclude) else exclude)
     if callable(exclude) and plan is not None:
         raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")

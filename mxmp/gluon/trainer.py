@@ -11,7 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from ..precision.heads import check_loss, head_gradient, heads_scaled_by
-from ..precision.record import Record
+from ..precision.record import Record, saying_what_was_not_recorded
 from ..step import gradients as grads
 from ..step import states
 from ..step.phase import Event, Phase, Progress
@@ -30,6 +30,14 @@ from .sharing import begin_backward, join
 from .workers import share_noise, share_weights
 
 __all__ = ["Trainer"]
+
+
+_NO_AMP = (
+    "mxnet.contrib.amp is for MXNet's own Trainer, and an mxmp.Trainer scales by itself. Leave out amp.init() and "
+    "amp.init_trainer(trainer); in place of amp.scale_loss(loss, trainer) call trainer.backward(loss), or use `with "
+    "trainer.scale_loss(loss) as scaled:`; in place of amp.unscale(trainer) call trainer.unscale(); the scale is "
+    "trainer.loss_scale"
+)
 
 
 class Trainer(StepView, gluon.Trainer):
@@ -113,15 +121,15 @@ class Trainer(StepView, gluon.Trainer):
             outside any converted net that ignores the scale.
         RuntimeError
             After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first. Inside ``scale_loss``.
-            Where it reaches parameters whose gradients another Trainer has yet to apply.
+            Where it reaches parameters whose gradients another Trainer has yet to apply. Outside ``autograd.record()``.
         """
-        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+        losses = _listed(loss)
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
         record = Record(losses)
         with heads_scaled_by(self.loss_scale, record):
             begin_backward(self, record)
-            with pushing():
+            with pushing(), saying_what_was_not_recorded():
                 autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
@@ -134,7 +142,7 @@ class Trainer(StepView, gluon.Trainer):
                 autograd.backward(scaled)
         """
         single = not isinstance(loss, (list, tuple))
-        losses: list[NDArray] = [loss] if single else list(loss)
+        losses = _listed(loss)
         for item in losses:
             check_loss(item, self.loss_scale)
         record = Record(losses)
@@ -239,6 +247,30 @@ class Trainer(StepView, gluon.Trainer):
         self._state.group.forget_backward(self._state)
         fresh.forget(fresh.fresh_updates(list(filter(_mxnet.is_initialized, self._params)), ignore_stale=True))
 
+    # -- what mxnet.contrib.amp reads and writes on a trainer ----------------------------------------
+
+    @property
+    def _amp_loss_scaler(self) -> Any:
+        """Raise ``AttributeError``, so that ``hasattr`` stays False: ``amp.scale_loss`` reads it."""
+        raise AttributeError(_NO_AMP)
+
+    @_amp_loss_scaler.setter
+    def _amp_loss_scaler(self, value: Any) -> None:
+        """Refuse what ``amp.init_trainer`` does."""
+        raise TypeError(_NO_AMP)
+
+    @property
+    def _scale(self) -> float:
+        """The optimizer's own ``rescale_grad``, as in ``gluon.Trainer``."""
+        return self._rescale_grad
+
+    @_scale.setter
+    def _scale(self, value: float) -> None:
+        """Refuse what ``amp.unscale`` does between a backward and its step: it would leave the gradients scaled."""
+        if self._progress.phase is not Phase.READY:
+            raise TypeError(_NO_AMP)
+        self._rescale_grad = value
+
     # -- inside -------------------------------------------------------------------------------------
 
     @property
@@ -299,3 +331,11 @@ class Trainer(StepView, gluon.Trainer):
 
     def _watch_statistics(self) -> RunningStatistics:
         return self._statistics.watch(statistics_of(self._params, self._last_update))
+
+
+def _listed(loss: Any) -> list[NDArray]:
+    """Return a loss, or a list of losses, as a list. Raises ``ValueError`` for an empty one."""
+    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+    if not losses:
+        raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
+    return losses

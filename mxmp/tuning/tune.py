@@ -11,11 +11,11 @@ import mxnet as mx
 from mxnet.gluon import Block, HybridBlock
 from mxnet.ndarray import NDArray
 
-from ..gluon.graphs import traced_alone
+from ..gluon.graphs import read_inputs, traced_alone
 from ..policy import Policy
 from ..precision.casts import strip
 from ..precision.devices import device_of
-from ..precision.graph import Graph
+from ..precision.graph import Graph, as_shape
 from ..precision.padding import LargeInputs
 from ..precision.plan import Plan, read_policy
 from ..precision.tuned import Tuned
@@ -54,8 +54,8 @@ def tune(
     ----------
     target : HybridBlock or Symbol
         In FP32 or converted; its shapes need not be known yet.
-    *inputs : NDArray or tuple of int
-        For a block: what it will be called with, or its shapes.
+    *inputs : NDArray, or tuple or list of int
+        For a block: what it will be called with, or its shapes; lists of them where the block takes lists.
     policy, exclude
         As for ``convert``. What the policy keeps in FP32 stays there.
     training : bool
@@ -145,7 +145,7 @@ def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, given: Mapping[str, Any]) -
     if inputs:
         raise ValueError("name the inputs of a Symbol: tune(symbol, data=(32, 3, 224, 224))")
     values = {name: value for name, value in given.items() if isinstance(value, NDArray)}
-    shapes = {name: tuple(getattr(value, "shape", value)) for name, value in given.items()}
+    shapes = {name: value.shape if name in values else as_shape(value, name) for name, value in given.items()}
     return _Subject(strip(Graph.from_symbol(symbol)), shapes, values, None, {}, True)
 
 
@@ -154,10 +154,7 @@ def _of_block(block: Any, inputs: tuple, training: bool) -> _Subject:
         raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
     if not isinstance(block, HybridBlock):
         raise ValueError(f"{block.name!r} runs as Python, which has no plan: tune the HybridBlocks in it")
-    arrays_of = mx.np if mx.util.is_np_array() else mx.nd
-    drawn = [arrays_of.zeros(each, ctx=mx.cpu()) for each in inputs if _is_shape(each)]
-    left = iter(drawn)
-    arrays = tuple(next(left) if _is_shape(each) else each for each in inputs)
+    arrays, drawn = read_inputs(inputs)
     symbol, found, params = traced_alone(block, arrays, training)
     values = {name: array for name, array in found.items() if all(array is not each for each in drawn)}
     return _Subject(
@@ -168,10 +165,6 @@ def _of_block(block: Any, inputs: tuple, training: bool) -> _Subject:
         {name: param.grad_req for name, param in params.items()},
         False,
     )
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(size, int) for size in value)
 
 
 def _fewest_bytes(task: Task, sizes: Mapping, training: bool) -> Plan:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import re
+import subprocess
+import sys
+
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd
+from mxnet.contrib import amp
 from mxnet.gluon import nn
-from twins import array, seeded
+from twins import array, seeded, values
 
 import mxmp
 from mxmp.gluon.parameter import BFLOAT16
@@ -138,3 +146,259 @@ def test_tune_says_that_it_makes_plans(tmp_path):
     for given in (plan, tmp_path / "plan.json"):
         with pytest.raises(ValueError, match=r"tune makes a Plan.*policy='compute=float16'"):
             mxmp.tune(dense(), (4, 6), policy=given, measure=False)
+
+
+# -- shapes -----------------------------------------------------------------------------------------
+
+
+def test_a_shape_may_be_a_list_or_hold_numpy_s_integers():
+    want = mxmp.tune(dense(), (4, 6), policy="float16", measure=False)
+    for shape in ([4, 6], (np.int64(4), np.int32(6)), list(mx.nd.ones((4, 6)).shape)):
+        assert mxmp.tune(dense(), shape, policy="float16", measure=False) == want
+    want = mxmp.tune(symbol(), data=(4, 6), measure=False)
+    assert mxmp.tune(symbol(), data=[4, 6], measure=False) == want
+
+
+class Cell(mx.gluon.HybridBlock):
+    """Takes a list of states."""
+
+    def __init__(self):
+        super().__init__(prefix="c_")
+        with self.name_scope():
+            self.fc = nn.Dense(6, in_units=6, prefix="fc_")
+
+    def hybrid_forward(self, F, x, states):  # noqa: N803
+        return self.fc(x + states[0]) * states[1]
+
+
+def test_lists_of_arrays_and_of_shapes_are_a_block_s_nested_inputs():
+    x = mx.nd.ones((4, 6))
+    want = mxmp.tune(seeded(Cell()), x, [x, x], policy="float16", measure=False)
+    assert {d.op for d in want.decisions.values()} >= {"FullyConnected"}
+    for states in ([(4, 6), (4, 6)], [x, (4, 6)], ((4, 6), x)):
+        assert mxmp.tune(seeded(Cell()), (4, 6), states, policy="float16", measure=False) == want
+
+
+WRONG_SHAPES = {
+    "positive integer": [(0, 6), (-1, 6), (None, 6), (8.0, 6.0), (True, 6), (), [], [8, "6"]],
+    "a shape is a tuple": ["8,6", 8.5, {"data": (8, 6)}],
+    r"NumPy array: give mx\.nd\.array\(x\), or its shape \(8, 6\)": [np.zeros((8, 6))],
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"), [(wrong, hint) for hint, values in WRONG_SHAPES.items() for wrong in values], ids=str
+)
+def test_what_is_no_shape_is_answered_with_one(wrong, hint):
+    for takes in (
+        lambda: mxmp.tune(dense(), wrong, measure=False),
+        lambda: mxmp.tune(symbol(), data=wrong, measure=False),
+        lambda: mxmp.explain(symbol(), data=wrong),
+        lambda: mxmp.diagnose.advise(dense(), wrong),
+    ):
+        with pytest.raises(ValueError, match=hint):
+            takes()
+
+
+def test_sizes_that_are_not_in_a_tuple_are_answered_with_the_tuple():
+    for sizes in ((8,), (8, 6)):
+        with pytest.raises(ValueError, match=re.escape(f"as one tuple, {sizes}")):
+            mxmp.tune(dense(), *sizes, measure=False)
+    with pytest.raises(ValueError, match=r"data=8 is neither an MXNet array nor a shape"):
+        mxmp.tune(symbol(), data=8, measure=False)
+    with pytest.raises(ValueError, match=r"name the inputs of a Symbol: tune\(symbol, data="):
+        mxmp.tune(symbol(), (8, 6), measure=False)
+
+
+# -- the loss and its scale -------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["dynamic", 128, None], ids=str)
+def trained(request):
+    net = mxmp.convert(dense())
+    return net, mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=request.param)
+
+
+def step_is_sound(net, trainer):
+    """A step after the slip is that of a net that never slipped."""
+    with autograd.record():
+        loss = net(array(0, 4, 6)).mean()
+    trainer.backward(loss)
+    trainer.step(1)
+    other = mxmp.convert(dense())
+    twin = mxmp.Trainer(other.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=trainer.loss_scale)
+    with autograd.record():
+        loss = other(array(0, 4, 6)).mean()
+    twin.backward(loss)
+    twin.step(1)
+    for one, two in zip(values(net), values(other)):
+        np.testing.assert_array_equal(one, two)
+
+
+def unrecorded(net):
+    yield net(array(0, 4, 6)).mean()
+    with autograd.record():
+        loss = net(array(0, 4, 6)).mean()
+    yield loss * 2
+    yield loss.detach()
+    yield [loss, mx.nd.ones((1,))]
+
+
+def test_backward_outside_record_says_where_the_loss_is_computed(trained):
+    net, trainer = trained
+    for loss in unrecorded(net):
+        with pytest.raises(RuntimeError, match=r"not recorded.*with autograd\.record\(\)"):
+            trainer.backward(loss)
+    step_is_sound(net, trainer)
+
+
+def test_scale_loss_outside_record_says_so_before_anything_is_written():
+    net = mxmp.convert(dense())
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    for loss in unrecorded(net):
+        with pytest.raises(RuntimeError, match=r"not recorded.*with autograd\.record\(\)"), trainer.scale_loss(loss):
+            pass
+    step_is_sound(net, trainer)
+
+
+def test_a_second_backward_of_one_loss_says_retain_graph(trained):
+    net, trainer = trained
+    with autograd.record():
+        loss = net(array(0, 4, 6)).mean()
+    trainer.backward(loss)
+    with pytest.raises(RuntimeError, match=r"earlier backward used its record up \(retain_graph=True"):
+        trainer.backward(loss)
+
+
+def test_a_loss_that_nothing_trained_leads_to_says_so(trained):
+    net, trainer = trained
+    with autograd.record():
+        loss = array(0, 4, 6).mean()
+    with pytest.raises(RuntimeError, match=r"nothing of it asks for a gradient \(grad_req='null'\)"):
+        trainer.backward(loss)
+    for call in (trainer.backward, lambda losses: trainer.scale_loss(losses).__enter__()):
+        with pytest.raises(ValueError, match="got an empty list"):
+            call([])
+    step_is_sound(net, trainer)
+
+
+WRONG_SCALES = {
+    -1: "positive finite number, got -1$",
+    float("nan"): "got nan$",
+    float("inf"): "got inf$",
+    1e-50: r"FP32's range.*got 1e-50$",
+    "1024": r"did you mean the number 1024\?",
+    " 2.5 ": r"did you mean the number 2\.5\?",
+    "auto": r"did you mean 'dynamic'\?",
+    "Dynamic": r"did you mean 'dynamic'\?",
+    True: r"did you mean 'dynamic'\?",
+    False: r"did you mean None",
+    "None": r"did you mean None",
+    mxmp.DynamicLossScaler: r"is an object: DynamicLossScaler\(\.\.\.\)",
+}
+
+
+class GradScaler:
+    """As torch's."""
+
+    def scale(self, outputs):
+        return outputs
+
+    def get_scale(self):
+        return 1.0
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        *WRONG_SCALES.items(),
+        (0, "positive finite number, got 0$"),
+        (GradScaler(), "DynamicLossScaler.*is what torch's GradScaler is"),
+        (np.ones(1), "float"),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_what_is_no_loss_scale_is_named_loss_scale_and_answered_with_one(wrong, hint):
+    for make in (
+        lambda: mxmp.Trainer(dense().collect_params(), "sgd", loss_scale=wrong),
+        lambda: mxmp.Module(symbol(), loss_scale=wrong),
+        lambda: bucketing(loss_scale=wrong),
+    ):
+        with pytest.raises(ValueError, match=rf"^loss_scale must be (?s:.)*{hint}"):
+            make()
+
+
+# -- mxnet.contrib.amp ------------------------------------------------------------------------------
+
+
+def test_amp_scale_loss_is_answered_with_backward():
+    net = mxmp.convert(dense())
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    with autograd.record():
+        loss = net(array(0, 4, 6)).mean()
+        with pytest.raises(AttributeError, match=r"call trainer\.backward\(loss\).*trainer\.scale_loss\(loss\)"):
+            amp.scale_loss(loss, trainer).__enter__()
+    assert not hasattr(trainer, "_amp_loss_scaler")
+    assert dict(inspect.getmembers(trainer))["loss_scale"] == trainer.loss_scale
+    step_is_sound(net, trainer)
+
+
+def test_amp_unscale_between_backward_and_step_is_answered_with_unscale():
+    """It would divide by nothing, and a gradient clipped behind it would be 65,536 times too large."""
+    net = mxmp.convert(dense())
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    with autograd.record():
+        loss = net(array(0, 4, 6)).mean()
+    trainer.backward(loss)
+    with pytest.raises(TypeError, match=r"call trainer\.unscale\(\)"):
+        amp.unscale(trainer)
+    trainer.step(1)
+    step = values(net)
+    again = mxmp.convert(dense())
+    twin = mxmp.Trainer(again.collect_params(), "sgd", {"learning_rate": 0.5})
+    step_is_sound(again, twin)
+    for one, two in zip(step, values(again)):
+        np.testing.assert_array_equal(one, two)
+
+
+AMP_INIT = """
+import mxnet as mx
+import mxmp
+from mxnet.contrib import amp
+
+def refused(call, kind, words):
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise SystemExit(f"not refused: {words}")
+
+def dense():
+    net = mx.gluon.nn.Dense(3, in_units=6)
+    net.initialize()
+    return net
+
+before = mxmp.convert(dense())
+trainer = mxmp.Trainer(before.collect_params(), "sgd")
+refused(lambda: amp.init_trainer(trainer), AssertionError, "amp.init()")  # MXNet's own words
+amp.init()
+refused(lambda: amp.init_trainer(trainer), TypeError, "Leave out amp.init()")
+refused(lambda: before(mx.nd.ones((4, 6))), RuntimeError, "amp.init() of mxnet.contrib.amp was called")
+refused(lambda: mxmp.convert(dense()), RuntimeError, "amp.init() of mxnet.contrib.amp was called")
+refused(lambda: mxmp.tune(dense(), (4, 6), measure=False), RuntimeError, "amp.init() of mxnet.contrib.amp was called")
+"""
+
+
+def test_amp_init_in_the_same_process_is_refused():
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(mxmp.__file__))}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AMP_INIT], env=env, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr

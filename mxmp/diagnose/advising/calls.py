@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from typing import Any, Iterator, NamedTuple, Sequence
 
-import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
 from ...gluon import _mxnet
 from ...gluon.conversion import tracing
+from ...gluon.graphs import read_inputs
 from ...gluon.hook import hook_of, hybrid_blocks
 from ...precision.casts import strip
 from ...precision.graph import Graph
@@ -39,7 +39,7 @@ def calls_of(net: Block, inputs: Sequence[Any]) -> list[Called]:
     ValueError
         No part of the net can be traced.
     """
-    args = tuple(mx.nd.zeros(x) if _is_shape(x) else x for x in inputs)
+    args, _ = read_inputs(inputs)
     if isinstance(net, HybridBlock) and _runs_as_a_graph(net) and not _mxnet.overrides_forward(net):
         return [_trace(net, args)]
     found = _Outermost()
