@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
+from fnmatch import translate
 from glob import escape
 from typing import Collection, Dict, Iterable
 from urllib.parse import quote, unquote
@@ -190,6 +191,11 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
     if not more:
         return policy
     return replace(policy, exclude=tuple(dict.fromkeys(policy.exclude + more)))
+
+
+def pattern_of(pattern: str) -> re.Pattern:
+    """Return what matches the names of ``exclude``: of nodes, or of a block and thereby of all that it contains."""
+    return re.compile(f"{translate(pattern)}|{translate(pattern + '_*')}")
 
 
 def is_policy_text(text: str) -> bool:

@@ -29,6 +29,7 @@ HOUSE = {
             "subgraphs",
             "tuned",
             "plan",
+            "renamed",
             "decide",
             "casts",
             "padding",
@@ -56,7 +57,7 @@ HOUSE = {
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
-        *("_mxnet", "parameter", "expected", "conversion", "graphs", "hook", "convert", "opaque_heads"),
+        *("_mxnet", "blocks", "parameter", "expected", "conversion", "graphs", "hook", "convert", "opaque_heads"),
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "rebind", "__init__"],

@@ -21,6 +21,7 @@ from ..precision.plan import Plan
 from ..precision.traffic import RemedyLog
 from ..step.gradients import Gradient
 from . import _mxnet
+from .blocks import prefixes_of
 from .expected import Expected
 from .parameter import BFLOAT16, store_full, store_low
 
@@ -166,7 +167,7 @@ class Conversion:
         _check_dtypes(params.values())
         decided = {name: found for name, p in params.items() if (found := self._storage_of(p)) is not None}
         fixed = {name for name, p in params.items() if isinstance(p, Constant)} | self.full
-        graph, plan = self._low_graph(
+        graph, planned = self._low_graph(
             Graph.from_symbol(symbol),
             device,
             parameters={n for n in params if n not in decided and n not in fixed},
@@ -176,6 +177,7 @@ class Conversion:
             large_inputs=large_inputs,
         )
         self._fits = self._fits or self._must_fit(block)
+        plan = replace(planned, blocks=prefixes_of(block))
         for name, param in params.items():
             if self._stored.setdefault(name, decided.get(name, name in plan.low_variables)):
                 store_low(param, self.policy.compute)

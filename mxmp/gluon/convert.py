@@ -18,9 +18,10 @@ from ..precision.decide import check_policy
 from ..precision.devices import device_of
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
+from .blocks import blocks_of, hybrid_blocks, with_names_of
 from .conversion import Conversion, conversions_of, join, leave, refuse_contrib_amp
 from .expected import Expected
-from .hook import Hook, Owner, blocks_of, hook_of, hooks, hybrid_blocks
+from .hook import Hook, Owner, hook_of, hooks
 from .parameter import BFLOAT16, LowParameter
 
 __all__ = ["convert", "exclude_more", "is_whole", "restore"]
@@ -65,6 +66,9 @@ def convert(
     asked, plan = read_policy(policy, () if callable(exclude) else exclude)
     if callable(exclude) and plan is not None:
         raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")
+    if plan is not None:
+        plan = with_names_of(net, plan)
+        asked = plan.policy
     python, outside = _left_as_python(net, exclude if callable(exclude) else _named_by(asked))
     blocks = [block for block in hybrid_blocks(net) if id(block) not in outside]
     if not any(id(block) not in python for block in blocks):

@@ -11,6 +11,7 @@ import mxnet as mx
 from mxnet.gluon import Block, HybridBlock
 from mxnet.ndarray import NDArray
 
+from ..gluon.blocks import prefixes_of
 from ..gluon.graphs import read_inputs, traced_alone
 from ..policy import Policy
 from ..precision.casts import strip
@@ -114,7 +115,7 @@ def tune(
     )
     sizes = shapes_of(graph, subject.shapes)
     if not measure:
-        return _fewest_bytes(task, sizes, training)
+        return replace(_fewest_bytes(task, sizes, training), blocks=subject.blocks)
     asked = subject.grad_req or {name: "write" for name in names if name not in subject.shapes}
     given = {name: shape for name, shape in subject.shapes.items() if name not in subject.values}
     machine = describe(ctx)
@@ -127,11 +128,11 @@ def tune(
         found = Search(task, arrays, sizes, training, table, tell).run()
     if file:
         write(file, machine, table.seconds)
-    return replace(task.plan(found.low, found.reasons), tuned=found.tuned)
+    return replace(task.plan(found.low, found.reasons), tuned=found.tuned, blocks=subject.blocks)
 
 
 class _Subject(NamedTuple):
-    """A graph in FP32 with what is known of its inputs. ``grad_req``: empty where nobody says."""
+    """A graph in FP32 with what is known of its inputs. ``grad_req``: empty where nobody says. ``blocks``: see Plan."""
 
     graph: Graph
     shapes: Mapping[str, tuple[int, ...]]
@@ -139,6 +140,7 @@ class _Subject(NamedTuple):
     parameters: list[str] | None
     grad_req: Mapping[str, str]
     keep_output_names: bool
+    blocks: tuple[str, ...] = ()
 
 
 def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, given: Mapping[str, Any]) -> _Subject:
@@ -164,6 +166,7 @@ def _of_block(block: Any, inputs: tuple, training: bool) -> _Subject:
         list(params),
         {name: param.grad_req for name, param in params.items()},
         False,
+        prefixes_of(block),
     )
 
 

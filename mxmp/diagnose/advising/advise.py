@@ -9,6 +9,7 @@ from typing import Any, Iterable, Iterator, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
+from ...gluon.blocks import with_names_of
 from ...gluon.hook import hooks
 from ...policy import Policy
 from ...precision.casts import strip
@@ -88,6 +89,8 @@ def advise(
     gpu = gpu_named(device)
     calls, own = _calls(target, inputs, shapes)
     chosen = _chosen(policy or own, exclude)
+    if isinstance(chosen, Plan) and isinstance(target, Block):
+        chosen = with_names_of(target, chosen)
     found = _Found()
     for called in calls:
         try:

@@ -9,9 +9,10 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
 from ...gluon import _mxnet
+from ...gluon.blocks import hybrid_blocks
 from ...gluon.conversion import tracing
 from ...gluon.graphs import read_inputs
-from ...gluon.hook import hook_of, hybrid_blocks
+from ...gluon.hook import hook_of
 from ...precision.casts import strip
 from ...precision.graph import Graph
 from .flops import Tensor, dtype_name
