@@ -23,7 +23,6 @@ from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot
 from .diagnose.advising.gpus import GPUS
 from .files import replacing_all
 from .policy import Policy
-from .precision.plan import Plan
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import write_arrays, write_symbol
 from .tuning import tune
@@ -94,12 +93,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _cast(args: argparse.Namespace) -> None:
     symbol = _load_symbol(args.symbol)
-    policy = _policy(args.policy)
-    low = cast_symbol(symbol, policy, exclude=args.exclude, ctx=mx.Context(args.device))
+    low = cast_symbol(symbol, args.policy, exclude=args.exclude, ctx=mx.Context(args.device))
     params = _load_params(args.params, symbol) if args.params else {}
     attrs = low.attr_dict()
     halved = {k: v.astype("float16") if _is_half(attrs, k) else v for k, v in params.items()}
-    found = explain(symbol, policy=policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
+    found = explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
     files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
     with replacing_all(*files) as (symbol_file, *params_file):
         write_symbol(symbol_file, low, remove_amp_cast=False)
@@ -115,7 +113,7 @@ def _cast(args: argparse.Namespace) -> None:
 def _explain(args: argparse.Namespace) -> None:
     found = explain(
         _load_symbol(args.symbol),
-        policy=_policy(args.policy),
+        policy=args.policy,
         exclude=args.exclude,
         ctx=mx.Context(args.device),
         **_shapes(args),
@@ -170,10 +168,6 @@ def _plot(args: argparse.Namespace) -> None:
     else:
         plot_profile(found, args.picture)
     print(f"Wrote {args.picture}")
-
-
-def _policy(text: str) -> str | Plan:
-    return Plan.load(text) if text.endswith(".json") else text
 
 
 def _load_symbol(path: str) -> mx.sym.Symbol:

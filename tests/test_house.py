@@ -22,7 +22,7 @@ PACKAGE = Path(mxmp.__file__).parent
 HOUSE = {
     "": ["files", "policy"],
     "precision": [
-        *("_mxnet", "rules", "graph", "subgraphs", "tuned", "plan", "decide", "casts", "traffic", "record"),
+        *("_mxnet", "rules", "graph", "subgraphs", "tuned", "plan", "renamed", "decide", "casts", "traffic", "record"),
         *("heads", "hidden_heads", "monitoring", "__init__"),
     ],
     "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
@@ -44,7 +44,7 @@ HOUSE = {
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
-        *("_mxnet", "parameter", "expected", "conversion", "graphs", "hook", "convert"),
+        *("_mxnet", "blocks", "parameter", "expected", "conversion", "graphs", "hook", "convert"),
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "rebind", "__init__"],

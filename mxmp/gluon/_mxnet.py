@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
+from mxnet.contrib.amp import amp as contrib_amp
 from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
@@ -34,6 +35,11 @@ class Traced(NamedTuple):
     in_format: Any
     out_format: Any
     answer: Any
+
+
+def is_amp_initialized() -> bool:
+    """Whether ``amp.init()`` of ``mxnet.contrib.amp`` was called in this process."""
+    return contrib_amp._amp_initialized
 
 
 def flatten(args: tuple) -> tuple[list, Any]:

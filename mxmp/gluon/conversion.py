@@ -22,6 +22,7 @@ from ..precision.plan import Plan
 from ..precision.traffic import RemedyLog
 from ..step.gradients import Gradient
 from . import _mxnet
+from .blocks import prefixes_of
 from .expected import Expected
 from .parameter import BFLOAT16, store_full, store_low
 
@@ -35,6 +36,7 @@ __all__ = [
     "is_tracing",
     "join",
     "leave",
+    "refuse_contrib_amp",
     "statistics_of",
     "tracing",
 ]
@@ -57,6 +59,15 @@ def tracing() -> Iterator[None]:
         yield
     finally:
         _local.tracing = before
+
+
+def refuse_contrib_amp() -> None:
+    """Raise ``RuntimeError`` after ``amp.init()``: every graph would have the casts of both."""
+    if _mxnet.is_amp_initialized():
+        raise RuntimeError(
+            "amp.init() of mxnet.contrib.amp was called in this process, and its casts would stand in every graph "
+            "beside mxmp's. It cannot be undone: remove the call, and start Python again. mxmp.convert(net) needs none"
+        )
 
 
 def conversions_of(params: Iterable[Parameter]) -> list[Conversion]:
@@ -189,7 +200,7 @@ class Conversion:
         _check_dtypes(params.values())
         decided = {name: found for name, p in params.items() if (found := self._storage_of(p)) is not None}
         fixed = {name for name, p in params.items() if isinstance(p, Constant)} | self.full
-        graph, plan = self._low_graph(
+        graph, planned = self._low_graph(
             Graph.from_symbol(symbol),
             device,
             parameters={n for n in params if n not in decided and n not in fixed},
@@ -199,6 +210,7 @@ class Conversion:
             large_inputs=large_inputs,
         )
         self._fits = self._fits or self._must_fit(block)
+        plan = replace(planned, blocks=prefixes_of(block))
         for name, param in params.items():
             if self._stored.setdefault(name, decided.get(name, name in plan.low_variables)):
                 store_low(param, self.policy.compute)

@@ -14,14 +14,14 @@ from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
 from ..kernels.padding import LargeInputs
-from ..precision.graph import Graph
+from ..precision.graph import Graph, as_shape
 from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
 from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from . import _mxnet
-from .conversion import Conversion, tracing
+from .conversion import Conversion, refuse_contrib_amp, tracing
 
-__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing", "traced_alone"]
+__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing", "read_inputs", "traced_alone"]
 
 
 class GraphKey(NamedTuple):
@@ -108,6 +108,37 @@ def _large_inputs(symbol: mx.sym.Symbol, shapes: dict[str, tuple], compute: str)
     return large if large and large.at(list(shapes.values())) else None
 
 
+def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
+    """Return what a block is to be called with, FP32 zeros on the CPU in place of each shape; and these zeros.
+
+    ``inputs``: arrays, shapes, None, and lists of them, as ``tune`` and ``advise`` take them.
+
+    Raises
+    ------
+    ValueError
+        One is neither an array nor a shape.
+    """
+    drawn: list[NDArray] = []
+    zeros = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
+
+    def read(value: Any) -> Any:
+        if value is None or isinstance(value, NDArray):
+            return value
+        if isinstance(value, (list, tuple)) and value and all(_is_input(each) for each in value):
+            return [read(each) for each in value]
+        drawn.append(zeros(as_shape(value), ctx=mx.cpu()))
+        return drawn[-1]
+
+    if inputs and all(isinstance(each, int) for each in inputs):
+        raise ValueError(f"got the numbers {', '.join(map(str, inputs))}: give a shape as one tuple, {tuple(inputs)}")
+    return tuple(map(read, inputs)), drawn
+
+
+def _is_input(value: Any) -> bool:
+    """Whether it may stand in a list of inputs: a list of anything else is a shape, right or wrong."""
+    return value is None or isinstance(value, (NDArray, list, tuple))
+
+
 def traced_alone(
     block: HybridBlock, args: tuple, training: bool
 ) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
@@ -134,6 +165,7 @@ def traced_alone(
 
 def _trace(block: HybridBlock, args: tuple) -> HybridBlock:
     """Another block, with the graph."""
+    refuse_contrib_amp()
     clone = _mxnet.copied(block)
     try:
         # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.

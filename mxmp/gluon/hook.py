@@ -15,10 +15,11 @@ from mxnet.gluon import Block, HybridBlock
 
 from ..kernels.fit import device_of
 from . import _mxnet
+from .blocks import blocks_of, hybrid_blocks
 from .conversion import BUILDING, Conversion, is_tracing
 from .graphs import BuiltGraph, GraphKey, Graphs, UntraceableError, build
 
-__all__ = ["Hook", "Owner", "blocks_of", "hook_of", "hooks", "hybrid_blocks"]
+__all__ = ["Hook", "Owner", "hook_of", "hooks"]
 
 
 class Owner(NamedTuple):
@@ -217,19 +218,3 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
         hook = hook_of(block)
         if hook is not None:
             yield block, hook
-
-
-def hybrid_blocks(net: Block) -> list[HybridBlock]:
-    """Every HybridBlock of the tree once, outermost first."""
-    return [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
-
-
-def blocks_of(net: Block) -> list[Block]:
-    """Every block of the tree once, outermost first."""
-    found: dict[int, Block] = {}
-    stack: list[Block] = [net]
-    while stack:
-        block = stack.pop()
-        found.setdefault(id(block), block)
-        stack.extend(reversed(_mxnet.children(block)))
-    return list(found.values())

@@ -14,7 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from ..precision.heads import head_gradient, heads_scaled_by
-from ..precision.record import Record
+from ..precision.record import Record, saying_what_was_not_recorded
 from ..step import gradients as grads
 from ..step import states
 from ..step.phase import Event, Phase, Progress
@@ -35,6 +35,14 @@ from .workers import share_noise, share_weights
 __all__ = ["Trainer"]
 
 logger = logging.getLogger("mxmp")
+
+
+_NO_AMP = (
+    "mxnet.contrib.amp is for MXNet's own Trainer, and an mxmp.Trainer scales by itself. Leave out amp.init() and "
+    "amp.init_trainer(trainer); in place of amp.scale_loss(loss, trainer) call trainer.backward(loss), or use `with "
+    "trainer.scale_loss(loss) as scaled:`; in place of amp.unscale(trainer) call trainer.unscale(); the scale is "
+    "trainer.loss_scale"
+)
 
 
 class Trainer(StepView, gluon.Trainer):
@@ -100,8 +108,8 @@ class Trainer(StepView, gluon.Trainer):
         join(self)
 
     def __setstate__(self, state: dict) -> None:
-        """For copies, which are trainers of other nets."""
-        self.__dict__.update(state, _last_update=forwards_so_far())
+        """For copies, which are trainers of other nets, whose parameters have no gradients yet."""
+        self.__dict__.update(state, _last_update=forwards_so_far(), _progress=Progress())
         join(self)
 
     # -- backward -----------------------------------------------------------------------------------
@@ -120,15 +128,16 @@ class Trainer(StepView, gluon.Trainer):
         RuntimeError
             After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first. Inside ``scale_loss``.
             Where it reaches parameters whose gradients another Trainer has yet to apply, or would add to
-            gradients of a plain ``loss.backward()``.
+            gradients of a plain ``loss.backward()``. Outside ``autograd.record()``.
         """
-        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+        losses = _listed(loss)
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
         self._warn_of_plain_trainer()
         record = Record(losses)
-        with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record), pushing():
-            autograd.backward(losses, heads, retain_graph=retain_graph)
+        with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record):
+            with pushing(), saying_what_was_not_recorded():
+                autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
@@ -146,7 +155,7 @@ class Trainer(StepView, gluon.Trainer):
             such as the unscaled one: ``step`` will refuse its gradients.
         """
         single = not isinstance(loss, (list, tuple))
-        losses: list[NDArray] = [loss] if single else list(loss)
+        losses = _listed(loss)
         with autograd.pause():
             factors = [head_gradient(item, self.loss_scale) for item in losses]
         for factor in factors:
@@ -254,8 +263,33 @@ class Trainer(StepView, gluon.Trainer):
         """
         states.load(fname, self._state, self._updaters, [weight_of(param) for param in self._params], self._contexts)
         self._progress = Progress()  # gradients of before belong to another scale
+        self._state.group.forget_backward(self._state)
         ready = list(filter(_mxnet.is_initialized, self._params))
         fresh.forget(ready, fresh.fresh_updates(ready, ignore_stale=True))
+
+    # -- what mxnet.contrib.amp reads and writes on a trainer ----------------------------------------
+
+    @property
+    def _amp_loss_scaler(self) -> Any:
+        """Raise ``AttributeError``, so that ``hasattr`` stays False: ``amp.scale_loss`` reads it."""
+        raise AttributeError(_NO_AMP)
+
+    @_amp_loss_scaler.setter
+    def _amp_loss_scaler(self, value: Any) -> None:
+        """Refuse what ``amp.init_trainer`` does."""
+        raise TypeError(_NO_AMP)
+
+    @property
+    def _scale(self) -> float:
+        """The optimizer's own ``rescale_grad``, as in ``gluon.Trainer``."""
+        return self._rescale_grad
+
+    @_scale.setter
+    def _scale(self, value: float) -> None:
+        """Refuse what ``amp.unscale`` does between a backward and its step: it would leave the gradients scaled."""
+        if self._progress.phase is not Phase.READY:
+            raise TypeError(_NO_AMP)
+        self._rescale_grad = value
 
     # -- inside -------------------------------------------------------------------------------------
 
@@ -357,3 +391,11 @@ class Trainer(StepView, gluon.Trainer):
 
     def _watch_statistics(self) -> RunningStatistics:
         return self._statistics.watch(statistics_of(self._params, self._last_update))
+
+
+def _listed(loss: Any) -> list[NDArray]:
+    """Return a loss, or a list of losses, as a list. Raises ``ValueError`` for an empty one."""
+    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+    if not losses:
+        raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
+    return losses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Iterator, Sequence
 
@@ -12,7 +13,7 @@ from mxnet.ndarray import NDArray
 from . import _mxnet
 from .graph import Entry, Graph, Node
 
-__all__ = ["Record", "leaf_name"]
+__all__ = ["Record", "leaf_name", "saying_what_was_not_recorded"]
 
 _OPERATOR = re.compile(r'"op": "(\w+)"')
 _OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
@@ -26,10 +27,33 @@ def leaf_name(array: NDArray) -> str | None:
         return None
 
 
+# What MXNet says of an array that was not recorded: in get_symbol, and in backward.
+_NOTHING_BEHIND = (
+    "NDArray is not part of a computation graph",
+    "it is not in a computational graph",
+    "There are no inputs in computation graph that require gradients",
+)
+
+
+@contextmanager
+def saying_what_was_not_recorded() -> Iterator[None]:
+    """Raise ``RuntimeError`` in place of autograd's own error where a loss has nothing behind it."""
+    try:
+        yield
+    except mx.MXNetError as error:
+        if not any(words in str(error) for words in _NOTHING_BEHIND):
+            raise
+        raise RuntimeError(
+            "the loss was not recorded: compute net(x) and the loss inside `with autograd.record():`. Where they are, "
+            "nothing of it asks for a gradient (grad_req='null'), or an earlier backward used its record up "
+            "(retain_graph=True keeps it)"
+        ) from error
+
+
 class Record:
     """The graphs behind ``losses``, as ``mx.autograd.get_symbol`` shows them.
 
-    Each property raises ``mx.MXNetError`` where a loss was not recorded.
+    Each property raises ``RuntimeError`` where a loss was not recorded.
     """
 
     def __init__(self, losses: Sequence[NDArray]) -> None:
@@ -37,7 +61,8 @@ class Record:
 
     @cached_property
     def _symbols(self) -> list[mx.sym.Symbol]:
-        return [mx.autograd.get_symbol(loss) for loss in self.losses]
+        with saying_what_was_not_recorded():
+            return [mx.autograd.get_symbol(loss) for loss in self.losses]
 
     @cached_property
     def _texts(self) -> list[str]:

@@ -33,7 +33,8 @@ def cast_symbol(
     ----------
     sym : mxnet.symbol.Symbol
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, or a Plan of this very Symbol.
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of this very Symbol, or the path of a
+        saved Plan.
     exclude : iterable of str
         Patterns of nodes or blocks to keep in FP32, added to the policy's.
     ctx : mxnet.Context, optional

@@ -42,7 +42,8 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
     symbol, data_names, label_names, ...
         As for ``mx.mod.Module``. ``compression_params`` is refused.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, or a Plan of this very Symbol.
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of this very Symbol, or the path of a
+        saved Plan.
     exclude : iterable of str
         Patterns of nodes or blocks to keep in FP32, added to the policy's.
     loss_scale : {"dynamic"}, float, None or a scaler
@@ -69,6 +70,9 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         loss_scale: Any = "dynamic",
         **kwargs: Any,
     ) -> None:
+        if not isinstance(symbol, mx.sym.Symbol):
+            hint = ": for a Block use mxmp.convert and mxmp.Trainer" if isinstance(symbol, mx.gluon.Block) else ""
+            raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{hint}")
         self.policy, given = read_policy(policy, exclude)
         self.plan: Plan | None = None
         self._how = given or self.policy
@@ -241,8 +245,8 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
     def backward(self, out_grads: Any = None) -> None:
         """As ``mx.mod.Module.backward``, of everything times the loss scale."""
         require(self, optimizer=False)
-        scale = self.loss_scale
-        self._core.scaled_by = scale
+        self._state.note_own_backward(adds="add" in self._exec_group.grad_req.values())
+        scale = self._core.scaled_by = self.loss_scale
         for executor in self._exec_group.execs:
             if SCALE_NAME in executor.arg_dict:
                 executor.arg_dict[SCALE_NAME][:] = scale

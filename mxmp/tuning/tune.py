@@ -11,13 +11,14 @@ import mxnet as mx
 from mxnet.gluon import Block, HybridBlock
 from mxnet.ndarray import NDArray
 
-from ..gluon.graphs import traced_alone
+from ..gluon.blocks import prefixes_of
+from ..gluon.graphs import read_inputs, traced_alone
 from ..kernels.fit import device_of
 from ..kernels.padding import LargeInputs
-from ..policy import Policy, as_policy
+from ..policy import Policy
 from ..precision.casts import strip
-from ..precision.graph import Graph
-from ..precision.plan import Plan
+from ..precision.graph import Graph, as_shape
+from ..precision.plan import Plan, read_policy
 from ..precision.tuned import Tuned
 from .choices import Task, cast_bytes, shapes_of
 from .clock import Arrays
@@ -54,8 +55,8 @@ def tune(
     ----------
     target : HybridBlock or Symbol
         In FP32 or converted; its shapes need not be known yet.
-    *inputs : NDArray or tuple of int
-        For a block: what it will be called with, or its shapes.
+    *inputs : NDArray, or tuple or list of int
+        For a block: what it will be called with, or its shapes; lists of them where the block takes lists.
     policy, exclude
         As for ``convert``. What the policy keeps in FP32 stays there.
     training : bool
@@ -87,7 +88,9 @@ def tune(
     ImportError
         ``pip install 'mxmp[tune]'`` is missing.
     """
-    policy = as_policy(policy, exclude)
+    policy, plan = read_policy(policy, exclude)
+    if plan is not None:
+        raise ValueError(f"tune makes a Plan, and was given one: give it a policy, such as policy={str(policy)!r}")
     if isinstance(target, Block) and (shapes or not inputs):
         raise ValueError("give a block its inputs, or their shapes, in order: named inputs are for Symbols")
     ctx = ctx or mx.context.current_context()
@@ -112,7 +115,7 @@ def tune(
     )
     sizes = shapes_of(graph, subject.shapes)
     if not measure:
-        return _fewest_bytes(task, sizes, training)
+        return replace(_fewest_bytes(task, sizes, training), blocks=subject.blocks)
     asked = subject.grad_req or {name: "write" for name in names if name not in subject.shapes}
     given = {name: shape for name, shape in subject.shapes.items() if name not in subject.values}
     machine = describe(ctx)
@@ -125,11 +128,11 @@ def tune(
         found = Search(task, arrays, sizes, training, table, tell).run()
     if file:
         write(file, machine, table.seconds)
-    return replace(task.plan(found.low, found.reasons), tuned=found.tuned)
+    return replace(task.plan(found.low, found.reasons), tuned=found.tuned, blocks=subject.blocks)
 
 
 class _Subject(NamedTuple):
-    """A graph in FP32 with what is known of its inputs. ``grad_req``: empty where nobody says."""
+    """A graph in FP32 with what is known of its inputs. ``grad_req``: empty where nobody says. ``blocks``: see Plan."""
 
     graph: Graph
     shapes: Mapping[str, tuple[int, ...]]
@@ -137,13 +140,14 @@ class _Subject(NamedTuple):
     parameters: list[str] | None
     grad_req: Mapping[str, str]
     keep_output_names: bool
+    blocks: tuple[str, ...] = ()
 
 
 def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, given: Mapping[str, Any]) -> _Subject:
     if inputs:
         raise ValueError("name the inputs of a Symbol: tune(symbol, data=(32, 3, 224, 224))")
     values = {name: value for name, value in given.items() if isinstance(value, NDArray)}
-    shapes = {name: tuple(getattr(value, "shape", value)) for name, value in given.items()}
+    shapes = {name: value.shape if name in values else as_shape(value, name) for name, value in given.items()}
     return _Subject(strip(Graph.from_symbol(symbol)), shapes, values, None, {}, True)
 
 
@@ -152,10 +156,7 @@ def _of_block(block: Any, inputs: tuple, training: bool) -> _Subject:
         raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
     if not isinstance(block, HybridBlock):
         raise ValueError(f"{block.name!r} runs as Python, which has no plan: tune the HybridBlocks in it")
-    arrays_of = mx.np if mx.util.is_np_array() else mx.nd
-    drawn = [arrays_of.zeros(each, ctx=mx.cpu()) for each in inputs if _is_shape(each)]
-    left = iter(drawn)
-    arrays = tuple(next(left) if _is_shape(each) else each for each in inputs)
+    arrays, drawn = read_inputs(inputs)
     symbol, found, params = traced_alone(block, arrays, training)
     values = {name: array for name, array in found.items() if all(array is not each for each in drawn)}
     return _Subject(
@@ -165,11 +166,8 @@ def _of_block(block: Any, inputs: tuple, training: bool) -> _Subject:
         list(params),
         {name: param.grad_req for name, param in params.items()},
         False,
+        prefixes_of(block),
     )
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(size, int) for size in value)
 
 
 def _fewest_bytes(task: Task, sizes: Mapping, training: bool) -> Plan:
