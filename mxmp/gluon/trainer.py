@@ -10,6 +10,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
+from ..callbacks import hold_interrupts
 from ..precision.heads import check_loss, head_gradient, heads_scaled_by
 from ..precision.record import Record
 from ..step import gradients as grads
@@ -121,7 +122,7 @@ class Trainer(StepView, gluon.Trainer):
         record = Record(losses)
         with heads_scaled_by(self.loss_scale, record):
             begin_backward(self, record)
-            with pushing():
+            with pushing(), hold_interrupts():
                 autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager

@@ -19,6 +19,7 @@ import numpy as np
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
+from ..callbacks import KeptError, hold_interrupts
 from ..precision.casts import FULL, CastGraph, declare_full, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.pipeline import emitted
@@ -138,12 +139,13 @@ class Timed:
     def step(self) -> float:
         """Seconds that one forward takes, and in training one backward."""
         mx.nd.waitall()
-        start = time.perf_counter()
-        self._executor.forward(is_train=self._training)
-        if self._training:
-            self._executor.backward(self._heads)
-        mx.nd.waitall()
-        return time.perf_counter() - start
+        with hold_interrupts():
+            start = time.perf_counter()
+            self._executor.forward(is_train=self._training)
+            if self._training:
+                self._executor.backward(self._heads)
+            mx.nd.waitall()
+            return time.perf_counter() - start
 
     def profile(self) -> dict[Owner, float]:
         """Seconds that each operator and each cast takes, forward and backward together, in one step.
@@ -154,23 +156,26 @@ class Timed:
         spent: dict[Owner, float] = {}
         state = {"last": 0.0, "pending": 0.0}
         owners = [self._owners[node] for node in self._numbered]  # not self, which the executor would keep alive
+        failed = KeptError()
 
         def note(name: bytes | str, handle: Any) -> None:
-            mx.nd.waitall()
-            NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # ours to free
-            now = time.perf_counter()
-            found = re.match(r"n(\d+)_", name.decode() if isinstance(name, bytes) else name)
-            state["pending"] += now - state["last"]
-            if found:
-                owner = owners[int(found.group(1))]
-                spent[owner] = spent.get(owner, 0.0) + state["pending"]
-                state["pending"] = 0.0
-            state["last"] = time.perf_counter()
+            with failed:
+                NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # ours to free
+                mx.nd.waitall()
+                now = time.perf_counter()
+                found = re.match(r"n(\d+)_", name.decode() if isinstance(name, bytes) else name)
+                state["pending"] += now - state["last"]
+                if found:
+                    owner = owners[int(found.group(1))]
+                    spent[owner] = spent.get(owner, 0.0) + state["pending"]
+                    state["pending"] = 0.0
+                state["last"] = time.perf_counter()
 
         self._executor.set_monitor_callback(note)
         mx.nd.waitall()
         state["last"] = time.perf_counter()
         self.step()
+        failed.raise_it()
         return spent
 
 
