@@ -1,4 +1,4 @@
-"""Functions that MXNet calls: ctypes prints what they raise, and goes on. Here it reaches the code that called MXNet."""
+"""Functions that MXNet calls: ctypes prints what they raise and goes on; here the code that called MXNet raises it."""
 
 from __future__ import annotations
 
