@@ -312,6 +312,8 @@ def test_a_net_that_is_gone_leaves_no_op_hook_behind():
         trainer = gluon_run(net)
         net.register_op_hook(lambda *_: None)
         gluon_step(net, trainer, x, y)
+        del net, trainer
+        gc.collect()
 
     assert grown_over(10, run) == {}
 
