@@ -25,6 +25,7 @@ from ..precision.graph import Entry, Graph, Node
 from ..precision.pipeline import emitted
 from ..precision.plan import Plan, PlannedGraph
 from ..precision.rules import rule_of
+from ..precision.subgraphs import bodies, set_bodies
 from ..symbolic._mxnet import Unfused
 
 __all__ = ["Arrays", "Cast", "Owner", "Timed"]
@@ -36,6 +37,8 @@ class Cast(NamedTuple):
     entry: Entry
     to_full: bool
 
+
+_DROPOUT = ("Dropout", "_npx_dropout")
 
 # What a measured time belongs to: an operator of the planned graph, or a cast.
 Owner = Union[Node, Cast]
@@ -117,6 +120,7 @@ class Timed:
         else:
             casted = emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs)
             declare_full(casted.graph)
+        _without_draws(casted.graph, training)
         self._owners = _owners(casted)
         self.operators = Counter(self._owners.values())
         # Names that tell which operator a callback is about.
@@ -177,6 +181,22 @@ class Timed:
         self.step()
         failed.raise_it()
         return spent
+
+
+def _without_draws(graph: Graph, training: bool) -> None:
+    """Put a scaling in place of each Dropout that would draw: MXNet has one random generator, the user's.
+
+    On a CPU all contexts share it, and its state can be neither read nor set. Drawing a mask takes as long in every
+    plan.
+    """
+    for node in graph.nodes():
+        if node.op in _DROPOUT and (training or node.attrs.get("mode") == "always"):
+            node.op, node.attrs = "_mul_scalar", {"scalar": "2.0"}
+        inside = [body.graph for body in bodies(node)]
+        for each in inside:
+            _without_draws(each, training)
+        if inside:
+            set_bodies(node, inside)
 
 
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
