@@ -25,7 +25,6 @@ from ..precision.graph import Entry, Graph, Node
 from ..precision.pipeline import emitted
 from ..precision.plan import Plan, PlannedGraph
 from ..precision.rules import rule_of
-from ..precision.subgraphs import bodies, set_bodies
 from ..symbolic._mxnet import Unfused
 
 __all__ = ["Arrays", "Cast", "Owner", "Timed"]
@@ -192,11 +191,6 @@ def _without_draws(graph: Graph, training: bool) -> None:
     for node in graph.nodes():
         if node.op in _DROPOUT and (training or node.attrs.get("mode") == "always"):
             node.op, node.attrs = "_mul_scalar", {"scalar": "2.0"}
-        inside = [body.graph for body in bodies(node)]
-        for each in inside:
-            _without_draws(each, training)
-        if inside:
-            set_bodies(node, inside)
 
 
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
