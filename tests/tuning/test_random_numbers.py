@@ -72,6 +72,7 @@ def a_numpy_block():
 
 def a_loop():
     """Its Dropout draws nothing from MXNet's generator in 1.9.1."""
+
     def body(x, state):
         out = S.Dropout(S.FullyConnected(x, num_hidden=4, name="fc"), p=0.5) + state
         return out, [out]
