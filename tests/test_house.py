@@ -20,7 +20,7 @@ PACKAGE = Path(mxmp.__file__).parent
 # A room imports what stands further up, a file of a room also what stands further up in it. The two doors
 # stand on one floor and know nothing of each other.
 HOUSE = {
-    "": ["files", "policy"],
+    "": ["files", "callbacks", "policy"],
     "precision": [
         *("_mxnet", "rules", "graph", "subgraphs", "tuned", "plan", "renamed", "decide", "casts", "traffic", "record"),
         *("heads", "hidden_heads", "monitoring", "__init__"),
@@ -47,7 +47,18 @@ HOUSE = {
         *("_mxnet", "blocks", "parameter", "expected", "conversion", "graphs", "hook", "convert"),
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
-    "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "rebind", "__init__"],
+    "symbolic": [
+        "_mxnet",
+        "order",
+        "cast",
+        "checkpoint",
+        "parameters",
+        "core",
+        "module",
+        "bucketing",
+        "rebind",
+        "__init__",
+    ],
     "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
     "diagnose/shared": ["saved", "pictures", "__init__"],
     "diagnose/explaining": ["report", "render", "measure", "explain", "__init__"],
@@ -63,7 +74,7 @@ HOUSE = {
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
-WITHOUT_MXNET = ["files", "policy", "precision/rules"]
+WITHOUT_MXNET = ["files", "callbacks", "policy", "precision/rules"]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot", "plots")]
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice", "text", "roofline")]

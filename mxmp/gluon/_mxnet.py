@@ -5,11 +5,15 @@ A subclass of MXNet's (``Trainer``, ``LowParameter``) also uses what it inherits
 
 from __future__ import annotations
 
+import ctypes
 import sys
+import threading
+from collections import deque
 from types import FrameType
 from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
+from mxnet.base import NDArrayHandle
 from mxnet.contrib.amp import amp as contrib_amp
 from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
@@ -176,13 +180,44 @@ def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
     block._callback, block._monitor_all = monitor or (None, False)
 
 
-# A backward may come after its operator is gone, and calls what was registered.
-_registered: list = []
-
-
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
+    """Let an operator of this thread's call ``callback``; ``remove_op_hook`` before letting go of the operator."""
     op._register_op_hook(callback, monitor_all)
-    _registered.append(op._monitor_callback)
+
+
+def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
+    """Keep an operator, of the thread of this number, until ``silence_removed`` lets it call nobody any more.
+
+    What was recorded outlives the operator, and its backward calls the hook, which must exist.
+    """
+    _hooked.append((thread, op))
+
+
+def silence_removed() -> None:
+    """Give operators whose hooks were removed one that does nothing: MXNet takes no None.
+
+    Those of another thread wait until this is called there, or it has ended: it may be running them.
+    """
+    others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
+    for _ in range(len(_hooked)):
+        try:
+            thread, op = _hooked.popleft()
+        except IndexError:  # another thread was here
+            return
+        if thread in others:
+            _hooked.append((thread, op))
+        else:
+            op._monitor_callback = _silent
+            op._register_op_hook(None)  # registers what is in the attribute
+
+
+def _free(name: bytes, op_name: bytes, handle: int, _: Any) -> None:
+    NDArray(NDArrayHandle(handle), writable=False)  # ours to free
+
+
+_silent = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, NDArrayHandle, ctypes.c_void_p)(_free)
+# Operators whose hooks are to be removed, each with the number of the thread that runs it.
+_hooked: deque[tuple[int, mx.nd.CachedOp]] = deque()
 
 
 def cached_op(block: HybridBlock) -> Any:

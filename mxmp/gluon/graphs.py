@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Dict, Iterator, NamedTuple, Sequence
@@ -13,6 +14,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
+from ..callbacks import hold_interrupts
 from ..kernels.padding import LargeInputs
 from ..precision.graph import Graph, as_shape
 from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
@@ -218,6 +220,7 @@ class _LowOp:
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
         self._monitored: dict[tuple, mx.nd.CachedOp] = {}
+        weakref.finalize(self, _remove, self._monitored).atexit = False
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         if None in self._order:
@@ -227,13 +230,15 @@ class _LowOp:
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None, scale: NDArray | None = None) -> Any:
         given = [scale if i is None else inputs[i] for i in self._order]
         with pushing():
-            op = self._operator() if monitor is None else self._told(monitor)
-            return op(*given)
+            if monitor is None:
+                return self._operator()(*given)
+            with hold_interrupts():
+                return self._told(monitor)(*given)
 
     def forget(self, monitor: tuple) -> None:
         """Let go of what calls with ``monitor`` left here."""
-        for key in [key for key in list(self._monitored) if key[1] == monitor]:
-            self._monitored.pop(key, None)
+        _remove(self._monitored, [key for key in list(self._monitored) if key[1] == monitor])
+        _mxnet.silence_removed()
 
     def _operator(self) -> mx.nd.CachedOp:
         if not autograd.is_recording():
@@ -247,6 +252,7 @@ class _LowOp:
         """One that tells ``monitor`` of every operator: not with static memory, where MXNet tells of few."""
         key = (threading.get_ident(), monitor)
         if key not in self._monitored:
+            _mxnet.silence_removed()
             flags = [(name, value) for name, value in self._flags if not name.startswith("static_")]
             self._monitored[key] = mx.nd.CachedOp(copy.copy(self.symbol), flags)
             callback, monitor_all = monitor
@@ -257,6 +263,14 @@ class _LowOp:
 
     def _make(self) -> mx.nd.CachedOp:
         return mx.nd.CachedOp(copy.copy(self.symbol), self._flags)
+
+
+def _remove(monitored: dict[tuple, mx.nd.CachedOp], keys: Sequence[tuple] | None = None) -> None:
+    """Let go of the hooks of these operators, by thread and monitor; None: of all."""
+    for key in list(monitored) if keys is None else keys:
+        op = monitored.pop(key, None)
+        if op is not None:
+            _mxnet.remove_op_hook(op, thread=key[0])
 
 
 def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:

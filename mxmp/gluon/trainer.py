@@ -13,6 +13,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
+from ..callbacks import hold_interrupts
 from ..precision.heads import head_gradient, heads_scaled_by
 from ..precision.record import Record, saying_what_was_not_recorded
 from ..step import gradients as grads
@@ -135,9 +136,9 @@ class Trainer(StepView, gluon.Trainer):
             heads = [head_gradient(item, self.loss_scale) for item in losses]
         self._warn_of_plain_trainer()
         record = Record(losses)
-        with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record):
-            with pushing(), saying_what_was_not_recorded():
-                autograd.backward(losses, heads, retain_graph=retain_graph)
+        heads_scaled, gradients_scaled = heads_scaled_by(self.loss_scale, record), scaled_backward(self, record)
+        with heads_scaled, gradients_scaled, pushing(), hold_interrupts(), saying_what_was_not_recorded():
+            autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from ..policy import Policy, as_policy, is_policy_text
 from .graph import Entry, Graph, Node
 from .rules import REFUSED, RULES, Kind, Rule, rule_of
 from .subgraphs import Body, bodies
-from .tuned import Tuned
+from .tuned import Tuned, texts
 
 __all__ = ["Decision", "Plan", "PlannedGraph", "check_fit", "read_policy", "rule_under"]
 
@@ -94,10 +94,9 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike) -> Plan:
         """Read what ``save`` wrote. Raises ``ValueError`` where the file holds no plan."""
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
         try:
-            return cls.from_json(text)
+            with open(path, encoding="utf-8") as file:
+                return cls.from_json(file.read())
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)!r}: {error}") from error
 
@@ -125,18 +124,16 @@ class Plan:
             raw = json.loads(text)
             if raw["format"] != FORMAT:
                 raise ValueError(f"format {raw['format']!r}")
-            policy = Policy.parse(raw["policy"])
+            (policy,) = map(Policy.parse, texts([raw["policy"]]))
             dtypes = {policy.compute: True, "float32": False}
-            decisions = {str(n): Decision(str(op), dtypes[t], str(why)) for n, op, t, why in raw["operators"]}
-            if len(decisions) != len(raw["operators"]) or raw["device"] not in ("cpu", "gpu"):
+            rows = [texts(row) for row in raw["operators"]]
+            decisions = {name: Decision(op, dtypes[dtype], why) for name, op, dtype, why in rows}
+            if len(decisions) != len(rows) or raw["device"] not in ("cpu", "gpu"):
                 raise ValueError("a name stands in it twice, or its device is unknown")
             tuned = Tuned.from_dict(raw["tuned"]) if "tuned" in raw else None
-            stored = frozenset(raw["low_variables"])
-            blocks = raw.get("blocks", [])
-            if not isinstance(blocks, list) or not all(isinstance(prefix, str) for prefix in blocks):
-                raise ValueError(f"blocks {blocks!r}")
-            return cls(policy, raw["device"], decisions, stored, tuple(raw["unmatched"]), tuned, tuple(blocks))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            stored, unmatched = frozenset(texts(raw["low_variables"])), texts(raw["unmatched"])
+            return cls(policy, raw["device"], decisions, stored, unmatched, tuned, texts(raw.get("blocks", [])))
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(
                 f"not a precision plan as Plan.save writes it ({type(error).__name__}: {error})"
             ) from error

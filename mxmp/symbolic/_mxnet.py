@@ -12,6 +12,7 @@ from typing import Any, Callable, Collection, Iterator, Sequence
 
 import mxnet as mx
 
+from ..callbacks import hold_interrupts
 from ..precision.monitoring import NetworkView, in_full
 from ..precision.plan import Plan
 
@@ -139,6 +140,21 @@ class Monitored:
         return [in_full(self._executor.aux_dict[name]) for name in self._symbol.list_auxiliary_states()]
 
 
-def twin(executor: mx.executor.Executor) -> mx.executor.Executor:
-    """Another executor of the same graph on the same arrays, those between operators included."""
-    return executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})
+class _MonitoredExecutor(mx.executor.Executor):
+    """Ctrl-C waits until it has run."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with hold_interrupts():
+            return super().forward(*args, **kwargs)
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        with hold_interrupts():
+            super().backward(*args, **kwargs)
+
+
+def twin(executor: mx.executor.Executor, callback: Callable) -> mx.executor.Executor:
+    """Another executor of the same graph on the same arrays, those between operators included, for a monitor."""
+    made = executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})
+    made.__class__ = _MonitoredExecutor
+    made.set_monitor_callback(callback)
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
@@ -11,6 +12,7 @@ import mxnet as mx
 from mxnet.gluon import Block, HybridBlock
 from mxnet.ndarray import NDArray
 
+from ..files import check_writable
 from ..gluon.blocks import prefixes_of
 from ..gluon.graphs import read_inputs, traced_alone
 from ..kernels.fit import device_of
@@ -49,7 +51,9 @@ def tune(
     assignment with the least time. At the end whole steps decide between that, the rules' plan, the one with the fewest
     bytes cast, and FP32, which wins where nothing is faster beyond the spread.
 
-    ``target`` is left as it is: nothing of it runs, and what is timed are arrays of ``tune``'s own.
+    ``target`` is left as it is: nothing of it runs, and what is timed are arrays of ``tune``'s own. Dropout is timed
+    without drawing, so the random numbers that follow are those that would have followed without ``tune``; what a
+    graph draws by other operators (``F.random.normal``) is drawn.
 
     Parameters
     ----------
@@ -68,7 +72,7 @@ def tune(
         Where it will run (default: the current context).
     cache : bool or path
         Whether times are kept, or the folder for them (default: the user's cache folder). They hold for one machine,
-        number of threads and build of MXNet.
+        number of threads and build of MXNet. Where they cannot be read or written, ``tune`` warns and measures.
     progress : bool
         Show a bar on a terminal, where tqdm is installed.
     **shapes : tuple of int or NDArray
@@ -119,16 +123,37 @@ def tune(
     asked = subject.grad_req or {name: "write" for name in names if name not in subject.shapes}
     given = {name: shape for name, shape in subject.shapes.items() if name not in subject.values}
     machine = describe(ctx)
-    file = cache_file(machine, None if cache is True else cache) if cache else None
-    table = Table(task, sizes, training, read(file) if file else {})
+    file, known = _kept_times(machine, None if cache is True else cache) if cache else (None, {})
+    table = Table(task, sizes, training, known)
     # A converted block knows the sizes of a call, a cast Symbol does not.
     large = LargeInputs(graph, list(subject.shapes), policy.compute).at(list(subject.shapes.values()))
     arrays = Arrays(graph, ctx, asked, subject.values, given, large and isinstance(target, Block))
     with _told(progress) as tell:
         found = Search(task, arrays, sizes, training, table, tell).run()
-    if file:
-        write(file, machine, table.seconds)
+    if file is not None:
+        try:
+            write(file, machine, table.seconds)
+        except OSError as error:
+            warnings.warn(f"tune could not keep its times: {error}", stacklevel=2)
     return replace(task.plan(found.low, found.reasons), tuned=found.tuned, blocks=subject.blocks)
+
+
+def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
+    """The file for this machine's times, None where it cannot be written, and the times in it. Warns at most once."""
+    file, known, why = None, {}, None
+    try:
+        file = cache_file(machine, folder)
+        known = read(file)
+    except (OSError, ValueError) as error:
+        why = f"measures anew, for {file or 'the cache'} cannot be used: {error}"
+    if file is not None:
+        try:
+            check_writable(file)
+        except OSError as error:
+            file, why = None, f"will not keep its times: {error}"
+    if why is not None:
+        warnings.warn(f"tune {why}", stacklevel=3)
+    return file, known
 
 
 class _Subject(NamedTuple):
