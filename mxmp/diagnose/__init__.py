@@ -1,6 +1,7 @@
 """Looking inside: what a conversion decided, and why; what trains; what a GPU can make of it, and what it made."""
 
-from .advising.advise import Advice, advise
+from .advising.advice import Advice
+from .advising.advise import advise
 from .advising.roofline import plot_roofline
 from .blaming.blame import blame
 from .blaming.report import Blame, Range
@@ -9,7 +10,8 @@ from .explaining.report import GraphReport
 from .guarding.guard import Guard, Moved, guard
 from .load import load
 from .profiling.picture import plot_profile
-from .profiling.profile import Profile, profile
+from .profiling.profile import profile
+from .profiling.report import Profile
 from .watching.histogram import Histogram
 from .watching.plots import plot_histograms, plot_steps
 from .watching.scale_plot import plot_loss_scale

@@ -90,10 +90,9 @@ class Plan:
     @classmethod
     def load(cls, path: str) -> Plan:
         """Read what ``save`` wrote. Raises ``ValueError`` where the file holds no plan."""
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
         try:
-            return cls.from_json(text)
+            with open(path, encoding="utf-8") as file:
+                return cls.from_json(file.read())
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)!r}: {error}") from error
 
@@ -127,7 +126,7 @@ class Plan:
             tuned = Tuned.from_dict(raw["tuned"]) if "tuned" in raw else None
             stored = frozenset(raw["low_variables"])
             return cls(policy, raw["device"], decisions, stored, tuple(raw["unmatched"]), tuned)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(
                 f"not a precision plan as Plan.save writes it ({type(error).__name__}: {error})"
             ) from error

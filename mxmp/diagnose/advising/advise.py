@@ -16,14 +16,12 @@ from ...precision.decide import check_policy, decide
 from ...precision.graph import Graph, Node
 from ...precision.plan import Plan
 from ..explaining.explain import check_shapes
-from ..shared.saved import read_report, write_report
-from .advice import AdviceReport, Joinable, MatrixReport
+from .advice import Advice, Joinable, MatrixReport
 from .calls import Called, calls_of
 from .flops import Step, Tensor, walk
 from .gpus import Gpu, gpu_named
-from .text import render_advice
 
-__all__ = ["Advice", "advise"]
+__all__ = ["advise"]
 
 # What they multiply is not counted.
 _UNCOUNTED = {"Convolution_v1", "Correlation", "Custom", "khatri_rao", "_npi_einsum"}
@@ -31,24 +29,6 @@ _UNCOUNTED |= {f"_linalg_{name}" for name in ("syrk", "trmm", "trsm", "potrf", "
 _LOOK_UPS = {"Embedding", "take", "gather_nd", "pick"}  # read as much as they write
 # They hand on their input's memory, in inference.
 _VIEWS = {"Dropout", "Reshape", "Flatten", "expand_dims", "squeeze", "BlockGrad", "_copy", "reshape_like"}
-
-
-class Advice(AdviceReport):
-    """What ``advise`` found. ``print`` it, ``save`` it, or read the fields."""
-
-    FORMAT = "mxmp-advice-1"  # of the file
-
-    def __str__(self) -> str:
-        return render_advice(self)
-
-    def save(self, path: str) -> None:
-        """Write JSON; the file appears whole or not at all."""
-        write_report(path, self.FORMAT, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str) -> Advice:
-        """Read what ``save`` wrote. Raises ``ValueError`` for any other file."""
-        return read_report(path, {cls.FORMAT: cls.from_dict})
 
 
 def advise(

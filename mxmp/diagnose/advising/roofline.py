@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from ..shared.pictures import figure_of, saved
-from .advice import AdviceReport, MatrixReport
+from .advice import Advice, MatrixReport
 
 __all__ = ["plot_roofline"]
 
@@ -15,7 +15,7 @@ _COLORS = {"float16": "#1b7837", "tf32": "#762a83", "float32": "#b35806", "int8"
 _TERA = 1e12
 
 
-def plot_roofline(advice: AdviceReport, path: str | None = None) -> Any:
+def plot_roofline(advice: Advice, path: str | None = None) -> Any:
     """A roof for each dtype, with its ridge point, and a dot for each operator in the dtype that it computes in.
 
     The dot's area is the operator's share of the FLOPs; it is hollow where low precision misses the Tensor Cores.
@@ -41,7 +41,7 @@ def plot_roofline(advice: AdviceReport, path: str | None = None) -> Any:
     dots = _dots(advice)
     intensities = [intensity for intensity, _, _ in dots]
     low, high = min([1.0, *intensities]) / 2, max([gpu.ridge("float16") * 8, *intensities]) * 2
-    for dtype in ("float16", *(["tf32"] if "tf32" in gpu.tensor else []), "float32"):
+    for dtype in gpu.roofs:
         ridge, peak = gpu.ridge(dtype), gpu.peak(dtype) / _TERA
         axes.plot([low, ridge, high], [low * gpu.bandwidth / _TERA, peak, peak], color=_COLORS[dtype], zorder=1)
         axes.plot([ridge], [peak], marker="|", markersize=12, color=_COLORS[dtype])
@@ -66,7 +66,7 @@ def plot_roofline(advice: AdviceReport, path: str | None = None) -> Any:
     return saved(figure, path)
 
 
-def _dots(advice: AdviceReport) -> dict[tuple[float, str, str], float]:
+def _dots(advice: Advice) -> dict[tuple[float, str, str], float]:
     """FLOPs by intensity, by the roof that limits an operator, and by the dtype that it computes in."""
     found: dict[tuple[float, str, str], float] = defaultdict(float)
     for matrix in advice.matrices:
@@ -75,7 +75,7 @@ def _dots(advice: AdviceReport) -> dict[tuple[float, str, str], float]:
     return found
 
 
-def _math(matrix: MatrixReport, advice: AdviceReport) -> str:
+def _math(matrix: MatrixReport, advice: Advice) -> str:
     """FP32 cores compute what no Tensor Core can, at their own peak."""
     if matrix.dtype == "float32" and not matrix.depthwise:
         return advice.gpu.fp32_math

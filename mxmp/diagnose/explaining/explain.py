@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Iterable, Iterator
+from math import prod
+from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
@@ -121,8 +122,13 @@ def _symbol(
         raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
 
 
-def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: list[str]) -> None:
-    """Raise ``ValueError`` for a shape of no input, perhaps a misspelt keyword, or with a size that is none."""
+def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
+    """Raise ``ValueError`` for a shape of no input, perhaps a misspelt keyword, or with a size that is none.
+
+    MXNet counts the elements of an array in 64 bits and, unless it is built with ``USE_INT64_TENSOR_SIZE``, a size in
+    32.
+    """
+    largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
     for name, shape in shapes.items():
         if name not in inputs:
             close = get_close_matches(name, [*inputs, *keywords], n=1)
@@ -130,6 +136,10 @@ def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: list[str
             raise ValueError(f"the Symbol has no input {name!r}; {hint}")
         if any(size < 1 for size in shape):
             raise ValueError(f"{name}={shape} is no shape: sizes are positive")
+        if any(size > largest for size in shape) or prod(shape) > 2**63 - 1:
+            raise ValueError(
+                f"{name}={shape} is too large for MXNet: a size is at most {largest:,}, all at most 2**63 - 1"
+            )
 
 
 def _modules(target: Module | BucketingModule) -> Iterator[GraphReport]:
