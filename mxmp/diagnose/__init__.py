@@ -2,19 +2,16 @@
 
 from .advising.advice import Advice
 from .advising.advise import advise
-from .advising.roofline import plot_roofline
 from .blaming.blame import blame
 from .blaming.report import Blame, Range
 from .explaining.explain import Explanation, explain
 from .explaining.report import GraphReport
 from .guarding.guard import Guard, Moved, guard
 from .load import load
-from .profiling.picture import plot_profile
+from .plots import plot_histograms, plot_loss_scale, plot_profile, plot_roofline, plot_steps
 from .profiling.profile import profile
 from .profiling.report import Profile
 from .watching.histogram import Histogram
-from .watching.plots import plot_histograms, plot_steps
-from .watching.scale_plot import plot_loss_scale
 from .watching.snapshot import Snapshot, TensorReport
 from .watching.summaries import ScaleHandler, SummaryLog, log_scale
 from .watching.watch import Watch, watch
