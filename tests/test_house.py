@@ -62,7 +62,7 @@ HOUSE = {
     "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "rebind", "__init__"],
     "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
     "diagnose/shared": ["report", "__init__"],
-    "diagnose/explaining": ["report", "render", "measure", "explain", "__init__"],
+    "diagnose/explaining": ["report", "explain", "__init__"],
     "diagnose/watching": [
         *("histogram", "wiring", "listeners", "doors", "taps", "snapshot", "watch"),
         *("summaries", "__init__"),
@@ -80,7 +80,6 @@ WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "re
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice")]
 WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "report", "profile")]
-WITHOUT_MXNET += ["diagnose/explaining/render"]
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 

@@ -4,8 +4,8 @@ from .advising.advice import Advice
 from .advising.advise import advise
 from .blaming.blame import blame
 from .blaming.report import Blame, Range
-from .explaining.explain import Explanation, explain
-from .explaining.report import GraphReport
+from .explaining.explain import explain
+from .explaining.report import Explanation, GraphReport
 from .guarding.guard import Guard, Moved, guard
 from .load import load
 from .plots import plot_histograms, plot_loss_scale, plot_profile, plot_roofline, plot_steps

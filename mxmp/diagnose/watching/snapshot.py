@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Iterable
 
+from ..shared.report import table
 from .histogram import FORMATS, Format, Histogram
 
 __all__ = ["KINDS", "Snapshot", "TensorReport", "joined"]
@@ -178,7 +179,7 @@ def _room(tensor: TensorReport, form: Format) -> str:
     return f"{can}: {tensor.name} reaches {tensor.histogram.largest:.3g}, and {form.name} holds {form.largest:.3g}"
 
 
-def _table(tensors: list[TensorReport], form: Format) -> Iterable[str]:
+def _table(tensors: list[TensorReport], form: Format) -> list[str]:
     rows: list[tuple[str, ...]] = [
         ("", "", "rounded to", "is 0", "to 0", "subnormal", "overflow", "smallest", "largest")
     ]
@@ -192,7 +193,4 @@ def _table(tensors: list[TensorReport], form: Format) -> Iterable[str]:
             (tensor.kind if tensor.kind != kind else "", tensor.name, dtype, *(f"{s:.1%}" for s in shares), *ends)
         )
         kind = tensor.kind
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        words = [f"{cell:<{width}}" for cell, width in zip(row[:3], widths)]
-        yield "  " + "  ".join([*words, *(f"{cell:>{width}}" for cell, width in zip(row[3:], widths[3:]))]).rstrip()
+    return table(rows, "<<<>>>>>>")
