@@ -69,7 +69,7 @@ HOUSE = {
     ],
     "diagnose/blaming": ["report", "verdict", "recording", "blame", "__init__"],
     "diagnose/guarding": ["layers", "guard", "__init__"],
-    "diagnose/advising": ["gemm", "flops", "calls", "gpus", "advice", "advise", "__init__"],
+    "diagnose/advising": ["gemm", "flops", "gpus", "advice", "advise", "__init__"],
     "diagnose/profiling": ["kernels", "report", "profile", "__init__"],
     "diagnose": ["plots", "load", "__init__"],
     "top": ["__init__", "__main__"],
