@@ -309,7 +309,7 @@ CSV = {
     "a NUL byte": (rows_with(2, 1, "a\0b"), "line contains NUL"),
     "an endless time": (rows_with(2, 3, "inf"), "must be a number, got 'inf'"),
     "a negative time": (rows_with(2, 3, "-4"), "must be a number, got '-4'"),
-    "no value": (table_of([["ID", "Kernel Name", "Metric Name"], ["1", "a", "b"]]), "'Metric Value' is not in list"),
+    "no value": (table_of([["ID", "Kernel Name", "Metric Name"], ["1", "a", "b"]]), "has no duration of 'a'"),
     "UTF-16": (table_of(ROWS).decode().encode("utf-16"), "is of no format that can be read"),
     "empty": (b"", "is of no format that can be read"),
 }

@@ -72,23 +72,34 @@ def advise(
     gpu = gpu_named(device)
     calls, own = _calls(target, inputs, shapes)
     chosen = _chosen(policy or own, exclude)
-    found = _Found()
+    matrices: list[MatrixReport] = []
+    joinable: list[Joinable] = []
+    unknown: list[str] = []
+    unmatched: list[set[str]] = []
+    other_bytes = 0.0
     for called in calls:
-        try:
-            found.add(called, chosen, f"{called.name}/" if len(calls) > 1 else "")
-        except mx.MXNetError as error:
-            why = str(error).strip().splitlines()[-1]
-            raise ValueError(f"the shapes do not fit {called.name!r}: {why}") from error
+        prefix = f"{called.name}/" if len(calls) > 1 else ""
+        steps, plan = _planned(called, chosen)
+        for step in steps:
+            found = step.products()
+            if step.node.op in _UNCOUNTED or None in [*step.ins, *step.outs[:1]]:
+                unknown.append(prefix + step.name)
+            elif found is not None and found.gemms:
+                matrices.append(_matrix(step, found, plan, prefix))
+            elif step.node.op not in _VIEWS and not step.node.subgraphs:
+                other_bytes += 4 * _elements(step) * step.times
+        joinable += _joinable(steps, prefix)
+        unmatched.append(set(plan.unmatched))
     return Advice(
         name=target.name or "symbol",
         policy=str(chosen.policy if isinstance(chosen, Plan) else chosen),
         device=device.lower(),
-        matrices=tuple(found.matrices),
-        joinable=tuple(found.joinable),
-        other_bytes=found.other_bytes,
-        unknown=tuple(found.unknown),
-        unmatched=tuple(sorted(found.unmatched or ())),
-        settings=tuple(_settings(gpu, found.matrices)),
+        matrices=tuple(matrices),
+        joinable=tuple(joinable),
+        other_bytes=other_bytes,
+        unknown=tuple(unknown),
+        unmatched=tuple(sorted(set.intersection(*unmatched))),
+        settings=tuple(_settings(gpu, matrices)),
     )
 
 
@@ -182,35 +193,19 @@ def _chosen(policy: str | Policy | Plan, exclude: Iterable[str]) -> Policy | Pla
     return policy
 
 
-class _Found:
-    """What is found in one graph after the other."""
-
-    def __init__(self) -> None:
-        self.matrices: list[MatrixReport] = []
-        self.joinable: list[Joinable] = []
-        self.other_bytes = 0.0
-        self.unknown: list[str] = []
-        self.unmatched: set[str] | None = None
-
-    def add(self, called: _Called, policy: Policy | Plan, prefix: str) -> None:
-        graph = called.graph
-        parameters = called.parameters or None
-        plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
-        steps = list(walk(graph, called.known))
-        missing = [step.name for step in steps if step.name not in plan.decisions]
-        if missing:
-            raise ValueError(f"the plan is of another graph: it has no decision for {missing[0]!r}")
-        for step in steps:
-            found = step.products()
-            if step.node.op in _UNCOUNTED or any(tensor is None for tensor in [*step.ins, *step.outs[:1]]):
-                self.unknown.append(prefix + step.name)
-            elif found is not None and found.gemms:
-                self.matrices.append(_matrix(step, found, plan, prefix))
-            elif step.node.op not in _VIEWS and not step.node.subgraphs:
-                self.other_bytes += 4 * _elements(step) * step.times
-        self.joinable += _joinable(steps, prefix)
-        unmatched = set(plan.unmatched)
-        self.unmatched = unmatched if self.unmatched is None else self.unmatched & unmatched
+def _planned(called: _Called, policy: Policy | Plan) -> tuple[list[Step], Plan]:
+    """The operators of a graph, and the plan that decides for each."""
+    parameters = called.parameters or None
+    plan = policy if isinstance(policy, Plan) else decide(called.graph, policy, "gpu", parameters=parameters)
+    try:
+        steps = list(walk(called.graph, called.known))
+    except mx.MXNetError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ValueError(f"the shapes do not fit {called.name!r}: {why}") from error
+    missing = [step.name for step in steps if step.name not in plan.decisions]
+    if missing:
+        raise ValueError(f"the plan is of another graph: it has no decision for {missing[0]!r}")
+    return steps, plan
 
 
 def _elements(step: Step) -> int:

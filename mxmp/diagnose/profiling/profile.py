@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
 from reprlib import repr as shorten
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, NamedTuple
 
 from ...files import read_json
 from .kernels import CAST, MATRIX, TENSOR, kind_of_kernel, kind_of_operator
@@ -188,19 +188,23 @@ def _compute(path: str) -> Iterator[_Event]:
 
     Where a metric of the tensor pipe was collected it says what ran on Tensor Cores, not the name.
     """
-    header, table = _table(path)
-    if not header:
-        hint = _HINTS.get(os.path.splitext(path)[1], "")
-        raise ValueError(f"is of no format that can be read{f' ({hint})' if hint else ''}: {_KNOWN}")
-    found = list(_details(header, table) if "Metric Name" in header else _raw(header, table))
-    if not found:
+    rows = _table(path)
+    kernels: dict[Any, tuple[str, dict[str, tuple[str, str]], str]] = {}
+    if rows and "Metric Name" in rows[0]:
+        for row in rows:
+            metric = {row["Metric Name"]: (row.get("Metric Value", ""), row.get("Metric Unit", ""))}
+            kernels.setdefault(row["ID"], (row[_KERNEL], {}, row.get("Device", "")))[1].update(metric)
+    else:  # units are in the first row
+        for number, row in enumerate(rows[1:]):
+            kernels[number] = row[_KERNEL], {k: (row[k], rows[0][k]) for k in row}, row.get("Device", "")
+    if not kernels:
         raise ValueError("holds a table of Nsight Compute without kernels")
-    for name, metrics, device in found:
+    for name, metrics, device in kernels.values():
         yield _event(name, metrics, device)
 
 
-def _table(path: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows; what the program and ncu printed may stand before them. Without a table both are empty."""
+def _table(path: str) -> list[dict[str, str]]:
+    """The rows of the table; what the program and ncu printed may stand before it."""
     with open(path, encoding="utf-8", errors="replace", newline="") as file:
         try:
             for line in file:
@@ -209,46 +213,18 @@ def _table(path: str) -> tuple[list[str], list[list[str]]]:
                     rows = list(csv.reader(file))
                     if any("\0" in cell for row in rows for cell in row):
                         raise csv.Error("line contains NUL")  # as Python up to 3.10 says
-                    return header, [row for row in rows if len(row) == len(header)]
+                    return [dict(zip(header, row)) for row in rows if len(row) == len(header)]
         except csv.Error as error:
             raise ValueError(f"holds a table of Nsight Compute that is damaged: {error}") from error
-    return [], []
+    hint = _HINTS.get(os.path.splitext(path)[1], "")
+    raise ValueError(f"is of no format that can be read{f' ({hint})' if hint else ''}: {_KNOWN}")
 
 
-def _raw(header: list[str], rows: list[list[str]]) -> Iterator[Any]:
-    """Units are in the first row."""
-    at, device = header.index(_KERNEL), _place(header, "Device")
-    units = rows[0] if rows else []
-    for row in rows[1:]:
-        yield row[at], {name: (row[i], units[i]) for i, name in enumerate(header)}, _cell(row, device)
-
-
-def _details(header: list[str], rows: list[list[str]]) -> Iterable[Any]:
-    unit, device = _place(header, "Metric Unit"), _place(header, "Device")
-    try:
-        places = [header.index(name) for name in ("ID", _KERNEL, "Metric Name", "Metric Value")]
-    except ValueError as error:
-        raise ValueError(f"holds a table of Nsight Compute that is damaged: {error}") from error
-    kernels: dict[str, tuple] = {}
-    for row in rows:
-        number, name, metric, value = (row[place] for place in places)
-        kernels.setdefault(number, (name, {}, _cell(row, device)))[1][metric] = (value, _cell(row, unit))
-    return kernels.values()
-
-
-def _place(header: list[str], name: str) -> int | None:
-    return header.index(name) if name in header else None
-
-
-def _cell(row: list[str], place: int | None) -> str:
-    return "" if place is None else row[place]
-
-
-def _event(name: str, metrics: dict[str, tuple[str, str]], device: str) -> _Event:
-    duration = next((metrics[key] for key in _DURATIONS if key in metrics), None)
-    if duration is None or duration[1] not in _UNITS:
+def _event(name: str, metrics: Mapping[str, tuple[str, str]], device: str) -> _Event:
+    text, unit = next((metrics[key] for key in _DURATIONS if key in metrics), ("", None))
+    if unit not in _UNITS:
         raise ValueError(
-            f"has no duration of {name!r}{f' in a unit that is known: {duration[1]!r}' if duration else ''}: "
+            f"has no duration of {name!r}{'' if unit is None else f' in a unit that is known: {unit!r}'}: "
             "collect it with ncu --section SpeedOfLight, or --metrics gpu__time_duration.sum"
         )
     kind = kind_of_kernel(name)
@@ -256,10 +232,10 @@ def _event(name: str, metrics: dict[str, tuple[str, str]], device: str) -> _Even
     measured = [value for value in pipe if value is not None]
     if measured:
         kind = TENSOR if any(measured) else MATRIX if kind == TENSOR else kind
-    time = _number(duration[0])
-    if time is None or not 0 <= time < _LATEST:
-        raise ValueError(f"is damaged: the duration of {name!r} must be a number, got {duration[0]!r}")
-    return _Event(name, "", kind, time * _UNITS[duration[1]], f"gpu/{device or 0}")
+    seconds = _number(text)
+    if seconds is None or not 0 <= seconds < _LATEST:
+        raise ValueError(f"is damaged: the duration of {name!r} must be a number, got {text!r}")
+    return _Event(name, "", kind, seconds * _UNITS[unit], f"gpu/{device or 0}")
 
 
 def _number(text: str) -> float | None:
