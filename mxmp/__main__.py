@@ -11,6 +11,7 @@ python -m mxmp plot advice.json roofline.png
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from reprlib import repr as shorten
@@ -185,7 +186,10 @@ def _load_symbol(path: str) -> mx.sym.Symbol:
         raise ValueError(f"no file {path!r}; expected a Symbol in JSON, NAME-symbol.json")
     try:
         _check_graph(read_json(path))
-        return mx.sym.load(path)
+        symbol = mx.sym.load(path)
+        _check_outputs(symbol)
+        symbol.infer_type_partial()  # counts the inputs of each operator
+        return symbol
     except (mx.MXNetError, ValueError) as error:
         raise ValueError(f"{path!r} is no Symbol in JSON, or it is damaged: {_last_line(error)}") from error
 
@@ -204,6 +208,15 @@ def _check_graph(raw: Any) -> None:
             _check_graph(body)
     _check_places(heads, len(nodes))
     _check_places([[place] for place in _list(raw, "arg_nodes")], len(nodes))
+
+
+def _check_outputs(symbol: mx.sym.Symbol) -> None:
+    """Raise ``ValueError`` if an operator reads an output that another does not have, which MXNet does not notice."""
+    there = {(node, output) for node, output, *_ in json.loads(symbol.get_internals().tojson())["heads"]}
+    graph = json.loads(symbol.tojson())
+    for entry in [*graph["heads"], *(entry for node in graph["nodes"] for entry in node["inputs"])]:
+        if tuple(entry[:2]) not in there:
+            raise ValueError(f"it reads output {entry[1]} of node {entry[0]}, which has fewer")
 
 
 def _list(raw: Any, key: str) -> list:

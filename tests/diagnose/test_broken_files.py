@@ -371,6 +371,11 @@ GRAPHS = {
     "a node without an operator": {"nodes": [{"name": "x", "inputs": []}], "heads": [[0, 0, 0]]},
     "nodes that are a number": {"nodes": 3},
     "a list": [],
+    "an output too many": {
+        "nodes": [{"op": "null", "name": "x", "inputs": []}, {"op": "relu", "name": "y", "inputs": [[0, 1, 0]]}],
+        "heads": [[1, 0, 0]],
+    },
+    "an input too few": {"nodes": [{"op": "elemwise_add", "name": "x", "inputs": []}], "heads": [[0, 0, 0]]},
 }
 
 

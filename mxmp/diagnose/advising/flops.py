@@ -93,7 +93,8 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
     result: dict[Any, list[Tensor | None]] = {name: [] for name in (*inputs, *range(len(nodes)))}
     for name, shape, dtype in zip(symbol.list_outputs(), found_shapes, found_dtypes):
         key = name if name in inputs else int(name.split("_")[0][len("node") :])
-        whole = shape is not None and all(size > 0 for size in shape) and dtype is not None
+        scalar = graph.numpy and shape == ()  # elsewhere () is a shape that is not known
+        whole = (scalar or (bool(shape) and all(size > 0 for size in shape))) and dtype is not None
         result[key].append(Tensor(tuple(shape), dtype_name(dtype)) if whole else None)
     return {node: result[node.name if node.is_variable else number] for number, node in enumerate(nodes)}
 
