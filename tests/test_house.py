@@ -78,6 +78,7 @@ DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["files", "policy", "precision/rules"]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
+WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/plots"]
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice")]
 WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "report", "profile")]
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}

@@ -298,6 +298,17 @@ def test_names_that_are_not_utf8_are_printed(folder):
     assert "\ufffdabc" in {kernel.name for kernel in profile("report.sqlite").kernels}
 
 
+@pytest.mark.parametrize("kernels", [[("$x^{$", 0)], [("$x^{$", 5), ("a" * 999, 7)]], ids=["no time", "names"])
+def test_names_that_look_like_formulas_and_times_of_zero_are_printed_and_drawn(folder, capsys, kernels):
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'mxmp[plots]'")
+    low = "volta_hgemm_128x64_nn "  # is listed for itself
+    rows = [ROWS[0][:4], ROWS[1][:4], *([str(i), low + name, "0", str(ns)] for i, (name, ns) in enumerate(kernels))]
+    (folder / "report.csv").write_bytes(table_of(rows))
+    assert main(["profile", "report.csv", "--save", "profile.json"]) == 0
+    assert "$x^{$" in capsys.readouterr().out
+    assert main(["plot", "profile.json", "picture.png"]) == 0
+
+
 def rows_with(row, column, value):
     rows = [list(each) for each in ROWS]
     rows[row][column] = value
