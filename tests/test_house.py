@@ -60,26 +60,26 @@ HOUSE = {
         "__init__",
     ],
     "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
-    "diagnose/shared": ["saved", "pictures", "__init__"],
-    "diagnose/explaining": ["report", "render", "measure", "explain", "__init__"],
+    "diagnose/shared": ["report", "__init__"],
+    "diagnose/explaining": ["report", "explain", "__init__"],
     "diagnose/watching": [
-        *("histogram", "wiring", "listeners", "doors", "taps", "snapshot", "watch", "plots"),
-        *("scale_plot", "summaries", "__init__"),
+        *("histogram", "wiring", "listeners", "doors", "taps", "snapshot", "watch"),
+        *("summaries", "__init__"),
     ],
     "diagnose/blaming": ["report", "verdict", "recording", "blame", "__init__"],
     "diagnose/guarding": ["layers", "guard", "__init__"],
-    "diagnose/advising": ["gemm", "flops", "calls", "gpus", "advice", "text", "roofline", "advise", "__init__"],
-    "diagnose/profiling": ["kernels", "profiled", "nsight", "mxnet_trace", "text", "picture", "profile", "__init__"],
-    "diagnose": ["load", "__init__"],
+    "diagnose/advising": ["gemm", "flops", "gpus", "advice", "advise", "__init__"],
+    "diagnose/profiling": ["kernels", "report", "profile", "__init__"],
+    "diagnose": ["plots", "load", "__init__"],
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["files", "callbacks", "policy", "precision/rules"]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
-WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot", "plots")]
-WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice", "text", "roofline")]
-WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "profiled", "nsight", "mxnet_trace", "text")]
-WITHOUT_MXNET += ["diagnose/explaining/render"]
+WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
+WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/plots"]
+WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice")]
+WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "report", "profile")]
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 

@@ -161,15 +161,9 @@ def _largest(flat: NDArray) -> NDArray:
 def _stride(shape: Sequence[int], at_least: int) -> int:
     """From 1 upwards, with no factor in common with any axis, so that no row or channel is preferred."""
     stride = at_least
-    while stride > 1 and any(_gcd(stride, size) > 1 for size in shape):
+    while stride > 1 and any(math.gcd(stride, size) > 1 for size in shape):
         stride += 1
     return stride
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
 
 
 def watch(
