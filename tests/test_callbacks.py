@@ -152,7 +152,7 @@ def test_a_watched_step_that_is_interrupted_in_a_callback_stops_before_its_updat
 def assert_nothing_stays(target):
     if isinstance(target, mxmp.Module):
         assert [type(each) for each in target._exec_group.execs] == [mx.executor.Executor]
-        assert target._core.step.observers == []
+        assert target.core.step.observers == []
     else:
         assert all(block._callback is None for block in [target, *target._children.values()])
 

@@ -314,7 +314,7 @@ def plot_loss_scale(
     if not events:
         raise ValueError("scale_history is empty: the first scale is its first event")
     snapshots = list(watched.snapshots if isinstance(watched, Watch) else watched)
-    taken = run._state.steps if isinstance(run, StepView) else 1
+    taken = run.scaled_step.steps if isinstance(run, StepView) else 1
     end = max(events[-1].step, taken, *(s.step for s in snapshots))
     steps, scales = [e.step for e in events], [e.loss_scale for e in events]
     first, *others = axes = _axes((10, 5.5 if snapshots else 3.5), (1, 1) if snapshots else (1,), xlabel="step")

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.base import NDArrayHandle
 from mxnet.contrib.amp import amp as contrib_amp
-from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
+from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, Trainer, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
 
@@ -331,6 +331,11 @@ def is_differentiable(param: Parameter) -> bool:
 def storage(param: Parameter) -> str:
     """``"default"`` for dense weights."""
     return param._stype
+
+
+def parameters_of(trainer: Trainer) -> list[Parameter]:
+    """Return the parameters that a trainer updates, in the order of their numbers."""
+    return trainer._params
 
 
 def trainer_of(param: Parameter) -> Any:

@@ -21,6 +21,8 @@ from . import fresh_gradients as fresh
 
 __all__ = ["join", "scaled_backward"]
 
+# All trainers that live: a backward must know of trainers with other scalers whose gradients it would overwrite, and no
+# object leads from a loss to them.
 _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -50,8 +52,8 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     if trainer.loss_scale == 1.0:
         yield
         return
-    own = [param for peer in peers for param in peer._params]
-    foreign = [param for other in others for param in other._params if _is_reached(param, record)]
+    own = [param for peer in peers for param in _mxnet.parameters_of(peer)]
+    foreign = [param for other in others for param in _mxnet.parameters_of(other) if _is_reached(param, record)]
     before = fresh.take(own)
     reached: list[NDArray] = []
     try:
@@ -66,20 +68,20 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         fresh.put_back(array for array in [*before, *reached] if id(array) not in written)
     if not scaled and reached:
         for peer in peers:
-            peer._progress.start()
+            peer.progress.start()
         raise RuntimeError(
             "a backward within scale_loss was not of the scaled loss, so its gradients are not scaled, and the update "
             f"would divide them by {trainer.loss_scale:g}: with trainer.scale_loss(loss) as scaled: scaled.backward()"
         )
     for peer in peers if not scaled else ():
-        peer._progress.factors += factors
+        peer.progress.factors += factors
 
 
 def _peers(trainer: Any) -> tuple[list[Any], list[Any]]:
     """Those that a backward of ``trainer`` serves, itself first, and all others."""
-    step = trainer._step
+    group = trainer.scaler_group
     others = [t for t in list(_trainers) if t is not trainer]
-    peers = [trainer, *(t for t in others if step and t._step and t._step.group is step.group)]
+    peers = [trainer, *(t for t in others if group is not None and t.scaler_group is group)]
     return peers, [t for t in others if t not in peers]
 
 
@@ -87,20 +89,22 @@ def _begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Re
     if trainer.loss_scale != 1.0:
         refuse_unscaled_heads(record, trainer.loss_scale)
         refuse_hidden_heads(record, trainer.loss_scale, _trained_arrays(peers))
-    _refuse_overwriting([t for t in others if t._progress.phase is not Phase.READY], record)
+    _refuse_overwriting([t for t in others if t.progress.phase is not Phase.READY], record)
     for peer in peers:
-        peer._progress.check(Event.BACKWARD, trainer.loss_scale)
+        peer.progress.check(Event.BACKWARD, trainer.loss_scale)
         if trainer.loss_scale != 1.0:
-            fresh.refuse_plain_gradients([p for p in peer._params if p.grad_req == "add"], trainer.loss_scale)
+            fresh.refuse_plain_gradients(
+                [p for p in _mxnet.parameters_of(peer) if p.grad_req == "add"], trainer.loss_scale
+            )
     for peer in peers:
-        peer._progress.note(Event.BACKWARD, trainer.loss_scale)
-        peer._watch_statistics()
-    trainer._state.group.note_backward()
+        peer.progress.note(Event.BACKWARD, trainer.loss_scale)
+        peer.watch_statistics()
+    trainer.scaled_step.group.note_backward()
 
 
 def _trained_arrays(trainers: Sequence[Any]) -> Iterator[NDArray]:
     for trainer in trainers:
-        for param in trainer._params:
+        for param in _mxnet.parameters_of(trainer):
             yield from _mxnet.arrays(param) if param.grad_req != "null" else ()
 
 
@@ -113,7 +117,7 @@ def _is_reached(param: Parameter, record: Record) -> bool:
 
 def _refuse_overwriting(waiting: Sequence[Any], record: Record) -> None:
     """Costs nothing while no other trainer stands between a backward and its step."""
-    for param in (param for trainer in waiting for param in trainer._params):
+    for param in (param for trainer in waiting for param in _mxnet.parameters_of(trainer)):
         if _is_reached(param, record):
             raise RuntimeError(
                 f"this backward reaches {param.name!r}, whose gradient another mxmp.Trainer has scaled and not "

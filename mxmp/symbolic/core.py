@@ -143,12 +143,12 @@ class Core:
 class LendsArrays:
     """Notes when a user reaches for the executors' arrays, to write into them; there is no public way to them."""
 
-    _core: Core
+    core: Core
 
     @property
     def _exec_group(self) -> Any:
         if is_asked_by_user():
-            self._core.lent = True
+            self.core.lent = True
         return self._group
 
     @_exec_group.setter

@@ -237,7 +237,7 @@ def test_nothing_stays_after_close():
     watched.close()
     blocks = [net, *net._children.values()]
     assert all(block._callback is None for block in blocks)
-    assert trainer._state.observers == []
+    assert trainer.scaled_step.observers == []
     assert [built.op._monitored for built in graphs.values()] == [{}]
     tap = weakref.ref(watched._tap)
     del watched
@@ -347,7 +347,7 @@ def test_nothing_stays_on_a_module_after_close_in_the_middle_of_a_step():
     watched.close()
     assert all(a is b for a, b in zip(module._exec_group.execs, executors))
     np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), out)
-    assert module._core.step.observers == []
+    assert module.core.step.observers == []
     module.update()
     assert watched.snapshots == type(watched.snapshots)([])
 
@@ -357,9 +357,9 @@ def test_a_copy_of_a_watched_trainer_is_not_watched():
 
     net = three()
     trainer = gluon_run(net)
-    trainer._state  # noqa: B018
+    trainer.scaled_step  # noqa: B018
     with watch(net, trainer):
-        twin = copy.deepcopy(trainer._state)
+        twin = copy.deepcopy(trainer.scaled_step)
     assert twin.observers == []
 
 
