@@ -15,7 +15,7 @@ STEPS = 3
 
 
 class Convolutional(gluon.HybridBlock):
-    """A critic's value, and its derivative along ``v``: each line does to ``v`` the derivative of what it does to ``x``."""
+    """A critic's value at ``x``, and its derivative along ``v``; each line has its derivative beside it."""
 
     shape = (2, 6, 6)
 
