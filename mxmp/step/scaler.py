@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import Any, Callable, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, Union
 
 __all__ = [
     "DynamicLossScaler",
