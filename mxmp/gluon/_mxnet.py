@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
@@ -277,6 +277,14 @@ def storage(param: Parameter) -> str:
 def trainer_of(param: Parameter) -> Any:
     """The last ``gluon.Trainer`` that was made over the parameter."""
     return param._trainer
+
+
+def fresh(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
+    """The arrays for which ``is_fresh`` holds, with their parameters; one loop, since it runs in every backward."""
+    found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
+    for _, array in found if clear else ():
+        array._fresh_grad = False
+    return found
 
 
 def is_fresh(array: NDArray) -> bool:
