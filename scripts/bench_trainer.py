@@ -27,7 +27,8 @@ from bench.turns import quartiles
 from mxnet import autograd, gluon
 
 import mxmp
-from mxmp.gluon.sharing import begin_backward
+from mxmp.gluon.sharing import scaled_backward
+from mxmp.precision.record import Record
 
 TARGETS = {"float16": 0.01, "bfloat16": 0.03}
 
@@ -96,7 +97,8 @@ def make_steps(dtype: str, args: argparse.Namespace) -> dict[str, Callable[[], t
         mx.nd.waitall()
         setup = -time.perf_counter()
         if trainer is ours:
-            begin_backward(ours, [loss])
+            with scaled_backward(ours, Record([loss])):
+                pass
             mx.nd.waitall()
             setup += time.perf_counter()
             ours.backward(loss)

@@ -16,7 +16,8 @@ from oracle import S
 import mxmp
 from mxmp.callbacks import KeptError, hold_interrupts
 from mxmp.diagnose import blame, watch
-from mxmp.diagnose.watching.taps import tap_of
+from mxmp.diagnose.shared.targets import trained
+from mxmp.diagnose.watching.taps import Tap
 from mxmp.precision.graph import Graph
 from mxmp.tuning import search
 from mxmp.tuning.choices import Task
@@ -206,7 +207,7 @@ def test_what_a_callback_raises_itself_is_raised_by_disarm(error):
     def see(seen, array):
         raise error("stop")
 
-    tap = tap_of(net, trainer, see)
+    tap = Tap(trained(net, trainer), see)
     tap.arm()
     with autograd.record():
         loss = LOSS(net(x), y)

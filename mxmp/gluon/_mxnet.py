@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from types import FrameType
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.base import NDArrayHandle
@@ -341,6 +341,14 @@ def parameters_of(trainer: Trainer) -> list[Parameter]:
 def trainer_of(param: Parameter) -> Any:
     """The last ``gluon.Trainer`` that was made over the parameter."""
     return param._trainer
+
+
+def fresh(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
+    """The arrays for which ``is_fresh`` holds, with their parameters; one loop, since it runs in every backward."""
+    found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
+    for _, array in found if clear else ():
+        array._fresh_grad = False
+    return found
 
 
 def is_fresh(array: NDArray) -> bool:

@@ -14,7 +14,7 @@ from mxnet.ndarray import NDArray
 
 from ..precision.heads import refuse_unscaled_heads
 from ..precision.hidden_heads import refuse_hidden_heads
-from ..precision.record import Record, leaf_name
+from ..precision.record import Record, recorded_name
 from ..step.phase import Event, Phase
 from . import _mxnet
 from . import fresh_gradients as fresh
@@ -55,17 +55,18 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     own = [param for peer in peers for param in _mxnet.parameters_of(peer)]
     foreign = [param for other in others for param in _mxnet.parameters_of(other) if _is_reached(param, record)]
     before = fresh.take(own)
-    reached: list[NDArray] = []
     try:
         yield
     finally:
         reached = fresh.take(own)
         scaled = not factors or any(map(_mxnet.is_fresh, factors))
         if scaled:
-            fresh.claim(own, reached)
+            fresh.claim(reached)
             fresh.take(foreign)  # at this scale, which is not their trainer's
-        written = set(map(id, reached)) if scaled else set()
-        fresh.put_back(array for array in [*before, *reached] if id(array) not in written)
+            written = {id(array) for _, array in reached}
+            fresh.put_back((param, array) for param, array in before if id(array) not in written)
+        else:
+            fresh.put_back([*before, *reached])
     if not scaled and reached:
         for peer in peers:
             peer.progress.start()
@@ -112,7 +113,7 @@ def _is_reached(param: Parameter, record: Record) -> bool:
     """Whether a backward from the record writes the parameter's gradient."""
     if param.grad_req == "null":
         return False
-    return any(leaf_name(array) in record.leaves for array in _mxnet.arrays(param))
+    return any(recorded_name(array) in record.leaves for array in _mxnet.arrays(param))
 
 
 def _refuse_overwriting(waiting: Sequence[Any], record: Record) -> None:

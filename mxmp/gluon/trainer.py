@@ -198,7 +198,8 @@ class Trainer(StepView, gluon.Trainer):
         self._refuse_lost_scale()
         updates = fresh.fresh_updates(self._params, ignore_stale=True)
         grads.unscale([update.gradient for update in updates], 1.0 / self.loss_scale)
-        fresh.put_back(update.weight for update in updates)  # true ones, which any optimizer may apply
+        # They are true ones, which any optimizer may apply.
+        fresh.put_back((self._params[update.index], update.weight) for update in updates)
         self.progress.note(Event.UNSCALE, self.loss_scale)
 
     def clip_global_norm(self, max_norm: float) -> float:
@@ -318,7 +319,7 @@ class Trainer(StepView, gluon.Trainer):
         if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
             return
         if any(map(_mxnet.is_fresh, self.progress.factors)):  # a backward of scale_loss's, after its block
-            fresh.claim(self._params, fresh.take(self._params))
+            fresh.claim(fresh.take(self._params))
         fresh.refuse_plain_gradients(self._params, self.loss_scale)
 
     def _note_needless_scale(self) -> None:
