@@ -26,6 +26,14 @@ from mxmp.tuning.clock import Arrays, Timed
 IMAGE = (4, 3, 6, 6)
 
 
+@pytest.fixture(autouse=True)
+def _interrupts_are_not_ignored():
+    """A shell starts what runs in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Interrupts:
     """While it is entered, counts the bytecodes that run in functions that MXNet calls, and the calls.
 
