@@ -123,7 +123,8 @@ def _explain(args: argparse.Namespace) -> None:
     if args.nodes:
         print()
         for node in found.nodes:
-            print(f"{node.dtype:<9} {node.op:<24} {node.name}: {node.reason}")
+            more = f" [{', '.join(node.workarounds)}]" if node.workarounds else ""
+            print(f"{node.dtype:<9} {node.op:<24} {node.name}: {node.reason}{more}")
 
 
 def _tune(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ to a private symbol with casts and, in front of loss heads, the loss scale.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, Mapping
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -75,6 +75,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
             raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{hint}")
         asked, given = read_policy(policy, exclude)
         self.plan: Plan | None = None
+        self.requested_gradients: Mapping[str, str] = {}
         self.follow(given or asked)
         self._symbol: Any
         self._arg_params: Any
@@ -124,9 +125,10 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         fresh = self._arg_params is None
         original = self._symbol
         if force_rebind or not self.binded:
-            asked = grad_requests(grad_req, self._param_names, self._fixed_param_names)
+            self.requested_gradients = grad_requests(grad_req, self._param_names, self._fixed_param_names)
+            requested = self.requested_gradients
             low, self.plan = self.core.low_symbol(
-                original, self.how, self._device, self._param_names, for_training, asked, data_shapes
+                original, self.how, self._device, self._param_names, for_training, requested, data_shapes
             )
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.

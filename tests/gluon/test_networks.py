@@ -22,8 +22,6 @@ SIZES = {
     "resnext50_32x4d": 64,
     "inceptionv3": 299,
 }
-# A plain gluon.Trainer takes the steps, at a learning rate of its own: what they show needs no loss scale.
-pytestmark = pytest.mark.filterwarnings("ignore:a net computes in float16 and is trained by:UserWarning")
 FLAGS = {"hybrid": {}, "static": {"static_alloc": True, "static_shape": True}}
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from math import prod
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
 
 from ...gluon._mxnet import children
 from ...gluon.hook import hooks
-from ...kernels.fit import device_of
+from ...kernels.fit import UNKNOWN, device_of
+from ...pipeline import emitted
 from ...policy import Policy
 from ...precision.casts import FULL, insert_casts, strip
 from ...precision.decide import decide
-from ...precision.graph import Graph, as_shape
+from ...precision.graph import Graph, Node, as_shape
 from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under
 from ...precision.rules import Kind
 from ...precision.subgraphs import bodies
@@ -117,14 +119,17 @@ def _modules(target: Module | BucketingModule) -> Iterator[GraphReport]:
         name = module.symbol.name or "symbol"
         shapes = {each.name: each.shape for each in [*module.data_shapes, *(module.label_shapes or ())]}
         graph = strip(Graph.from_symbol(module.symbol))
-        yield _measured(name if key is None else f"{name}, bucket {key}", module.for_training, graph, plan, shapes)
+        title = name if key is None else f"{name}, bucket {key}"
+        yield _measured(title, module.for_training, graph, plan, shapes, module.requested_gradients)
 
 
 def _graphs(net: Block) -> Iterator[GraphReport]:
     for block, hook in hooks(net):
         for key, built in hook.graphs.items():
             graph = strip(Graph.from_symbol(built.traced.graph[1]))
-            yield _measured(block.name, key.training, graph, built.plan, built.shapes)
+            requested = {param.name: request for param, request in built.asked}
+            large = built.only_for is not None
+            yield _measured(block.name, key.training, graph, built.plan, built.shapes, requested, large_inputs=large)
 
 
 def _unconverted(net: Block) -> Iterator[str]:
@@ -137,10 +142,25 @@ def _unconverted(net: Block) -> Iterator[str]:
             stack.extend(children(block))
 
 
-def _measured(name: str, training: bool | None, graph: Graph, plan: Plan, shapes: dict) -> GraphReport:
-    """What ``plan`` does to ``graph``, an FP32 graph, and what its casts move."""
+def _measured(
+    name: str,
+    training: bool | None,
+    graph: Graph,
+    plan: Plan,
+    shapes: dict,
+    grad_req: Mapping[str, str] = UNKNOWN,
+    *,
+    large_inputs: bool = False,
+) -> GraphReport:
+    """Return what ``plan`` does to ``graph``, an FP32 graph, and what its casts move."""
     names = graph.names()
+    workarounds = _workarounds(graph, plan, grad_req, large_inputs)
+    at: dict[str, list[str]] = {}
+    for workaround, found in workarounds.items():
+        for each in found:
+            at.setdefault(each, []).append(workaround)
     nodes, casts = _inside(graph, plan, shapes)
+    nodes = [replace(node, workarounds=tuple(at.get(node.name, ()))) for node in nodes]
     variables = [names[node] for node in graph.nodes() if node.is_variable]
     return GraphReport(
         name,
@@ -151,7 +171,22 @@ def _measured(name: str, training: bool | None, graph: Graph, plan: Plan, shapes
         tuple(sorted(plan.low_variables)),
         tuple(name for name in variables if name not in plan.low_variables),
         remedy(graph, plan, shapes),
+        workarounds,
     )
+
+
+def _workarounds(
+    graph: Graph, plan: Plan, grad_req: Mapping[str, str], large_inputs: bool
+) -> dict[str, tuple[str, ...]]:
+    """Return the operators and variables that need each workaround; those of casts are the tensors that are cast."""
+    casted = emitted(graph, plan, grad_req, large_inputs=large_inputs)
+
+    def source(node: Node) -> str:
+        while node not in casted.source and node.inputs:
+            node = node.inputs[0].node
+        return casted.source[node].name if node in casted.source else node.name
+
+    return {name: tuple(dict.fromkeys(map(source, nodes))) for name, nodes in casted.workarounds.items()}
 
 
 def _inside(graph: Graph, plan: Plan, shapes: dict, prefix: str = "") -> tuple[list[NodeReport], list[CastSize]]:

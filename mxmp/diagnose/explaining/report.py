@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Iterable
+from dataclasses import dataclass, field
+from typing import Iterable, Mapping
 
 from ...policy import Policy
 from ...precision.plan import Plan
@@ -16,7 +16,10 @@ __all__ = ["Explanation", "GraphReport", "NodeReport"]
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One operator: the dtype it computes in, why, and how many of its inputs are cast for it."""
+    """One operator: the dtype it computes in, why, and how many of its inputs are cast for it.
+
+    ``workarounds``: the names of the workarounds for faults of the device's kernels that are applied to it.
+    """
 
     name: str
     op: str
@@ -24,13 +27,15 @@ class NodeReport:
     reason: str
     casts: int
     left_alone: bool
+    workarounds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class GraphReport:
     """One graph and the Plan that it runs by: of a Symbol, or of one block for one training mode.
 
-    ``remedy``: the policy that would cast much less, where there is one.
+    ``remedy``: the policy that would cast much less, where there is one. ``workarounds``: by the name of each
+    workaround that is applied (``mxmp.kernels.table``), the operators and variables that need it.
     """
 
     name: str
@@ -41,6 +46,7 @@ class GraphReport:
     low_params: tuple[str, ...]
     full_params: tuple[str, ...]
     remedy: Remedy | None = None
+    workarounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
@@ -84,6 +90,9 @@ class GraphReport:
             ("exclude matched nothing", self.unmatched),
         ):
             lines += ["", f"  {title}: {some(names)}"] if names else []
+        if self.workarounds:
+            rows = [(name, str(len(nodes)), some(nodes, 3)) for name, nodes in self.workarounds.items()]
+            lines += ["", *table([("workaround for the kernels", "places", "for"), *rows], "<><")]
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
