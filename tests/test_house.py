@@ -234,6 +234,36 @@ def a_bucketingmodule():
     return mx.mod.BucketingModule(generate, 1)
 
 
+# -- State ------------------------------------------------------------------------------------------
+
+MUTABLE = ("WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "RLock", "Lock", "local", "count", "deque")
+
+
+def module_state(module: str) -> set[int]:
+    """The lines at which a module makes an object that changes and belongs to no net, trainer or module."""
+    found = set()
+    for node in ast.parse(FILES[module].read_text(encoding="utf-8")).body:
+        value = getattr(node, "value", None) if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+        made = value.func if isinstance(value, ast.Call) else None
+        changes = made is not None and ast.unparse(made).rpartition(".")[2] in MUTABLE
+        if isinstance(node, ast.AnnAssign) and isinstance(value, (ast.Dict, ast.List, ast.Set)):
+            changes = not node.target.id.isupper()  # a constant
+        if changes:
+            found.add(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_state_of_a_module_has_its_reason(module):
+    """State belongs to a net, a trainer or a module; what is global says why, in a comment above it."""
+    lines = FILES[module].read_text(encoding="utf-8").splitlines()
+    for number in module_state(module):
+        above = number - 2
+        while lines[above - 1].startswith("#"):
+            above -= 1
+        assert lines[above].startswith("# Global"), f"{module}, line {number}: {lines[number - 1]}"
+
+
 # -- Importing --------------------------------------------------------------------------------------
 
 SNAPSHOT = """

@@ -216,7 +216,8 @@ def _free(name: bytes, op_name: bytes, handle: int, _: Any) -> None:
 
 
 _silent = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, NDArrayHandle, ctypes.c_void_p)(_free)
-# Operators whose hooks are to be removed, each with the number of the thread that runs it.
+# Global: operators whose hooks are to be removed, each with the number of the thread that runs it. They outlive their
+# nets.
 _hooked: deque[tuple[int, mx.nd.CachedOp]] = deque()
 
 

@@ -41,8 +41,9 @@ __all__ = [
     "tracing",
 ]
 
-# Held while a graph is made: nets of several conversions may share blocks and Parameters.
+# Global: one lock while a graph is made, for nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
+# Global: whether this thread traces. Children that are called with Symbols lead to no conversion.
 _local = threading.local()
 
 
@@ -93,8 +94,10 @@ def leave(param: Parameter, gone: Collection[Conversion]) -> None:
 
 # How MXNet's norm layers name theirs, for nets that have no graph of ours to ask.
 _RUNNING = ("running_mean", "running_var")
-# Forwards in training mode, counted, and the last one of each converted net, 0 before the first.
+# Global: forwards in training mode, counted, which orders those of all nets.
 _forwards = itertools.count(1)
+# Global: the last forward of each converted net, 0 before the first. A backward writes the running statistics of nets
+# whose parameters are another trainer's, and nothing leads from the trainer to them.
 _last_forward: weakref.WeakKeyDictionary[Conversion, int] = weakref.WeakKeyDictionary()
 
 

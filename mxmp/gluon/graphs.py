@@ -179,6 +179,7 @@ def _trace(block: HybridBlock, args: tuple) -> HybridBlock:
     return clone
 
 
+# Global: one lock for MXNet's engine, which is one for the process.
 _pushing = threading.RLock()
 
 

@@ -21,8 +21,8 @@ from . import fresh_gradients as fresh
 
 __all__ = ["join", "scaled_backward"]
 
-# All trainers that live: a backward must know of trainers with other scalers whose gradients it would overwrite, and no
-# object leads from a loss to them.
+# Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
+# overwrite, and no object leads from a loss to them.
 _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

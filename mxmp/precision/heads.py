@@ -125,12 +125,15 @@ def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
     return op("elemwise_add", "sum", op("BlockGrad", "value", x), op("broadcast_mul", "gradient", zero, scale))
 
 
-# What recorded forwards were fed, by the names that autograd gave it; the oldest that no backward reached fall out.
+# Global: the scale arrays that recorded forwards read, by the names that autograd gave them, as a record is no object
+# of Python's. The oldest that no backward reached fall out.
 _recorded: dict[str, NDArray] = {}
-# The nodes that recorded forwards of converted blocks made, by name.
+# Global, likewise: the nodes that recorded forwards of converted blocks made, by name.
 _calls: dict[str, None] = {}
 _LIVE_RECORDS = 1 << 14
+# Global: for these two.
 _lock = threading.Lock()
+# Global: whether this thread is inside a scaled backward, of whatever trainer.
 _local = threading.local()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
@@ -108,18 +107,19 @@ class TrainedModule:
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         module, execs = self._module, _mxnet.group(self._module).execs
+        twins = module.core.twins
         for i, executor in enumerate(execs):
-            if executor not in _twins:
+            if executor not in twins:
                 listeners = Listeners()
                 execs[i] = _mxnet.twin(executor, listeners)
-                _twins[execs[i]] = listeners, executor
+                twins[execs[i]] = listeners, executor
             listener = listener_at(execs[i])
-            _twins[execs[i]][0].add(listener)
+            twins[execs[i]][0].add(listener)
             self._listening.append((module, i, execs[i], listener))
 
     def stop_listening(self) -> None:
         for module, i, each, listener in self._listening:
-            (listeners, executor), execs = _twins[each], _mxnet.group(module).execs
+            (listeners, executor), execs = module.core.twins[each], _mxnet.group(module).execs
             listeners.remove(listener)
             # A batch of another size has put another there, or the module was bound again.
             if listeners.idle and execs[i] is each:
@@ -164,12 +164,6 @@ class TrainedModule:
         monitor = _mxnet.monitor_of(target) if isinstance(target, BucketingModule) else None
         for module in bound if monitor is not None else ():
             module.install_monitor(monitor)
-
-
-# Executors that call listeners, each with these and the executor in whose place it stands. Several watches of one
-# module share it, and nothing but the executor knows how long.
-_twins: weakref.WeakKeyDictionary[mx.executor.Executor, tuple[Listeners, mx.executor.Executor]]
-_twins = weakref.WeakKeyDictionary()
 
 
 def _set_weights(core: Core, weights: Mapping[str, list[NDArray]], arrays: Mapping[str, Sequence[NDArray]]) -> None:
