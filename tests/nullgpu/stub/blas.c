@@ -31,35 +31,38 @@ static const char *compute_type(int type) {
     }
 }
 
-static Status product(const char *name, const Blas *handle, int a, int b, int c, const char *compute, int m, int n, int k, int batch) {
-    static const char *MODES[] = {"DEFAULT", "TENSOR_OP"};
+enum { TENSOR_OP_MATH = 1, TENSOR_OP_ALGORITHM = 99 };  // cublasMath_t, cublasGemmAlgo_t: either asks for Tensor Cores
+
+static Status product(const char *name, const Blas *handle, int a, int b, int c, const char *compute, int algorithm, int m, int n,
+                      int k, int batch) {
+    int tensor_op = handle->math == TENSOR_OP_MATH || algorithm == TENSOR_OP_ALGORITHM;
     record("call", name, "x=%s w=%s y=%s compute=%s math=%s m=%d n=%d k=%d batch=%d", data_type(a), data_type(b), data_type(c),
-           compute, handle->math == 0 || handle->math == 1 ? MODES[handle->math] : "other", m, n, k, batch);
+           compute, tensor_op ? "TENSOR_OP" : "DEFAULT", m, n, k, batch);
     return 0;
 }
 
 #define SIZES const Blas *handle, int ta, int tb, int m, int n, int k, const void *alpha
 API Status cublasGemmEx(SIZES, const void *A, int a, int lda, const void *B, int b, int ldb, const void *beta, void *C,
-                        int c, int ldc, int compute) {
-    return product("cublasGemmEx", handle, a, b, c, compute_type(compute), m, n, k, 1);
+                        int c, int ldc, int compute, int algorithm) {
+    return product("cublasGemmEx", handle, a, b, c, compute_type(compute), algorithm, m, n, k, 1);
 }
 API Status cublasGemmStridedBatchedEx(SIZES, const void *A, int a, int lda, long long sa, const void *B, int b, int ldb,
                                       long long sb, const void *beta, void *C, int c, int ldc, long long sc, int batch,
-                                      int compute) {
-    return product("cublasGemmStridedBatchedEx", handle, a, b, c, compute_type(compute), m, n, k, batch);
+                                      int compute, int algorithm) {
+    return product("cublasGemmStridedBatchedEx", handle, a, b, c, compute_type(compute), algorithm, m, n, k, batch);
 }
 API Status cublasSgemmEx(SIZES, const void *A, int a, int lda, const void *B, int b, int ldb, const void *beta, void *C, int c) {
-    return product("cublasSgemmEx", handle, a, b, c, "f32", m, n, k, 1);
+    return product("cublasSgemmEx", handle, a, b, c, "f32", 0, m, n, k, 1);
 }
 
 #define GEMM(name, type) \
     API Status name(const Blas *handle, int ta, int tb, int m, int n, int k) { \
-        return product(#name, handle, type, type, type, data_type(type), m, n, k, 1); \
+        return product(#name, handle, type, type, type, data_type(type), 0, m, n, k, 1); \
     }
 #define GEMM_BATCHED(name, type) \
     API Status name(SIZES, const void *A, int lda, long long sa, const void *B, int ldb, long long sb, const void *beta, void *C, \
                     int ldc, long long sc, int batch) { \
-        return product(#name, handle, type, type, type, data_type(type), m, n, k, batch); \
+        return product(#name, handle, type, type, type, data_type(type), 0, m, n, k, batch); \
     }
 GEMM(cublasSgemm_v2, R_32F)
 GEMM(cublasDgemm_v2, R_64F)

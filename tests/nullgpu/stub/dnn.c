@@ -75,7 +75,7 @@ API Status cudnnSetTensor4dDescriptor(D d, int format, int dtype, int n, int c, 
     return set(d, dtype, 4, (int[]){n, c, h, w}, format == NHWC);
 }
 API Status cudnnSetTensorNdDescriptor(D d, int dtype, int dims, const int *sizes, const int *strides) {
-    return set(d, dtype, dims, sizes, dims == 4 && sizes[1] > 1 && strides[1] == 1);
+    return set(d, dtype, dims, sizes, dims == 4 && strides[1] == 1 && strides[3] != 1);
 }
 API Status cudnnSetFilter4dDescriptor(D d, int dtype, int format, int k, int c, int h, int w) {
     return set(d, dtype, 4, (int[]){k, c, h, w}, format == NHWC);

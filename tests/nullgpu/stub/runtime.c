@@ -354,10 +354,14 @@ static const struct {
 
 extern char *__cxa_demangle(const char *mangled, char *buffer, size_t *length, int *status);
 
-static void demangle(Kernel *kernel) {
+static char *demangled(const char *mangled) {
     int status;
-    char *name = __cxa_demangle(kernel->mangled, NULL, NULL, &status);
-    name = name ? name : strdup(kernel->mangled);
+    char *name = __cxa_demangle(mangled, NULL, NULL, &status);
+    return name ? name : strdup(mangled);
+}
+
+static void find_name(Kernel *kernel) {
+    char *name = demangled(kernel->mangled);
     for (size_t i = 0; i < sizeof IMITATIONS / sizeof *IMITATIONS; i++) {
         if (!strncmp(name, IMITATIONS[i].name, strlen(IMITATIONS[i].name))) kernel->imitation = IMITATIONS[i].imitation;
     }
@@ -376,6 +380,14 @@ static int launchable(Sides grid, Sides block) {
            (size_t)block.x * block.y * block.z <= 1024;
 }
 
+// As CUDA keeps it, for MXNet asks after every launch instead of looking at what the launch returned.
+static __thread Status last_error;
+API Status cudaPeekAtLastError(void) { return last_error; }
+API Status cudaGetLastError(void) {
+    Status found = last_error;
+    return last_error = 0, found;
+}
+
 #define LAUNCH(kind, name, grid, block, elements) \
     record(kind, name, "grid=%ux%ux%u block=%ux%ux%u elements=%ld", (grid).x, (grid).y, (grid).z, (block).x, (block).y, (block).z, elements)
 
@@ -384,8 +396,11 @@ API Status cudaLaunchKernel(const void *host, Sides grid, Sides block, void **ar
     Kernel *kernel = *kernel_slot(host);
     while (kernel && kernel->host != host) kernel = kernel->next;
     if (!kernel) return INVALID_FUNCTION;
-    if (!kernel->name) demangle(kernel);
-    if (!launchable(grid, block)) return LAUNCH("refused", kernel->name, grid, block, 0l), INVALID_CONFIGURATION;
+    if (!kernel->name) find_name(kernel);
+    if (!launchable(grid, block)) {
+        LAUNCH("refused", kernel->name, grid, block, 0l);
+        return last_error = INVALID_CONFIGURATION;
+    }
     if (kernel->imitation) kernel->imitation(arguments, grid);
     LAUNCH("launch", kernel->name, grid, block, elements(kernel->name, arguments));
     return 0;
@@ -400,10 +415,11 @@ API Status cuModuleLoadDataEx(Handle *module, const char *ptx) { return cuModule
 API Status cuModuleUnload(Handle module) { return free(module), 0; }
 API Status cuModuleGetFunction(Handle *function, Handle module, const char *name) {
     (void)module;
-    return *function = strdup(name), 0;
+    return *function = demangled(name), 0;
 }
-API Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz) {
+API Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                          unsigned shared, Handle stream, void **arguments) {
     Sides grid = {gx, gy, gz}, block = {bx, by, bz};
-    LAUNCH("fused", (const char *)function, grid, block, 0l);
+    LAUNCH("fused", (const char *)function, grid, block, *(long *)arguments[0]);
     return 0;
 }
