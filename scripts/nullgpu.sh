@@ -39,4 +39,4 @@ export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 MXNET_CUDNN_AUTOTUNE_DEFAULT=
 
 if [ "${1:-}" = python ]; then exec "$@"; fi
 if [ $# -eq 0 ]; then set -- tests/nullgpu; fi
-exec python -m pytest --forked -n "${MXMP_JOBS:-2}" -q "$@"
+exec python -m pytest -p no:faulthandler -n "${MXMP_JOBS:-2}" -q "$@"

@@ -345,7 +345,7 @@ static const struct {
     const char *name;
     void (*imitation)(void **arguments, Sides grid);
 } IMITATIONS[] = {
-    {"void mxnet::GlobalReductionKernel<", multi_sum_sq},
+    {"void mxnet::op::GlobalReductionKernel<", multi_sum_sq},
     {"void mxnet::op::MultiAllFiniteGPUKernel<", multi_all_finite},
     {"void mxnet::op::AllFiniteGPUKernel<", all_finite},
     {SAVE SLICE ", " WHOLE, into_slice},
