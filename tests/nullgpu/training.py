@@ -41,11 +41,8 @@ class Training:
         self.net = case.make()
         without_drop_blocks(self.net)
         for name, param in self.net.collect_params().items():
-            if name.endswith(("gamma", "var")) and param.init is None:
-                param.init = "ones"  # of a SymbolBlock, whose parameters have no initializer of their own
-            elif name.endswith(("beta", "bias", "mean")) and param.init is None:
-                param.init = "zeros"
-        self.net.initialize(case.init or mx.init.Xavier(), ctx=self.contexts)
+            param.init = "zeros" if name.endswith(("beta", "mean")) else mx.init.Constant(0.5)  # nothing is computed
+        self.net.initialize(ctx=self.contexts)
         self.net.collect_params().reset_ctx(self.contexts)  # what GluonCV has initialized already
         if how not in (FP32, AMP):
             mxmp.convert(self.net, how)
