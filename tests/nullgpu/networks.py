@@ -16,7 +16,9 @@ __all__ = ["FAMILIES", "bert"]
 WORDS = 200
 
 
-def bert(layers: int = 2, units: int = 32, heads: int = 4, batch: int = 4, length: int = 16, words: int = WORDS) -> Case:
+def bert(
+    layers: int = 2, units: int = 32, heads: int = 4, batch: int = 4, length: int = 16, words: int = WORDS
+) -> Case:
     """GluonNLP's BERT, trained on masked words and the next sentence."""
     masked = max(2, length * 3 // 20)
 

@@ -1,8 +1,8 @@
 """What MXNet asked of CUDA's libraries, as the null GPU recorded it.
 
-    with recording() as record:
-        net(x).wait_to_read()
-    record.launches, record.matrix_calls, record.bytes_cast
+with recording() as record:
+    net(x).wait_to_read()
+record.launches, record.matrix_calls, record.bytes_cast
 """
 
 from __future__ import annotations
