@@ -24,7 +24,7 @@ from zoo.case import Case, images
 from zoo.catalogue import CASES
 
 from .networks import FAMILIES, bert
-from .record import Record, peak_bytes, recording
+from .record import Event, Record, peak_bytes, recording
 from .training import AMP, FP32, Training
 
 __all__ = ["VARIANTS", "figures"]
@@ -56,7 +56,7 @@ def figures(case: Case, how: str) -> dict[str, Any]:
         "peak_bytes": peak_bytes(),
         "launches": len(passes.launches),
         "step_launches": len(step.launches),
-        "matrix_calls": dict(Counter(f"{'*'.join(sorted(call.dtypes))} {sums_and_math(call)}" for call in passes.matrix_calls)),
+        "matrix_calls": dict(Counter(map(kind_of, passes.matrix_calls))),
         "library_calls": len(passes.calls) + len(step.calls),
         "casts": len(passes.casts),
         "bytes_cast": passes.bytes_cast,
@@ -64,8 +64,9 @@ def figures(case: Case, how: str) -> dict[str, Any]:
     }
 
 
-def sums_and_math(call: Any) -> str:
-    return f"sums {call.details['compute']} math {call.details['math']}"
+def kind_of(call: Event) -> str:
+    """As "f16, sums f32, TENSOR_OP"."""
+    return f"{'*'.join(sorted(call.dtypes))}, sums {call.details['compute']}, {call.details['math']}"
 
 
 def fused_casts(record: Record) -> int:
@@ -129,7 +130,7 @@ def cell(key: str, value: Any) -> str:
     if key in ("peak_bytes", "bytes_cast"):
         return f"{value / 1e6:.0f} MB"
     if isinstance(value, dict):
-        return ", ".join(f"{count} {what}" for what, count in sorted(value.items()))
+        return "; ".join(f"{count} {what}" for what, count in sorted(value.items()))
     return str(value)
 
 
