@@ -21,8 +21,10 @@ mxmp_check_machine
 for tool in gcc nm readelf; do
     command -v "$tool" >/dev/null || mxmp_fail "$tool, which builds the null GPU, is missing (apt-get install gcc)."
 done
+mkdir -p "$home"
+exec 9>"$home/lock"
+flock 9  # another checkout may be at it
 if ! { [ -e "$stamp" ] && mxmp_python_fits "$venv/bin/python"; }; then
-    mkdir -p "$home"
     mxmp_make_venv "$venv"
     echo "==> installing MXNet's CUDA build and what the tests need (once; about two minutes)"
     export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -30,6 +32,7 @@ if ! { [ -e "$stamp" ] && mxmp_python_fits "$venv/bin/python"; }; then
         mxmp_fail "pip could not install $requirements (output above)."
     touch "$stamp"
 fi
+exec 9>&-
 . "$venv/bin/activate"
 mxmp_cuda_path "$venv"
 python tests/nullgpu/stub/build.py build/nullgpu

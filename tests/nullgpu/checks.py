@@ -17,6 +17,8 @@ PLAIN_SUMS = {
     f"col2im_gpu_kernel<{HALF}": "operator/nn/im2col.cuh: an element's sum over the windows has its dtype",
     f"backward_gather_nd_gpu,.*{HALF}": "operator/tensor/indexing_op.cu: atomicAdd in its dtype",
     f"adaptiveaverage(pool|gradinput)<{HALF}": "operator/contrib/adaptive_avg_pooling.cu: T sum",
+    f"LayerNormFused\\w+<(\\d+, |true, |false, )*{HALF}": "operator/nn/layer_norm.cu: AType is the input's dtype",
+    f"softmax\\w*_kernel<(mxnet::[\\w:]+, |\\d+, |true, |false, )+{HALF}": "operator/nn/softmax-inl.h: the same",
     f"caffe_gpu_interp2_kernel_backward<mshadow::gpu, {HALF}": "operator/contrib/bilinear_resize.cu: atomicAdd",
 }
 # The same with Kahan's compensation (mshadow/base.h, red::sum): as exact as float16 can be, and as small in range.

@@ -4,6 +4,7 @@ No test may touch MXNet's arrays while it is collected: a process that has used 
 """
 
 import pytest
+
 from nullgpu.record import is_present
 
 if is_present():

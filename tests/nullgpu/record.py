@@ -18,7 +18,9 @@ LIBRARY = "libnullgpu.so"
 MATRIX = re.compile(r"cublas[SDH]?[Gg]emm|cudnnConvolution(Forward|BackwardData|BackwardFilter)$|cudnnRNN")
 # MXNet's kernels of identity from one dtype to another: Cast and amp_cast, a copy between dtypes, amp_multicast.
 CASTS = (
-    re.compile(r"op_with_req<mxnet::op::mshadow_op::identity, \d>, (?P<to>[^,>]+)\*, (?P<source>[^,>]+?)(?: const)?\*>"),
+    re.compile(
+        r"op_with_req<mxnet::op::mshadow_op::identity, \d>, (?P<to>[^,>]+)\*, (?P<source>[^,>]+?)(?: const)?\*>"
+    ),
     re.compile(r"TypecastExp<(?P<to>[^,]+), (?P<source>[^,]+),"),
 )
 BYTES = {"float": 4, "double": 8, "mshadow::half::half_t": 2, "int": 4, "long": 8, "bool": 1}
