@@ -1,4 +1,4 @@
-"""What MXNet asked of CUDA's libraries, as the null GPU recorded it.
+"""What MXNet calls in CUDA's libraries, as the null GPU records it.
 
 with recording() as record:
     net(x).wait_to_read()
@@ -28,7 +28,7 @@ BYTES.update({"signed char": 1, "unsigned char": 1})
 
 
 class Event(NamedTuple):
-    """One thing that CUDA was asked to do.
+    """One launch or call.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What is known to be wrong on a GPU, each as it was seen on the null GPU: whoever mends one takes its mark away.
+"""What is known to be wrong on a GPU, each as observed on the null GPU. A fix takes the mark ``known`` away.
 
 Operators by themselves that are at fault are marked in ``test_operators.py``, networks in ``test_training.py``.
 """
@@ -114,7 +114,7 @@ def test_a_net_of_numpy_arrays_with_sgd(how):
         trained(numpy_net(), mx.np.ones((3, 4), ctx=mx.gpu()), how)
 
 
-# Seen of ResNet-18: 45 of 61 launches, of ResNet-50: 111 of 161.
+# Of ResNet-18 45 of 69 launches, of ResNet-50 111 of 161.
 @known("every running statistic and every sum is copied by a launch of its own into one array (concat)")
 def test_a_step_copies_no_statistics_or_scalars_one_by_one():
     training = Training(FAMILIES["resnet18_v1b"](), "float16")

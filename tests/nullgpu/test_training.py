@@ -95,7 +95,7 @@ def test_nothing_of_a_network_is_added_up_in_plain_float16(name, how):
 
 
 def state(training: Training) -> dict[str, bytes]:
-    """Weights, masters and optimizer states, as bytes. Null kernels write nothing: what copies write is seen."""
+    """Weights, masters and optimizer states, as bytes. Kernels write nothing here, copies do."""
     found = {}
     for param in training.net.collect_params().values():
         if param.grad_req != "null" and param._data is not None:

@@ -23,9 +23,12 @@ static const char *data_type(int type) {
 // cublasComputeType_t, or the cudaDataType that stood in its place before CUDA 11.
 static const char *compute_type(int type) {
     switch (type) {
-        case 64: case 65: return "f16";
-        case 68: case 69: return "f32";
-        case 70: case 71: return "f64";
+        case 64:
+        case 65: return "f16";
+        case 68:
+        case 69: return "f32";
+        case 70:
+        case 71: return "f64";
         case 74: return "f32_fast_f16";
         default: return data_type(type);
     }
@@ -33,11 +36,11 @@ static const char *compute_type(int type) {
 
 enum { TENSOR_OP_MATH = 1, TENSOR_OP_ALGORITHM = 99 };  // cublasMath_t, cublasGemmAlgo_t: either asks for Tensor Cores
 
-static Status product(const char *name, const Blas *handle, int a, int b, int c, const char *compute, int algorithm, int m, int n,
-                      int k, int batch) {
+static Status product(const char *name, const Blas *handle, int a, int b, int c, const char *compute, int algorithm,
+                      int m, int n, int k, int batch) {
     int tensor_op = handle->math == TENSOR_OP_MATH || algorithm == TENSOR_OP_ALGORITHM;
-    record("call", name, "x=%s w=%s y=%s compute=%s math=%s m=%d n=%d k=%d batch=%d", data_type(a), data_type(b), data_type(c),
-           compute, tensor_op ? "TENSOR_OP" : "DEFAULT", m, n, k, batch);
+    record("call", name, "x=%s w=%s y=%s compute=%s math=%s m=%d n=%d k=%d batch=%d", data_type(a), data_type(b),
+           data_type(c), compute, tensor_op ? "TENSOR_OP" : "DEFAULT", m, n, k, batch);
     return 0;
 }
 
@@ -51,18 +54,19 @@ API Status cublasGemmStridedBatchedEx(SIZES, const void *A, int a, int lda, long
                                       int compute, int algorithm) {
     return product("cublasGemmStridedBatchedEx", handle, a, b, c, compute_type(compute), algorithm, m, n, k, batch);
 }
-API Status cublasSgemmEx(SIZES, const void *A, int a, int lda, const void *B, int b, int ldb, const void *beta, void *C, int c) {
+API Status cublasSgemmEx(SIZES, const void *A, int a, int lda, const void *B, int b, int ldb, const void *beta, void *C,
+                         int c) {
     return product("cublasSgemmEx", handle, a, b, c, "f32", 0, m, n, k, 1);
 }
 
-#define GEMM(name, type) \
-    API Status name(const Blas *handle, int ta, int tb, int m, int n, int k) { \
+#define GEMM(name, type)                                                                 \
+    API Status name(const Blas *handle, int ta, int tb, int m, int n, int k) {           \
         return product(#name, handle, type, type, type, data_type(type), 0, m, n, k, 1); \
     }
-#define GEMM_BATCHED(name, type) \
-    API Status name(SIZES, const void *A, int lda, long long sa, const void *B, int ldb, long long sb, const void *beta, void *C, \
-                    int ldc, long long sc, int batch) { \
-        return product(#name, handle, type, type, type, data_type(type), 0, m, n, k, batch); \
+#define GEMM_BATCHED(name, type)                                                                       \
+    API Status name(SIZES, const void *A, int lda, long long sa, const void *B, int ldb, long long sb, \
+                    const void *beta, void *C, int ldc, long long sc, int batch) {                     \
+        return product(#name, handle, type, type, type, data_type(type), 0, m, n, k, batch);           \
     }
 GEMM(cublasSgemm_v2, R_32F)
 GEMM(cublasDgemm_v2, R_64F)

@@ -19,7 +19,8 @@ HERE = Path(__file__).resolve().parent
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 OF_CUDA = re.compile(r" U ((?:cu[a-zA-Z]|__cuda|nccl|nvtx)\w+)(?:@(\S+))?")
 IDLE = re.compile(
-    r"__cuda|cuda(?!Graph)|cuGraph|nvtx|nccl(Comm|Group)|\w*(Create|Destroy|Set[A-Z]|Get[A-Z]|Restore|Plan|Fill|SetClip)"
+    r"__cuda|cuda(?!Graph)|cuGraph|nvtx|nccl(Comm|Group)|"
+    r"\w*(Create|Destroy|Set[A-Z]|Get[A-Z]|Restore|Plan|SetClip)"
 )
 
 

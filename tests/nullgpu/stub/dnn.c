@@ -47,7 +47,7 @@ static Status make(D *made) {
     (*made)->groups = 1;
     return 0;
 }
-#define DESCRIPTOR(name) \
+#define DESCRIPTOR(name)                                                     \
     API Status cudnnCreate##name##Descriptor(D *made) { return make(made); } \
     API Status cudnnDestroy##name##Descriptor(D made) { return free(made), 0; }
 DESCRIPTOR(Tensor)
@@ -113,8 +113,8 @@ typedef struct {
 
 // Every operation has an algorithm 1 for Tensor Cores, offered first where math type and data allow it, and a 0.
 static Status find(const char *name, D x, D w, D y, D convolution, int *count, Found *found) {
-    record("call", name, "x=%s w=%s y=%s compute=%s math=%s", show(x), show(w), show(y), dtype_name(convolution->compute),
-           math_name(convolution->math));
+    record("call", name, "x=%s w=%s y=%s compute=%s math=%s", show(x), show(w), show(y),
+           dtype_name(convolution->compute), math_name(convolution->math));
     int low = x->dtype == F16 || convolution->math == TENSOR_OP_CONVERSION;
     *count = 0;
     if (low && convolution->math != DEFAULT_MATH) {
@@ -130,20 +130,25 @@ static Status convolve(const char *name, D x, D w, D y, D convolution) {
     return 0;
 }
 
-// Of the forward pass, and of both gradients: descriptors in the order of the arguments, data of each but the convolution.
-#define CONVOLUTION(Run, Kind, a, b, c, x, w, y) \
-    API Status cudnnFindConvolution##Kind##Algorithm(Handle h, D a, D b, D convolution, D c, int room, int *count, Found *found) { \
-        return find("cudnnFindConvolution" #Kind "Algorithm", x, w, y, convolution, count, found); \
-    } \
-    API Status cudnnGetConvolution##Kind##Algorithm_v7(Handle h, D a, D b, D convolution, D c, int room, int *count, Found *found) { \
-        return find("cudnnGetConvolution" #Kind "Algorithm_v7", x, w, y, convolution, count, found); \
-    } \
-    API Status cudnnGetConvolution##Kind##AlgorithmMaxCount(Handle h, int *count) { return *count = 8, 0; } \
-    API Status cudnnGetConvolution##Kind##WorkspaceSize(Handle h, D a, D b, D convolution, D c, int algorithm, size_t *size) { \
-        return *size = WORKSPACE, 0; \
-    } \
-    API Status Run(Handle h, P alpha, D a, P a_, D b, P b_, D convolution, int algorithm, P workspace, size_t size, P beta, D c) { \
-        return convolve(#Run, x, w, y, convolution); \
+// Of the forward pass, and of both gradients: descriptors in the order of the arguments, data of each but the
+// convolution.
+#define CONVOLUTION(Run, Kind, a, b, c, x, w, y)                                                                     \
+    API Status cudnnFindConvolution##Kind##Algorithm(Handle h, D a, D b, D convolution, D c, int room, int *count,   \
+                                                     Found *found) {                                                 \
+        return find("cudnnFindConvolution" #Kind "Algorithm", x, w, y, convolution, count, found);                   \
+    }                                                                                                                \
+    API Status cudnnGetConvolution##Kind##Algorithm_v7(Handle h, D a, D b, D convolution, D c, int room, int *count, \
+                                                       Found *found) {                                               \
+        return find("cudnnGetConvolution" #Kind "Algorithm_v7", x, w, y, convolution, count, found);                 \
+    }                                                                                                                \
+    API Status cudnnGetConvolution##Kind##AlgorithmMaxCount(Handle h, int *count) { return *count = 8, 0; }          \
+    API Status cudnnGetConvolution##Kind##WorkspaceSize(Handle h, D a, D b, D convolution, D c, int algorithm,       \
+                                                        size_t *size) {                                              \
+        return *size = WORKSPACE, 0;                                                                                 \
+    }                                                                                                                \
+    API Status Run(Handle h, P alpha, D a, P a_, D b, P b_, D convolution, int algorithm, P workspace, size_t size,  \
+                   P beta, D c) {                                                                                    \
+        return convolve(#Run, x, w, y, convolution);                                                                 \
     }
 CONVOLUTION(cudnnConvolutionForward, Forward, x, w, y, x, w, y)
 CONVOLUTION(cudnnConvolutionBackwardData, BackwardData, w, dy, dx, dy, w, dx)
@@ -173,11 +178,11 @@ API Status cudnnGetRNNParamsSize(Handle h, D d, D x, size_t *bytes, int dtype) {
 API Status cudnnGetRNNWorkspaceSize(Handle h, D d, int steps, P x, size_t *size) { return *size = WORKSPACE, 0; }
 API Status cudnnGetRNNTrainingReserveSize(Handle h, D d, int steps, P x, size_t *size) { return *size = WORKSPACE, 0; }
 
-#define RECURRENT(name) \
-    API Status name(Handle h, D d, D x) { \
-        record("call", #name, "x=%s compute=%s math=%s hidden=%d layers=%d directions=%d", show(x), dtype_name(d->compute), \
-               math_name(d->math), d->hidden, d->layers, d->directions); \
-        return 0; \
+#define RECURRENT(name)                                                                             \
+    API Status name(Handle h, D d, D x) {                                                           \
+        record("call", #name, "x=%s compute=%s math=%s hidden=%d layers=%d directions=%d", show(x), \
+               dtype_name(d->compute), math_name(d->math), d->hidden, d->layers, d->directions);    \
+        return 0;                                                                                   \
     }
 RECURRENT(cudnnRNNForwardTrainingEx)
 RECURRENT(cudnnRNNForwardInferenceEx)
@@ -186,19 +191,19 @@ RECURRENT(cudnnRNNBackwardWeightsEx)
 
 // ---- All else that reads a tensor --------------------------------------------------------------------------------
 
-#define NORM(name, ...) \
-    API Status name(Handle h, int mode, P alpha, P beta, __VA_ARGS__) { \
+#define NORM(name, ...)                                                                       \
+    API Status name(Handle h, int mode, P alpha, P beta, __VA_ARGS__) {                       \
         record("call", #name, "x=%s y=%s parameters=%s", show(x), show(y), show(parameters)); \
-        return 0; \
+        return 0;                                                                             \
     }
 NORM(cudnnBatchNormalizationForwardTraining, D x, P x_, D y, P y_, D parameters)
 NORM(cudnnBatchNormalizationForwardInference, D x, P x_, D y, P y_, D parameters)
 NORM(cudnnBatchNormalizationBackward, P alpha_, P beta_, D x, P x_, D dy, P dy_, D y, P y_, D parameters)
 
-#define READER(name, ...) \
-    API Status name(Handle h, __VA_ARGS__) { \
+#define READER(name, ...)                       \
+    API Status name(Handle h, __VA_ARGS__) {    \
         record("call", #name, "x=%s", show(x)); \
-        return 0; \
+        return 0;                               \
     }
 READER(cudnnActivationForward, P activation, P alpha, D x)
 READER(cudnnActivationBackward, P activation, P alpha, D x)

@@ -1,4 +1,4 @@
-// The record: one line for everything that MXNet asks of CUDA. record.py reads it.
+// The record: one line for everything that MXNet calls in CUDA's libraries. record.py reads it.
 #include "record.h"
 
 #include <pthread.h>

@@ -10,7 +10,7 @@ typedef void *Handle;  // of anything that a library creates and only the librar
 
 extern __thread int current_device;
 
-// Adds "device <tab> kind <tab> name <tab> details" to the record, while recording is on.
+// Adds "device <tab> kind <tab> name <tab> details" to the record while recording is on.
 void record(const char *kind, const char *name, const char *details, ...) __attribute__((format(printf, 3, 4)));
 int setting(const char *variable, int otherwise);
 Handle new_handle(void);

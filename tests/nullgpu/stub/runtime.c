@@ -32,7 +32,8 @@ typedef struct {
     int overlap, processors, timeout, integrated, maps_host, compute_mode;
     int textures[40];  // and surfaces
     size_t surface_alignment;
-    int concurrent_kernels, ecc, bus, device, domain, tcc, copy_engines, unified_addressing, memory_clock, bus_width, l2;
+    int concurrent_kernels, ecc, bus, device, domain, tcc, copy_engines, unified_addressing, memory_clock, bus_width,
+        l2;
     int persisting_l2, threads_per_processor, stream_priorities, global_l1, local_l1;
     size_t shared_per_processor;
     int registers_per_processor, managed_memory, is_multi_gpu, multi_gpu_group, host_atomics, single_to_double;
@@ -54,7 +55,6 @@ API Status cudaSetDevice(int device) {
 }
 
 API Status cudaGetDeviceProperties(DeviceProperties *p, int device) {
-    (void)device;
     *p = (DeviceProperties){.name = "null GPU", .total_memory = DEVICE_BYTES, .shared_per_block = 49152};
     p->registers_per_block = p->registers_per_processor = p->constant_memory = 65536;
     p->warp_size = 32;
@@ -79,31 +79,30 @@ API Status cudaGetDeviceProperties(DeviceProperties *p, int device) {
 }
 
 API Status cudaDeviceGetAttribute(int *value, int attribute, int device) {
-    (void)device;
-    switch (attribute) {  // the numbers of cudaDeviceAttr
-        case 1: *value = 1024; break;                     // threads of a block
-        case 2: case 3: *value = 1024; break;             // a block's first and second side
-        case 4: *value = 64; break;                       // its third
-        case 5: *value = 0x7fffffff; break;               // a grid's first side
-        case 6: case 7: *value = 65535; break;            // its second and third
-        case 8: *value = 49152; break;                    // shared memory of a block
-        case 10: *value = 32; break;                      // threads of a warp
-        case 16: *value = 80; break;                      // multiprocessors
-        case 39: *value = 2048; break;                    // threads of a multiprocessor
+    switch (attribute) {               // the numbers of cudaDeviceAttr
+        case 1: *value = 1024; break;  // threads of a block
+        case 2:
+        case 3: *value = 1024; break;        // a block's first and second side
+        case 4: *value = 64; break;          // its third
+        case 5: *value = 0x7fffffff; break;  // a grid's first side
+        case 6:
+        case 7: *value = 65535; break;  // its second and third
+        case 8: *value = 49152; break;  // shared memory of a block
+        case 10: *value = 32; break;    // threads of a warp
+        case 16: *value = 80; break;    // multiprocessors
+        case 39: *value = 2048; break;  // threads of a multiprocessor
         case 75: *value = capability() / 10; break;
         case 76: *value = capability() % 10; break;
-        case 81: case 97: *value = 98304; break;          // shared memory of a multiprocessor, and of a block that asks
-        case 95: *value = 1; break;                       // cooperative launches
+        case 81:
+        case 97: *value = 98304; break;  // shared memory of a multiprocessor, and of a block that asks
+        case 95: *value = 1; break;      // cooperative launches
         default: *value = 0; record("unknown", "cudaDeviceGetAttribute", "attribute=%d", attribute);
     }
     return 0;
 }
 
 API Status cudaDeviceCanAccessPeer(int *can, int one, int other) { return *can = one != other, 0; }
-API Status cudaDeviceGetP2PAttribute(int *value, int attribute, int one, int other) {
-    (void)attribute;
-    return *value = one != other, 0;
-}
+API Status cudaDeviceGetP2PAttribute(int *value, int attribute, int one, int other) { return *value = one != other, 0; }
 
 static __thread char message[64];
 API const char *cudaGetErrorString(Status status) { return sprintf(message, "null GPU: status %d", status), message; }
@@ -157,10 +156,7 @@ API Status cudaMallocPitch(void **at, size_t *pitch, size_t width, size_t height
     *pitch = (width + 511) & ~(size_t)511;
     return cudaMalloc(at, *pitch * height);
 }
-API Status cudaHostAlloc(void **at, size_t size, unsigned flags) {
-    (void)flags;
-    return (*at = take(size, -1)) ? 0 : OUT_OF_MEMORY;
-}
+API Status cudaHostAlloc(void **at, size_t size, unsigned flags) { return (*at = take(size, -1)) ? 0 : OUT_OF_MEMORY; }
 API Status cudaFree(void *at) {
     if (!at) return 0;
     pthread_mutex_lock(&lock);
@@ -171,8 +167,10 @@ API Status cudaFree(void *at) {
     if (block && block->device >= 0) live[block->device] -= block->size;
     pthread_mutex_unlock(&lock);
     if (!block) return INVALID_VALUE;
-    if (block->size >= MAPPED_FROM) munmap(at, pages(block->size));
-    else free(at);
+    if (block->size >= MAPPED_FROM)
+        munmap(at, pages(block->size));
+    else
+        free(at);
     free(block);
     return 0;
 }
@@ -194,23 +192,19 @@ static Status copy(void *to, const void *from, size_t size, int kind) {
 }
 API Status cudaMemcpy(void *to, const void *from, size_t size, int kind) { return copy(to, from, size, kind); }
 API Status cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, Handle stream) {
-    (void)stream;
     return copy(to, from, size, kind);
 }
 API Status cudaMemcpyPeerAsync(void *to, int receiver, const void *from, int sender, size_t size, Handle stream) {
-    (void)stream;
     memmove(to, from, size);
     record("copy", "between devices", "bytes=%zu from=%d to=%d", size, sender, receiver);
     return 0;
 }
-API Status cudaMemcpy2DAsync(char *to, size_t to_pitch, const char *from, size_t from_pitch, size_t width, size_t height,
-                             int kind, Handle stream) {
-    (void)stream;
+API Status cudaMemcpy2DAsync(char *to, size_t to_pitch, const char *from, size_t from_pitch, size_t width,
+                             size_t height, int kind, Handle stream) {
     for (size_t row = 0; row < height; row++) memmove(to + row * to_pitch, from + row * from_pitch, width);
     return record_copy(width * height, kind);
 }
 API Status cudaMemsetAsync(void *at, int value, size_t size, Handle stream) {
-    (void)stream;
     memset(at, value, size);
     record("fill", "cudaMemsetAsync", "bytes=%zu", size);
     return 0;
@@ -220,9 +214,9 @@ API Status cudaMemsetAsync(void *at, int value, size_t size, Handle stream) {
 
 API Status cudaStreamCreate(Handle *stream) { return *stream = new_handle(), 0; }
 API Status cudaStreamDestroy(Handle stream) { return free(stream), 0; }
-API Status cudaEventCreateWithFlags(Handle *event, unsigned flags) { return (void)flags, *event = new_handle(), 0; }
+API Status cudaEventCreateWithFlags(Handle *event, unsigned flags) { return *event = new_handle(), 0; }
 API Status cudaEventDestroy(Handle event) { return free(event), 0; }
-API Status cuDevicePrimaryCtxRetain(Handle *context, int device) { return (void)device, *context = new_handle(), 0; }
+API Status cuDevicePrimaryCtxRetain(Handle *context, int device) { return *context = new_handle(), 0; }
 
 // ---- Kernels -----------------------------------------------------------------------------------------------------
 
@@ -239,15 +233,16 @@ typedef struct Kernel {
 } Kernel;
 
 static Kernel *kernels[SLOTS * 16];
-static Kernel **kernel_slot(const void *host) { return &kernels[((size_t)host >> 2) * 2654435761u >> 16 & (SLOTS * 16 - 1)]; }
+static Kernel **kernel_slot(const void *host) {
+    return &kernels[((size_t)host >> 2) * 2654435761u >> 16 & (SLOTS * 16 - 1)];
+}
 
-API Handle __cudaRegisterFatBinary(void *binary) { return (void)binary, new_handle(); }
-API void __cudaRegisterFatBinaryEnd(Handle binary) { (void)binary; }
-API void __cudaUnregisterFatBinary(Handle binary) { (void)binary; }
-API char __cudaInitModule(Handle binary) { return (void)binary, 1; }
+API Handle __cudaRegisterFatBinary(void *binary) { return new_handle(); }
+API void __cudaRegisterFatBinaryEnd(Handle binary) {}
+API void __cudaUnregisterFatBinary(Handle binary) {}
+API char __cudaInitModule(Handle binary) { return 1; }
 API void __cudaRegisterVar(void) {}
 API void __cudaRegisterFunction(Handle binary, const void *host, void *stub, const char *mangled) {
-    (void)binary, (void)stub;
     Kernel *kernel = calloc(1, sizeof *kernel);
     *kernel = (Kernel){.host = host, .mangled = mangled, .next = *kernel_slot(host)};
     *kernel_slot(host) = kernel;
@@ -279,13 +274,11 @@ typedef struct {
 } KernelAttributes;
 
 API Status cudaFuncGetAttributes(KernelAttributes *attributes, const void *host) {
-    (void)host;
     *attributes = (KernelAttributes){.threads_per_block = 1024, .registers = 32, .dynamic_shared = 49152};
     attributes->ptx = attributes->binary = capability();
     return 0;
 }
 API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, const void *host, int threads) {
-    (void)host;
     return *count = threads > 0 ? 2048 / threads : 1, 0;
 }
 
@@ -298,38 +291,33 @@ static void multi_sum_sq(void **arguments, Sides grid) {
     float *sums = *(float **)arguments[2];
     for (unsigned i = 0; i < grid.x; i++) sums[i] = norm[current_device];
 }
-static void all_finite(void **arguments, Sides grid) {
-    (void)grid;
-    **(float **)arguments[2] = !not_finite[current_device];
-}
-static void multi_all_finite(void **arguments, Sides grid) {
-    (void)grid;
-    **(float **)arguments[1] = !not_finite[current_device];
-}
+static void all_finite(void **arguments, Sides grid) { **(float **)arguments[2] = !not_finite[current_device]; }
+static void multi_all_finite(void **arguments, Sides grid) { **(float **)arguments[1] = !not_finite[current_device]; }
 
 // Copies by Concat and SliceChannel, so that what the former write arrives at the host: mshadow's kernel that saves
 // one plan of FP32 into another, where one is a slice of the middle dimension of three and the other is contiguous.
 #define PLAN(expression) "mshadow::expr::Plan<" expression ", float>"
 #define TENSOR "mshadow::Tensor<mshadow::gpu, 3, float>"
-#define WHOLE PLAN(TENSOR)
+#define CONTIGUOUS PLAN(TENSOR)
 #define SLICE PLAN("mshadow::expr::SliceExp<" TENSOR ", mshadow::gpu, float, 3, 2>")
 #define SAVE "void mshadow::cuda::MapPlanKernel<mshadow::sv::saveto, 8, "
 
 typedef struct {
     float *at;
     int stride;
-} Whole;
+} Contiguous;
 typedef struct {
-    Whole source;
+    Contiguous source;
     int height, begin, source_channels, channels;
 } Slice;
 
-static void copy_slice(const int *shape, const Slice *slice, const Whole *whole, int into_slice) {
+static void copy_slice(const int *shape, const Slice *slice, const Contiguous *contiguous, int into_slice) {
     for (int i = 0; i < shape[0]; i++) {
         int row = i % slice->height, channel = i / slice->height % slice->channels + slice->begin;
         int sample = i / slice->height / slice->channels;
         int sliced = (sample * slice->source_channels + channel) * slice->height + row;
-        float *one = slice->source.at + (size_t)sliced * slice->source.stride, *other = whole->at + (size_t)i * whole->stride;
+        float *one = slice->source.at + (size_t)sliced * slice->source.stride;
+        float *other = contiguous->at + (size_t)i * contiguous->stride;
         memcpy(into_slice ? one : other, into_slice ? other : one, shape[1] * sizeof(float));
     }
 }
@@ -364,8 +352,8 @@ static const struct {
     {ZEROS("float"), zeros_4},
     {ZEROS("long"), zeros_8},
     {ZEROS("double"), zeros_8},
-    {SAVE SLICE ", " WHOLE, into_slice},
-    {SAVE WHOLE ", " SLICE, out_of_slice},
+    {SAVE SLICE ", " CONTIGUOUS, into_slice},
+    {SAVE CONTIGUOUS ", " SLICE, out_of_slice},
 };
 
 extern char *__cxa_demangle(const char *mangled, char *buffer, size_t *length, int *status);
@@ -404,11 +392,11 @@ API Status cudaGetLastError(void) {
     return last_error = 0, found;
 }
 
-#define LAUNCH(kind, name, grid, block, elements) \
-    record(kind, name, "grid=%ux%ux%u block=%ux%ux%u elements=%ld", (grid).x, (grid).y, (grid).z, (block).x, (block).y, (block).z, elements)
+#define LAUNCH(kind, name, grid, block, elements)                                                            \
+    record(kind, name, "grid=%ux%ux%u block=%ux%ux%u elements=%ld", (grid).x, (grid).y, (grid).z, (block).x, \
+           (block).y, (block).z, elements)
 
 API Status cudaLaunchKernel(const void *host, Sides grid, Sides block, void **arguments, size_t shared, Handle stream) {
-    (void)shared, (void)stream;
     Kernel *kernel = *kernel_slot(host);
     while (kernel && kernel->host != host) kernel = kernel->next;
     if (!kernel) return INVALID_FUNCTION;
@@ -430,7 +418,6 @@ API Status cuModuleLoadData(Handle *module, const char *ptx) {
 API Status cuModuleLoadDataEx(Handle *module, const char *ptx) { return cuModuleLoadData(module, ptx); }
 API Status cuModuleUnload(Handle module) { return free(module), 0; }
 API Status cuModuleGetFunction(Handle *function, Handle module, const char *name) {
-    (void)module;
     return *function = demangled(name), 0;
 }
 API Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
