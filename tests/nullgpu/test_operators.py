@@ -7,6 +7,7 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
+from mxmp.precision.pipeline import low_graph
 from sweep import arithmetic, layout  # noqa: F401  (they fill CASES)
 from sweep.case import CASES, Case
 from sweep.emission import is_allowed
@@ -14,7 +15,6 @@ from sweep.emission import is_allowed
 from mxmp import Policy
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph, Node
-from mxmp.precision.pipeline import low_graph
 
 from .checks import no_tensor_cores, sums_in_float16, wrong_matrix_calls
 from .record import Record, recording
