@@ -46,12 +46,11 @@ HOUSE = {
     ],
     "protocol": ["frontend"],
     "gluon": [
-        *("_mxnet", "blocks", "parameter", "expected", "conversion", "graphs", "hook", "convert"),
-        *("fresh_gradients", "sharing", "workers", "trainer", "training", "estimator", "__init__"),
+        *("_mxnet", "blocks", "parameter", "conversion", "graphs", "hook", "convert"),
+        *("fresh_gradients", "sharing", "trainer", "training", "estimator", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
-        "order",
         "cast",
         "checkpoint",
         "parameters",
