@@ -30,7 +30,8 @@ class Network:
 
 def images(batch: int, size: int) -> list:
     import mxnet as mx
-    from bench_step import photographs
+
+    from bench.step import photographs
 
     return [mx.nd.array(photographs(batch, size))]
 

@@ -7,11 +7,12 @@ from typing import Any, Container
 
 import numpy as np
 import pytest
-import sweep_operators
-from sweep import errors, page
-from sweep.case import CASES, Case
-from sweep.emission import DTYPES, digest, emitted, is_allowed
-from sweep.runner import Runner
+from pages import kernels as page
+from sweep.operators import errors
+from sweep.operators import run as sweep_operators
+from sweep.operators.case import CASES, Case
+from sweep.operators.emission import DTYPES, digest, emitted, is_allowed
+from sweep.operators.runner import Runner
 from test_rules import FORWARD
 
 from mxmp.precision import rules

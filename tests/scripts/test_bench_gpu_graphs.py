@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import bench_gpu_graphs
-import make_gpu_graphs_page
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
+from pages import gpu_graphs as make_gpu_graphs_page
+from sweep import gpu_graphs as bench_gpu_graphs
 
 pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
 pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'")

@@ -7,13 +7,13 @@ import json
 import os
 import time
 
-import make_models_page
 import mxnet as mx
 import numpy as np
 import pytest
-import sweep_models
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.nn import HybridConcurrent
+from pages import models as make_models_page
+from sweep import models as sweep_models
 
 pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
 pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'")

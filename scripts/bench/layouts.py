@@ -18,9 +18,9 @@ from unittest import mock
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import mxnet as mx
-from bench.turns import call_in_turns, gain
 
 import mxmp
+from bench.turns import call_in_turns, gain
 from mxmp.precision import devices, rules
 
 S = mx.sym

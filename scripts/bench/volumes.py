@@ -16,11 +16,11 @@ from typing import Callable
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import mxnet as mx
-from bench.turns import call_in_turns, gain
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
+from bench.turns import call_in_turns, gain
 
 # Where it stands, data, filters, kernel, stride.
 LAYERS = [

@@ -22,6 +22,7 @@ import warnings
 from multiprocessing.connection import Connection
 
 import numpy as np
+
 from bench.turns import quartiles
 
 VARIANTS = ("float32", "float16", "bfloat16", "amp-bfloat16", "amp-float16")

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any, Iterator
 
+from bench.models import RESULTS, TASKS
 from bench.turns import quartiles, spread
-from bench_models import RESULTS, TASKS
 
 LABELS = {  # by variant: in words, and a colour (Okabe and Ito's)
     "rules": ("mxmp, rules", "#0072B2"),

@@ -92,7 +92,7 @@ def find_tensor_core() -> Dict[str, Any]:
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = Path(__file__).resolve().parent.parent / "tests" / "data" / "tensor_core.npz"
+    default = Path(__file__).resolve().parent.parent.parent / "tests" / "data" / "tensor_core.npz"
     parser.add_argument("--output", type=Path, default=default)
     options = parser.parse_args(arguments)
     meta = find_tensor_core()

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Callable
 if TYPE_CHECKING:
     from zoo.measure import Model
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "models.json"
+RESULTS = Path(__file__).resolve().parent.parent.parent / "docs" / "models.json"
 DTYPES = ("float16", "bfloat16")
 GIB = 2**30
 PRELOADED = ["zoo.catalogue", "zoo.measure"]

@@ -12,7 +12,7 @@ from typing import Any, Iterator
 
 __all__ = ["POISONS", "Pair", "Runner"]
 
-SCRIPTS = Path(__file__).resolve().parent.parent
+SCRIPTS = Path(__file__).resolve().parents[2]
 # MALLOC_PERTURB_ leaves the complement in every byte of fresh memory: 0x7f makes 3.4e38 and float16's NaN,
 # 0xba about -0.001. What was read or handed out unwritten differs between the two.
 POISONS = ("128", "69")
@@ -74,7 +74,7 @@ def _serve(poison: str) -> subprocess.Popen:
         "MXNET_SUBGRAPH_BACKEND": "NONE",
     }
     pipe = subprocess.PIPE
-    command = [sys.executable, "-W", "ignore", "-m", "sweep.measure"]
+    command = [sys.executable, "-W", "ignore", "-m", "sweep.operators.measure"]
     return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
+from sweep.operators.case import CASES
+from sweep.operators.emission import DTYPES, emitted, is_allowed
 
-from .case import CASES
-from .emission import DTYPES, emitted, is_allowed
+from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
 
 __all__ = ["FAULTS", "NOT_A_FAULT", "render"]
 

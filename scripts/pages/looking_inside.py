@@ -17,7 +17,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.diagnose import plot_histograms, plot_loss_scale, plot_steps, watch
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 
 
 def main() -> None:

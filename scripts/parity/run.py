@@ -23,11 +23,12 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Sequence
 
-from families import FAMILIES
 from tqdm import tqdm
-from verdict import Verdict, verdict
 
-ROOT = Path(__file__).resolve().parent.parent
+from parity.families import FAMILIES
+from parity.verdict import Verdict, verdict
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 RECIPES = ROOT / "examples" / "recipes"
 RESULTS = ROOT / "docs" / "parity"
 DTYPES = ("float32", "float16", "bfloat16")

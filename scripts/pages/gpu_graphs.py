@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Iterator
 
-from bench_gpu_graphs import RESULTS, names
+from sweep.gpu_graphs import RESULTS, names
 
 DOCS = RESULTS.parent
 VARIANTS = {  # by name: label and colour (Okabe and Ito's)

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Iterator, Mapping
 
-from families import FAMILIES
-from parity import DTYPES, RESULTS, Job, judged, load, values
-from verdict import Verdict
+from parity.families import FAMILIES
+from parity.run import DTYPES, RESULTS, Job, judged, load, values
+from parity.verdict import Verdict
 
 DOCS = RESULTS.parent
 SUMMED_LOW = (

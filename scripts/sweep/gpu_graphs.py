@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, Callable, Collection, NamedTuple
 
 import numpy as np
-from sweep_models import in_a_process, prepare_processes, read, write
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "gpu-graphs.json"
+from sweep.models import in_a_process, prepare_processes, read, write
+
+RESULTS = Path(__file__).resolve().parent.parent.parent / "docs" / "gpu-graphs.json"
 NO_NETWORK = re.compile(r"(nlp|rnn|nn|flow|contrib|np)\.|batch_dot$|.*_int8$")
 BATCH = {"segmentation": 8, "pose": 16, "ssd": 32, "yolo": 16, "center_net": 16, "depth": 12, "siamrpn": 16}
 SIZES = {
@@ -281,7 +282,7 @@ def step_operators(low: int, full: int, variant: str) -> int:
 @lru_cache(maxsize=None)
 def _counted_step(low: int, full: int, ours: bool) -> int:
     """By the profiler, on parameters of one number each."""
-    from bench_host import backward_and_step, counted
+    from bench.host import backward_and_step, counted
     from mxnet import gluon
 
     import mxmp

@@ -22,11 +22,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sweep.models import read, write
+
 from bench.networks import NETWORKS, network
 from bench.turns import Worker, WorkerError, take_turns
-from sweep_models import read, write
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent.parent
 RESULTS = HERE.parent / "docs" / "model-benchmarks.json"
 TASKS = ("training", "inference")
 VARIANTS = ("float32", "rules", "tuned", "contrib.amp")

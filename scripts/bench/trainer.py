@@ -23,10 +23,10 @@ from typing import Callable
 os.environ["MXNET_OPTIMIZER_AGGREGATION_SIZE"] = "1"
 
 import mxnet as mx
-from bench.turns import quartiles
 from mxnet import autograd, gluon
 
 import mxmp
+from bench.turns import quartiles
 from mxmp.gluon.sharing import begin_backward
 
 TARGETS = {"float16": 0.01, "bfloat16": 0.03}

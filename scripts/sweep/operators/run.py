@@ -19,13 +19,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from sweep import arithmetic, layout, page  # noqa: E402, F401  (the designs fill CASES)
-from sweep.case import CASES  # noqa: E402
-from sweep.emission import DTYPES, digest, is_allowed  # noqa: E402
-from sweep.runner import Runner  # noqa: E402
+from pages import kernels as page  # noqa: E402
+
+from sweep.operators import arithmetic, layout  # noqa: E402, F401  (the designs fill CASES)
+from sweep.operators.case import CASES  # noqa: E402
+from sweep.operators.emission import DTYPES, digest, is_allowed  # noqa: E402
+from sweep.operators.runner import Runner  # noqa: E402
 
 RESULTS, PAGE = ROOT / "docs" / "kernels.json", ROOT / "docs" / "kernels.md"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Iterator
 
-from sweep_models import DTYPES, RESULTS, bytes_hold, holds, share_holds, within
+from sweep.models import DTYPES, RESULTS, bytes_hold, holds, share_holds, within
 from zoo.catalogue import in_order
 
 DOCS = RESULTS.parent

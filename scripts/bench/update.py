@@ -17,9 +17,9 @@ from typing import Any, Callable
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import mxnet as mx
-from bench.turns import call_in_turns, gain
 from gluoncv.model_zoo import get_model
 
+from bench.turns import call_in_turns, gain
 from mxmp.step.gradients import FiniteSums, Gradient
 from mxmp.step.updater import Updater
 

@@ -1,0 +1,1 @@
+"""The operator sweep's parts; ``scripts/sweep_operators.py`` runs it."""
