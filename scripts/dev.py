@@ -10,17 +10,19 @@ import difflib
 import importlib
 import os
 import sys
+import warnings
 from pathlib import Path
 
+HELP = (["-h"], ["--help"], ["--list"])
 COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench models": ("bench.models", "times whole steps of well-known networks: FP32, mxmp, contrib.amp, PyTorch"),
-    "bench layouts": ("bench.layouts", "times BatchNorm and grouped convolutions in oneDNN's slow layouts"),
-    "bench volumes": ("bench.volumes", "times 3-D convolutions of video networks in bfloat16"),
-    "bench update": ("bench.update", "times the check of FP32 gradients and SGD's update on a CPU"),
-    "bench rewrite": ("bench.rewrite", "times deciding and rewriting of graphs, up to 100,000 nodes"),
-    "bench trainer": ("bench.trainer", "times mxmp.Trainer against a plain gluon.Trainer on the same net"),
+    "bench layouts": ("bench.parts:layouts", "times BatchNorm and grouped convolutions in oneDNN's slow layouts"),
+    "bench volumes": ("bench.parts:volumes", "times 3-D convolutions of video networks in bfloat16"),
+    "bench update": ("bench.parts:update", "times the check of FP32 gradients and SGD's update on a CPU"),
+    "bench rewrite": ("bench.parts:rewrite", "times deciding and rewriting of graphs, up to 100,000 nodes"),
+    "bench trainer": ("bench.trainer:trainer", "times mxmp.Trainer against a plain gluon.Trainer on the same net"),
+    "bench watch": ("bench.trainer:watching", "times steps under mxmp.diagnose.watch"),
     "bench host": ("bench.host", "counts the operators of a step and times the thread that pushes them"),
-    "bench watch": ("bench.watch", "times steps under mxmp.diagnose.watch"),
     "bench adaptive-scale": ("bench.adaptive_scale", "counts zero gradients under the two dynamic loss scalers"),
     "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),
     "sweep operators": ("sweep.operators.run", "measures every operator that may compute low: docs/kernels.json"),
@@ -51,18 +53,19 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
 
 
 def main(arguments: list[str]) -> int:
-    if arguments in ([], ["-h"], ["--help"], ["--list"]):
+    if arguments in ([], *HELP):
         print(__doc__)
         return listed("")
     name = next((name for count in (1, 2) if (name := " ".join(arguments[:count])) in COMMANDS), None)
     if name is None:
         return unknown(arguments)
-    root = Path(__file__).resolve().parent.parent
-    sys.path[1:1] = [str(root)]
-    if name.startswith("bench"):
+    sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+    warnings.simplefilter("ignore")
+    if name.startswith(("bench", "check")):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.argv[0] = f"dev.py {name}"
-    return importlib.import_module(COMMANDS[name][0]).main(arguments[len(name.split()) :]) or 0
+    module, _, function = COMMANDS[name][0].partition(":")
+    return getattr(importlib.import_module(module), function or "main")(arguments[len(name.split()) :]) or 0
 
 
 def listed(group: str) -> int:
@@ -74,15 +77,14 @@ def listed(group: str) -> int:
 
 
 def unknown(arguments: list[str]) -> int:
-    """Say what there is instead of what was given."""
-    groups = {name.split()[0] for name in COMMANDS}
-    if arguments[0] in groups and arguments[1:] in ([], ["-h"], ["--help"], ["--list"]):
-        return listed(f"{arguments[0]} ")
+    """Print a group's commands, or that there is no such command."""
+    group = f"{arguments[0]} "
+    if arguments[1:] in ([], *HELP) and any(name.startswith(group) for name in COMMANDS):
+        return listed(group)
     given = " ".join(arguments[:2])
     near = difflib.get_close_matches(given, COMMANDS, n=1, cutoff=0.4)
-    print(
-        f"dev.py: no command {given!r}{f'; did you mean {near[0]!r}?' * bool(near)} --list shows all", file=sys.stderr
-    )
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    print(f"dev.py: there is no command {given!r}; {hint}--list shows all", file=sys.stderr)
     return 2
 
 

@@ -1,8 +1,5 @@
 """AdaptiveLossScaler against DynamicLossScaler where scaling matters: gradients that are zero, and steps that are lost.
 
-    python scripts/bench_adaptive_scale.py               # 2,000 steps with auxiliary losses of weight 1e-7 to 1e-9
-    python scripts/bench_adaptive_scale.py --markdown    # the table of docs/looking-inside.md
-
 A network of two towers of sigmoids reads scikit-learn's digits; the second tower's loss counts by a small weight, so
 the gradients of one step lie far apart. The first steps overflow and bring the scale down; then gradients fall by
 orders of magnitude, as the towers fit. All runs of a weight start from the same parameters and see the same batches.
@@ -12,14 +9,14 @@ parameters; beside it what is zero in FP32, without scaling.
 
 from __future__ import annotations
 
-import argparse
-import warnings
 from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from support.options import parse
+from support.pages import row
 
 import mxmp
 
@@ -29,24 +26,16 @@ SCALERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--weights", type=float, nargs="+", default=[1e-7, 1e-8, 1e-9])
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--markdown", action="store_true")
-    args = parser.parse_args()
-    warnings.simplefilter("ignore")
-    head = ("weight", "scaler", "zero gradients", "skipped", "last scale", "last losses")
-    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head) if args.markdown else row(head))
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(__doc__, arguments, weights=[1e-7, 1e-8, 1e-9], steps=2000, batch=256)
+    print("| weight | scaler | zero gradients | skipped | last scale | last losses |\n|---|---|---|---|---|---|")
     worse = []
     for weight in args.weights:
-        found = {name: train(weight, SCALERS.get(name), args) for name in ("float32", *SCALERS)}
+        found = {name: train(weight, SCALERS.get(name), args.steps, args.batch) for name in ("float32", *SCALERS)}
         for name, (zeros, skipped, scale, losses) in found.items():
             text = f"2^{np.log2(scale):.0f}" if name in SCALERS else ""
             both = " and ".join(f"{loss:.4f}" for loss in losses)
-            cells = (f"{weight:g}", name, f"{zeros:.3%}", str(skipped), text, both)
-            print("| " + " | ".join(cells) + " |" if args.markdown else row(cells), flush=True)
+            print(row([f"{weight:g}", name, f"{zeros:.3%}", skipped, text, both]), flush=True)
         adaptive, dynamic = found["adaptive"], found["dynamic"]
         worse += [weight] if adaptive[0] >= dynamic[0] or adaptive[1] > dynamic[1] else []
     if worse:
@@ -69,12 +58,8 @@ class Towers(gluon.HybridBlock):
         return self.first(x), self.second(x)
 
 
-def row(cells: tuple) -> str:
-    return "".join(f"{cell:<16}" for cell in cells)
-
-
-def train(weight: float, scaler: Callable[[], Any] | None, args: argparse.Namespace) -> tuple:
-    """Mean share of zero gradients, skipped steps, last scale, both losses of the last 100 steps. No scaler: FP32."""
+def train(weight: float, scaler: Callable[[], Any] | None, steps: int, batch: int) -> tuple:
+    """Return the mean share of zero gradients, skipped steps, the last scale, both last losses; no scaler: FP32."""
     from sklearn.datasets import load_digits
 
     mx.random.seed(1)
@@ -93,8 +78,8 @@ def train(weight: float, scaler: Callable[[], Any] | None, args: argparse.Namesp
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     order = np.random.RandomState(2)
     zeros, losses = [], []
-    for _ in range(args.steps):
-        rows = mx.nd.array(order.choice(len(labels), args.batch, replace=False))
+    for _ in range(steps):
+        rows = mx.nd.array(order.choice(len(labels), batch, replace=False))
         x, y = images.take(rows), labels.take(rows)
         with autograd.record():
             both = [loss_fn(out, y) for out in net(x)]
@@ -103,11 +88,7 @@ def train(weight: float, scaler: Callable[[], Any] | None, args: argparse.Namesp
         gradients = [p.grad().reshape((-1,)) for p in params.values()]
         zeros.append(mx.nd.concat(*[(g == 0).mean() for g in gradients], dim=0).mean())
         losses.append([each.mean() for each in both])
-        trainer.step(args.batch)
+        trainer.step(batch)
     last = [float(mx.nd.concat(*each, dim=0).mean().asscalar()) for each in zip(*losses[-100:])]
     share = float(mx.nd.concat(*zeros, dim=0).mean().asscalar())
     return share, trainer.skipped_steps, trainer.loss_scale, last
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,11 @@
 """Training and inference of well-known networks, time and peak memory: FP32, mxmp, ``mxnet.contrib.amp``, PyTorch.
 
-    python scripts/bench_models.py                              # all that have no result yet; may be ended and goes on
-    python scripts/bench_models.py resnet50 bert --rounds 30
-    python scripts/bench_models.py mobilenetv3_small --tasks training   # any classification network of GluonCV
-    python scripts/bench_models.py --torch ~/torch/bin/python   # PyTorch's CPU autocast too, from that Python
-    python scripts/make_benchmarks_page.py                      # the table and the picture
-
 Each variant is a process of its own (``contrib.amp`` patches MXNet for good). They take turns, one whole step each,
 which ends with ``mx.nd.waitall()``, in an order that alternates; kept are the seconds of every step. Peak memory is
 the process's largest resident set, so networks are compared with the interpreter and its libraries in it. Last, each
 runs a few steps under MXNet's profiler, for the share of its matrix operators. Tuning has a process of its own.
+Printed are medians, and how many times as fast as FP32 a variant is, with quartiles. Networks are those of
+``networks.py`` or GluonCV's classification networks; a run that was ended goes on.
 """
 
 from __future__ import annotations
@@ -22,75 +18,77 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sweep.models import read, write
+from support.options import parse
+from support.results import DOCS, read, write
 
 from bench.networks import NETWORKS, network
-from bench.turns import Worker, WorkerError, take_turns
+from bench.turns import Worker, WorkerError, gain, milliseconds, take_turns
 
-HERE = Path(__file__).resolve().parent.parent
-RESULTS = HERE.parent / "docs" / "model-benchmarks.json"
+RESULTS = DOCS / "model-benchmarks.json"
 TASKS = ("training", "inference")
 VARIANTS = ("float32", "rules", "tuned", "contrib.amp")
 TORCH = ("torch.float32", "torch.autocast")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}, or GluonCV's names (default: these)")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default: all, tuned where mxmp.tune exists")
-    parser.add_argument("--torch", metavar="PYTHON", help="a Python with torch and torchvision, to compare with")
-    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--warmup", type=int, default=3, help="rounds before the first that counts")
-    parser.add_argument("--batch", type=int, help="default: the network's own")
-    parser.add_argument("--size", type=int, help="of an image's side or a sequence; default: the network's own")
     # MXNet takes half of the logical processors where OMP_NUM_THREADS does not say (src/engine/openmp.cc).
     default = max(1, len(os.sched_getaffinity(0)) // 2)
-    parser.add_argument("--threads", type=int, default=default, help="OpenMP threads of each (MXNet's: %(default)d)")
-    parser.add_argument("--seconds", type=float, default=1800, help="limit of time of a step, or of tuning")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--again", action="store_true", help="measure again what has a result")
-    args = parser.parse_args(arguments)
-    import mxmp
-
-    chosen = args.variants or [v for v in VARIANTS if v != "tuned" or hasattr(mxmp, "tune")]
+    args = parse(
+        *(__doc__, arguments, "networks"),
+        networks=([str], f"of {', '.join(NETWORKS)}, or GluonCV's names (default: these)"),
+        tasks=(list(TASKS), "", TASKS),
+        variants=(list(VARIANTS), "", VARIANTS),
+        torch=(str, "a Python with torch and torchvision, to compare with"),
+        dtype=("bfloat16", "", ("bfloat16", "float16")),
+        policy=("", "added to the dtype, for example norm=float32"),
+        rounds=15,
+        warmup=(3, "rounds before the first that counts (default: 3)"),
+        batch=(int, "default: the network's own"),
+        size=(int, "of an image's side or a sequence; default: the network's own"),
+        threads=(default, "OpenMP threads of each (MXNet's: %(default)s)"),
+        seconds=(1800.0, "limit of time of a step, or of tuning"),
+        results=RESULTS,
+        again=(False, "measure again what has a result"),
+    )
     for name in args.networks or NETWORKS:
-        variants = [*chosen, *(TORCH if args.torch and network(name).torch else ())]
+        variants = [*args.variants, *(TORCH if args.torch and network(name).torch else ())]
         for task in args.tasks:
-            key = f"{name}, {task}" + (f", {args.dtype}" if args.dtype != "bfloat16" else "")
+            how = [args.dtype] * (args.dtype != "bfloat16" or bool(args.policy)) + [args.policy] * bool(args.policy)
+            key = ", ".join([name, task, *how])
             done = read(args.results).get(key, {})
             if not args.again and done.get("variants", {}).keys() >= set(variants):
                 continue
             print(f"{key}: ", end="", flush=True)
             found = measure(name, task, variants, args)
             write(args.results, {**read(args.results), key: found})
-            print(", ".join(f"{v} {told(f)}" for v, f in found["variants"].items()), flush=True)
+            shown = found["variants"]
+            print(", ".join(f"{v} {summary(f, shown.get('float32', {}))}" for v, f in shown.items()), flush=True)
 
 
-def told(figures: dict[str, Any]) -> str:
-    from statistics import median
-
+def summary(figures: dict[str, Any], plain: dict[str, Any]) -> str:
+    """Return the median of a variant, and how many times as fast as FP32 it is."""
     if "error" in figures:
         return figures["error"]
-    counted = [each for each in figures["seconds"] if each is not None]
-    return f"{1e3 * median(counted):.1f} ms" if counted else "every step was skipped: raise --warmup"
+    if all(each is None for each in figures["seconds"]):
+        return "every step was skipped: raise --warmup"
+    faster = f" {gain(plain['seconds'], figures['seconds'])}" if "seconds" in plain and figures is not plain else ""
+    return f"{milliseconds(figures['seconds']):.1f} ms{faster}"
 
 
 def measure(name: str, task: str, variants: list[str], args: argparse.Namespace) -> dict[str, Any]:
-    """All variants of one network and task, side by side."""
+    """Measure all variants of one network and task, side by side."""
     chosen = network(name)
     batch, size = args.batch or chosen.batch, args.size or chosen.size
     workers: dict[str, Worker] = {}
     found: dict[str, Any] = {}
     folder = tempfile.TemporaryDirectory()
     config = {"network": name, "task": task, "dtype": args.dtype, "batch": batch, "size": size}
-    config["plan"] = str(Path(folder.name, "plan.json"))
+    config.update(plan=str(Path(folder.name, "plan.json")), policy=f"compute={args.dtype},{args.policy}".rstrip(","))
 
     def start(variant: str) -> Worker:
         uses_torch = variant in TORCH
         return Worker(
-            HERE / "bench" / ("torch_worker.py" if uses_torch else "mxnet_worker.py"),
+            Path(__file__).with_name("torch_worker.py" if uses_torch else "mxnet_worker.py"),
             {**config, "variant": variant},
             python=args.torch if uses_torch else sys.executable,
             threads=args.threads,
@@ -130,7 +128,8 @@ def measure(name: str, task: str, variants: list[str], args: argparse.Namespace)
         folder.cleanup()
     machine = {"cpu": cpu(), "threads": args.threads, "python": platform.python_version()}
     ordered = {variant: found[variant] for variant in variants}
-    return {"title": chosen.title, "task": task, "dtype": args.dtype, "batch": batch, "size": size, **machine,
+    dtype = ",".join(filter(None, [args.dtype, args.policy]))
+    return {"title": chosen.title, "task": task, "dtype": dtype, "batch": batch, "size": size, **machine,
             "variants": ordered}  # fmt: skip
 
 
@@ -140,7 +139,3 @@ def cpu() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,118 +1,174 @@
-"""What mxmp.Trainer costs beyond a plain gluon.Trainer: scaling, the finite check, bookkeeping.
-
-    python scripts/bench_trainer.py                                # resnet50_v1b, batch 16, 112x112
-    python scripts/bench_trainer.py --dtypes bfloat16 --rounds 40
-
-Both trainers update the same converted net in the same process and take turns, one step each, in an
-order that alternates, so that a machine whose speed drifts favours none. Both run the optimizer's
-kernels one weight at a time, so that no choice of kernels is measured. Printed, as medians with quartiles taken
-round by round: ``ours / plain - 1`` of whole steps, and, less noisy, what ``step`` and the set-up of
-``backward`` take longer than plain ones, with the device idle before and after, in parts of a whole step.
-"""
+"""What mxmp adds to a training step: its Trainer beside a plain one, and ``mxmp.diagnose.watch``."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
-import warnings
-from typing import Callable
-
-os.environ["MXNET_OPTIMIZER_AGGREGATION_SIZE"] = "1"
+from itertools import chain
+from typing import Any, Callable
+from unittest import mock
 
 import mxnet as mx
 from mxnet import autograd, gluon
+from support.options import parse
 
 import mxmp
-from bench.turns import quartiles
-from mxmp.gluon.sharing import begin_backward
+from bench.turns import milliseconds, quartiles, take_turns, timed
+from mxmp.diagnose import watch
 
-TARGETS = {"float16": 0.01, "bfloat16": 0.03}
+DTYPES = ("float16", "bfloat16")
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50_v1b")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--size", type=int, default=112)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--optimizer", default="sgd")
-    parser.add_argument("--dtypes", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--json", help="write the figures to this file")
-    args = parser.parse_args()
-    warnings.simplefilter("ignore")
+def trainer(arguments: list[str]) -> None:
+    """Time mxmp.Trainer against a plain gluon.Trainer: scaling, the finite check, bookkeeping.
+
+    Both update the same converted net and run the optimizer's kernels one weight at a time, so that no choice of
+    kernels is measured. Printed, as medians with quartiles: how much longer whole steps take, and, less noisy, what
+    ``step`` and the set-up of ``backward`` take longer, with the device idle around them, in parts of a whole step.
+    """
+    network = {"model": "resnet50_v1b", "batch": 16, "size": 112, "rounds": 20, "warmup": 2, "optimizer": "sgd"}
+    args = parse(trainer.__doc__, arguments, **network, dtypes=(list(DTYPES), "", DTYPES))
+    os.environ["MXNET_OPTIMIZER_AGGREGATION_SIZE"] = "1"
     print(f"{args.model}, batch {args.batch}, {args.size}x{args.size}, {args.optimizer}, {args.rounds} rounds")
-    print(f"{'dtype':<10}{'plain ms':>10}{'mxmp ms':>10}   {'whole steps':<32}{'step() and set-up':<32}target")
-    figures = {dtype: measure(dtype, args) for dtype in args.dtypes}
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"arguments": vars(args), "figures": figures}, file, indent=1)
+    print("| dtype | plain | mxmp | whole steps | step() and set-up |\n|---|---|---|---|---|")
+    for dtype in args.dtypes:
+        taken = take_turns(steps_of(dtype, args), args.warmup, args.rounds)[0]
+        plain, ours = zip(*((a, b) for a, b in zip(*taken.values()) if b is not None))
+        ms = [milliseconds(whole for whole, _ in each) for each in (plain, ours)]
+        longer = [a / b - 1 for (a, _), (b, _) in zip(ours, plain)]
+        parts = [(a - b) * 1e3 / ms[0] for (_, a), (_, b) in zip(ours, plain)]
+        print(f"| {dtype} | {ms[0]:.1f} ms | {ms[1]:.1f} ms | {percent(longer)} | {percent(parts)} |", flush=True)
 
 
-def measure(dtype: str, args: argparse.Namespace) -> dict:
-    steps = make_steps(dtype, args)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
-    for round_ in range(args.warmup + args.rounds):
-        for name in sorted(steps, reverse=round_ % 2 == 1):
-            taken = steps[name]()
-            if round_ >= args.warmup:
-                times[name].append(taken)
-    pairs = list(zip(times["mxmp"], times["plain"]))
-    whole = quartiles([ours[0] / plain[0] - 1 for ours, plain in pairs])
-    plain_ms, ours_ms = (statistics.median(t[0] for t in times[name]) * 1e3 for name in ("plain", "mxmp"))
-    trainer = quartiles([(ours[1] - plain[1]) * 1e3 / plain_ms for ours, plain in pairs])
-    print(f"{dtype:<10}{plain_ms:>10.1f}{ours_ms:>10.1f}   {text(whole)}{text(trainer)}<= {TARGETS[dtype]:.0%}")
-    return {"plain_ms": plain_ms, "mxmp_ms": ours_ms, "whole": whole, "trainer": trainer}
+def percent(found: list[float]) -> str:
+    low, middle, high = quartiles(found)
+    return f"{middle:+.2%} ({low:+.2%} to {high:+.2%})"
 
 
-def text(found: list[float]) -> str:
-    return f"{found[1]:+.2%} ({found[0]:+.2%} to {found[2]:+.2%})".ljust(32)
+def steps_of(dtype: str, args: argparse.Namespace) -> dict[str, Callable[[], tuple[float, float] | None]]:
+    """Return by trainer a function that trains one step: seconds of all of it, and of what the trainer does.
+
+    None of a step that the loss scaler skipped, which took less time for it.
+    """
+    net = network(args)
+    mxmp.convert(net, dtype)
+    net.hybridize(static_alloc=True, static_shape=True)
+    options = {"learning_rate": 1e-4, **({"momentum": 0.9} if args.optimizer == "sgd" else {})}
+    plain = gluon.Trainer(net.collect_params(), args.optimizer, options)
+    scale = mxmp.DynamicLossScaler(init_scale=16.0) if dtype == "float16" else "dynamic"  # no skips: data is noise
+    ours = mxmp.Trainer(net.collect_params(), args.optimizer, options, loss_scale=scale)
+    x, y = data(args)
+
+    def step(trainer: gluon.Trainer) -> tuple[float, float] | None:
+        start = time.perf_counter()
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        mx.nd.waitall()
+        setup = around_autograd(lambda: ours.backward(loss)) if trainer is ours else loss.backward() or 0.0
+        update = timed(lambda: trainer.step(args.batch), mx.nd.waitall)
+        end = time.perf_counter()
+        skipped = trainer is ours and ours.last_step_skipped
+        return None if skipped else (end - start, setup + update)
+
+    return {"plain": lambda: step(plain), "mxmp": lambda: step(ours)}
 
 
-def make_steps(dtype: str, args: argparse.Namespace) -> dict[str, Callable[[], tuple[float, float]]]:
-    """By trainer, a function that trains one step: seconds of all of it, and of what the trainer does."""
+def around_autograd(backward: Callable[[], None]) -> float:
+    """Return the seconds that ``backward`` takes before and behind ``mx.autograd.backward``."""
+    within, original = [], autograd.backward
+    with mock.patch.object(autograd, "backward", lambda *a, **k: within.append(timed(lambda: original(*a, **k)))):
+        return timed(backward) - sum(within)
+
+
+# -- Watching ---------------------------------------------------------------------------------------
+
+
+def watching(arguments: list[str]) -> None:
+    """Time plain steps, steps while a watch is on and not due, and watched ones, through both frontends in float16.
+
+    ``watched`` is what a watched step and the one behind it take longer than plain ones: that one finds the caches as
+    the watched one left them.
+    """
+    args = parse(
+        *(watching.__doc__, arguments),
+        model="resnet18_v1b",
+        batch=8,
+        size=64,
+        rounds=10,
+        every=100,
+        clock=("wall", "cpu: on a machine that others use as well", CLOCKS),
+        frontends=(["gluon", "module"], "", ("gluon", "module")),
+    )
+    print(f"{args.model}, batch {args.batch}, {args.size}x{args.size}, {args.rounds} rounds, {args.clock} time")
+    print(f"| frontend | plain | on, not due | watched | every={args.every} |\n|---|---|---|---|---|")
+    for frontend in args.frontends:
+        step, target = (gluon_step if frontend == "gluon" else module_step)(args)
+        rounds = take_turns({"": phases(step, target, CLOCKS[args.clock])}, 1, args.rounds)[0][""]
+        plain, idle, watched = (statistics.median(chain(*times)) for times in zip(*rounds))
+        rest = f"{idle / plain - 1:+.2%} | {watched / plain - 2:+.1%} | {(watched / plain - 2) / args.every:+.2%}"
+        print(f"| {frontend} | {plain * 1e3:.1f} ms | {rest} |", flush=True)
+
+
+def phases(step: Callable[[], None], target: tuple, clock: Callable[[], float]) -> Callable[[], tuple]:
+    """Return a function that gives the seconds of plain steps, idle ones, and a watched one with that behind it."""
+
+    def times(count: int) -> list[float]:
+        return [timed(step, mx.nd.waitall, clock) for _ in range(count)]
+
+    def round_() -> tuple:
+        plain = times(3)
+        with watch(*target, every=10**9):
+            watched = [sum(times(2))]
+            return plain, times(3), watched
+
+    return round_
+
+
+def network(args: argparse.Namespace) -> Any:
     from gluoncv.model_zoo import get_model
 
     mx.random.seed(0)
     net = get_model(args.model, classes=1000)
     net.initialize(mx.init.MSRAPrelu())
-    mxmp.convert(net, dtype)
-    net.hybridize(static_alloc=True, static_shape=True)
-    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
-    options = {"learning_rate": 1e-4, **({"momentum": 0.9} if args.optimizer == "sgd" else {})}
-    plain = gluon.Trainer(net.collect_params(), args.optimizer, options)
-    scale = mxmp.DynamicLossScaler(init_scale=16.0) if dtype == "float16" else "dynamic"  # no skips: data is noise
-    ours = mxmp.Trainer(net.collect_params(), args.optimizer, options, loss_scale=scale)
+    return net
+
+
+def data(args: argparse.Namespace) -> tuple:
     x = mx.nd.random.normal(shape=(args.batch, 3, args.size, args.size))
-    y = mx.nd.array([i % 1000 for i in range(args.batch)])
+    return x, mx.nd.array([i % 1000 for i in range(args.batch)])
 
-    def step(trainer: gluon.Trainer) -> tuple[float, float]:
-        start = time.perf_counter()
+
+def gluon_step(args: argparse.Namespace) -> tuple[Callable[[], None], tuple]:
+    net = mxmp.convert(network(args))
+    net.hybridize(static_alloc=True, static_shape=True)
+    options = {"learning_rate": 1e-4, "momentum": 0.9}
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", options, loss_scale=16.0)
+    x, y = data(args)
+
+    def step() -> None:
         with autograd.record():
-            loss = loss_fn(net(x), y)
-        mx.nd.waitall()
-        setup = -time.perf_counter()
-        if trainer is ours:
-            begin_backward(ours, [loss])
-            mx.nd.waitall()
-            setup += time.perf_counter()
-            ours.backward(loss)
-        else:
-            setup = 0.0
-            loss.backward()
-        mx.nd.waitall()
-        update = time.perf_counter()
+            loss = LOSS(net(x), y)
+        trainer.backward(loss)
         trainer.step(args.batch)
-        mx.nd.waitall()
-        end = time.perf_counter()
-        assert trainer is plain or not ours.last_step_skipped
-        return end - start, end - update + setup
 
-    return {"plain": lambda: step(plain), "mxmp": lambda: step(ours)}
+    return step, (net, trainer)
 
 
-if __name__ == "__main__":
-    main()
+def module_step(args: argparse.Namespace) -> tuple[Callable[[], None], tuple]:
+    symbol = mx.sym.SoftmaxOutput(network(args)(mx.sym.var("data")), name="softmax")
+    module = mxmp.Module(symbol, loss_scale=16.0)
+    x, y = data(args)
+    module.bind([("data", x.shape)], [("softmax_label", y.shape)])
+    module.init_params(mx.init.MSRAPrelu())
+    module.init_optimizer(optimizer_params={"learning_rate": 1e-4, "momentum": 0.9})
+    batch = mx.io.DataBatch([x], [y])
+
+    def step() -> None:
+        module.forward_backward(batch)
+        module.update()
+
+    return step, (module,)

@@ -1,71 +1,67 @@
 """Whether two workers hold equal weights, bit for bit, at every step with injected overflows, for every optimizer.
 
-    python scripts/check_equal_workers.py                       # dist_sync, and Horovod where it is installed
-    python scripts/check_equal_workers.py --stores horovod --optimizers adam sgd --steps 200
-
 One job of two workers for every store and optimizer. What is done is kept in ``--results`` and is not run again;
 ``--fresh`` starts over. Ends with 1 where workers differ or a job fails.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.util
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]
+import launch_local
+from support.options import parse
+from support.pages import table
+from support.processes import share_path
+from support.results import ROOT, read, write
 
-import launch_local  # noqa: E402
-
+sys.path.insert(0, str(ROOT / "tests"))
 STORES = ("dist_sync", "horovod")
 SPOILED_SHARE = 0.2  # of the steps
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stores", nargs="+", choices=STORES, default=installed_stores())
-    parser.add_argument("--optimizers", nargs="+", metavar="NAME", help="default: all 19 of MXNet")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--devices", type=int, default=1, help="of each worker")
-    parser.add_argument("--results", type=Path, default=ROOT / "build" / "equal_workers.json")
-    parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--worker", nargs=3, metavar=("STORE", "OPTIMIZER", "FOLDER"), help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.worker:
-        work(*args.worker, args.steps, args.devices)
-        return 0
-    found = json.loads(args.results.read_text()) if args.results.exists() and not args.fresh else {}
-    names = args.optimizers or _all_optimizers()
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(
+        *(__doc__, arguments),
+        stores=(installed_stores(), "", STORES),
+        optimizers=([str], "default: all 19 of MXNet"),
+        steps=50,
+        devices=(1, "of each worker"),
+        results=ROOT / "build" / "equal_workers.json",
+        fresh=(False, "run all again"),
+    )
+    from tiny import OPTIMIZERS
+
+    found = {} if args.fresh else read(args.results)
+    names = args.optimizers or OPTIMIZERS
     wanted = [f"{store} {name} {args.steps} {args.devices}" for store in args.stores for name in names]
     for key in wanted:
         if key not in found:
             found[key] = run(*key.split())
             print(f"{key}: {found[key]}", flush=True)
-            args.results.parent.mkdir(parents=True, exist_ok=True)
-            args.results.write_text(json.dumps(found, indent=1))
-    print(table({key: found[key] for key in wanted}))
+            write(args.results, found)
+    rows = [[name, *(cell(found[f"{s} {name} {args.steps} {args.devices}"]) for s in args.stores)] for name in names]
+    print("\n".join(table(" | ".join(["optimizer", *args.stores]), rows)))
     return int(any(found[key]["differ"] for key in wanted))
 
 
+def cell(found: dict[str, Any]) -> str:
+    return found["differ"] or f"equal, {found['skipped']} of {found['steps']} skipped"
+
+
 def run(store: str, name: str, steps: str, devices: str) -> dict:
-    """One job: steps, skipped ones, and the first difference between the workers, empty where there is none."""
+    """Run one job: steps, skipped ones, and the first difference between the workers, empty where there is none."""
     launch = launch_local.launch_horovod if store == "horovod" else launch_local.launch
     with tempfile.TemporaryDirectory() as folder:
-        script = str(Path(__file__).resolve())
-        code = launch(
-            [
-                *(sys.executable, "-W", "ignore", script),
-                *("--steps", steps, "--devices", devices, "--worker", store, name, folder),
-            ],
-            workers=2,
-            timeout=300,
-        )
+        share_path()
+        work = "from checks.equal_workers import work; import sys; work(*sys.argv[1:])"
+        command = [sys.executable, "-W", "ignore", "-c", work, store, name, folder, steps, devices]
+        code = launch(command, workers=2, timeout=300)
         if code:
             return {"steps": int(steps), "skipped": None, "differ": f"the job ended with code {code}"}
         first, second = (json.loads(Path(folder, f"{rank}.json").read_text()) for rank in (0, 1))
@@ -79,38 +75,19 @@ def run(store: str, name: str, steps: str, devices: str) -> dict:
     return {"steps": len(first), "skipped": sum(step["skipped"] for step in first), "differ": "; ".join(differ[:1])}
 
 
-def table(found: dict[str, dict]) -> str:
-    """Markdown: a row for every optimizer, a column for every store."""
-    stores = list(dict.fromkeys(key.split()[0] for key in found))
-    names = list(dict.fromkeys(key.split()[1] for key in found))
-    lines = ["| optimizer | " + " | ".join(stores) + " |", "|---" * (len(stores) + 1) + "|"]
-    for name in names:
-        cells = []
-        for store in stores:
-            one = next((v for k, v in found.items() if k.split()[:2] == [store, name]), None)
-            cells.append("" if one is None else one["differ"] or f"equal, {one['skipped']} of {one['steps']} skipped")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def installed_stores() -> list[str]:
     return [store for store in STORES if store != "horovod" or importlib.util.find_spec("horovod")]
 
 
-def _all_optimizers() -> list[str]:
-    from tiny import OPTIMIZERS
-
-    return list(OPTIMIZERS)
-
-
-def work(store: str, name: str, folder: str, steps: int, devices: int) -> None:
-    """One worker: trains on batches of its own, from weights of its own, and writes what it holds after each step."""
+def work(store: str, name: str, folder: str, *numbers: str) -> None:
+    """Train as one worker on batches of its own, from weights of its own, and write what it holds after each step."""
     import mxnet as mx
     import numpy as np
     from tiny import LOSS, batch, full_weights, options, tree, two_layers, weights
 
     import mxmp
 
+    steps, devices = map(int, numbers)
     if store == "horovod":
         import horovod.mxnet as hvd
 
@@ -153,8 +130,3 @@ def work(store: str, name: str, folder: str, steps: int, devices: int) -> None:
 
 def _digest(found: object) -> str:
     return hashlib.sha256(repr(found).encode()).hexdigest()
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main())

@@ -1,7 +1,5 @@
 """Records float16 matrix products and convolutions of a real Tensor Core, through PyTorch, into a small .npz.
 
-python scripts/record_tensor_core.py [--output tests/data/tensor_core.npz]
-
 It needs PyTorch and an NVIDIA GPU of compute capability 7.0 or newer, and refuses without. tests/
 precision/test_tensor_core.py then holds the CPU's emulation of float16 against the file.
 
@@ -14,23 +12,25 @@ The file, all arrays float16 but for the first:
                             array: data, weight, head (the gradient that comes in), out, data_grad, weight_grad
 """
 
-import argparse
+from __future__ import annotations
+
 import json
 import sys
-from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator
 
 import numpy as np
+from support.options import parse
+from support.results import ROOT
 
 ARRAYS = ("data", "weight", "head", "out", "data_grad", "weight_grad")
 Case = Dict[str, np.ndarray]
 
 
-def cases() -> Iterator[Tuple[str, Case]]:
-    """(name, data and weight and head) of every case; the same values on every machine."""
+def cases() -> Iterator[tuple[str, Case]]:
+    """Yield (name, data and weight and head) of every case; the same values on every machine."""
     random = np.random.RandomState(0)
 
-    def draw(shape: Tuple[int, ...], scale: float) -> np.ndarray:
+    def draw(shape: tuple[int, ...], scale: float) -> np.ndarray:
         return (scale * random.standard_normal(shape)).astype(np.float16)
 
     fc = {"data": (32, 64), "weight": (24, 64), "head": (32, 24)}
@@ -45,14 +45,14 @@ def cases() -> Iterator[Tuple[str, Case]]:
         yield f"{kind}.long", {name: draw(shape, 1.0) for name, shape in long_shapes.items()}
 
 
-def record(device: str) -> Dict[str, np.ndarray]:
-    """Forward and backward of every case on `device`."""
+def record(device: str) -> Case:
+    """Run forward and backward of every case on `device`."""
     import torch
 
     # Sums stay FP32 to the end, as MXNet asks of cuBLAS and cuDNN.
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cudnn.deterministic = True
-    arrays: Dict[str, np.ndarray] = {}
+    arrays: Case = {}
     for name, case in cases():
         tensors = {key: torch.from_numpy(value).to(device) for key, value in case.items()}
         data, weight = tensors["data"].requires_grad_(), tensors["weight"].requires_grad_()
@@ -70,8 +70,8 @@ def record(device: str) -> Dict[str, np.ndarray]:
     return arrays
 
 
-def find_tensor_core() -> Dict[str, Any]:
-    """What the recording ran on; exits with one line where there is no Tensor Core."""
+def find_tensor_core() -> dict[str, Any]:
+    """Return what the recording runs on; exits with one line where there is no Tensor Core."""
     try:
         import torch
     except ImportError:
@@ -90,17 +90,10 @@ def find_tensor_core() -> Dict[str, Any]:
     }
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = Path(__file__).resolve().parent.parent.parent / "tests" / "data" / "tensor_core.npz"
-    parser.add_argument("--output", type=Path, default=default)
-    options = parser.parse_args(arguments)
+def main(arguments: list[str] | None = None) -> None:
+    output = parse(__doc__, arguments, output=ROOT / "tests" / "data" / "tensor_core.npz").output
     meta = find_tensor_core()
     arrays = record("cuda")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(options.output, meta=json.dumps(meta), **arrays)
-    print(f"{options.output}: {len(arrays)} arrays from {meta['device']}, {options.output.stat().st_size} bytes")
-
-
-if __name__ == "__main__":
-    main()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(output, meta=json.dumps(meta), **arrays)
+    print(f"{output}: {len(arrays)} arrays from {meta['device']}, {output.stat().st_size} bytes")

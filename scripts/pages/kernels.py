@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Iterator
 
+from support.pages import table
+from support.results import DOCS, read
+from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
 from sweep.operators.case import CASES
 from sweep.operators.emission import DTYPES, emitted, is_allowed
 
 from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
 
-__all__ = ["FAULTS", "NOT_A_FAULT", "render"]
+__all__ = ["FAULTS", "NOT_A_FAULT", "not_measured", "render"]
 
 Results = "dict[str, dict[str, dict[str, Any]]]"
 
@@ -20,7 +23,7 @@ NOT_A_FAULT = ("sound", "wrong in FP32 too", "unmeasurable")
 _WHY_NOT = {Kind.FULL: "FP32 by its rule", Kind.HEAD: "a loss head, FP32 by its rule"}
 
 _HEAD = """\
-<!-- Written by `python scripts/sweep_operators.py`; the figures are in kernels.json. -->
+<!-- Written by `python scripts/dev.py sweep operators`; the figures are in kernels.json. -->
 # Every kernel, measured
 
 MXNet's low-precision CPU kernels were written by many hands. Some round, some truncate, some leave memory unwritten. So
@@ -28,7 +31,7 @@ every operator that a rule lets compute low is measured, forward and backward, a
 inputs, over designed shapes and attributes and every choice of `grad_req`; a test holds the rules to what was found.
 
 ```console
-$ python scripts/sweep_operators.py              # this page and kernels.json; goes on where it was cut off
+$ python scripts/dev.py sweep operators         # this page and kernels.json; goes on where it was cut off
 ```
 
 bfloat16 is the native kernel, whether or not mxmp emits it; float16 is emulated, as mxmp does on a CPU. Measured with
@@ -44,32 +47,40 @@ MXNet 1.9.1 on an AMD CPU with AVX512-BF16 (November 2026); kernels.json has eve
 """
 
 
+def main(arguments: list[str] | None = None) -> None:
+    (DOCS / "kernels.md").write_text(render(read(DOCS / "kernels.json")), encoding="utf-8")
+
+
 def render(results: Results) -> str:
-    """The page in Markdown: a table per dtype, what failed, and what is not measured with the reason."""
+    """Return the page in Markdown: a table per dtype, what failed, and what is not measured with the reason."""
     parts = [_HEAD]
     for dtype in DTYPES:
-        parts += [f"## {dtype}\n", "| operator | cases | used | forward error, bias | backward error, bias | found |"]
-        parts.append("|---|---|---|---|---|---|")
-        parts += [_row(op, dtype, results.get(op, {})) for op in sorted(CASES) if _pairs(op, dtype)]
-        parts.append("")
-    parts.append(_exceptions(results))
-    parts.append(_not_measured())
-    return "\n".join(parts)
+        rows = (_cells(op, dtype, results.get(op, {})) for op in sorted(CASES) if _pairs(op, dtype))
+        head = "operator | cases | used | forward error, bias | backward error, bias | found"
+        parts += [f"## {dtype}\n", *table(head, rows)]
+    groups: dict[str, list[str]] = {}
+    for op, why in not_measured().items():
+        groups.setdefault(why, []).append(op)
+    parts.append("## What failed\n")
+    head = "operator | dtype | found | first case | MXNet's answer, or the requests at fault"
+    parts += table(head, _exceptions(results))
+    parts.append("## What is not measured, and why\n\nAliases are the operator that they name.\n")
+    rows = ((why, " ".join(f"`{op}`" for op in sorted(ops))) for why, ops in sorted(groups.items()))
+    return "\n".join([*parts, *table("reason | operators", rows)])
 
 
 def _pairs(op: str, dtype: str) -> list[Any]:
     return [case for case in CASES[op] if not is_allowed(case, dtype)]
 
 
-def _row(op: str, dtype: str, records: dict[str, dict[str, Any]]) -> str:
+def _cells(op: str, dtype: str, records: dict[str, dict[str, Any]]) -> Iterator[Any]:
     cases = _pairs(op, dtype)
     found = {case.name: records.get(f"{case.name} [{dtype}]", {"verdict": "not measured yet"}) for case in cases}
     used = [emitted(case, dtype) for case in cases]
-    mark = "yes" if all(used) else "in part" if any(used) else "no"
     verdicts = Counter(r["verdict"] for r in found.values())
-    text = "sound" if set(verdicts) == {"sound"} else ", ".join(f"{v} {n}" for v, n in verdicts.most_common())
-    errors = [_worst([r[way] for r in found.values() if way in r]) for way in ("forward", "backward")]
-    return f"| `{op}` | {len(cases)} | {mark} | {errors[0]} | {errors[1]} | {text} |"
+    yield from (f"`{op}`", len(cases), "yes" if all(used) else "in part" if any(used) else "no")
+    yield from (_worst([r[way] for r in found.values() if way in r]) for way in ("forward", "backward"))
+    yield "sound" if set(verdicts) == {"sound"} else ", ".join(f"{v} {n}" for v, n in verdicts.most_common())
 
 
 def _worst(pairs: list[list[float]]) -> str:
@@ -79,10 +90,8 @@ def _worst(pairs: list[list[float]]) -> str:
     return (f"{error:.2f}, {bias:+.2f}" if error < 100 else f"{error:.0e}") if error else "exact"
 
 
-def _exceptions(results: Results) -> str:
-    """What MXNet answered where a kernel failed, once for each operator, dtype and answer."""
-    lines = ["## What failed\n", "| operator | dtype | found | first case | MXNet's answer, or the requests at fault |"]
-    lines.append("|---|---|---|---|---|")
+def _exceptions(results: Results) -> Iterator[list[str]]:
+    """Yield what MXNet answered where a kernel failed, once for each operator, dtype and answer."""
     for op in sorted(results):
         met = set()
         for key, record in results[op].items():
@@ -91,12 +100,11 @@ def _exceptions(results: Results) -> str:
             if record["verdict"] not in ("sound", "biased", "inaccurate") and group not in met:
                 met.add(group)
                 why = record.get("why", "").replace("|", "/").replace("<", "(").replace(">", ")")
-                lines.append(f"| `{op}` | {dtype[:-1]} | {record['verdict']} | `{name}` | {why} |")
-    return "\n".join(lines) + "\n"
+                yield [f"`{op}`", dtype[:-1], record["verdict"], f"`{name}`", why]
 
 
 def not_measured() -> dict[str, str]:
-    """Every canonical or aliased name that the sweep leaves out, with the reason."""
+    """Return every canonical or aliased name that the sweep leaves out, with the reason."""
     found = {}
     for op, rule in RULES.items():
         if op in CUDA_BUILD_ONLY:
@@ -108,13 +116,3 @@ def not_measured() -> dict[str, str]:
         elif op == "_CrossDeviceCopy":
             found[op] = "copies between devices"
     return found
-
-
-def _not_measured() -> str:
-    groups: dict[str, list[str]] = {}
-    for op, why in not_measured().items():
-        groups.setdefault(why, []).append(op)
-    lines = ["## What is not measured, and why\n", "Aliases are the operator that they name.\n"]
-    lines += ["| reason | operators |", "|---|---|"]
-    lines += [f"| {why} | {' '.join(f'`{op}`' for op in sorted(ops))} |" for why, ops in sorted(groups.items())]
-    return "\n".join(lines) + "\n"

@@ -1,17 +1,10 @@
 """Trains every family of networks in float32, float16 and bfloat16 with several seeds.
 
-python scripts/parity.py --list                      # the families, and how far each is
-python scripts/parity.py                             # all runs without a result yet; may be ended and started again
-python scripts/parity.py resnet50 --seeds 0 1 2      # some of them
-python scripts/parity.py --jobs 2                    # two runs at once, each with one core
-python scripts/make_parity_page.py                   # docs/parity.md from the results in docs/parity/
-
 Each run is a process of its own, the command that stands beside its result. On a CPU; float16 is emulated there.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -19,18 +12,18 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from multiprocessing.pool import ThreadPool
+from argparse import Namespace
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple
 
-from tqdm import tqdm
+from support.options import parse
+from support.results import DOCS, ROOT, in_parallel, read, write
 
 from parity.families import FAMILIES
 from parity.verdict import Verdict, verdict
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RECIPES = ROOT / "examples" / "recipes"
-RESULTS = ROOT / "docs" / "parity"
+RESULTS = DOCS / "parity"
 DTYPES = ("float32", "float16", "bfloat16")
 ABLATED = 3  # seeds of a run with a safeguard less, or a probe
 
@@ -57,41 +50,38 @@ class Job(NamedTuple):
         return " ".join([self.dtype, str(self.seed), *self.ablation.split()])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("families", nargs="*", metavar="family", help="default: all; --list names them")
-    parser.add_argument("--list", action="store_true", help="show every family and how far it is, and run nothing")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
-    parser.add_argument(
-        "--seeds", nargs="+", type=int, help="default: as many as the family's row says; twice that after a miss"
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(
+        *(__doc__, arguments, "families"),
+        families=([str], "default: all; --list names them"),
+        list=(False, "show every family and how far it is, and run nothing"),
+        dtypes=(list(DTYPES), "", DTYPES),
+        seeds=([int], "default: as many as the family's row says; twice that after a miss"),
+        only_ablations=(False, "the runs without a safeguard alone"),
+        again=(False, "runs that have a result as well"),
+        jobs=(1, "runs at once; each has one core"),
+        results=(RESULTS, "folder; a JSON file a family"),
     )
-    parser.add_argument("--only-ablations", action="store_true", help="the runs without a safeguard alone")
-    parser.add_argument("--again", action="store_true", help="runs that have a result as well")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once; each has one core")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder; a JSON file a family")
-    options = parser.parse_args(arguments)
     unknown = set(options.families) - FAMILIES.keys()
     if unknown:
-        parser.error(f"no family {', '.join(sorted(unknown))}; there are {', '.join(FAMILIES)}")
+        print(f"no family {', '.join(sorted(unknown))}; there are {', '.join(FAMILIES)}", file=sys.stderr)
+        raise SystemExit(2)
     if options.list:
         print("\n".join(listing(options.results)))
         return 0
     jobs = [job for family in options.families or FAMILIES for job in jobs_of(family, options)]
     jobs.sort(key=lambda job: job.seed)  # of a table that is not complete, no row is empty
-    failed = []
-    with ThreadPool(options.jobs) as pool, tqdm(total=len(jobs), unit="run") as progress:
-        for job, found in pool.imap_unordered(run, jobs):
-            progress.update()
-            progress.set_description(f"{job.family} {job.key}")
-            if isinstance(found, str):
-                failed.append(job)
-                tqdm.write(f"python {shlex.join(job.command)}: {found}", file=sys.stderr)
-            else:
-                save(options.results, job.family, {**load(options.results, job.family), job.key: found})
-    return 1 if failed else 0
+    failed = False
+    for job, (_, found) in in_parallel(run, jobs, options.jobs, "run"):
+        if isinstance(found, str):
+            failed = True
+            print(f"\npython {shlex.join(job.command)}: {found}", file=sys.stderr)
+        else:
+            save(options.results, job.family, {**load(options.results, job.family), job.key: found})
+    return int(failed)
 
 
-def jobs_of(family: str, options: argparse.Namespace) -> Iterator[Job]:
+def jobs_of(family: str, options: Namespace) -> Iterator[Job]:
     """Of a family whose recipe exists: what has no result yet."""
     row = FAMILIES[family]
     if not Job(family, "", 0).recipe.exists():
@@ -132,18 +122,12 @@ def run(job: Job) -> tuple[Job, dict[str, Any] | str]:
 
 
 def load(folder: Path, family: str) -> dict[str, Any]:
-    """The results of a family by the runs' keys."""
-    path = folder / f"{family}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    """Return the results of a family by the runs' keys."""
+    return read(folder / f"{family}.json")
 
 
 def save(folder: Path, family: str, results: dict[str, Any]) -> None:
-    """Whole or not at all, a line a run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = folder / f"{family}.new"
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(results[key])}" for key in sorted(results))
-    whole.write_text("{\n" + lines + "\n}\n")
-    os.replace(whole, folder / f"{family}.json")
+    write(folder / f"{family}.json", dict(sorted(results.items())))
 
 
 def values(results: dict[str, Any], dtype: str, ablation: str = "") -> dict[int, float]:
@@ -174,7 +158,3 @@ def listing(folder: Path) -> Iterator[str]:
 
 def shown(found: Verdict | None) -> str:
     return "not judged" if found is None else "equal" if found.holds else "NOT EQUAL"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

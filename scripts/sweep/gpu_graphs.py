@@ -1,31 +1,25 @@
 """What a GPU would be given to do in float16: casts, bytes and operators of every network's graphs. No GPU is needed.
 
-    python scripts/bench_gpu_graphs.py                       # all that have no result yet; may be ended and goes on
-    python scripts/bench_gpu_graphs.py resnet50_v1b 'bert*'  # these, by name or pattern
-    python scripts/make_gpu_graphs_page.py                   # the page of the manual
-
 Nothing is computed but for networks that are no single graph, which are run once on their smallest input to see
 which graphs they call. Shapes and dtypes are inferred for a batch as one trains with; operators of forward and
 backward are those that MXNet's executor plans for the graph; operators of the step are counted by MXNet's profiler on
-as many parameters of one number each.
+as many parameters of one number each. A count that was ended goes on.
 """
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
-import os
 import re
 from functools import lru_cache
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Callable, Collection, NamedTuple
 
 import numpy as np
+from support.options import parse
+from support.processes import in_a_process, prepare_processes, silence
+from support.results import DOCS, chosen, in_parallel, read, write
 
-from sweep.models import in_a_process, prepare_processes, read, write
-
-RESULTS = Path(__file__).resolve().parent.parent.parent / "docs" / "gpu-graphs.json"
+RESULTS = DOCS / "gpu-graphs.json"
+VARIANTS = ["float32", "float16", "float16-fast", "minimal", "contrib.amp"]
 NO_NETWORK = re.compile(r"(nlp|rnn|nn|flow|contrib|np)\.|batch_dot$|.*_int8$")
 BATCH = {"segmentation": 8, "pose": 16, "ssd": 32, "yolo": 16, "center_net": 16, "depth": 12, "siamrpn": 16}
 SIZES = {
@@ -36,70 +30,51 @@ SIZES = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="networks by name or pattern (default: all)")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--again", choices=["failed", "all"], help="count those again")
-    parser.add_argument("--seconds", type=float, default=120, help="limit of time of a network")
-    args = parser.parse_args(arguments)
-    from tqdm import tqdm
+    args = parse(
+        *(__doc__, arguments, "names"),
+        names=([str], "networks by name or pattern (default: all)"),
+        results=RESULTS,
+        again=(str, "count those again", ("failed", "all")),
+        seconds=(120.0, "limit of time of a network"),
+    )
     from zoo.catalogue import CASES
 
-    networks = names()
-    chosen = [n for n in networks if not args.names or any(fnmatch.fnmatch(n, p) for p in args.names)]
-    for pattern in args.names:
-        if not fnmatch.filter(chosen, pattern):
-            raise SystemExit(f"no network is called {pattern!r}; there are {', '.join(networks[:5])}, ...")
     results = read(args.results)
-    todo = {name: lacking(results.get(name, {}), args.again) for name in chosen}
-    prepare_processes()
-    for name in tqdm([name for name in chosen if todo[name]], unit="network"):
+    todo = {name: lacking(results.get(name, {}), args.again) for name in chosen(names(), args.names, "network")}
+
+    def one(name: str) -> dict[str, Any]:
         case = CASES[name]
         if isinstance(case, str):
-            found: dict[str, Any] = {"left_out": case}
-        else:
-            found, ended = in_a_process(args.seconds, worker, name, todo[name])
-            if "variants" not in found:
-                found = {"error": found.get("error", ended)}
-            else:
-                found["variants"] = {**results.get(name, {}).get("variants", {}), **found["variants"]}
+            return {"left_out": case}
+        found, ended = in_a_process(args.seconds, worker, name, todo[name])
+        if "variants" not in found:
+            return {"error": found.get("error", ended)}
+        return {**found, "variants": {**results.get(name, {}).get("variants", {}), **found["variants"]}}
+
+    prepare_processes()
+    for name, found in in_parallel(one, filter(todo.get, todo), unit="network"):
         write(args.results, {**read(args.results), name: found})
 
 
 def names() -> list[str]:
-    """The zoos' networks, without what the catalogue has of single layers."""
+    """Return the zoos' networks, without what the catalogue has of single layers."""
     from zoo.catalogue import in_order
 
     return [name for name in in_order() if not NO_NETWORK.match(name)]
 
 
-def variants() -> list[str]:
-    """All that can be had: ``minimal`` where mxmp tunes."""
-    import mxmp
-
-    return ["float32", "float16", "float16-fast", *(["minimal"] if hasattr(mxmp, "tune") else []), "contrib.amp"]
-
-
 def lacking(result: dict[str, Any], again: str | None) -> list[str]:
-    """The variants that a network is still to be counted in."""
+    """Return the variants that a network is still to be counted in."""
     if again == "all" or not result or (again == "failed" and "error" in result):
-        return variants()
+        return VARIANTS
     if "variants" not in result:
         return []
     failed = {name for name, figures in result["variants"].items() if again == "failed" and "error" in figures}
-    return [name for name in variants() if name in failed or name not in result["variants"]]
+    return [name for name in VARIANTS if name in failed or name not in result["variants"]]
 
 
 def worker(pipe: Connection, name: str, wanted: list[str]) -> None:
-    import logging
-    import warnings
-
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
-    os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"  # fused for oneDNN, a graph is another one
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
+    silence()
     from zoo.catalogue import CASES
     from zoo.running import cause
 
@@ -117,7 +92,7 @@ class Traced(NamedTuple):
     params: dict[str, bool]
 
     def resized(self, size: Callable[[str, tuple], tuple]) -> Traced:
-        """With inputs of other shapes."""
+        """Return the same with inputs of other shapes."""
         calls = [
             call._replace(known={n: (s if n in self.params else size(n, s), t) for n, (s, t) in call.known.items()})
             for call in self.calls
@@ -129,7 +104,7 @@ class Traced(NamedTuple):
 
 
 def counts(case: Any, wanted: list[str]) -> dict[str, Any]:
-    """The figures of one network, by variant."""
+    """Return the figures of one network, by variant."""
     from zoo.running import cause
 
     small = traced(case)
@@ -154,7 +129,7 @@ def counts(case: Any, wanted: list[str]) -> dict[str, Any]:
 
 
 def traced(case: Any) -> Traced:
-    """The graph of the whole network, or of the blocks that a network in Python calls."""
+    """Return the graph of the whole network, or of the blocks that a network in Python calls."""
     import mxnet as mx
     from mxnet import autograd, gluon
     from zoo.running import all_blocks, call, calls, without_drop_blocks
@@ -183,7 +158,7 @@ def traced(case: Any) -> Traced:
 
 
 def scaled(case: Any, shape: tuple) -> tuple:
-    """The shape of an input for a batch as one trains with."""
+    """Return the shape of an input for a batch as one trains with."""
     if case.kind in ("classification", "gluon") and len(shape) == 4:
         size = 32 if case.name.startswith("cifar") else max(shape[2], 224)
         return (128, shape[1], size, size)
@@ -197,7 +172,7 @@ def scaled(case: Any, shape: tuple) -> tuple:
 
 
 def rewrites() -> dict[str, Callable[[Any, dict], Any]]:
-    """By variant: from a Symbol and the shapes of its inputs to the Symbol that runs."""
+    """Return by variant: from a Symbol and the shapes of its inputs to the Symbol that runs."""
     import mxnet as mx
     from mxnet.contrib import amp
 
@@ -244,7 +219,7 @@ def figures(variant: str, rewrite: Callable[[Any, dict], Any], large: Traced, sm
 
 
 def bytes_written(call: Any) -> int:
-    """What the operators of an FP32 graph write in one forward. Raises where the shapes do not fit."""
+    """Return what the operators of an FP32 graph write in one forward. Raises where the shapes do not fit."""
     from zoo.running import steps
 
     written = [out for step in steps(call) for out in step.outs if out]
@@ -252,7 +227,7 @@ def bytes_written(call: Any) -> int:
 
 
 def planned(symbol: Any, known: list[dict[str, tuple]], trained: Collection[str]) -> int:
-    """Operators of forward and backward, as MXNet's executor plans them; at the first size that it takes."""
+    """Count operators of forward and backward, as MXNet's executor plans them; at the first size that it takes."""
     import mxnet as mx
 
     inputs, attrs = symbol.list_inputs(), symbol.attr_dict()
@@ -269,7 +244,7 @@ def planned(symbol: Any, known: list[dict[str, tuple]], trained: Collection[str]
 
 
 def step_operators(low: int, full: int, variant: str) -> int:
-    """Operators of one step of SGD with momentum, of parameters stored in float16 and in FP32.
+    """Count operators of one step of SGD with momentum, of parameters stored in float16 and in FP32.
 
     ``float32``: of MXNet's Trainer. ``contrib.amp``: the same, and its finite check, one for 200 gradients
     (mxnet/contrib/amp/loss_scaler.py). Else of mxmp's, with FP32 masters of what is stored in float16.
@@ -281,7 +256,7 @@ def step_operators(low: int, full: int, variant: str) -> int:
 
 @lru_cache(maxsize=None)
 def _counted_step(low: int, full: int, ours: bool) -> int:
-    """By the profiler, on parameters of one number each."""
+    """Count them by the profiler, on parameters of one number each."""
     from bench.host import backward_and_step, counted
     from mxnet import gluon
 
@@ -304,7 +279,3 @@ def _counted_step(low: int, full: int, ours: bool) -> int:
 
     backward_and_step(forward, trainer, lambda step: step())  # makes the states
     return backward_and_step(forward, trainer, counted)
-
-
-if __name__ == "__main__":
-    main()
