@@ -34,13 +34,8 @@ def segmentation(name: str) -> Case:
         resized = [out if out.shape[2] == height else resize(out, height=height, width=width) for out in outputs]
         return sum(w * gluon.loss.SoftmaxCrossEntropyLoss(axis=1)(out, labels) for w, out in zip(weights, resized))
 
-    return Case(
-        name,
-        "segmentation",
-        partial(get_model, name, pretrained=False, **options),
-        lambda: [images(2, 3, size, size)],
-        softmax_cross_entropy,
-    )
+    make = partial(get_model, name, pretrained=False, **options)
+    return Case(name, "segmentation", make, lambda: [images(2, 3, size, size)], softmax_cross_entropy)
 
 
 def pose(name: str) -> Case:
@@ -50,21 +45,12 @@ def pose(name: str) -> Case:
         return gluon.loss.L2Loss()(heatmaps, target, visible)
 
     options = {"num_gpus": 0} if name.startswith("alpha") else {}
-    return Case(
-        name,
-        "pose",
-        partial(get_model, name, pretrained=False, pretrained_base=False, **options),
-        lambda: [images(2, 3, 128, 96)],
-        heatmap_l2,
-    )
+    make = partial(get_model, name, pretrained=False, pretrained_base=False, **options)
+    return Case(name, "pose", make, lambda: [images(2, 3, 128, 96)], heatmap_l2)
 
 
 def depth(name: str) -> Case:
     # Their loss warps the neighbouring video frames, which takes a data set; the outputs' projection stands for it.
     channels = 6 if "posenet" in name else 3
-    return Case(
-        name,
-        "depth",
-        partial(get_model, name, pretrained=False, pretrained_base=False),
-        lambda: [images(1, channels, 96, 128)],
-    )
+    make = partial(get_model, name, pretrained=False, pretrained_base=False)
+    return Case(name, "depth", make, lambda: [images(1, channels, 96, 128)])

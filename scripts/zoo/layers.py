@@ -75,20 +75,9 @@ def conv_cell(kind: str, gate: str) -> Case:
     space = (8,) * dims
 
     def made() -> gluon.Block:
-        return Unrolled3(make((4, *space), 8, i2h_kernel=3, h2h_kernel=3, i2h_pad=1))
+        return Unrolled(make((4, *space), 8, i2h_kernel=3, h2h_kernel=3, i2h_pad=1), 3)
 
     return Case(f"contrib.Conv{dims}D{gate}Cell", "gluon.contrib", made, lambda: [uniform(2, 3, 4, *space)])
-
-
-class Unrolled3(gluon.HybridBlock):
-    """A cell over three steps of feature maps."""
-
-    def __init__(self, cell: Any) -> None:
-        super().__init__()
-        self.cell = cell
-
-    def hybrid_forward(self, F, x: Any) -> Any:  # noqa: N803
-        return self.cell.unroll(3, x, layout="NTC", merge_outputs=True)[0]
 
 
 def sequential(*blocks: Any) -> Any:
