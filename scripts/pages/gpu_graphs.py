@@ -1,19 +1,16 @@
-"""The manual's page of GPU graphs from their counts: tables, a model of the time that they mean, and a picture.
-
-python scripts/make_gpu_graphs_page.py        # docs/gpu-graphs.md and docs/gpu-graphs.png from docs/gpu-graphs.json
-"""
+"""The manual's page of GPU graphs from their counts: tables, a model of the time that they mean, and a picture."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Iterator
 
+from support.pages import subplots, table
+from support.results import DOCS, read
 from sweep.gpu_graphs import RESULTS, names
 
-DOCS = RESULTS.parent
 VARIANTS = {  # by name: label and colour (Okabe and Ito's)
     "float16": ("mxmp, `float16`", "#D55E00"),
     "float16-fast": ("mxmp, `float16-fast`", "#0072B2"),
@@ -37,15 +34,15 @@ KNOWN = {
     "bert_12_768_12": "BERT-base",
     "standard_lstm_lm_650": "LSTM language model",
 }
-HEAD = """<!-- Written by `python scripts/make_gpu_graphs_page.py`; the figures are in gpu-graphs.json. -->
+HEAD = """<!-- Written by `python scripts/dev.py pages gpu-graphs`; the figures are in gpu-graphs.json. -->
 # GPU graphs, counted
 
 What a GPU would be given to do in float16, read off the graphs of every network of GluonCV, GluonNLP and MXNet's own
 zoo. **Nothing on this page was measured on a GPU**: casts, bytes and operators are counts, times are a model.
 
 ```console
-$ python scripts/bench_gpu_graphs.py           # all that have no result yet; may be ended and started again
-$ python scripts/make_gpu_graphs_page.py       # this page
+$ python scripts/dev.py sweep gpu-graphs       # all that have no result yet; may be ended and started again
+$ python scripts/dev.py pages gpu-graphs       # this page
 ```
 
 - **Casts** and the bytes that they read and write, in one forward. The backward casts gradients of the same tensors.
@@ -77,8 +74,20 @@ MXNet's engine needs more for an operator than CUDA for a launch: both times are
 """.format(a100="nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf")
 
 
-def main() -> None:
-    results = json.loads(RESULTS.read_text())
+Figures = "dict[str, Any]"
+COLUMNS: tuple[Callable[[Figures], Any], ...] = (
+    lambda f: f["casts"],
+    lambda f: f["cast_bytes"] / 2**30,
+    lambda f: f["operators"],
+    lambda f: f["step"],
+    lambda f: 1e3 * cast_seconds(f, "V100"),
+    lambda f: 1e3 * cast_seconds(f, "A100"),
+    lambda f: 1e3 * launch_seconds(f),
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    results = read(RESULTS)
     (DOCS / "gpu-graphs.md").write_text(page(results))
     picture(results, DOCS / "gpu-graphs.png")
 
@@ -92,92 +101,74 @@ def counted(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(results: dict[str, Any]) -> dict[str, str]:
-    """The variants that have a result, with their labels."""
+    """Return the variants that have a result, with their labels."""
     present = {variant for found in counted(results).values() for variant in found["variants"]}
     return {variant: label for variant, (label, _) in VARIANTS.items() if variant in present}
 
 
-def complete(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The networks that have figures of every variant."""
+def complete(results: dict[str, Any]) -> list[Figures]:
+    """Return the networks that have figures of every variant."""
     wanted = ["float32", *shown(results)]
     found = counted(results).values()
     return [each for each in found if all("cast_bytes" in each["variants"].get(variant, {}) for variant in wanted)]
 
 
-def cast_seconds(figures: dict[str, Any], gpu: str) -> float:
+def cast_seconds(figures: Figures, gpu: str) -> float:
     return 2 * figures["cast_bytes"] / BANDWIDTH[gpu]
 
 
-def launch_seconds(figures: dict[str, Any]) -> float:
+def launch_seconds(figures: Figures) -> float:
     return (figures["operators"] + figures["step"]) * LAUNCH
+
+
+def cells(figures: Figures, digits: int, count: int = len(COLUMNS)) -> list[str]:
+    """Return the text of the first columns, fractions with so many digits; dashes where there are no figures."""
+    values = [None if "error" in figures else column(figures) for column in COLUMNS[:count]]
+    return ["-" if v is None else f"{v:.{digits}g}" if isinstance(v, float) else str(v) for v in values]
 
 
 # -- The page ---------------------------------------------------------------------------------------
 
 
 def summary(results: dict[str, Any]) -> Iterator[str]:
-    networks = counted(results)
-    with_both = complete(results)
-    yield f"## {len(networks)} networks\n"
+    variants, with_all = shown(results), complete(results)
+    yield f"## {len(counted(results))} networks\n"
     if left := len(set(names()) - results.keys()):
         yield f"The count is not complete: {left} of {len(names())} names have no result yet.\n"
     yield "![Bytes cast in one forward, by network and policy](gpu-graphs.png)\n"
-    yield f"Medians over the {len(with_both)} networks that every variant can rewrite:\n"
-    yield f"| | {' | '.join(shown(results).values())} |\n|---|{'---|' * len(shown(results))}"
-    rows: dict[str, Callable[[dict, dict], float]] = {
-        "casts": lambda v, f: v["casts"],
-        "bytes cast, of what the FP32 operators write": lambda v, f: v["cast_bytes"] / f["written"],
-        "operators of forward and backward, of FP32's": lambda v, f: (
-            v["operators"] / f["variants"]["float32"]["operators"]
+    yield f"Medians over the {len(with_all)} networks that every variant can rewrite:\n"
+    rows: dict[str, tuple[Callable[[dict, dict], float], str]] = {
+        "casts": (lambda v, f: v["casts"], ".0f"),
+        "bytes cast, of what the FP32 operators write": (lambda v, f: 100 * v["cast_bytes"] / f["written"], ".2g"),
+        "operators of forward and backward, of FP32's": (
+            lambda v, f: v["operators"] / f["variants"]["float32"]["operators"],
+            ".2f",
         ),
-        "operators of the step": lambda v, f: v["step"],
+        "operators of the step": (lambda v, f: v["step"], ".0f"),
     }
-    for label, figure in rows.items():
-        cells = [median(figure(f["variants"][v], f) for f in with_both) for v in shown(results)]
-        share = label.startswith("bytes")
-        exact = label in ("casts", "operators of the step")
-        texts = [f"{100 * c:.2g} %" if share else f"{c:.0f}" if exact else f"{c:.2f}" for c in cells]
-        yield f"| {label} | {' | '.join(texts)} |"
-    cells = []
-    for variant in shown(results):
-        if variant == "contrib.amp":
-            cells.append("")
-            continue
-        no_more = sum(
-            f["variants"][variant]["cast_bytes"] <= f["variants"]["contrib.amp"]["cast_bytes"] for f in with_both
-        )
-        cells.append(f"{no_more} of {len(with_both)}")
-    yield f"| casts no more bytes than `mxnet.contrib.amp` | {' | '.join(cells)} |\n"
+    found = [
+        [label, *(f"{median(figure(f['variants'][v], f) for f in with_all):{form}}" for v in variants)]
+        for label, (figure, form) in rows.items()
+    ]
+    found[1][1:] = [f"{share} %" for share in found[1][1:]]
+    both = [[(f["variants"][v]["cast_bytes"], f["variants"]["contrib.amp"]["cast_bytes"]) for f in with_all]
+            for v in variants]  # fmt: skip
+    fewer = [f"{sum(ours <= amp for ours, amp in each)} of {len(each)}" for each in both]
+    no_more = ["" if variant == "contrib.amp" else cell for variant, cell in zip(variants, fewer)]
+    found.append(["casts no more bytes than `mxnet.contrib.amp`", *no_more])
+    yield from table(f"| {' | '.join(variants.values())}", found)
 
 
 def known(results: dict[str, Any]) -> Iterator[str]:
     yield "## Well-known networks\n"
-    yield "| network | | casts | GiB | operators | step | casts, ms: V100 | A100 | launches, ms |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for name, title in KNOWN.items():
-        if name not in counted(results):
-            continue
-        title = f"**{title}**, `{name}`"
-        for variant, label in {"float32": "FP32", **shown(results)}.items():
+    variants = {"float32": "FP32", **shown(results)}
+    rows = []
+    for name in filter(counted(results).get, KNOWN):
+        for variant, label in variants.items():
             figures = results[name]["variants"].get(variant, {"error": "not counted"})
-            yield f"| {title} | {label} | {cells(figures)} |"
-            title = ""
-    yield ""
-
-
-def cells(figures: dict[str, Any]) -> str:
-    if "error" in figures:
-        return "- | | | | | | "
-    seconds = [cast_seconds(figures, "V100"), cast_seconds(figures, "A100"), launch_seconds(figures)]
-    return " | ".join(
-        [
-            str(figures["casts"]),
-            f"{figures['cast_bytes'] / 2**30:.3g}",
-            str(figures["operators"]),
-            str(figures["step"]),
-            *(f"{1e3 * s:.3g}" for s in seconds),
-        ]
-    )
+            title = f"**{KNOWN[name]}**, `{name}`" if variant == "float32" else ""
+            rows.append([title, label, *(["- | | | | | | "] if "error" in figures else cells(figures, 3))])
+    yield from table("network | | casts | GiB | operators | step | casts, ms: V100 | A100 | launches, ms", rows)
 
 
 def everything(results: dict[str, Any]) -> Iterator[str]:
@@ -187,50 +178,37 @@ def everything(results: dict[str, Any]) -> Iterator[str]:
     yield "Times are the model's, for the casts of one step.\n"
     for kind in dict.fromkeys(found["kind"] for found in networks.values()):
         yield f"### {kind}\n"
-        yield "| network | inputs | written | casts | GiB cast | operators | step | ms on a V100 | ms on an A100 |"
-        yield "|---|---|---|---|---|---|---|---|---|"
+        rows = []
         for name in sorted(name for name, found in networks.items() if found["kind"] == kind):
             found = networks[name]
-            columns: list[Callable[[dict], str]] = [
-                lambda f: str(f["casts"]),
-                lambda f: f"{f['cast_bytes'] / 2**30:.2g}",
-                lambda f: str(f["operators"]),
-                lambda f: str(f["step"]),
-                lambda f: f"{1e3 * cast_seconds(f, 'V100'):.2g}",
-                lambda f: f"{1e3 * cast_seconds(f, 'A100'):.2g}",
-            ]
-            each = [found["variants"].get(variant, {"error": "not counted"}) for variant in variants]
-            texts = [" / ".join("-" if "error" in f else column(f) for f in each) for column in columns]
+            each = [cells(found["variants"].get(variant, {"error": "not counted"}), 2, 6) for variant in variants]
             shape = " x ".join(map(str, max(found["inputs"].values(), key=len, default=[])))
-            yield f"| `{name}` | {shape} | {found['written'] / 2**30:.2g} | {' | '.join(texts)} |"
-        yield ""
+            rows.append([f"`{name}`", shape, f"{found['written'] / 2**30:.2g}", *map(" / ".join, zip(*each))])
+        head = "network | inputs | written | casts | GiB cast | operators | step | ms on a V100 | ms on an A100"
+        yield from table(head, rows)
 
 
 def failures(results: dict[str, Any]) -> Iterator[str]:
-    yield "## What cannot be counted\n\n| network | | why |\n|---|---|---|"
+    rows = []
     for name, found in results.items():
         reasons = {"": found.get("left_out") or found.get("error")}
         reasons.update({VARIANTS[v][0]: f.get("error") for v, f in found.get("variants", {}).items() if v in VARIANTS})
         for label, reason in reasons.items():
             if reason:
                 plain = re.sub(r"\[\d\d:\d\d:\d\d\] ", "", reason).replace("|", "\\|").replace("`", "'")
-                yield f"| `{name}` | {label} | {plain[:200]} |"
-    yield ""
+                rows.append([f"`{name}`", label, plain[:200]])
+    yield "## What cannot be counted\n"
+    yield from table("network | | why", rows)
 
 
 # -- The picture ------------------------------------------------------------------------------------
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Well-known networks by name, and the share of what is written that each network casts, sorted."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """Draw well-known networks by name, and the share of what is written that each network casts, sorted."""
     networks, variants = counted(results), shown(results)
     names = [name for name in KNOWN if name in networks][::-1]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5.6), layout="constrained", width_ratios=[1.25, 1])
+    figure, (left, right) = subplots(1, 2, figsize=(12, 5.6), layout="constrained", width_ratios=[1.25, 1])
     for row, name in enumerate(names):
         left.plot(networks[name]["written"] / 2**30, row, "|", color="0.6", markersize=16, markeredgewidth=2.5)
     real = [found for found in complete(results) if found["kind"] in FULL_SIZE]
@@ -256,7 +234,3 @@ def picture(results: dict[str, Any], path: Path) -> None:
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
-
-
-if __name__ == "__main__":
-    main()

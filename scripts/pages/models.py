@@ -1,30 +1,27 @@
-"""The manual's page of models from the sweep's results: tables, and a picture of mxmp against perfect kernels.
-
-python scripts/make_models_page.py        # docs/models.md and docs/models.png from docs/models.json
-"""
+"""The manual's page of models from the sweep's results: tables, and a picture of mxmp against perfect kernels."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Iterator
 
+from support.pages import subplots, table
+from support.results import DOCS, read
 from sweep.models import DTYPES, RESULTS, bytes_hold, holds, share_holds, within
 from zoo.catalogue import in_order
 
-DOCS = RESULTS.parent
 SUFFIXES = {"float16": "_norm_compute", "bfloat16": ""}
-HEAD = """<!-- Written by `python scripts/make_models_page.py`; the figures are in models.json. -->
+HEAD = """<!-- Written by `python scripts/dev.py pages models`; the figures are in models.json. -->
 # Every model, measured
 
 Every model of GluonCV, GluonNLP and MXNet's own zoos in both dtypes: inference, and a training step with its real loss.
 
 ```console
-$ python scripts/sweep_models.py          # all that have no result yet; may be ended and started again
-$ python scripts/make_models_page.py      # this page
+$ python scripts/dev.py sweep models      # all that have no result yet; may be ended and started again
+$ python scripts/dev.py pages models      # this page
 ```
 
 Measured on a CPU against FP32 as the signal-to-noise ratio in dB, of the outputs (the worst one) and of the
@@ -55,8 +52,8 @@ graph with those kernels is counted too.
 """
 
 
-def main() -> None:
-    results = json.loads(RESULTS.read_text())
+def main(arguments: list[str] | None = None) -> None:
+    results = read(RESULTS)
     parts = (summary, failures, casting_more, tables, not_measured)
     text = "\n".join([HEAD, *(line for part in parts for line in part(results))])
     (DOCS / "models.md").write_text(text + "\n")
@@ -74,7 +71,6 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
     if missing:
         yield f"The sweep is not complete: {missing} of {len(in_order())} names have no result yet.\n"
     yield "![SQNR of gradients by mxmp against perfect kernels](models.png)\n"
-    yield "| | float16 | bfloat16 |\n|---|---|---|"
     rows: dict[str, Any] = {
         "run: inference and a training step": lambda r, d: "outputs_db" in r.get(f"{d}.mxmp", {}),
         "outputs and gradients within 3 dB of perfect kernels": within,
@@ -94,10 +90,11 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
             bytes_hold, r, d, suffix=SUFFIXES[d]
         ),
     }
-    for label, counts in rows.items():
-        found = [[counts(r, dtype) for r in models.values()] for dtype in DTYPES]
-        yield f"| {label} | " + " | ".join(f"{sum(map(bool, f))} of {len(f) - f.count(None)}" for f in found) + " |"
-    yield ""
+    found = {label: [[counts(r, d) for r in models.values()] for d in DTYPES] for label, counts in rows.items()}
+    cells = (
+        [label, *(f"{sum(map(bool, f))} of {len(f) - f.count(None)}" for f in both)] for label, both in found.items()
+    )
+    yield from table("| float16 | bfloat16", cells)
     for dtype in DTYPES:
         errors = Counter(alike(r.get(f"{dtype}.amp", {}).get("error", "")) for r in models.values())
         del errors[""]
@@ -108,7 +105,7 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
 
 
 def alike(error: str) -> str:
-    """Without what differs from one network to the next: names of its operators, numbers, times."""
+    """Return it without what differs from one network to the next: names of its operators, numbers, times."""
     error = re.sub(r"\[\d\d:\d\d:\d\d\] ", "", error)
     error = re.sub(r"Error in operator \w+", "Error in operator ...", error)
     error = re.sub(r"Incompatible attr in node .*", "Incompatible attr in node ...", error)
@@ -117,12 +114,12 @@ def alike(error: str) -> str:
 
 
 def tells(result: dict[str, Any], dtype: str) -> bool:
-    """Whether a network's gradients are well enough conditioned, at this input's size, to compare."""
+    """Return whether a network's gradients are well enough conditioned, at this input's size, to compare."""
     return result.get(f"{dtype}.ideal", {}).get("gradients_db", 200) >= 6
 
 
 def slow_too(holds: Callable[..., bool | None], result: dict[str, Any], dtype: str, **options: str) -> bool | None:
-    """Whether it holds, or would with kernels that are slower than FP32's."""
+    """Return whether it holds, or would with kernels that are slower than FP32's."""
     by_default = holds(result, dtype, **options)
     slow = holds(result, dtype, "slow_counts", **options)
     return by_default if slow is None else by_default or slow
@@ -134,9 +131,10 @@ def failures(results: dict[str, Any]) -> Iterator[str]:
         "What does not pass": lambda r, d: not holds(r, d),
         "What passes by the second look": lambda r, d: holds(r, d) and not within(r, d),
     }.items():
-        yield f"## {title}\n\n| model | dtype | |\n|---|---|---|"
-        yield from (f"| `{n}` | {d} | {why(r, d)} |" for n, r in models.items() for d in DTYPES if chosen(r, d))
-        yield ""
+        yield f"## {title}\n"
+        yield from table(
+            "model | dtype |", ([f"`{n}`", d, why(r, d)] for n, r in models.items() for d in DTYPES if chosen(r, d))
+        )
 
 
 def why(result: dict[str, Any], dtype: str) -> str:
@@ -168,14 +166,15 @@ def casting_more(results: dict[str, Any]) -> Iterator[str]:
     yield "## What casts more than under `mxnet.contrib.amp`, slower kernels or not\n"
     yield "With `norm=compute` in float16. `softsign` and `Swish` stay FP32 in bfloat16, for their kernels truncate"
     yield "([kernels](kernels.md)); DANet reads a tensor through several reshapes, each of which is cast; a loop hands"
-    yield "its state on in FP32.\n\n| model | dtype | bytes cast | by `mxnet.contrib.amp` |\n|---|---|---|---|"
+    yield "its state on in FP32.\n"
+    rows = []
     for name, result in measured(results).items():
         for dtype, suffix in SUFFIXES.items():
             if slow_too(bytes_hold, result, dtype, suffix=suffix) is False:
                 ours, theirs = result[f"{dtype}.counts"], result[f"{dtype}.amp"]["cast_bytes"]
                 cast = ours[f"cast_bytes{suffix}"] - ours[f"output_bytes{suffix}"]
-                yield f"| `{name}` | {dtype} | {cast:,.0f} | {theirs:,.0f} |"
-    yield ""
+                rows.append([f"`{name}`", dtype, f"{cast:,.0f}", f"{theirs:,.0f}"])
+    yield from table("model | dtype | bytes cast | by `mxnet.contrib.amp`", rows)
 
 
 def tables(results: dict[str, Any]) -> Iterator[str]:
@@ -193,37 +192,34 @@ def tables(results: dict[str, Any]) -> Iterator[str]:
             ops = ", ".join(sorted({f"`{op}`" for name in copied for op in group[name]["reference"]["copied"]}))
             yield f"With a copy before and behind each {ops}, without which MXNet's FP32 cannot train them on a CPU:"
             yield f"{', '.join(f'`{name}`' for name in sorted(copied))}.\n"
-        columns = ["", "float16 outputs", "gradients", "low", "cast", "bfloat16 outputs", "gradients"]
-        yield f"| {' | '.join([*columns, 'amp outputs, gradients', 'low', 'cast'])} |\n|" + "---|" * 10
-        for name in sorted(group):
-            yield row(name, group[name])
-        yield ""
+        head = " | float16 outputs | gradients | low | cast | bfloat16 outputs | gradients"
+        yield from table(
+            f"{head} | amp outputs, gradients | low | cast", (cells(name, group[name]) for name in sorted(group))
+        )
 
 
-def row(name: str, result: dict[str, Any]) -> str:
-    cells = [f"`{name}`"]
+def cells(name: str, result: dict[str, Any]) -> Iterator[str]:
+    yield f"`{name}`"
     for dtype in DTYPES:
         stages = [result.get(f"{dtype}.{what}", {}) for what in ("mxmp", "ideal", "control")]
         for key in ("outputs_db", "gradients_db"):
-            cells.append(" / ".join(decibel(stage.get(key)) for stage in stages))
+            yield " / ".join(decibel(stage.get(key)) for stage in stages)
         counts, amp = result.get(f"{dtype}.counts", {}), result.get(f"{dtype}.amp", {})
         if dtype == "bfloat16":
-            cells.append(f"{decibel(amp.get('outputs_db'))}, {decibel(amp.get('gradients_db'))}")
-        cells.append(f"{percent(counts.get('low_share'))} / {percent(amp.get('low_share'))}")
+            yield f"{decibel(amp.get('outputs_db'))}, {decibel(amp.get('gradients_db'))}"
+        yield f"{percent(counts.get('low_share'))} / {percent(amp.get('low_share'))}"
         ours = [counts.get("cast_bytes")] + [counts.get("cast_bytes_norm_compute")] * (dtype == "float16")
-        cells.append(f"{', '.join(map(megabytes, ours))} / {megabytes(amp.get('cast_bytes'))}")
-    return "| " + " | ".join(cells) + " |"
+        yield f"{', '.join(map(megabytes, ours))} / {megabytes(amp.get('cast_bytes'))}"
 
 
 def not_measured(results: dict[str, Any]) -> Iterator[str]:
-    yield "## Not measured\n\n| model | why |\n|---|---|"
+    yield "## Not measured\n"
+    rows = {name: result.get("left_out") for name, result in results.items()}
     for name, result in results.items():
-        if "left_out" in result:
-            yield f"| `{name}` | {result['left_out']} |"
-        elif "reference" not in result:
+        if "left_out" not in result and "reference" not in result:
             error = result["reference_error"]
-            yield f"| `{name}` | FP32 itself fails: `{shown(error if isinstance(error, str) else error['error'])}` |"
-    yield ""
+            rows[name] = f"FP32 itself fails: `{shown(error if isinstance(error, str) else error['error'])}`"
+    yield from table("model | why", ([f"`{name}`", why] for name, why in rows.items() if why))
 
 
 def shown(error: str) -> str:
@@ -243,13 +239,8 @@ def megabytes(value: float | None) -> str:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """mxmp's SQNR over that of perfect kernels, a dot a model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, 2, figsize=(9, 8.5), constrained_layout=True)
+    """Draw mxmp's SQNR over that of perfect kernels, a dot a model."""
+    figure, axes = subplots(2, 2, figsize=(9, 8.5), constrained_layout=True)
     for column, dtype in enumerate(DTYPES):
         for line, key in enumerate(("outputs_db", "gradients_db")):
             plot = axes[line][column]
@@ -263,12 +254,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
             plot.fill_between([low, high], [low - 3, high - 3], [low + 3, high + 3], color="0.9")
             plot.scatter(*zip(*pairs), s=9, alpha=0.6, color="tab:blue" if line else "tab:green")
             lag = median(ours - ideal for ideal, ours in pairs)
-            plot.set(
-                xlim=(low, high), ylim=(low, high), aspect="equal", xlabel="perfect kernels, dB", ylabel="mxmp, dB"
-            )
+            plot.set(xlim=(low, high), ylim=(low, high), aspect="equal")
+            plot.set(xlabel="perfect kernels, dB", ylabel="mxmp, dB")
             plot.set_title(f"{dtype}, {key[:-3]}: {len(pairs)} models, median {lag:+.1f} dB", fontsize=10)
     figure.savefig(path, dpi=90)
-
-
-if __name__ == "__main__":
-    main()
