@@ -20,10 +20,7 @@ from support.pages import row
 
 import mxmp
 
-SCALERS: dict[str, Callable[[], Any]] = {
-    "dynamic": mxmp.DynamicLossScaler,
-    "adaptive": mxmp.AdaptiveLossScaler,
-}
+SCALERS: dict[str, Callable[[], Any]] = {"dynamic": mxmp.DynamicLossScaler, "adaptive": mxmp.AdaptiveLossScaler}
 
 
 def main(arguments: list[str] | None = None) -> None:

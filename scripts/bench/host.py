@@ -24,10 +24,7 @@ from bench import turns
 from bench.networks import NETWORKS
 from mxmp.step import gradients
 
-STORED = {
-    "float16": mxmp.Policy("float16", params="float16"),
-    "float32": mxmp.Policy("float16", params="float32"),
-}
+STORED = {"float16": mxmp.Policy("float16", params="float16"), "float32": mxmp.Policy("float16", params="float32")}
 ROW = "| {net} | {optimizer} | {stored} | {ops} | {their_ops} | {ms:.2f} | {their_ms:.2f} | {ratio:.2f} |"
 OPTIMIZERS = {"sgd": {"momentum": 0.9, "wd": 1e-4}, "adam": {}, "lamb": {}}
 

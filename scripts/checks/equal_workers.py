@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{key}: {found[key]}", flush=True)
             write(args.results, found)
     rows = [[name, *(cell(found[f"{s} {name} {args.steps} {args.devices}"]) for s in args.stores)] for name in names]
-    print("\n".join(table(" | ".join(["optimizer", *args.stores]), rows)))
+    print(table(" | ".join(["optimizer", *args.stores]), rows))
     return int(any(found[key]["differ"] for key in wanted))
 
 

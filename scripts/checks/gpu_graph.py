@@ -48,5 +48,5 @@ def main(arguments: list[str] | None = None) -> int:
 
     found = {name: check(get_model(name)(mx.sym.var("data"))) for name in args.networks}
     head = "network | matrix operators | in float16 | casts | emulated"
-    print("\n".join(table(head, ([name, *counts.values()] for name, counts in found.items()))))
+    print(table(head, ([name, *counts.values()] for name, counts in found.items())))
     return int(any(each["native"] != each["matrix"] or each["emulated"] for each in found.values()))

@@ -8,7 +8,7 @@ from typing import Any, Iterator
 
 from bench.models import RESULTS, TASKS
 from bench.turns import milliseconds, quartiles, spread
-from support.pages import subplots, table
+from support.pages import filled, subplots, table
 from support.results import read
 
 LABELS = {  # by variant: in words, and a colour (Okabe and Ito's)
@@ -18,28 +18,6 @@ LABELS = {  # by variant: in words, and a colour (Okabe and Ito's)
     "torch.autocast": ("PyTorch's autocast", "#D55E00"),
 }
 OURS = [variant for variant in LABELS if not variant.startswith("torch")]
-HEAD = """<!-- Written by `python scripts/dev.py pages benchmarks`; the figures are in model-benchmarks.json. -->
-# Models, timed
-
-```console
-$ python scripts/dev.py bench models           # all that have no result yet; may be ended and started again
-$ python scripts/dev.py pages benchmarks       # this page
-```
-
-Whole steps, each to its end (`mx.nd.waitall()`), of processes that take turns. Ratios are taken round by round; the
-median, with the quartiles in brackets. Above 1 is faster than FP32.
-"""
-ROOFLINE = """\
-By the times of single operators, from MXNet's profiler. Share: of matrix operators and their gradients, in
-FP32. Gain: how much faster they are in low precision. Amdahl: the step, were nothing else faster. Best:
-were every operator as fast as in its better dtype, and casts free. Reached: the measured step over Best;
-above 100 % where mxmp computes an operator by others that are faster (grouped convolutions, ReLU6, SGD's
-update of large arrays).
-Networks whose profile is missing or was spoiled by another process are left out.
-"""
-TUNING = """Times as fast as FP32: predicted, by the sums of operators' and casts' times; measured by tune, in forwards
-and backwards of its own; and in the whole steps above, optimizer and loss included.
-"""
 MATRIX = ("Convolution", "Deconvolution", "FullyConnected", "RNN", "dot", "batch_dot")
 Result = "dict[str, Any]"
 
@@ -53,49 +31,43 @@ def main(arguments: list[str] | None = None) -> None:
 def page(results: dict[str, Any]) -> str:
     everything = list(results.values())
     found = [each for each in everything if each["dtype"] == "bfloat16"]
-    parts = [HEAD]
-    for cpu, threads, dtype in sorted({(r["cpu"], r["threads"], r["dtype"]) for r in found}):
-        parts.append(f"- {cpu}, {threads} OpenMP thread{'s' if threads > 1 else ''}, {dtype}")
-    parts += ["", f"![Step time against FP32]({RESULTS.stem}.png)\n"]
-    for task in TASKS:
-        parts += times([each for each in found if each["task"] == task], task)
-    rows = (
+    machines = sorted({(r["cpu"], r["threads"], r["dtype"]) for r in found})
+    emulated = [
         [shape(r), r["task"], ms(r, "float32"), spread([1 / ratio for ratio in ratios(r, "rules")])]
         for r in everything
         if r["dtype"] == "float16"
-    )
-    text = "What a CPU takes for float16's numbers, as a multiple of FP32's time.\n"
-    parts += section("Emulated float16", text, "network | | FP32, ms | emulated float16, times as long", rows)
-    parts += [*tuning(found), *memory(found)]
-    text = "Autocast against PyTorch's own FP32, and both frameworks' FP32: above 1, MXNet takes less time.\n"
-    rows = (
+    ]
+    plans = [(r, plan) for r in found if (plan := r["variants"].get("tuned", {}).get("tuning"))]
+    off = [abs(plan["predicted"] / plan["measured"] - 1) for _, plan in plans]
+    by_torch = [
         [shape(r), r["task"], ms(r, torch), *(spread(ratios(r, v, torch)) for v in ("torch.autocast", "float32"))]
         for torch in ("torch.float32",)
         for r in found
         if "seconds" in r["variants"].get(torch, {})
-    )
-    head = "network | | PyTorch FP32, ms | autocast | PyTorch's FP32 / MXNet's"
-    parts += section("PyTorch on the same machine", text, head, rows)
-    head = "network | share | gain | Amdahl | best | rules | tuned | reached"
-    parts += section(
-        "What the operators allow", ROOFLINE, head, map(roofline, filter(bounds, of_task(found, TASKS[0])))
-    )
-    rows = (
+    ]
+    failures = [
         [result["title"], result["task"], variant, figures["error"].replace("|", "\\|")]
         for result in found
         for variant, figures in result["variants"].items()
         if "error" in figures
+    ]
+    heads = {
+        "emulated": "network | | FP32, ms | emulated float16, times as long",
+        "tuning": "network | | operators | tuning, s | chosen | predicted | measured by tune | whole steps",
+        "torch": "network | | PyTorch FP32, ms | autocast | PyTorch's FP32 / MXNet's",
+        "roofline": "network | share | gain | Amdahl | best | rules | tuned | reached",
+        "failures": "network | | variant | why",
+    }
+    rows = (emulated, map(tuning, plans), by_torch, map(roofline, filter(bounds, of_task(found, TASKS[0]))), failures)
+    parts = {name: table(heads[name], each) if (each := list(some)) else "" for name, some in zip(heads, rows)}
+    return filled(
+        __file__,
+        **{task: times(of_task(found, task)) for task in TASKS},
+        **parts,
+        off=f"{100 * median(off):.0f}" if off else "",
+        memory=memory(found),
+        machines="\n".join(f"- {cpu}, {n} OpenMP thread{'s' * (n > 1)}, {dtype}" for cpu, n, dtype in machines),
     )
-    return "\n".join([*parts, *section("What does not run", "", "network | | variant | why", rows)]) + "\n"
-
-
-def section(title: str, text: str, head: str, rows: Any) -> Iterator[str]:
-    """Yield a section that is a table; nothing where it has no rows."""
-    found = list(rows)
-    if found:
-        yield f"## {title}\n"
-        yield from filter(None, [text])
-        yield from table(head, found)
 
 
 # -- Figures ----------------------------------------------------------------------------------------
@@ -165,40 +137,29 @@ def labels(variants: list[str]) -> str:
     return " | ".join(LABELS[variant][0] for variant in variants)
 
 
-def times(results: list[Result], task: str) -> Iterator[str]:
+def times(results: list[Result]) -> str:
     variants = present(results, OURS)
     rows = [[shape(r), ms(r, "float32"), *(spread(ratios(r, v)) for v in variants)] for r in results]
     means = [[median(r) for result in results if (r := ratios(result, variant))] for variant in variants]
     cells = [f"{geometric_mean(m):.2f}, of {len(m)}" if m else "-" for m in means]
-    rows += [[f"geometric mean | | {' | '.join(cells)}"]] if rows else []
-    yield from section(task.capitalize(), "", f"network | FP32, ms | {labels(variants)}", rows)
+    rows.append([f"geometric mean | | {' | '.join(cells)}"])
+    return table(f"network | FP32, ms | {labels(variants)}", rows) if results else ""
 
 
-def tuning(results: list[Result]) -> Iterator[str]:
-    rows = [(r, found) for r in results if (found := r["variants"].get("tuned", {}).get("tuning"))]
-    head = "network | | operators | tuning, s | chosen | predicted | measured by tune | whole steps"
-    cells = (
-        *(lambda r, f: shape(r), lambda r, f: r["task"], lambda r, f: f["operators"]),
-        *(lambda r, f: f"{f['seconds']:.0f}", lambda r, f: f["chosen"], lambda r, f: f"{f['predicted']:.2f}"),
-        *(lambda r, f: f"{f['measured']:.2f}", lambda r, f: spread(ratios(r, "tuned"))),
-    )
-    yield from section(
-        "What tuning takes, and what it foretells", TUNING, head, [[cell(*each) for cell in cells] for each in rows]
-    )
-    if rows:
-        off = median(abs(found["predicted"] / found["measured"] - 1) for _, found in rows)
-        yield f"Predicted and measured by tune differ by {100 * off:.0f} % in the median.\n"
+def tuning(plan: tuple[Result, dict[str, Any]]) -> list[Any]:
+    result, found = plan
+    gains = [f"{found['predicted']:.2f}", f"{found['measured']:.2f}", spread(ratios(result, "tuned"))]
+    return [shape(result), result["task"], found["operators"], f"{found['seconds']:.0f}", found["chosen"], *gains]
 
 
-def memory(results: list[Result]) -> Iterator[str]:
+def memory(results: list[Result]) -> str:
     variants, rows = present(results, OURS), []
     for result in results:
         peak = {name: found["peak"] for name, found in result["variants"].items() if "peak" in found}
         if "float32" in peak:
             cells = [f"{peak[v] / peak['float32']:.2f}" if v in peak else "-" for v in variants]
             rows.append([shape(result), result["task"], f"{peak['float32'] / 2**20:.0f}", *cells])
-    text = "The largest resident set of the process, interpreter and libraries included; variants as parts of FP32's.\n"
-    yield from section("Peak memory", text, f"network | | FP32, MiB | {labels(variants)}", rows)
+    return table(f"network | | FP32, MiB | {labels(variants)}", rows)
 
 
 def roofline(result: Result) -> Iterator[str]:

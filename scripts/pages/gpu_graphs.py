@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Iterator
 
-from support.pages import subplots, table
+from support.pages import filled, subplots, table
 from support.results import DOCS, read
 from sweep.gpu_graphs import RESULTS, names
 
@@ -34,46 +34,6 @@ KNOWN = {
     "bert_12_768_12": "BERT-base",
     "standard_lstm_lm_650": "LSTM language model",
 }
-HEAD = """<!-- Written by `python scripts/dev.py pages gpu-graphs`; the figures are in gpu-graphs.json. -->
-# GPU graphs, counted
-
-What a GPU would be given to do in float16, read off the graphs of every network of GluonCV, GluonNLP and MXNet's own
-zoo. **Nothing on this page was measured on a GPU**: casts, bytes and operators are counts, times are a model.
-
-```console
-$ python scripts/dev.py sweep gpu-graphs       # all that have no result yet; may be ended and started again
-$ python scripts/dev.py pages gpu-graphs       # this page
-```
-
-- **Casts** and the bytes that they read and write, in one forward. The backward casts gradients of the same tensors.
-- **Operators** of forward and backward, as MXNet's executor plans them; each launches one kernel or a few, reshapes in
-  place none. Where MXNet fuses pointwise operators on a GPU (`MXNET_USE_FUSION`, Symbols and
-  `hybridize(static_alloc=True)`), a cast behind an activation or a sum joins its kernel; one between a convolution and
-  a BatchNorm, or in the backward, cannot. So the default's figures are upper bounds, by at most half in the forward.
-- **Step**: operators of one step of SGD with momentum, with its finite check; in FP32 those of a `gluon.Trainer`.
-
-Classification is counted at 128 images of 224 x 224 (Inception v3: 299, CIFAR: 32) and 10 classes. Where a size is in a
-network's own code, or depends on its other inputs, the inputs are small, and weights, which `contrib.amp` casts in
-every forward, stand out more than they would: `gpu-graphs.json` has the shapes.
-"""
-MODEL = """## The model
-
-| | V100 | A100 | source |
-|---|---|---|---|
-| bandwidth | 900 GB/s | 1,555 GB/s | NVIDIA's data sheets: [V100][v100] (SXM2), [A100][a100] (40 GB) |
-| a launch | 3.8 µs | 3.8 µs | NVIDIA's [Getting Started with CUDA Graphs][graphs]: short kernels in a row on a V100 |
-
-The time for casts in a step is twice the forward's bytes, over the bandwidth. The time for launches is the operators
-of forward, backward and step, times that of a launch; it hides behind kernels that take longer, so it is what a small
-batch cannot go below, not what is added to a large one. Real kernels reach less than the data sheet's bandwidth, and
-MXNet's engine needs more for an operator than CUDA for a launch: both times are lower bounds of what they model.
-
-[v100]: https://images.nvidia.com/content/technologies/volta/pdf/tesla-volta-v100-datasheet-letter-fnl-web.pdf
-[a100]: https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/{a100}
-[graphs]: https://developer.nvidia.com/blog/cuda-graphs/
-""".format(a100="nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf")
-
-
 Figures = "dict[str, Any]"
 COLUMNS: tuple[Callable[[Figures], Any], ...] = (
     lambda f: f["casts"],
@@ -93,7 +53,21 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def page(results: dict[str, Any]) -> str:
-    return "\n".join([HEAD, *summary(results), MODEL, *known(results), *everything(results), *failures(results)]) + "\n"
+    networks, variants = counted(results), shown(results)
+    missing = len(set(names()) - results.keys())
+    return filled(
+        __file__,
+        number=len(networks),
+        missing=f"The count is not complete: {missing} of {len(names())} names have no result yet." * bool(missing),
+        complete=len(complete(results)),
+        summary=table(f"| {' | '.join(variants.values())}", summary(results)),
+        known=table(
+            "network | | casts | GiB | operators | step | casts, ms: V100 | A100 | launches, ms", known(results)
+        ),
+        variants=" / ".join(variants.values()),
+        kinds="\n\n".join(kinds(networks, variants)),
+        failures=table("network | | why", failures(results)),
+    )
 
 
 def counted(results: dict[str, Any]) -> dict[str, Any]:
@@ -130,54 +104,35 @@ def cells(figures: Figures, digits: int, count: int = len(COLUMNS)) -> list[str]
 # -- The page ---------------------------------------------------------------------------------------
 
 
-def summary(results: dict[str, Any]) -> Iterator[str]:
+def summary(results: dict[str, Any]) -> Iterator[list[str]]:
     variants, with_all = shown(results), complete(results)
-    yield f"## {len(counted(results))} networks\n"
-    if left := len(set(names()) - results.keys()):
-        yield f"The count is not complete: {left} of {len(names())} names have no result yet.\n"
-    yield "![Bytes cast in one forward, by network and policy](gpu-graphs.png)\n"
-    yield f"Medians over the {len(with_all)} networks that every variant can rewrite:\n"
     rows: dict[str, tuple[Callable[[dict, dict], float], str]] = {
-        "casts": (lambda v, f: v["casts"], ".0f"),
-        "bytes cast, of what the FP32 operators write": (lambda v, f: 100 * v["cast_bytes"] / f["written"], ".2g"),
+        "casts": (lambda v, f: v["casts"], "{:.0f}"),
+        "bytes cast, of what the FP32 operators write": (lambda v, f: 100 * v["cast_bytes"] / f["written"], "{:.2g} %"),
         "operators of forward and backward, of FP32's": (
-            lambda v, f: v["operators"] / f["variants"]["float32"]["operators"],
-            ".2f",
+            *(lambda v, f: v["operators"] / f["variants"]["float32"]["operators"], "{:.2f}"),
         ),
-        "operators of the step": (lambda v, f: v["step"], ".0f"),
+        "operators of the step": (lambda v, f: v["step"], "{:.0f}"),
     }
-    found = [
-        [label, *(f"{median(figure(f['variants'][v], f) for f in with_all):{form}}" for v in variants)]
-        for label, (figure, form) in rows.items()
-    ]
-    found[1][1:] = [f"{share} %" for share in found[1][1:]]
-    both = [[(f["variants"][v]["cast_bytes"], f["variants"]["contrib.amp"]["cast_bytes"]) for f in with_all]
-            for v in variants]  # fmt: skip
-    fewer = [f"{sum(ours <= amp for ours, amp in each)} of {len(each)}" for each in both]
-    no_more = ["" if variant == "contrib.amp" else cell for variant, cell in zip(variants, fewer)]
-    found.append(["casts no more bytes than `mxnet.contrib.amp`", *no_more])
-    yield from table(f"| {' | '.join(variants.values())}", found)
+    for label, (figure, form) in rows.items():
+        yield [label, *(form.format(median(figure(f["variants"][v], f) for f in with_all)) for v in variants)]
+    cast = {v: [f["variants"][v]["cast_bytes"] for f in with_all] for v in variants}
+    fewer = {v: sum(ours <= amp for ours, amp in zip(each, cast["contrib.amp"])) for v, each in cast.items()}
+    cells = [f"{number} of {len(with_all)}" if v != "contrib.amp" else "" for v, number in fewer.items()]
+    yield ["casts no more bytes than `mxnet.contrib.amp`", *cells]
 
 
-def known(results: dict[str, Any]) -> Iterator[str]:
-    yield "## Well-known networks\n"
+def known(results: dict[str, Any]) -> Iterator[list[str]]:
     variants = {"float32": "FP32", **shown(results)}
-    rows = []
     for name in filter(counted(results).get, KNOWN):
         for variant, label in variants.items():
             figures = results[name]["variants"].get(variant, {"error": "not counted"})
             title = f"**{KNOWN[name]}**, `{name}`" if variant == "float32" else ""
-            rows.append([title, label, *(["- | | | | | | "] if "error" in figures else cells(figures, 3))])
-    yield from table("network | | casts | GiB | operators | step | casts, ms: V100 | A100 | launches, ms", rows)
+            yield [title, label, *(["- | | | | | | "] if "error" in figures else cells(figures, 3))]
 
 
-def everything(results: dict[str, Any]) -> Iterator[str]:
-    networks, variants = counted(results), shown(results)
-    yield "## All networks\n"
-    yield f"In each cell: {' / '.join(variants.values())}. Written: what the operators of the FP32 graph write, in GiB."
-    yield "Times are the model's, for the casts of one step.\n"
+def kinds(networks: dict[str, Any], variants: dict[str, str]) -> Iterator[str]:
     for kind in dict.fromkeys(found["kind"] for found in networks.values()):
-        yield f"### {kind}\n"
         rows = []
         for name in sorted(name for name, found in networks.items() if found["kind"] == kind):
             found = networks[name]
@@ -185,20 +140,17 @@ def everything(results: dict[str, Any]) -> Iterator[str]:
             shape = " x ".join(map(str, max(found["inputs"].values(), key=len, default=[])))
             rows.append([f"`{name}`", shape, f"{found['written'] / 2**30:.2g}", *map(" / ".join, zip(*each))])
         head = "network | inputs | written | casts | GiB cast | operators | step | ms on a V100 | ms on an A100"
-        yield from table(head, rows)
+        yield f"### {kind}\n\n{table(head, rows)}"
 
 
-def failures(results: dict[str, Any]) -> Iterator[str]:
-    rows = []
+def failures(results: dict[str, Any]) -> Iterator[list[str]]:
     for name, found in results.items():
         reasons = {"": found.get("left_out") or found.get("error")}
         reasons.update({VARIANTS[v][0]: f.get("error") for v, f in found.get("variants", {}).items() if v in VARIANTS})
         for label, reason in reasons.items():
             if reason:
                 plain = re.sub(r"\[\d\d:\d\d:\d\d\] ", "", reason).replace("|", "\\|").replace("`", "'")
-                rows.append([f"`{name}`", label, plain[:200]])
-    yield "## What cannot be counted\n"
-    yield from table("network | | why", rows)
+                yield [f"`{name}`", label, plain[:200]]
 
 
 # -- The picture ------------------------------------------------------------------------------------

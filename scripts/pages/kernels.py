@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Iterator
 
-from support.pages import table
+from support.pages import filled, table
 from support.results import DOCS, read
 from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
 from sweep.operators.case import CASES
@@ -22,30 +22,6 @@ FAULTS = ("biased", "inaccurate", "NaN", "infinity", "uninitialised", "wrong gra
 NOT_A_FAULT = ("sound", "wrong in FP32 too", "unmeasurable")
 _WHY_NOT = {Kind.FULL: "FP32 by its rule", Kind.HEAD: "a loss head, FP32 by its rule"}
 
-_HEAD = """\
-<!-- Written by `python scripts/dev.py sweep operators`; the figures are in kernels.json. -->
-# Every kernel, measured
-
-MXNet's low-precision CPU kernels were written by many hands. Some round, some truncate, some leave memory unwritten. So
-every operator that a rule lets compute low is measured, forward and backward, against FP32 on the same rounded
-inputs, over designed shapes and attributes and every choice of `grad_req`; a test holds the rules to what was found.
-
-```console
-$ python scripts/dev.py sweep operators         # this page and kernels.json; goes on where it was cut off
-```
-
-bfloat16 is the native kernel, whether or not mxmp emits it; float16 is emulated, as mxmp does on a CPU. Measured with
-MXNet 1.9.1 on an AMD CPU with AVX512-BF16 (November 2026); kernels.json has every case, with its time.
-
-- **error**: mean distance from FP32, in units of the last place; 0.25 is what rounding costs. The worst case's.
-- **bias**: the mean with its sign. Rounding has none; -0.5 is truncation. Beyond 0.1 an operator counts as biased.
-- **uninitialised**: the result depended on what fresh memory held.
-- **wrong in FP32 too**: MXNet's fault, with or without mxmp; **unmeasurable**: FP32 fails there, or is itself
-  uninitialised.
-- **used**: whether mxmp computes the operator so: yes, no, or in part (by attribute; what is at fault is not used).
-
-"""
-
 
 def main(arguments: list[str] | None = None) -> None:
     (DOCS / "kernels.md").write_text(render(read(DOCS / "kernels.json")), encoding="utf-8")
@@ -53,20 +29,18 @@ def main(arguments: list[str] | None = None) -> None:
 
 def render(results: Results) -> str:
     """Return the page in Markdown: a table per dtype, what failed, and what is not measured with the reason."""
-    parts = [_HEAD]
+    head = "operator | cases | used | forward error, bias | backward error, bias | found"
+    parts = {}
     for dtype in DTYPES:
         rows = (_cells(op, dtype, results.get(op, {})) for op in sorted(CASES) if _pairs(op, dtype))
-        head = "operator | cases | used | forward error, bias | backward error, bias | found"
-        parts += [f"## {dtype}\n", *table(head, rows)]
+        parts[dtype] = table(head, rows)
     groups: dict[str, list[str]] = {}
     for op, why in not_measured().items():
         groups.setdefault(why, []).append(op)
-    parts.append("## What failed\n")
     head = "operator | dtype | found | first case | MXNet's answer, or the requests at fault"
-    parts += table(head, _exceptions(results))
-    parts.append("## What is not measured, and why\n\nAliases are the operator that they name.\n")
+    parts["failed"] = table(head, _exceptions(results))
     rows = ((why, " ".join(f"`{op}`" for op in sorted(ops))) for why, ops in sorted(groups.items()))
-    return "\n".join([*parts, *table("reason | operators", rows)])
+    return filled(__file__, **parts, left_out=table("reason | operators", rows))
 
 
 def _pairs(op: str, dtype: str) -> list[Any]:

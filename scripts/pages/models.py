@@ -8,55 +8,34 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Iterator
 
-from support.pages import subplots, table
+from support.pages import filled, subplots, table
 from support.results import DOCS, read
 from sweep.models import DTYPES, RESULTS, bytes_hold, holds, share_holds, within
 from zoo.catalogue import in_order
 
 SUFFIXES = {"float16": "_norm_compute", "bfloat16": ""}
-HEAD = """<!-- Written by `python scripts/dev.py pages models`; the figures are in models.json. -->
-# Every model, measured
-
-Every model of GluonCV, GluonNLP and MXNet's own zoos in both dtypes: inference, and a training step with its real loss.
-
-```console
-$ python scripts/dev.py sweep models      # all that have no result yet; may be ended and started again
-$ python scripts/dev.py pages models      # this page
-```
-
-Measured on a CPU against FP32 as the signal-to-noise ratio in dB, of the outputs (the worst one) and of the
-parameters' gradients (the median over parameters). Higher is better, and 6 dB is one bit. Weights are random,
-running statistics are those of a few batches, inputs are as small as each network allows: the figures compare roundings
-on one network, not networks. Three figures stand side by side:
-
-- **mxmp**, by default settings;
-- **perfect kernels**: FP32 kernels, where whatever a matrix operator reads or writes is rounded to the dtype, and the
-  gradients at the same places: each reader's, and their sum. Made without mxmp;
-- **weights only**: FP32 with nothing but its weights rounded. No computation in the dtype comes near it in a deep
-  network, not perfect kernels either, for activations are rounded as well.
-
-A recurrent cell is mostly pointwise operators. mxmp computes those between low operators low, as other libraries do,
-and perfect kernels leave that rounding out. So what is further off is compared with **perfect kernels throughout** too:
-pointwise operators and norms write rounded values where all that they read is rounded. And one input may be chance, so
-what is off from both is measured on eight other inputs, of which the mean counts.
-
-Small inputs leave batch norms few values, and through many of them even the gradients of perfect kernels are noise in
-some networks; the table counts those apart. Detectors end in a ranking, on which no two roundings agree: their outputs
-are those in training, and R-CNN's proposals are boxes around the true ones. float16 is emulated on a CPU; casts and
-FLOPs of float16 are those of a GPU's graph.
-
-Casts of a network's outputs are left out beside `mxnet.contrib.amp`, which returns low outputs where mxmp returns FP32.
-mxmp takes no bfloat16 kernel that is slower than FP32's with casts around it: those of `clip`, and of depthwise
-convolutions and BatchNorm whose channels make no blocks of 16. Where it therefore computes less low or casts more, its
-graph with those kernels is counted too.
-"""
 
 
 def main(arguments: list[str] | None = None) -> None:
     results = read(RESULTS)
-    parts = (summary, failures, casting_more, tables, not_measured)
-    text = "\n".join([HEAD, *(line for part in parts for line in part(results))])
-    (DOCS / "models.md").write_text(text + "\n")
+    models = measured(results)
+    missing = len(set(in_order()) - results.keys())
+    every = [(name, result, dtype) for name, result in models.items() for dtype in DTYPES]
+    failing = ([f"`{n}`", d, why(r, d)] for n, r, d in every if not holds(r, d))
+    second = ([f"`{n}`", d, why(r, d)] for n, r, d in every if holds(r, d) and not within(r, d))
+    text = filled(
+        __file__,
+        number=len(models),
+        missing=f"The sweep is not complete: {missing} of {len(in_order())} names have no result yet." * bool(missing),
+        summary=table("| float16 | bfloat16", summary(models)),
+        amp="\n\n".join(filter(None, (amp_errors(models, dtype) for dtype in DTYPES))),
+        failing=table("model | dtype |", failing),
+        second=table("model | dtype |", second),
+        casting=table("model | dtype | bytes cast | by `mxnet.contrib.amp`", casting_more(models)),
+        kinds="\n\n".join(kinds(models)),
+        left_out=table("model | why", not_measured(results)),
+    )
+    (DOCS / "models.md").write_text(text)
     picture(results, DOCS / "models.png")
 
 
@@ -64,13 +43,7 @@ def measured(results: dict[str, Any]) -> dict[str, Any]:
     return {name: r for name, r in results.items() if "reference" in r}
 
 
-def summary(results: dict[str, Any]) -> Iterator[str]:
-    models = measured(results)
-    yield f"## {len(models)} models\n"
-    missing = len(set(in_order()) - results.keys())
-    if missing:
-        yield f"The sweep is not complete: {missing} of {len(in_order())} names have no result yet.\n"
-    yield "![SQNR of gradients by mxmp against perfect kernels](models.png)\n"
+def summary(models: dict[str, Any]) -> Iterator[list[str]]:
     rows: dict[str, Any] = {
         "run: inference and a training step": lambda r, d: "outputs_db" in r.get(f"{d}.mxmp", {}),
         "outputs and gradients within 3 dB of perfect kernels": within,
@@ -90,18 +63,16 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
             bytes_hold, r, d, suffix=SUFFIXES[d]
         ),
     }
-    found = {label: [[counts(r, d) for r in models.values()] for d in DTYPES] for label, counts in rows.items()}
-    cells = (
-        [label, *(f"{sum(map(bool, f))} of {len(f) - f.count(None)}" for f in both)] for label, both in found.items()
-    )
-    yield from table("| float16 | bfloat16", cells)
-    for dtype in DTYPES:
-        errors = Counter(alike(r.get(f"{dtype}.amp", {}).get("error", "")) for r in models.values())
-        del errors[""]
-        if errors:
-            yield f"`mxnet.contrib.amp` in {dtype} fails with:\n"
-            yield from (f"- {count}: `{shown(error)}`" for error, count in errors.most_common())
-            yield ""
+    for label, counts in rows.items():
+        found = [[counts(r, dtype) for r in models.values()] for dtype in DTYPES]
+        yield [label, *(f"{sum(map(bool, f))} of {len(f) - f.count(None)}" for f in found)]
+
+
+def amp_errors(models: dict[str, Any], dtype: str) -> str:
+    errors = Counter(alike(r.get(f"{dtype}.amp", {}).get("error", "")) for r in models.values())
+    del errors[""]
+    lines = [f"- {count}: `{shown(error)}`" for error, count in errors.most_common()]
+    return "\n".join([f"`mxnet.contrib.amp` in {dtype} fails with:\n", *lines]) if lines else ""
 
 
 def alike(error: str) -> str:
@@ -123,18 +94,6 @@ def slow_too(holds: Callable[..., bool | None], result: dict[str, Any], dtype: s
     by_default = holds(result, dtype, **options)
     slow = holds(result, dtype, "slow_counts", **options)
     return by_default if slow is None else by_default or slow
-
-
-def failures(results: dict[str, Any]) -> Iterator[str]:
-    models = measured(results)
-    for title, chosen in {
-        "What does not pass": lambda r, d: not holds(r, d),
-        "What passes by the second look": lambda r, d: holds(r, d) and not within(r, d),
-    }.items():
-        yield f"## {title}\n"
-        yield from table(
-            "model | dtype |", ([f"`{n}`", d, why(r, d)] for n, r in models.items() for d in DTYPES if chosen(r, d))
-        )
 
 
 def why(result: dict[str, Any], dtype: str) -> str:
@@ -162,38 +121,27 @@ def figures(stage: dict[str, Any], sign: str = "") -> str:
     return ", ".join(f"{stage[key]:{sign}.1f}" for key in ("outputs_db", "gradients_db") if key in stage)
 
 
-def casting_more(results: dict[str, Any]) -> Iterator[str]:
-    yield "## What casts more than under `mxnet.contrib.amp`, slower kernels or not\n"
-    yield "With `norm=compute` in float16. `softsign` and `Swish` stay FP32 in bfloat16, for their kernels truncate"
-    yield "([kernels](kernels.md)); DANet reads a tensor through several reshapes, each of which is cast; a loop hands"
-    yield "its state on in FP32.\n"
-    rows = []
-    for name, result in measured(results).items():
+def casting_more(models: dict[str, Any]) -> Iterator[list[str]]:
+    for name, result in models.items():
         for dtype, suffix in SUFFIXES.items():
             if slow_too(bytes_hold, result, dtype, suffix=suffix) is False:
                 ours, theirs = result[f"{dtype}.counts"], result[f"{dtype}.amp"]["cast_bytes"]
                 cast = ours[f"cast_bytes{suffix}"] - ours[f"output_bytes{suffix}"]
-                rows.append([f"`{name}`", dtype, f"{cast:,.0f}", f"{theirs:,.0f}"])
-    yield from table("model | dtype | bytes cast | by `mxnet.contrib.amp`", rows)
+                yield [f"`{name}`", dtype, f"{cast:,.0f}", f"{theirs:,.0f}"]
 
 
-def tables(results: dict[str, Any]) -> Iterator[str]:
-    models = measured(results)
-    yield "## All models\n"
-    yield "Outputs and gradients: mxmp / perfect kernels / weights only, in dB. Low: share of the matrix FLOPs, mxmp /"
-    yield "`mxnet.contrib.amp`, per cent. Cast: MB moved by casts in one forward, mxmp (float16: by default, with"
-    yield "`norm=compute`) / `mxnet.contrib.amp`; - where it fails before its graph is built.\n"
+def kinds(models: dict[str, Any]) -> Iterator[str]:
     for kind in dict.fromkeys(r["reference"]["kind"] for r in models.values()):
         group = {name: r for name, r in models.items() if r["reference"]["kind"] == kind}
         losses = ", ".join(sorted({r["reference"]["loss"] for r in group.values()}))
-        yield f"### {kind}\n\nLoss: {losses.replace('_', ' ')}.\n"
+        yield f"### {kind}\n\nLoss: {losses.replace('_', ' ')}."
         copied = [name for name, r in group.items() if r["reference"].get("copied")]
         if copied:
             ops = ", ".join(sorted({f"`{op}`" for name in copied for op in group[name]["reference"]["copied"]}))
-            yield f"With a copy before and behind each {ops}, without which MXNet's FP32 cannot train them on a CPU:"
-            yield f"{', '.join(f'`{name}`' for name in sorted(copied))}.\n"
+            text = f"With a copy before and behind each {ops}, without which MXNet's FP32 cannot train them on a CPU:"
+            yield f"{text}\n{', '.join(f'`{name}`' for name in sorted(copied))}."
         head = " | float16 outputs | gradients | low | cast | bfloat16 outputs | gradients"
-        yield from table(
+        yield table(
             f"{head} | amp outputs, gradients | low | cast", (cells(name, group[name]) for name in sorted(group))
         )
 
@@ -212,14 +160,14 @@ def cells(name: str, result: dict[str, Any]) -> Iterator[str]:
         yield f"{', '.join(map(megabytes, ours))} / {megabytes(amp.get('cast_bytes'))}"
 
 
-def not_measured(results: dict[str, Any]) -> Iterator[str]:
-    yield "## Not measured\n"
-    rows = {name: result.get("left_out") for name, result in results.items()}
+def not_measured(results: dict[str, Any]) -> Iterator[list[str]]:
     for name, result in results.items():
-        if "left_out" not in result and "reference" not in result:
+        if "left_out" in result:
+            yield [f"`{name}`", result["left_out"]]
+        elif "reference" not in result:
             error = result["reference_error"]
-            rows[name] = f"FP32 itself fails: `{shown(error if isinstance(error, str) else error['error'])}`"
-    yield from table("model | why", ([f"`{name}`", why] for name, why in rows.items() if why))
+            text = shown(error if isinstance(error, str) else error["error"])
+            yield [f"`{name}`", f"FP32 itself fails: `{text}`"]
 
 
 def shown(error: str) -> str:
