@@ -23,12 +23,10 @@ from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot
 from .diagnose.advising.gpus import GPUS
 from .files import replacing_all
 from .policy import Policy
-from .precision.plan import Plan
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import write_arrays, write_symbol
+from .symbolic.parameters import check_parameters, halved
 from .tuning import tune
-
-_HALF = "2"  # float16 in a variable's __dtype__
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,28 +92,26 @@ def _parser() -> argparse.ArgumentParser:
 
 def _cast(args: argparse.Namespace) -> None:
     symbol = _load_symbol(args.symbol)
-    policy = _policy(args.policy)
-    low = cast_symbol(symbol, policy, exclude=args.exclude, ctx=mx.Context(args.device))
-    params = _load_params(args.params, symbol) if args.params else {}
-    attrs = low.attr_dict()
-    halved = {k: v.astype("float16") if _is_half(attrs, k) else v for k, v in params.items()}
-    found = explain(symbol, policy=policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
+    low = cast_symbol(symbol, args.policy, exclude=args.exclude, ctx=mx.Context(args.device))
+    params = _load_params(args.params, symbol, _shapes(args)) if args.params else {}
+    written = halved(params, low)
+    found = explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
     files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
     with replacing_all(*files) as (symbol_file, *params_file):
         write_symbol(symbol_file, low, remove_amp_cast=False)
         for path in params_file:
-            write_arrays(path, halved)
+            write_arrays(path, written)
     print(found)
     print(f"\nWrote {' and '.join(files)}")
     if args.params:
-        before, after = (sum(v.size * v.dtype().itemsize for v in d.values()) for d in (params, halved))
+        before, after = (sum(v.size * v.dtype().itemsize for v in d.values()) for d in (params, written))
         print(f"Parameters: {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB")
 
 
 def _explain(args: argparse.Namespace) -> None:
     found = explain(
         _load_symbol(args.symbol),
-        policy=_policy(args.policy),
+        policy=args.policy,
         exclude=args.exclude,
         ctx=mx.Context(args.device),
         **_shapes(args),
@@ -172,10 +168,6 @@ def _plot(args: argparse.Namespace) -> None:
     print(f"Wrote {args.picture}")
 
 
-def _policy(text: str) -> str | Plan:
-    return Plan.load(text) if text.endswith(".json") else text
-
-
 def _load_symbol(path: str) -> mx.sym.Symbol:
     if not os.path.isfile(path):
         raise ValueError(f"no file {path!r}; expected a Symbol in JSON, NAME-symbol.json")
@@ -188,7 +180,7 @@ def _load_symbol(path: str) -> mx.sym.Symbol:
         raise ValueError(f"{path!r} is no Symbol in JSON, or it is damaged: {_last_line(error)}") from error
 
 
-def _load_params(path: str, symbol: mx.sym.Symbol) -> dict[str, NDArray]:
+def _load_params(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> dict[str, NDArray]:
     if not os.path.isfile(path):
         raise ValueError(f"no file {path!r}; expected parameters, NAME-0000.params")
     try:
@@ -197,18 +189,12 @@ def _load_params(path: str, symbol: mx.sym.Symbol) -> dict[str, NDArray]:
         raise ValueError(f"{path!r} holds no MXNet parameters, or it is damaged: {_last_line(error)}") from error
     if not isinstance(params, dict) or not all(k.startswith(("arg:", "aux:")) for k in params):
         raise ValueError(f"{path!r} holds no checkpoint: expected names such as 'arg:conv0_weight'; use net.export()")
-    inputs = set(symbol.list_inputs())
-    extra = sorted(k for k in params if k[4:] not in inputs)
-    if extra:
-        raise ValueError(f"{path!r} does not fit the symbol, which has no {', '.join(extra[:5])}")
-    missing = sorted(set(symbol.list_auxiliary_states()) - {k[4:] for k in params})
-    if missing:
-        raise ValueError(f"{path!r} does not fit the symbol: it lacks {', '.join(missing[:5])}")
+    try:
+        if not check_parameters(symbol, params, shapes):
+            print("The sizes of the parameters could not be checked: give --shape for all inputs")
+    except ValueError as error:
+        raise ValueError(f"{path!r} does not fit the symbol: {error}") from error
     return params
-
-
-def _is_half(attrs: dict, key: str) -> bool:
-    return attrs.get(key[4:], {}).get("__dtype__") == _HALF
 
 
 def _shapes(args: argparse.Namespace) -> dict[str, tuple]:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from contextlib import contextmanager
 from typing import Iterator
 
-__all__ = ["replacing", "replacing_all"]
+__all__ = ["check_writable", "replacing", "replacing_all"]
+
+
+def check_writable(path: str) -> None:
+    """Raise the ``OSError`` of ``replacing`` where that could not write ``path``; nothing changes."""
+    target = os.path.realpath(path)
+    with _naming(path):
+        if os.path.isdir(target):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        temporary = _beside(target)
+        open(temporary, "wb").close()
+        os.unlink(temporary)
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
+from fnmatch import translate
 from glob import escape
-from typing import Dict, Iterable
+from typing import Collection, Dict, Iterable
 from urllib.parse import quote, unquote
 
 __all__ = ["Policy"]
@@ -128,7 +130,7 @@ class Policy:
         if recipe is not None and recipe not in _RECIPES:
             raise ValueError(
                 f"Policy.parse({text!r}): {recipe or text!r} is no recipe; there are {', '.join(_RECIPES)}; "
-                f"or write FIELD=VALUE,... with FIELD one of {known}"
+                f"or write FIELD=VALUE,... with FIELD one of {known}{_hint(recipe)}"
             )
         given: dict = {}
         for part in parts:
@@ -182,12 +184,24 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
         policy = Policy.parse(policy)
     if not isinstance(policy, Policy):
         raise ValueError(
-            f"policy must be a recipe ({', '.join(_RECIPES)}), a policy string or an mxmp.Policy, got {policy!r}"
+            f"policy must be a recipe ({', '.join(_RECIPES)}), a policy string or an mxmp.Policy, "
+            f"got {_short(policy)}{_hint(policy)}"
         )
     more = _as_names("exclude", exclude)
     if not more:
         return policy
     return replace(policy, exclude=tuple(dict.fromkeys(policy.exclude + more)))
+
+
+def pattern_of(pattern: str) -> re.Pattern:
+    """Return what matches the names of ``exclude``: of nodes, or of a block and thereby of all that it contains."""
+    return re.compile(f"{translate(pattern)}|{translate(pattern + '_*')}")
+
+
+def is_policy_text(text: str) -> bool:
+    """Whether a string begins as a policy string does: with a recipe, or with a field."""
+    first = text.partition(",")[0].strip()
+    return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]
 
 
 def excluding(policy: Policy, nodes: Iterable[str]) -> Policy:
@@ -198,8 +212,39 @@ def excluding(policy: Policy, nodes: Iterable[str]) -> Policy:
 def _check_choice(field: str, value: object) -> None:
     allowed = _ALLOWED[field]
     if not (value is None or isinstance(value, str)) or value not in allowed:
-        hint = f"; the recipe of this name is Policy.parse({value!r})" if value in list(_RECIPES) else ""
+        is_recipe = isinstance(value, str) and value in _RECIPES
+        hint = f"; the recipe of this name is Policy.parse({value!r})" if is_recipe else _hint(value, allowed)
         raise ValueError(f"Policy({field}={value!r}): {field} must be one of {list(allowed)}{hint}")
+
+
+# What other libraries call a precision, without case, signs and the prefix "mixed": what it is called here.
+_ELSEWHERE = {
+    **dict.fromkeys(("fp16", "half", "f16", "amp"), "float16"),
+    **dict.fromkeys(("bf16", "bfloat", "bfloat16u2"), "bfloat16"),  # the last: MXNet's dtype object
+    **dict.fromkeys(("fp32", "f32", "single", "full", "float", "o0"), "float32"),
+    "o1": "float16,params=float32",
+    "o2": "float16,params=float16",
+}
+
+
+def _hint(value: object, allowed: Collection[object] = ()) -> str:
+    """Return what was probably meant by another library's name or by a dtype object, an empty string for all others.
+
+    ``allowed``: what may be suggested (default: policy strings).
+    """
+    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
+    names = {name.replace("-", ""): name for name in [*_RECIPES, "float32"]}
+    meant = names.get(word) or _ELSEWHERE.get(word)
+    if meant == "float32" and meant not in allowed:
+        return "; FP32 needs no policy: leave the net unconverted, or call mxmp.restore(net)"
+    return f"; did you mean {meant!r}?" if meant is not None and (not allowed or meant in allowed) else ""
+
+
+def _short(value: object, limit: int = 100) -> str:
+    """``repr`` for a message: a net's has many lines."""
+    text = repr(value)
+    return text if len(text) <= limit and "\n" not in text else f"a {type(value).__name__}"
 
 
 def _as_names(field: str, values: object) -> tuple[str, ...]:
@@ -210,7 +255,9 @@ def _as_names(field: str, values: object) -> tuple[str, ...]:
     names = tuple(values)
     for name in names:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"Policy({field}={list(names)!r}): {name!r} is no name or pattern")
+            own = getattr(name, "name", None)
+            hint = f"; a block's is block.name, {own!r}" if isinstance(own, str) else ""
+            raise ValueError(f"Policy({field}={list(names)!r}): {name!r} is no name or pattern{hint}")
     return names
 
 

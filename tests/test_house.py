@@ -20,25 +20,13 @@ PACKAGE = Path(mxmp.__file__).parent
 # A room imports what stands further up, a file of a room also what stands further up in it. The two doors
 # stand on one floor and know nothing of each other.
 HOUSE = {
-    "": ["files", "policy"],
+    "": ["files", "callbacks", "policy"],
     "precision": [
-        *(
-            "_mxnet",
-            "rules",
-            "graph",
-            "subgraphs",
-            "tuned",
-            "plan",
-            "decide",
-            "casts",
-            "padding",
-            "unwritten",
-            "onednn",
-            "emulation",
-            "devices",
-        ),
-        *("traffic", "pipeline", "record", "heads", "__init__"),
+        *("_mxnet", "rules", "graph", "subgraphs", "tuned", "plan", "renamed", "decide", "casts", "traffic", "record"),
+        *("heads", "hidden_heads", "monitoring", "__init__"),
     ],
+    "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
+    "spine": ["pipeline"],
     "step": [
         *(
             "_mxnet",
@@ -56,10 +44,21 @@ HOUSE = {
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "gluon": [
-        *("_mxnet", "parameter", "expected", "conversion", "graphs", "hook", "convert", "opaque_heads"),
+        *("_mxnet", "blocks", "parameter", "expected", "conversion", "graphs", "hook", "convert"),
         *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
     ],
-    "symbolic": ["_mxnet", "order", "cast", "checkpoint", "core", "module", "bucketing", "rebind", "__init__"],
+    "symbolic": [
+        "_mxnet",
+        "order",
+        "cast",
+        "checkpoint",
+        "parameters",
+        "core",
+        "module",
+        "bucketing",
+        "rebind",
+        "__init__",
+    ],
     "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
     "diagnose/shared": ["saved", "pictures", "__init__"],
     "diagnose/explaining": ["report", "render", "measure", "explain", "__init__"],
@@ -75,7 +74,7 @@ HOUSE = {
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
-WITHOUT_MXNET = ["files", "policy", "precision/rules"]
+WITHOUT_MXNET = ["files", "callbacks", "policy", "precision/rules"]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot", "plots")]
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice", "text", "roofline")]
@@ -87,7 +86,7 @@ FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in 
 def place(module: str) -> tuple[str, str]:
     """Room and file of a module such as ``step/scaler``."""
     room, _, name = module.rpartition("/")
-    return ("top" if not room and name not in HOUSE[""] else room), name
+    return room or next(room for room in ("", "spine", "top") if name in HOUSE[room]), name
 
 
 def tree(path: Path) -> ast.Module:

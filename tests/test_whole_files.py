@@ -9,12 +9,14 @@ from contextlib import contextmanager
 import mxnet as mx
 import numpy as np
 import pytest
+from killed import killed_everywhere
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from tiny import MASTERS
 
 import mxmp
 from mxmp.__main__ import main
+from mxmp.tuning import table
 
 WIDE = 300  # some 360 kB of weights
 
@@ -90,6 +92,10 @@ def cast(folder):
     return write
 
 
+def times(folder):
+    return lambda: table.write(str(folder / "times.json"), {}, {f"operator {n}": n / 7 for n in range(1000)})
+
+
 def writer(make, method, name, *arguments):
     """From a folder to a call of ``make().method(folder/name, *arguments)``."""
 
@@ -109,6 +115,7 @@ WRITERS = {
     "BucketingModule.save_params": writer(bucketing, "save_params", "a.params"),
     "Trainer.save_states": writer(trainer, "save_states", "a.states"),
     "Plan.save": writer(plan, "save", "a.plan"),
+    "tune's times": times,
 }
 
 
@@ -153,6 +160,23 @@ def test_on_a_full_disk_nothing_half_written_appears(name, tmp_path):
         assert not [k for k in left if k.endswith(".part")]
         for k in left:
             (folder / k).unlink()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(name, tmp_path):
+    write = WRITERS[name](tmp_path)
+    others = contents(tmp_path)
+    write()
+    new = {k: len(v) for k, v in contents(tmp_path).items() if k not in others}
+    old = dict.fromkeys(new, b"the old one")
+    for where in killed_everywhere(write, tmp_path, max(new.values())):
+        left = {k: v for k, v in contents(tmp_path).items() if k not in others and not k.endswith(".part")}
+        assert left.keys() == old.keys(), where
+        for k, v in left.items():
+            assert v == old[k] or len(v) == new[k], (where, k)
+        for k, v in old.items():
+            (tmp_path / k).write_bytes(v)
+    assert {k: len(v) for k, v in left.items()} == new
 
 
 def test_cast_on_a_full_disk_says_so_in_one_line(tmp_path, capsys):

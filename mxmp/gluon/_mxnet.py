@@ -5,11 +5,16 @@ A subclass of MXNet's (``Trainer``, ``LowParameter``) also uses what it inherits
 
 from __future__ import annotations
 
+import ctypes
 import sys
+import threading
+from collections import deque
 from types import FrameType
 from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
+from mxnet.base import NDArrayHandle
+from mxnet.contrib.amp import amp as contrib_amp
 from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
@@ -34,6 +39,11 @@ class Traced(NamedTuple):
     in_format: Any
     out_format: Any
     answer: Any
+
+
+def is_amp_initialized() -> bool:
+    """Whether ``amp.init()`` of ``mxnet.contrib.amp`` was called in this process."""
+    return contrib_amp._amp_initialized
 
 
 def flatten(args: tuple) -> tuple[list, Any]:
@@ -116,6 +126,24 @@ def show(block: HybridBlock, traced: Traced) -> None:
     block._cached_op_args, block._cached_graph, block._in_format, block._out_format, _ = traced
 
 
+def undo_load(block: Block) -> None:
+    """Give a block the names again that it had before ``load(prefix)``: those that its Parameters still have.
+
+    MXNet renames the block and the keys of its Parameters after the file, but no Parameter, so a graph that is traced
+    afterwards does not find them ("Unknown input to HybridBlock").
+    """
+    name, params = block.prefix[:-1] if block.prefix.endswith("_") else block.prefix, block.params._params
+    keys = [param.name for param in params.values()]
+    if block.name == name and keys == list(params):
+        return
+    block._name = name
+    renamed = list(zip(keys, params.values()))
+    params.clear()
+    params.update(renamed)
+    if isinstance(block, HybridBlock) and not isinstance(block, SymbolBlock):
+        block._cached_graph = ()  # the file's, with the file's names
+
+
 def take_over(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
     """Let every call of ``block`` go through ``forward``, and MXNet's call of the block's graph through ``call_graph``.
 
@@ -152,13 +180,44 @@ def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
     block._callback, block._monitor_all = monitor or (None, False)
 
 
-# A backward may come after its operator is gone, and calls what was registered.
-_registered: list = []
-
-
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
+    """Let an operator of this thread's call ``callback``; ``remove_op_hook`` before letting go of the operator."""
     op._register_op_hook(callback, monitor_all)
-    _registered.append(op._monitor_callback)
+
+
+def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
+    """Keep an operator, of the thread of this number, until ``silence_removed`` lets it call nobody any more.
+
+    What was recorded outlives the operator, and its backward calls the hook, which must exist.
+    """
+    _hooked.append((thread, op))
+
+
+def silence_removed() -> None:
+    """Give operators whose hooks were removed one that does nothing: MXNet takes no None.
+
+    Those of another thread wait until this is called there, or it has ended: it may be running them.
+    """
+    others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
+    for _ in range(len(_hooked)):
+        try:
+            thread, op = _hooked.popleft()
+        except IndexError:  # another thread was here
+            return
+        if thread in others:
+            _hooked.append((thread, op))
+        else:
+            op._monitor_callback = _silent
+            op._register_op_hook(None)  # registers what is in the attribute
+
+
+def _free(name: bytes, op_name: bytes, handle: int, _: Any) -> None:
+    NDArray(NDArrayHandle(handle), writable=False)  # ours to free
+
+
+_silent = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, NDArrayHandle, ctypes.c_void_p)(_free)
+# Operators whose hooks are to be removed, each with the number of the thread that runs it.
+_hooked: deque[tuple[int, mx.nd.CachedOp]] = deque()
 
 
 def cached_op(block: HybridBlock) -> Any:
@@ -275,6 +334,7 @@ def storage(param: Parameter) -> str:
 
 
 def trainer_of(param: Parameter) -> Any:
+    """The last ``gluon.Trainer`` that was made over the parameter."""
     return param._trainer
 
 
@@ -285,6 +345,10 @@ def is_fresh(array: NDArray) -> bool:
 
 def mark_stale(array: NDArray) -> None:
     array._fresh_grad = False
+
+
+def mark_fresh(array: NDArray) -> None:
+    array._fresh_grad = True
 
 
 def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:

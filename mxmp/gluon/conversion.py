@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,24 +15,28 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Constant, HybridBlock, Parameter
 
+from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.graph import Graph
-from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
 from ..precision.traffic import RemedyLog
 from ..step.gradients import Gradient
 from . import _mxnet
+from .blocks import prefixes_of
 from .expected import Expected
 from .parameter import BFLOAT16, store_full, store_low
 
 __all__ = [
     "BUILDING",
     "Conversion",
+    "any_conversion",
     "conversions_of",
     "forwards_so_far",
+    "is_scaling",
     "is_tracing",
     "join",
     "leave",
+    "refuse_contrib_amp",
     "statistics_of",
     "tracing",
 ]
@@ -54,6 +59,15 @@ def tracing() -> Iterator[None]:
         yield
     finally:
         _local.tracing = before
+
+
+def refuse_contrib_amp() -> None:
+    """Raise ``RuntimeError`` after ``amp.init()``: every graph would have the casts of both."""
+    if _mxnet.is_amp_initialized():
+        raise RuntimeError(
+            "amp.init() of mxnet.contrib.amp was called in this process, and its casts would stand in every graph "
+            "beside mxmp's. It cannot be undone: remove the call, and start Python again. mxmp.convert(net) needs none"
+        )
 
 
 def conversions_of(params: Iterable[Parameter]) -> list[Conversion]:
@@ -79,7 +93,7 @@ def leave(param: Parameter, gone: Collection[Conversion]) -> None:
 
 # How MXNet's norm layers name theirs, for nets that have no graph of ours to ask.
 _RUNNING = ("running_mean", "running_var")
-# Forwards in training mode, counted, and the last one of each converted net.
+# Forwards in training mode, counted, and the last one of each converted net, 0 before the first.
 _forwards = itertools.count(1)
 _last_forward: weakref.WeakKeyDictionary[Conversion, int] = weakref.WeakKeyDictionary()
 
@@ -87,6 +101,11 @@ _last_forward: weakref.WeakKeyDictionary[Conversion, int] = weakref.WeakKeyDicti
 def forwards_so_far() -> int:
     """A moment among the forwards of converted nets, for ``statistics_of``."""
     return next(_forwards)
+
+
+def any_conversion() -> bool:
+    """Whether any net is converted now."""
+    return bool(_last_forward)
 
 
 def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
@@ -100,6 +119,11 @@ def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
     for conversion in dict.fromkeys([*conversions_of(params), *sorted(ran, key=id)]):
         found.update((id(p), p) for p in conversion.statistics.values())
     return [Gradient(p.name, array) for p in found.values() for array in _mxnet.arrays(p)]
+
+
+def is_scaling(trainer: Any) -> bool:
+    """Whether the trainer scales losses and updates FP32 masters."""
+    return getattr(trainer, "updates_masters", False)
 
 
 class Conversion:
@@ -121,6 +145,8 @@ class Conversion:
         self.statistics: dict[str, Parameter] = {}
         self.blocks: weakref.WeakSet = weakref.WeakSet()
         self._stored: dict[str, bool] = {}
+        self._warned = False
+        _last_forward[self] = 0
 
     def __getstate__(self) -> dict:
         """For copies of a net, whose blocks are others."""
@@ -132,6 +158,24 @@ class Conversion:
     def note_training(self) -> None:
         """A block of this net runs in training mode."""
         _last_forward[self] = next(_forwards)
+
+    def check_trainer(self, plan: Plan, asked: Iterable[tuple[Parameter, str]]) -> None:
+        """Warn, once, where a graph in float16 is recorded whose parameters a Trainer updates that does not scale.
+
+        ``asked``: its parameters, and what is asked of their gradients.
+        """
+        if self._warned or self.policy.compute != "float16":
+            return
+        trainer = next((_mxnet.trainer_of(param) for param, request in asked if request != "null"), None)
+        if trainer is None or plan.num_low == 0 or is_scaling(trainer):
+            return
+        self._warned = True
+        warnings.warn(
+            f"a net computes in float16 and is trained by a {type(trainer).__module__}.{type(trainer).__name__}, "
+            "which does not scale the loss: gradients below 6e-8 become zero. Use mxmp.Trainer and "
+            "trainer.backward(loss), or convert to bfloat16, which needs no scaling",
+            stacklevel=4,
+        )
 
     def build(
         self,
@@ -156,7 +200,7 @@ class Conversion:
         _check_dtypes(params.values())
         decided = {name: found for name, p in params.items() if (found := self._storage_of(p)) is not None}
         fixed = {name for name, p in params.items() if isinstance(p, Constant)} | self.full
-        graph, plan = self._low_graph(
+        graph, planned = self._low_graph(
             Graph.from_symbol(symbol),
             device,
             parameters={n for n in params if n not in decided and n not in fixed},
@@ -166,6 +210,7 @@ class Conversion:
             large_inputs=large_inputs,
         )
         self._fits = self._fits or self._must_fit(block)
+        plan = replace(planned, blocks=prefixes_of(block))
         for name, param in params.items():
             if self._stored.setdefault(name, decided.get(name, name in plan.low_variables)):
                 store_low(param, self.policy.compute)

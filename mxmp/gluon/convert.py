@@ -13,14 +13,15 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block, HybridBlock, Parameter
 
+from ..kernels.fit import device_of
 from ..policy import Policy, excluding
 from ..precision.decide import check_policy
-from ..precision.devices import device_of
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
-from .conversion import Conversion, conversions_of, join, leave
+from .blocks import blocks_of, hybrid_blocks, with_names_of
+from .conversion import Conversion, conversions_of, join, leave, refuse_contrib_amp
 from .expected import Expected
-from .hook import Hook, Owner, blocks_of, hook_of, hooks, hybrid_blocks
+from .hook import Hook, Owner, hook_of, hooks
 from .parameter import BFLOAT16, LowParameter
 
 __all__ = ["convert", "exclude_more", "is_whole", "restore"]
@@ -41,7 +42,8 @@ def convert(
     net : mxnet.gluon.Block
         A HybridBlock, a SymbolBlock, or a Block whose outermost hybrid children are converted.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, or a Plan of this net (``mxmp.tune``).
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of this net (``mxmp.tune``), or the
+        path of a saved Plan (``"plan.json"``).
     exclude : iterable of str, or callable
         Patterns of nodes or blocks to keep in FP32, added to the policy's; a block that cannot be traced
         then runs as Python. Or a filter ``(name, block) -> bool``: its blocks run as Python, in FP32,
@@ -54,13 +56,19 @@ def convert(
     ValueError
         The policy cannot hold, there is nothing to convert, or parameters are not FP32. The net
         stays as it was. Where a Plan is of another net, its first call says so.
+    RuntimeError
+        ``amp.init()`` of ``mxnet.contrib.amp`` was called in this process.
     """
-    if callable(exclude) and isinstance(policy, Plan):
-        raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")
-    asked, plan = read_policy(policy, () if callable(exclude) else exclude)
     if not isinstance(net, Block):
         hint = ": for a Symbol use mxmp.cast_symbol" if isinstance(net, mx.sym.Symbol) else ""
         raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{hint}")
+    refuse_contrib_amp()
+    asked, plan = read_policy(policy, () if callable(exclude) else exclude)
+    if callable(exclude) and plan is not None:
+        raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")
+    if plan is not None:
+        plan = with_names_of(net, plan)
+        asked = plan.policy
     python, outside = _left_as_python(net, exclude if callable(exclude) else _named_by(asked))
     blocks = [block for block in hybrid_blocks(net) if id(block) not in outside]
     if not any(id(block) not in python for block in blocks):

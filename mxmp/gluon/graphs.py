@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Dict, Iterator, NamedTuple, Sequence
@@ -13,14 +14,16 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
-from ..precision.graph import Graph
+from ..callbacks import hold_interrupts
+from ..kernels.padding import LargeInputs
+from ..precision.graph import Graph, as_shape
 from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
-from ..precision.padding import LargeInputs
+from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from . import _mxnet
-from .conversion import Conversion, tracing
+from .conversion import Conversion, refuse_contrib_amp, tracing
 
-__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing", "traced_alone"]
+__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing", "read_inputs", "traced_alone"]
 
 
 class GraphKey(NamedTuple):
@@ -33,12 +36,7 @@ class GraphKey(NamedTuple):
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
-    """The graphs of one block since it was last hybridized; a copy of the block makes its own.
-
-    ``shown`` is the one that files are made of.
-    """
-
-    shown: BuiltGraph | None = None
+    """The graphs of one block since it was last hybridized; a copy of the block makes its own."""
 
     def __reduce__(self) -> tuple:
         return Graphs, ()
@@ -100,7 +98,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     graph, plan = conversion.build(block, symbol, params, device, asked, large_inputs=large is not None)
     conversion.expected.note(block, plan)
     scale_heads(graph)
-    op = _LowOp(graph.to_symbol(), symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
+    op = _LowOp(graph.to_symbol(), plan, symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     conversion.remedies.note(block.name, symbol, plan, shapes)
     traced = traced._replace(answer=_kinds(traced.answer))
     return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()], large)
@@ -110,6 +108,37 @@ def _large_inputs(symbol: mx.sym.Symbol, shapes: dict[str, tuple], compute: str)
     """What to ask about other shapes, where some convolution's input could be too small, and here none is."""
     large = LargeInputs(Graph.from_symbol(symbol), list(shapes), compute)
     return large if large and large.at(list(shapes.values())) else None
+
+
+def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
+    """Return what a block is to be called with, FP32 zeros on the CPU in place of each shape; and these zeros.
+
+    ``inputs``: arrays, shapes, None, and lists of them, as ``tune`` and ``advise`` take them.
+
+    Raises
+    ------
+    ValueError
+        One is neither an array nor a shape.
+    """
+    drawn: list[NDArray] = []
+    zeros = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
+
+    def read(value: Any) -> Any:
+        if value is None or isinstance(value, NDArray):
+            return value
+        if isinstance(value, (list, tuple)) and value and all(_is_input(each) for each in value):
+            return [read(each) for each in value]
+        drawn.append(zeros(as_shape(value), ctx=mx.cpu()))
+        return drawn[-1]
+
+    if inputs and all(isinstance(each, int) for each in inputs):
+        raise ValueError(f"got the numbers {', '.join(map(str, inputs))}: give a shape as one tuple, {tuple(inputs)}")
+    return tuple(map(read, inputs)), drawn
+
+
+def _is_input(value: Any) -> bool:
+    """Whether it may stand in a list of inputs: a list of anything else is a shape, right or wrong."""
+    return value is None or isinstance(value, (NDArray, list, tuple))
 
 
 def traced_alone(
@@ -132,12 +161,13 @@ def traced_alone(
     flat = [array for array in _mxnet.flatten(args)[0] if array is not None]
     given = {variable.name: array for variable, array in zip(data, flat)}
     names = set(symbol.list_inputs())
-    params = {name: param for name, param in block.collect_params().items() if name in names}
+    params = {param.name: param for param in block.collect_params().values() if param.name in names}
     return symbol, {name: array for name, array in given.items() if name in names}, params
 
 
 def _trace(block: HybridBlock, args: tuple) -> HybridBlock:
     """Another block, with the graph."""
+    refuse_contrib_amp()
     clone = _mxnet.copied(block)
     try:
         # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
@@ -175,12 +205,13 @@ class _LowOp:
     with an operator of its own. All others share one.
     """
 
-    def __init__(self, low: mx.sym.Symbol, given: list, data: list, flags: list) -> None:
+    def __init__(self, low: mx.sym.Symbol, plan: Plan, given: list, data: list, flags: list) -> None:
         names = low.list_inputs()
         position = {name: i for i, name in enumerate(given)}
         fed = [*data, SCALE_NAME]
         self._order = [position.get(name) for name in names]
         self.symbol = low
+        self._plan = plan
         self._flags = [
             ("data_indices", [i for i, name in enumerate(names) if name in fed]),
             ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
@@ -189,6 +220,7 @@ class _LowOp:
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
         self._monitored: dict[tuple, mx.nd.CachedOp] = {}
+        weakref.finalize(self, _remove, self._monitored).atexit = False
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         if None in self._order:
@@ -198,13 +230,15 @@ class _LowOp:
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None, scale: NDArray | None = None) -> Any:
         given = [scale if i is None else inputs[i] for i in self._order]
         with pushing():
-            op = self._operator() if monitor is None else self._told(monitor)
-            return op(*given)
+            if monitor is None:
+                return self._operator()(*given)
+            with hold_interrupts():
+                return self._told(monitor)(*given)
 
     def forget(self, monitor: tuple) -> None:
         """Let go of what calls with ``monitor`` left here."""
-        for key in [key for key in list(self._monitored) if key[1] == monitor]:
-            self._monitored.pop(key, None)
+        _remove(self._monitored, [key for key in list(self._monitored) if key[1] == monitor])
+        _mxnet.silence_removed()
 
     def _operator(self) -> mx.nd.CachedOp:
         if not autograd.is_recording():
@@ -218,13 +252,25 @@ class _LowOp:
         """One that tells ``monitor`` of every operator: not with static memory, where MXNet tells of few."""
         key = (threading.get_ident(), monitor)
         if key not in self._monitored:
+            _mxnet.silence_removed()
             flags = [(name, value) for name, value in self._flags if not name.startswith("static_")]
             self._monitored[key] = mx.nd.CachedOp(copy.copy(self.symbol), flags)
-            _mxnet.register_op_hook(self._monitored[key], *monitor)
+            callback, monitor_all = monitor
+            if not isinstance(callback, GraphListener):
+                callback = NetworkView(self.symbol, self._plan).translated(callback)
+            _mxnet.register_op_hook(self._monitored[key], callback, monitor_all)
         return self._monitored[key]
 
     def _make(self) -> mx.nd.CachedOp:
         return mx.nd.CachedOp(copy.copy(self.symbol), self._flags)
+
+
+def _remove(monitored: dict[tuple, mx.nd.CachedOp], keys: Sequence[tuple] | None = None) -> None:
+    """Let go of the hooks of these operators, by thread and monitor; None: of all."""
+    for key in list(monitored) if keys is None else keys:
+        op = monitored.pop(key, None)
+        if op is not None:
+            _mxnet.remove_op_hook(op, thread=key[0])
 
 
 def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:

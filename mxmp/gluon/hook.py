@@ -13,12 +13,13 @@ from typing import Any, Iterator, NamedTuple
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
-from ..precision.devices import device_of
+from ..kernels.fit import device_of
 from . import _mxnet
+from .blocks import blocks_of, hybrid_blocks
 from .conversion import BUILDING, Conversion, is_tracing
 from .graphs import BuiltGraph, GraphKey, Graphs, UntraceableError, build
 
-__all__ = ["Hook", "Owner", "blocks_of", "hook_of", "hooks", "hybrid_blocks"]
+__all__ = ["Hook", "Owner", "hook_of", "hooks"]
 
 
 class Owner(NamedTuple):
@@ -72,6 +73,7 @@ class Hook:
         if self._chosen is not None and not self._was_hybridized():
             _mxnet.set_active(self._block, self._chosen)
         self._chosen = None
+        _mxnet.undo_load(self._block)
         _mxnet.give_back(self._block)
         if self.owners:
             _mxnet.take_over(self._block, self, self.call_graph)
@@ -121,12 +123,22 @@ class Hook:
                 built = graphs.get(key)
                 if built is None or not built.serves(inputs):
                     built = graphs[key] = self._build(args, key.device)
-        if graphs.shown is not built:
-            graphs.shown = built
-            _mxnet.show(block, built.traced)
+        if autograd.is_recording():
+            conversion.check_trainer(built.plan, built.asked)
+        self._show(built, graphs)
         return built.run(inputs, _mxnet.monitor(block))
 
+    def _show(self, built: BuiltGraph, graphs: Graphs) -> None:
+        """Let files be made of this graph, and no longer of one that the block was loaded with."""
+        shown = _mxnet.traced(self._block).graph
+        if shown is built.traced.graph:
+            return
+        if shown and all(shown is not each.traced.graph for each in graphs.values()):
+            _undo_load(self._block)
+        _mxnet.show(self._block, built.traced)
+
     def _build(self, args: tuple, device: str) -> BuiltGraph:
+        _undo_load(self._block)
         try:
             return build(self._block, args, device, self.conversion)
         except UntraceableError as found:
@@ -189,6 +201,11 @@ def _refuse_loader_memory(block: HybridBlock, arrays: list) -> None:
             )
 
 
+def _undo_load(block: HybridBlock) -> None:
+    for each in blocks_of(block):
+        _mxnet.undo_load(each)
+
+
 def hook_of(block: Block) -> Hook | None:
     """The block's hook, None where it is not converted."""
     found = vars(block).get("forward")
@@ -201,19 +218,3 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
         hook = hook_of(block)
         if hook is not None:
             yield block, hook
-
-
-def hybrid_blocks(net: Block) -> list[HybridBlock]:
-    """Every HybridBlock of the tree once, outermost first."""
-    return [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
-
-
-def blocks_of(net: Block) -> list[Block]:
-    """Every block of the tree once, outermost first."""
-    found: dict[int, Block] = {}
-    stack: list[Block] = [net]
-    while stack:
-        block = stack.pop()
-        found.setdefault(id(block), block)
-        stack.extend(reversed(_mxnet.children(block)))
-    return list(found.values())

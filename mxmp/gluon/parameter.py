@@ -94,6 +94,22 @@ class LowParameter(gluon.Parameter):
         masters = [m.copyto(mx.cpu()) for m in self.masters()]
         return masters[0] if len(masters) == 1 else mx.nd.add_n(*masters) / len(masters)
 
+    def store_low(self, dtype: str) -> None:
+        """Begin to compute in ``dtype``, of which the values so far are the masters; once, after the class changed."""
+        self._low_dtype = dtype
+        if self._data is not None:
+            self._split()
+
+    def store_full(self) -> None:
+        """Become a plain FP32 Parameter with the masters' values."""
+        masters = self.masters() if self._data is not None else None
+        self.__class__ = _plain_kind(type(self))
+        for name in ("_low_dtype", "_masters", "_lent"):
+            self.__dict__.pop(name, None)
+        if masters is not None:
+            with autograd.pause():
+                _mxnet.set_arrays(self, masters)
+
     def _split(self) -> None:
         """Make the arrays that are now in ``_data`` the masters, and float16 copies the data."""
         self._lent = False
@@ -116,9 +132,7 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
         return
     _check_trainer(param, _mxnet.trainer_of(param), dtype)
     param.__class__ = _low_kind(type(param))
-    param._low_dtype = dtype
-    if _mxnet.is_initialized(param):
-        param._split()
+    param.store_low(dtype)
 
 
 _low_kinds: dict[type, Any] = {gluon.Parameter: LowParameter}
@@ -147,15 +161,8 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
 
 def store_full(param: gluon.Parameter) -> None:
     """Undo ``store_low``: an FP32 Parameter with the master's values."""
-    if not isinstance(param, LowParameter):
-        return
-    masters = param.masters() if _mxnet.is_initialized(param) else None
-    param.__class__ = _plain_kind(type(param))
-    del param._low_dtype
-    if masters is not None:
-        del param._masters, param._lent
-        with autograd.pause():
-            _mxnet.set_arrays(param, masters)
+    if isinstance(param, LowParameter):
+        param.store_full()
 
 
 def master_at(params: Sequence[gluon.Parameter], index: int, device: int) -> NDArray | None:

@@ -6,16 +6,20 @@ Gradients of two losses at two scales in one buffer would be updates that nobody
 from __future__ import annotations
 
 import weakref
-from typing import Any, Sequence
+from contextlib import contextmanager
+from typing import Any, Iterator, Sequence
 
-import mxnet as mx
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
 
-from ..precision.record import Record
+from ..precision.heads import refuse_unscaled_heads
+from ..precision.hidden_heads import refuse_hidden_heads
+from ..precision.record import Record, leaf_name
 from ..step.phase import Event, Phase
 from . import _mxnet
-from .opaque_heads import refuse_heads
+from . import fresh_gradients as fresh
 
-__all__ = ["begin_backward", "join"]
+__all__ = ["join", "scaled_backward"]
 
 _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -25,37 +29,92 @@ def join(trainer: Any) -> None:
     _trainers.add(trainer)
 
 
-def begin_backward(trainer: Any, record: Record) -> None:
-    """Tell every trainer that this backward serves: all that were given the same scaler object.
+@contextmanager
+def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = ()) -> Iterator[None]:
+    """The one backward in this block is scaled, and serves all trainers that were given the same scaler object.
+
+    ``factors``: what the losses were multiplied by, arrays with a gradient each, where the user calls backward.
+    They tell a backward of the scaled losses from one of others; it may also come after the block.
 
     Raises
     ------
     ValueError
         A loss head that the scale would not reach.
     RuntimeError
-        One of them has looked at its gradients and not stepped, or the backward would write gradients
-        that a trainer with another scaler has yet to apply. No gradient has been written.
+        One of the trainers has looked at its gradients and not stepped, or the backward would write gradients
+        that a trainer with another scaler has yet to apply, or add to those of a plain backward. No gradient has
+        been written. Or the backward was not of the scaled losses: ``step`` will refuse its gradients.
     """
-    refuse_heads(record, trainer.loss_scale)
+    peers, others = _peers(trainer)
+    _begin(trainer, peers, others, record)
+    if trainer.loss_scale == 1.0:
+        yield
+        return
+    own = [param for peer in peers for param in peer._params]
+    foreign = [param for other in others for param in other._params if _is_reached(param, record)]
+    before = fresh.take(own)
+    reached: list[NDArray] = []
+    try:
+        yield
+    finally:
+        reached = fresh.take(own)
+        scaled = not factors or any(map(_mxnet.is_fresh, factors))
+        if scaled:
+            fresh.claim(own, reached)
+            fresh.take(foreign)  # at this scale, which is not their trainer's
+        written = set(map(id, reached)) if scaled else set()
+        fresh.put_back(array for array in [*before, *reached] if id(array) not in written)
+    if not scaled and reached:
+        for peer in peers:
+            peer._progress.start()
+        raise RuntimeError(
+            "a backward within scale_loss was not of the scaled loss, so its gradients are not scaled, and the update "
+            f"would divide them by {trainer.loss_scale:g}: with trainer.scale_loss(loss) as scaled: scaled.backward()"
+        )
+    for peer in peers if not scaled else ():
+        peer._progress.factors += factors
+
+
+def _peers(trainer: Any) -> tuple[list[Any], list[Any]]:
+    """Those that a backward of ``trainer`` serves, itself first, and all others."""
     step = trainer._step
     others = [t for t in list(_trainers) if t is not trainer]
     peers = [trainer, *(t for t in others if step and t._step and t._step.group is step.group)]
-    _refuse_overwriting([t for t in others if t not in peers and t._progress.phase is not Phase.READY], record)
+    return peers, [t for t in others if t not in peers]
+
+
+def _begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
+    if trainer.loss_scale != 1.0:
+        refuse_unscaled_heads(record, trainer.loss_scale)
+        refuse_hidden_heads(record, trainer.loss_scale, _trained_arrays(peers))
+    _refuse_overwriting([t for t in others if t._progress.phase is not Phase.READY], record)
     for peer in peers:
         peer._progress.check(Event.BACKWARD, trainer.loss_scale)
+        if trainer.loss_scale != 1.0:
+            fresh.refuse_plain_gradients([p for p in peer._params if p.grad_req == "add"], trainer.loss_scale)
     for peer in peers:
         peer._progress.note(Event.BACKWARD, trainer.loss_scale)
         peer._watch_statistics()
     trainer._state.group.note_backward()
 
 
+def _trained_arrays(trainers: Sequence[Any]) -> Iterator[NDArray]:
+    for trainer in trainers:
+        for param in trainer._params:
+            yield from _mxnet.arrays(param) if param.grad_req != "null" else ()
+
+
+def _is_reached(param: Parameter, record: Record) -> bool:
+    """Whether a backward from the record writes the parameter's gradient."""
+    if param.grad_req == "null":
+        return False
+    return any(leaf_name(array) in record.leaves for array in _mxnet.arrays(param))
+
+
 def _refuse_overwriting(waiting: Sequence[Any], record: Record) -> None:
     """Costs nothing while no other trainer stands between a backward and its step."""
-    if not waiting:
-        return
-    trained = [param for trainer in waiting for param in trainer._params if param.grad_req != "null"]
-    for param in trained:
-        if any(mx.autograd.get_symbol(array).name in record.leaves for array in _mxnet.arrays(param)):
+    for param in (param for trainer in waiting for param in trainer._params):
+        if _is_reached(param, record):
             raise RuntimeError(
                 f"this backward reaches {param.name!r}, whose gradient another mxmp.Trainer has scaled and not "
                 "applied: step that trainer first, or give both the same scaler object "

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..precision.heads import check_loss, head_gradient, heads_scaled_by
-from ..precision.record import Record
+from ..callbacks import hold_interrupts
+from ..precision.heads import head_gradient, heads_scaled_by
+from ..precision.record import Record, saying_what_was_not_recorded
 from ..step import gradients as grads
 from ..step import states
 from ..step.phase import Event, Phase, Progress
@@ -23,13 +27,23 @@ from ..step.stores import is_distributed, open_store
 from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
-from .conversion import conversions_of, forwards_so_far, statistics_of
+from .conversion import any_conversion, conversions_of, forwards_so_far, is_scaling, statistics_of
 from .graphs import pushing
 from .parameter import master_at, weight_of
-from .sharing import begin_backward, join
+from .sharing import join, scaled_backward
 from .workers import share_noise, share_weights
 
 __all__ = ["Trainer"]
+
+logger = logging.getLogger("mxmp")
+
+
+_NO_AMP = (
+    "mxnet.contrib.amp is for MXNet's own Trainer, and an mxmp.Trainer scales by itself. Leave out amp.init() and "
+    "amp.init_trainer(trainer); in place of amp.scale_loss(loss, trainer) call trainer.backward(loss), or use `with "
+    "trainer.scale_loss(loss) as scaled:`; in place of amp.unscale(trainer) call trainer.unscale(); the scale is "
+    "trainer.loss_scale"
+)
 
 
 class Trainer(StepView, gluon.Trainer):
@@ -86,6 +100,7 @@ class Trainer(StepView, gluon.Trainer):
         self._progress = Progress()
         self._statistics = RunningStatistics()
         self._last_update = forwards_so_far()
+        self._warned = False
         store = open_store(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         for param in self._params:
@@ -94,8 +109,8 @@ class Trainer(StepView, gluon.Trainer):
         join(self)
 
     def __setstate__(self, state: dict) -> None:
-        """For copies, which are trainers of other nets."""
-        self.__dict__.update(state, _last_update=forwards_so_far())
+        """For copies, which are trainers of other nets, whose parameters have no gradients yet."""
+        self.__dict__.update(state, _last_update=forwards_so_far(), _progress=Progress())
         join(self)
 
     # -- backward -----------------------------------------------------------------------------------
@@ -113,16 +128,17 @@ class Trainer(StepView, gluon.Trainer):
             outside any converted net that ignores the scale.
         RuntimeError
             After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first. Inside ``scale_loss``.
-            Where it reaches parameters whose gradients another Trainer has yet to apply.
+            Where it reaches parameters whose gradients another Trainer has yet to apply, or would add to
+            gradients of a plain ``loss.backward()``. Outside ``autograd.record()``.
         """
-        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+        losses = _listed(loss)
         with autograd.pause():
             heads = [head_gradient(item, self.loss_scale) for item in losses]
+        self._warn_of_plain_trainer()
         record = Record(losses)
-        with heads_scaled_by(self.loss_scale, record):
-            begin_backward(self, record)
-            with pushing():
-                autograd.backward(losses, heads, retain_graph=retain_graph)
+        heads_scaled, gradients_scaled = heads_scaled_by(self.loss_scale, record), scaled_backward(self, record)
+        with heads_scaled, gradients_scaled, pushing(), hold_interrupts(), saying_what_was_not_recorded():
+            autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
@@ -132,16 +148,24 @@ class Trainer(StepView, gluon.Trainer):
 
             with trainer.scale_loss(loss) as scaled:
                 autograd.backward(scaled)
+
+        Raises
+        ------
+        ValueError, RuntimeError
+            As ``backward`` does. And ``RuntimeError`` where the block calls backward of another loss than ``scaled``,
+            such as the unscaled one: ``step`` will refuse its gradients.
         """
         single = not isinstance(loss, (list, tuple))
-        losses: list[NDArray] = [loss] if single else list(loss)
-        for item in losses:
-            check_loss(item, self.loss_scale)
+        losses = _listed(loss)
+        with autograd.pause():
+            factors = [head_gradient(item, self.loss_scale) for item in losses]
+        for factor in factors:
+            factor.attach_grad()
+        self._warn_of_plain_trainer()
         record = Record(losses)
-        with heads_scaled_by(self.loss_scale, record):
-            begin_backward(self, record)
+        with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record, factors):
             with autograd.record(train_mode=autograd.is_training()):
-                scaled = [item * self.loss_scale for item in losses]
+                scaled = [item * factor for item, factor in zip(losses, factors)]
             yield scaled[0] if single else scaled
 
     # -- between backward and step ------------------------------------------------------------------
@@ -149,6 +173,7 @@ class Trainer(StepView, gluon.Trainer):
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, once a step; ``update`` then applies them."""
         self._prepare()
+        self._refuse_lost_scale()
         if not self._progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
                 fresh.clear_stale(self._params)
@@ -169,8 +194,10 @@ class Trainer(StepView, gluon.Trainer):
             Gradients are float16, which cannot hold unscaled values; nothing is changed.
         """
         self._progress.check(Event.UNSCALE, self.loss_scale)
-        found = [update.gradient for update in fresh.fresh_updates(self._params, ignore_stale=True)]
-        grads.unscale(found, 1.0 / self.loss_scale)
+        self._refuse_lost_scale()
+        updates = fresh.fresh_updates(self._params, ignore_stale=True)
+        grads.unscale([update.gradient for update in updates], 1.0 / self.loss_scale)
+        fresh.put_back(update.weight for update in updates)  # true ones, which any optimizer may apply
         self._progress.note(Event.UNSCALE, self.loss_scale)
 
     def clip_global_norm(self, max_norm: float) -> float:
@@ -198,7 +225,8 @@ class Trainer(StepView, gluon.Trainer):
         Raises
         ------
         RuntimeError
-            The gradients were never scaled (a plain ``loss.backward()``), at a scale other than 1.
+            Gradients were not scaled, at a scale other than 1: those of a plain ``loss.backward()``, before or
+            after ``backward``.
         FloatingPointError
             Repeated overflow at the lowest scale; names the parameters.
         """
@@ -236,9 +264,73 @@ class Trainer(StepView, gluon.Trainer):
         """
         states.load(fname, self._state, self._updaters, [weight_of(param) for param in self._params], self._contexts)
         self._progress = Progress()  # gradients of before belong to another scale
-        fresh.forget(fresh.fresh_updates(list(filter(_mxnet.is_initialized, self._params)), ignore_stale=True))
+        self._state.group.forget_backward(self._state)
+        ready = list(filter(_mxnet.is_initialized, self._params))
+        fresh.forget(ready, fresh.fresh_updates(ready, ignore_stale=True))
+
+    # -- what mxnet.contrib.amp reads and writes on a trainer ----------------------------------------
+
+    @property
+    def _amp_loss_scaler(self) -> Any:
+        """Raise ``AttributeError``, so that ``hasattr`` stays False: ``amp.scale_loss`` reads it."""
+        raise AttributeError(_NO_AMP)
+
+    @_amp_loss_scaler.setter
+    def _amp_loss_scaler(self, value: Any) -> None:
+        """Refuse what ``amp.init_trainer`` does."""
+        raise TypeError(_NO_AMP)
+
+    @property
+    def _scale(self) -> float:
+        """The optimizer's own ``rescale_grad``, as in ``gluon.Trainer``."""
+        return self._rescale_grad
+
+    @_scale.setter
+    def _scale(self, value: float) -> None:
+        """Refuse what ``amp.unscale`` does between a backward and its step: it would leave the gradients scaled."""
+        if self._progress.phase is not Phase.READY:
+            raise TypeError(_NO_AMP)
+        self._rescale_grad = value
 
     # -- inside -------------------------------------------------------------------------------------
+
+    def _warn_of_plain_trainer(self) -> None:
+        """Warn, once, where a plain Trainer was made over the parameters after this one, and may step by mistake."""
+        if self._warned or self.loss_scale == 1.0:
+            return
+        for param in self._params:
+            last = _mxnet.trainer_of(param)
+            if last is not None and not is_scaling(last):
+                self._warned = True
+                warnings.warn(
+                    f"a {type(last).__module__}.{type(last).__name__} was made over {param.name!r} after this "
+                    "mxmp.Trainer: its step does not unscale the gradients of this trainer's backward, so call "
+                    "step of this one",
+                    stacklevel=3,
+                )
+                return
+
+    def _refuse_lost_scale(self) -> None:
+        """Raise ``RuntimeError`` for gradients that the update would divide by a scale that they never had."""
+        if self.loss_scale == 1.0 or self._progress.phase is Phase.READY or self._progress.unscaled:
+            return
+        if any(map(_mxnet.is_fresh, self._progress.factors)):  # a backward of scale_loss's, after its block
+            fresh.claim(self._params, fresh.take(self._params))
+        fresh.refuse_plain_gradients(self._params, self.loss_scale)
+
+    def _note_needless_scale(self) -> None:
+        """Log, before the first step, that losses are scaled though no net is converted, unless the user gave a scale.
+
+        A critic or an embedding that stays FP32 beside converted nets needs their scale.
+        """
+        if self._state.steps or self.loss_scale == 1.0 or self._asked_scale != "dynamic" or any_conversion():
+            return
+        if all(np.dtype(param.dtype) == np.float32 for param in self._params):
+            logger.warning(
+                "losses are scaled by %g, and no net is converted, so all is FP32, which needs no scaling: call "
+                "mxmp.convert(net), or use loss_scale=None",
+                self.loss_scale,
+            )
 
     @property
     def _state(self) -> ScaledStep:
@@ -255,6 +347,8 @@ class Trainer(StepView, gluon.Trainer):
     def _begin_update(self, called: str, batch_size: float) -> None:
         self._progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
+        self._refuse_lost_scale()
+        self._note_needless_scale()
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
@@ -292,9 +386,17 @@ class Trainer(StepView, gluon.Trainer):
                 statistics = self._statistics if self._progress.phase is not Phase.READY else self._watch_statistics()
                 self._state.run([u.gradient for u in updates], apply, statistics, unscaled=self._progress.unscaled)
         finally:
-            fresh.forget(updates)
+            fresh.forget(self._params, updates)
             self._progress = Progress()
             self._last_update = forwards_so_far()
 
     def _watch_statistics(self) -> RunningStatistics:
         return self._statistics.watch(statistics_of(self._params, self._last_update))
+
+
+def _listed(loss: Any) -> list[NDArray]:
+    """Return a loss, or a list of losses, as a list. Raises ``ValueError`` for an empty one."""
+    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+    if not losses:
+        raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
+    return losses

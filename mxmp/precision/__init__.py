@@ -1,6 +1,4 @@
-"""Which dtype each operator computes in, and the graph that does so.
-
-``pipeline.low_graph`` is the spine: strip → decide → insert casts → fit to the device.
+"""Which dtype each operator computes in, and the graph with casts that says so.
 
 =================  ================================================================================
 ``graph``          nodes and edges over Symbol JSON; ``subgraphs``: the bodies of control flow
@@ -8,8 +6,6 @@
 ``plan``           a decision for every operator of one graph, as plain data; ``tuned``: how tuning found it
 ``decide``         the plan by the rules
 ``casts``          a planned graph with its casts, and back
-``devices``        the graph for a device's kernels; ``emulation``: float16 on a CPU; ``onednn``, ``padding``,
-                   ``unwritten``: what its CPU kernels need to be right
 ``traffic``        what casts move, and the policy that would move less
 ``heads``          the loss scale in front of loss heads
 =================  ================================================================================

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+import ctypes
+from typing import Mapping, Sequence
 
 import mxnet as mx
+from mxnet.base import _LIB, check_call, py_str
 
-__all__ = ["custom_op_reads_gradient", "has_operator", "is_numpy"]
+__all__ = ["custom_op_reads_gradient", "has_operator", "hidden_outputs", "is_numpy"]
 
 
 def is_numpy(symbol: mx.sym.Symbol) -> bool:
@@ -36,3 +38,62 @@ def custom_op_reads_gradient(attrs: Mapping[str, str], num_inputs: int) -> bool:
     outputs = [("out", i) for i in range(len(prop.list_outputs()))]
     inputs = [("in", i) for i in range(len(prop.list_arguments()))]
     return any(kind == "out" for kind, _ in prop.declare_backward_dependency(outputs, inputs, []))
+
+
+def hidden_outputs(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict[str, dict[str, bool]]:
+    """For each of these ``_CachedOp`` nodes: the names of its outputs, and whether its backward reads their gradients.
+
+    The names are ``<node>_<name inside the block>``. Nothing in Python leads from a recorded node to what is in it,
+    but MXNet knows its backward: each node is cut out of a copy of the graph, and MXNet's gradient pass is run on it.
+    A node that is given no array but once is left out: the pass lacks the operator to add up gradients.
+    """
+    inner = recorded.__copy__().get_internals()
+    names = inner.list_outputs()
+    found: dict[str, dict[str, bool]] = {}
+    for node in nodes:
+        outputs = [i for i, name in enumerate(names) if name.startswith(f"{node}_")]
+        block = mx.sym.Group([inner[i] for i in outputs])
+        inner[outputs[0]]._set_attr(__subgraph_name__=node)
+        _cut_off_inputs(block)
+        given = inner[outputs[0]].get_children()
+        given_names = given.list_outputs()
+        once = [i for i, name in enumerate(given_names) if given_names.count(name) == 1]
+        if not once:
+            continue
+        inputs = given if len(once) == len(given_names) else mx.sym.Group([given[i] for i in once])
+        above = [f"{node}_gradient{i}" for i in range(len(outputs))]
+        read = _gradients(block, inputs, mx.sym.Group([mx.sym.var(name) for name in above])).list_inputs()
+        if read:  # nothing is read where the inputs are running statistics
+            found[node] = {names[i]: name in read for i, name in zip(outputs, above)}
+    return found
+
+
+def _cut_off_inputs(block: mx.sym.Symbol) -> None:
+    """Replace what the node behind ``block`` reads by variables; the node has an attribute ``__subgraph_name__``."""
+    inputs, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_int()
+    check_call(_LIB.MXSymbolCutSubgraph(block.handle, ctypes.byref(inputs), ctypes.byref(count)))
+    for i in range(count.value):
+        check_call(_LIB.NNSymbolFree(ctypes.c_void_p(inputs[i])))
+
+
+def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, above: mx.sym.Symbol) -> mx.sym.Symbol:
+    """The gradients of ``inputs``, given the ones ``above`` of ``outputs``, as autograd would compute them."""
+    graph, made, symbol = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    _check_nnvm(_LIB.NNGraphCreate(outputs.handle, ctypes.byref(graph)))
+    try:
+        for key, entries in ((b"grad_ys", outputs), (b"grad_xs", inputs), (b"grad_ys_out_grad", above)):
+            _check_nnvm(_LIB.NNGraphSetNodeEntryListAttr_(graph, key, entries.handle))
+        passes = (ctypes.c_char_p * 1)(b"MXGradient")
+        _check_nnvm(_LIB.NNGraphApplyPasses(graph, 1, passes, ctypes.byref(made)))
+        _check_nnvm(_LIB.NNGraphGetSymbol(made, ctypes.byref(symbol)))
+    finally:
+        for handle in (graph, made):
+            _LIB.NNGraphFree(handle)
+    return mx.sym.Symbol(symbol)
+
+
+def _check_nnvm(status: int) -> None:
+    """As ``check_call``, for what keeps its errors in another place."""
+    if status != 0:
+        _LIB.NNGetLastError.restype = ctypes.c_char_p
+        raise mx.MXNetError(py_str(_LIB.NNGetLastError()))

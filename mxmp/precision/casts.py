@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping
 
 from .graph import Entry, Graph, Node
@@ -17,9 +17,11 @@ __all__ = [
     "MARK",
     "PASSED",
     "CastGraph",
+    "behind",
     "declare_full",
     "insert_casts",
     "is_ours",
+    "passed_on",
     "replace_heads",
     "replace_operator",
     "strip",
@@ -52,6 +54,8 @@ class CastGraph:
         The operators that compute low.
     source : dict of Node to Node
         From a node of this graph to the node of the planned one; casts have none.
+    workarounds : dict of str to list of Node
+        The workarounds that were applied to this graph, by name, and the nodes that needed them.
     """
 
     graph: Graph
@@ -59,6 +63,7 @@ class CastGraph:
     casts: list[Node]
     low: dict[Node, Rule]
     source: dict[Node, Node]
+    workarounds: dict[str, list[Node]] = field(default_factory=dict)
 
 
 def insert_casts(planned: PlannedGraph) -> CastGraph:
@@ -75,6 +80,13 @@ def is_ours(node: Node) -> bool:
     return MARK in node.attrs
 
 
+def behind(entry: Entry) -> Entry:
+    """What a node of ours hands on, through others of ours."""
+    while is_ours(entry.node) and entry.node.inputs:
+        entry = passed_on(entry)
+    return entry
+
+
 def strip(graph: Graph) -> Graph:
     """The graph without anything that mxmp inserted: the original, names included."""
     new: dict[Node, Node] = {}
@@ -85,7 +97,7 @@ def strip(graph: Graph) -> Graph:
         while is_ours(entry.node):
             if entry.node.attrs[MARK] == "head":
                 name = name or entry.node.name
-            entry = _passed(entry)
+            entry = passed_on(entry)
         if name:
             renamed[entry.node] = name
         return Entry(new[entry.node], entry.index, entry.version)
@@ -204,7 +216,7 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
     )
 
 
-def _passed(entry: Entry) -> Entry:
+def passed_on(entry: Entry) -> Entry:
     """What one of our nodes hands on."""
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]

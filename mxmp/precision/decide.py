@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from fnmatch import translate
 from types import MappingProxyType
 from typing import Collection, Iterator, Mapping
 
-from ..policy import Policy
+from ..policy import Policy, pattern_of
 from . import _mxnet
 from .graph import Entry, Graph, Node
 from .plan import Decision, Plan, rule_under
@@ -282,7 +280,7 @@ class _Patterns:
     """The policy's ``exclude``: a pattern names nodes, or a block and thereby all that it contains."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
-        self._compiled = [(p, re.compile(f"{translate(p)}|{translate(p + '_*')}")) for p in patterns]
+        self._compiled = [(p, pattern_of(p)) for p in patterns]
         self._matched: set[str] = set()
 
     def match(self, name: str) -> str:

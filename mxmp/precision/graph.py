@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from numbers import Integral
 from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple
 
 import mxnet as mx
+import numpy as np
 
 from . import _mxnet
 
-__all__ = ["VARIABLE", "Entry", "Graph", "Node", "output_shapes"]
+__all__ = ["VARIABLE", "Entry", "Graph", "Node", "as_shape", "output_shapes"]
 
 VARIABLE = "null"
 
@@ -177,6 +179,27 @@ class Graph:
             for user, position in readers.get(Entry(node), []):
                 user.inputs[position] = entries[node]
         return entries
+
+
+def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
+    """Return the shape that a user wrote as a tuple or list of positive integers; ``name``: of the input.
+
+    Raises
+    ------
+    ValueError
+        It is none; says what was probably meant.
+    """
+    start = f"{name}=" if name else ""
+    if isinstance(value, (tuple, list)):
+        sizes = tuple(int(size) for size in value if isinstance(size, Integral) and not isinstance(size, bool))
+        if sizes and len(sizes) == len(value) and min(sizes) > 0:
+            return sizes
+        hint = "every size, that of the batch too, must be a positive integer"
+    elif isinstance(value, np.ndarray):
+        raise ValueError(f"{start}a NumPy array: give mx.nd.array(x), or its shape {value.shape}")
+    else:
+        hint = "a shape is a tuple, such as (32, 3, 224, 224)"
+    raise ValueError(f"{start}{value!r} is neither an MXNet array nor a shape: {hint}")
 
 
 def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterable, Iterator, Mapping
 
 from ..files import replacing
-from ..policy import Policy, as_policy
+from ..policy import Policy, as_policy, is_policy_text
 from .graph import Entry, Graph, Node
 from .rules import REFUSED, RULES, Kind, Rule, rule_of
 from .subgraphs import Body, bodies
-from .tuned import Tuned
+from .tuned import Tuned, texts
 
 __all__ = ["Decision", "Plan", "PlannedGraph", "check_fit", "read_policy", "rule_under"]
 
@@ -51,6 +51,9 @@ class Plan:
         Patterns of ``policy.exclude`` that matched nothing.
     tuned : Tuned or None
         How ``mxmp.tune`` found it; None for the plan that the rules make.
+    blocks : tuple of str
+        Prefixes of the names in the Gluon net that it was made for, of each block, outermost first. By them it fits
+        a net of the same code whose blocks are numbered otherwise. Empty for a Symbol.
     """
 
     policy: Policy
@@ -59,6 +62,7 @@ class Plan:
     low_variables: frozenset[str] = frozenset()
     unmatched: tuple[str, ...] = ()
     tuned: Tuned | None = None
+    blocks: tuple[str, ...] = ()
 
     @property
     def num_low(self) -> int:
@@ -88,12 +92,11 @@ class Plan:
             file.write(self.to_json())
 
     @classmethod
-    def load(cls, path: str) -> Plan:
+    def load(cls, path: str | os.PathLike) -> Plan:
         """Read what ``save`` wrote. Raises ``ValueError`` where the file holds no plan."""
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
         try:
-            return cls.from_json(text)
+            with open(path, encoding="utf-8") as file:
+                return cls.from_json(file.read())
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)!r}: {error}") from error
 
@@ -106,6 +109,8 @@ class Plan:
             "low_variables": sorted(self.low_variables),
             "unmatched": list(self.unmatched),
         }
+        if self.blocks:
+            head["blocks"] = list(self.blocks)
         if self.tuned is not None:
             head["tuned"] = self.tuned.to_dict()
         rows = [json.dumps([n, d.op, self._dtype(d), d.reason]) for n, d in self.decisions.items()]
@@ -119,15 +124,16 @@ class Plan:
             raw = json.loads(text)
             if raw["format"] != FORMAT:
                 raise ValueError(f"format {raw['format']!r}")
-            policy = Policy.parse(raw["policy"])
+            (policy,) = map(Policy.parse, texts([raw["policy"]]))
             dtypes = {policy.compute: True, "float32": False}
-            decisions = {str(n): Decision(str(op), dtypes[t], str(why)) for n, op, t, why in raw["operators"]}
-            if len(decisions) != len(raw["operators"]) or raw["device"] not in ("cpu", "gpu"):
+            rows = [texts(row) for row in raw["operators"]]
+            decisions = {name: Decision(op, dtypes[dtype], why) for name, op, dtype, why in rows}
+            if len(decisions) != len(rows) or raw["device"] not in ("cpu", "gpu"):
                 raise ValueError("a name stands in it twice, or its device is unknown")
             tuned = Tuned.from_dict(raw["tuned"]) if "tuned" in raw else None
-            stored = frozenset(raw["low_variables"])
-            return cls(policy, raw["device"], decisions, stored, tuple(raw["unmatched"]), tuned)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            stored, unmatched = frozenset(texts(raw["low_variables"])), texts(raw["unmatched"])
+            return cls(policy, raw["device"], decisions, stored, unmatched, tuned, texts(raw.get("blocks", [])))
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(
                 f"not a precision plan as Plan.save writes it ({type(error).__name__}: {error})"
             ) from error
@@ -185,14 +191,22 @@ class PlannedGraph:
         return self.decisions[node].low and position not in self.rules[node].keep
 
 
-def read_policy(policy: str | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
-    """What a user gives for a policy: the Policy, and the Plan where it is one.
+def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
+    """What a user gives for a policy: the Policy, and the Plan where it is one, or the path of a saved one.
+
+    A string that ends in ``.json`` and does not begin as a policy string does is a path.
 
     Raises
     ------
     ValueError
         It is none, or patterns are given beside a Plan.
+    OSError
+        The file of a plan cannot be read.
     """
+    if isinstance(policy, os.PathLike) or (
+        isinstance(policy, str) and policy.endswith(".json") and not is_policy_text(policy)
+    ):
+        policy = Plan.load(os.fspath(policy))
     if not isinstance(policy, Plan):
         return as_policy(policy, exclude), None
     if list(exclude):
@@ -243,7 +257,13 @@ def _check_fit(names: Mapping[Node, str], plan: Plan) -> None:
         return
     missing = sorted(operators.items() - planned.items())[:3]
     extra = sorted(planned.items() - operators.items())[:3]
+    hint = ""
+    if sorted(operators.values()) == sorted(planned.values()):
+        hint = (
+            ". The types are the same, so perhaps only names differ: build the network with those that the plan has, "
+            "by prefix= or name=, or a Symbol's within `with mx.name.NameManager():`, which numbers from 0"
+        )
     raise ValueError(
         f"the plan is of another graph: it has {len(planned)} operators, the graph {len(operators)}; "
-        f"only in the graph: {missing or 'none'}; only in the plan: {extra or 'none'}"
+        f"only in the graph: {missing or 'none'}; only in the plan: {extra or 'none'}{hint}"
     )

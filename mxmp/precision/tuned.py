@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
-__all__ = ["Tuned"]
+__all__ = ["Tuned", "texts"]
+
+
+def texts(values: Any) -> tuple[str, ...]:
+    """A list of texts from JSON. Raises ``ValueError`` for anything else, and for text that cannot be printed."""
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"expected a list of texts, got {values!r:.200}")
+    "".join(values).encode()  # JSON may hold half a character
+    return tuple(values)
+
+
+def _number(value: Any) -> Any:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"expected a finite number, got {value!r:.200}")
+    return value
+
+
+def _quartiles(values: Any) -> tuple[float, float, float]:
+    low, middle, high = map(_number, values)
+    return low, middle, high
+
+
+def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
+    return dict(zip(texts(list(values)), map(read, values.values())))
 
 
 @dataclass(frozen=True)
@@ -43,9 +67,13 @@ class Tuned:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Tuned:
-        """The inverse of ``to_dict``."""
-        gains = {str(name): tuple(map(float, quartiles)) for name, quartiles in raw["gains"].items()}
-        return cls(**{**raw, "gains": gains, "notes": tuple(map(str, raw["notes"]))})
+        """The inverse of ``to_dict``. Raises ``TypeError``, ``ValueError`` or another for anything else."""
+        if set(raw) != {f.name for f in fields(cls)} or type(raw["training"]) is not bool:
+            raise ValueError(f"'tuned' is {raw!r:.200}")
+        (chosen,) = texts([raw["chosen"]])
+        gains = _by_name(raw["gains"], _quartiles)
+        steps, predicted, moved = (_by_name(raw[name], _number) for name in ("steps", "predicted", "cast_bytes"))
+        return cls(chosen, raw["training"], steps, gains, predicted, moved, texts(raw["notes"]))
 
     def __str__(self) -> str:
         what = "forward and backward" if self.training else "forward"

@@ -82,6 +82,12 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._futile = False
         self._measured: tuple[float, float] | None = None
 
+    def _set(self, scale: float) -> None:
+        super()._set(scale)
+        # What was measured, and what a rise brought back, was at another scale.
+        self._largest, self._before_rise, self._futile = 0.0, math.inf, False
+        self._until_measured, self._measured = 0, None
+
     @property
     def measures(self) -> bool:
         """Whether the next step is to tell what its gradients are, by ``note_gradients``."""

@@ -16,6 +16,7 @@ phase                 the gradients are
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 __all__ = ["Event", "Phase", "Progress"]
 
@@ -80,12 +81,19 @@ class Progress:
         The factor by which clipping shrinks the update.
     accumulates : bool
         Whether a backward adds to the gradients that are there.
+    factors : list
+        Arrays that losses were multiplied by whose backward has yet to come.
     """
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """No backward has come since the last step."""
         self.phase = Phase.READY
         self.clip = 1.0
         self.accumulates = False
+        self.factors: list[Any] = []
 
     @property
     def reduced(self) -> bool:

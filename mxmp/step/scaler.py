@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 __all__ = [
     "DynamicLossScaler",
@@ -36,6 +36,18 @@ _Kind = TypeVar("_Kind", bound="DynamicLossScaler")
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
 
+# What scalers of other libraries (torch, Keras, mxnet.contrib.amp) can do, and what does it here.
+_ELSEWHERE = {
+    "get_scale": "read scaler.loss_scale",
+    "update": "trainer.step(batch_size) adjusts the scale; to set one, write scaler.loss_scale = 1024.0",
+    "step": "call trainer.step(batch_size), which unscales, checks, updates or skips, and adjusts the scale",
+    "unscale_": "call trainer.unscale()",
+    "has_overflow": "read trainer.last_step_skipped after trainer.step(batch_size)",
+    "get_scaled_loss": "call trainer.backward(loss), which scales it",
+    "get_unscaled_gradients": "call trainer.unscale()",
+}
+
+
 class StaticLossScaler:
     """A constant loss scale. A step with non-finite gradients is skipped all the same.
 
@@ -50,8 +62,27 @@ class StaticLossScaler:
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the next backward."""
+        """The factor of the next backward. May be set, to what the constructor takes.
+
+        A value that is set between a backward and its step holds from the first backward behind that step,
+        since the gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count
+        of clean steps goes on.
+        """
         return self._scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        self._set(check_scale("loss_scale", value))
+
+    def _set(self, scale: float) -> None:
+        self._scale = scale
+
+    if not TYPE_CHECKING:  # mypy would take it for a class with any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise ``AttributeError``, which for a method of another library's scaler says what does that here."""
+            hint = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     @property
     def at_floor(self) -> bool:
@@ -87,6 +118,12 @@ class NoLossScaler(StaticLossScaler):
 
     def __init__(self) -> None:
         super().__init__(1.0)
+
+    def _set(self, scale: float) -> None:
+        raise AttributeError(
+            f"NoLossScaler has the scale 1, always, and was to get {scale:g}: give the Trainer or Module "
+            "loss_scale='dynamic', a number, or mxmp.DynamicLossScaler()"
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_state(state, self.state_dict())
@@ -152,6 +189,14 @@ class DynamicLossScaler(StaticLossScaler):
             )
         self._clean_steps = 0
         self._tolerance = self.hysteresis
+
+    def _set(self, scale: float) -> None:
+        if not self.min_scale <= scale <= self.max_scale:
+            raise ValueError(
+                f"loss_scale must lie between min_scale={self.min_scale:g} and max_scale={self.max_scale:g}, "
+                f"got {scale:g}"
+            )
+        self._scale = scale
 
     @property
     def at_floor(self) -> bool:
@@ -219,13 +264,33 @@ def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
         if loss_scale == "dynamic":
             return DynamicLossScaler() if low_range else NoLossScaler()
     elif is_number(loss_scale):
-        return StaticLossScaler(loss_scale)
-    elif all(hasattr(loss_scale, name) for name in ("loss_scale", "adjust", "state_dict", "load_state_dict")):
+        return StaticLossScaler(check_scale("loss_scale", loss_scale))
+    elif not isinstance(loss_scale, type) and all(
+        hasattr(loss_scale, name) for name in ("loss_scale", "adjust", "state_dict", "load_state_dict")
+    ):
         return loss_scale
     raise ValueError(
         f"loss_scale must be 'dynamic', a positive number, None or a scaler such as "
-        f"mxmp.DynamicLossScaler(), got {loss_scale!r}"
+        f"mxmp.DynamicLossScaler(), got {loss_scale!r}{_hint(loss_scale)}"
     )
+
+
+def _hint(loss_scale: Any) -> str:
+    """Return what was probably meant, an empty string where that is not known."""
+    if isinstance(loss_scale, type):
+        return f"; a scaler is an object: {loss_scale.__name__}(...)"
+    word = str(loss_scale).strip().lower()
+    if word in ("auto", "dynamic", "true"):
+        return "; did you mean 'dynamic'?"
+    if word in ("none", "false", "off"):
+        return "; did you mean None, for no scaling?"
+    if isinstance(loss_scale, str) and word.replace(".", "", 1).isdecimal():
+        return f"; did you mean the number {word}?"
+    if hasattr(loss_scale, "get_scale"):
+        return "; mxmp.DynamicLossScaler(init_scale=..., growth_interval=...) is what torch's GradScaler is"
+    if getattr(loss_scale, "shape", None) in [(), (1,)]:
+        return "; did you mean float(...) of it?"
+    return ""
 
 
 def is_number(value: Any) -> bool:

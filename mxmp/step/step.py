@@ -66,10 +66,13 @@ class ScaledStep:
         The first scale, and one event for every change of scale and every skip.
     observers : list of Observer
         Who looks on; none is copied or saved.
+    scaled_by : float or None
+        The scale of the gradients that a backward left and no step has applied; None where there are none.
     """
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
+        self.scaled_by: float | None = None
         self.group = group_of(scaler)
         self.group.join(self)
         self.steps = 0
@@ -86,12 +89,18 @@ class ScaledStep:
         return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, group=group_of(state["scaler"]), _sums=None, observers=[])
+        vars(self).update(state, group=group_of(state["scaler"]), scaled_by=None, _sums=None, observers=[])
         self.group.join(self)
 
     @property
     def loss_scale(self) -> float:
-        return self.scaler.loss_scale
+        """The scale of the next backward, and of the gradients that are there; frozen from backward to step."""
+        return self.group.loss_scale if self.scaled_by is None else self.scaled_by
+
+    def note_own_backward(self, adds: bool) -> None:
+        """A backward that serves this step alone. ``adds``: to gradients that are there, so at their scale."""
+        if self.scaled_by is None or not adds:
+            self.scaled_by = self.scaler.loss_scale
 
     def run(
         self,
@@ -160,7 +169,7 @@ class ScaledStep:
             self.scaler.load_state_dict(state["scaler"])
         else:
             logger.warning("the saved loss scale is a %s's; this run's %r starts afresh", kind, self.scaler)
-            history.append(ScaleEvent(steps + 1, self.loss_scale, False))
+            history.append(ScaleEvent(steps + 1, self.scaler.loss_scale, False))
         self.steps, self.skipped_steps, self._skips_at_floor = steps, skipped, at_floor
         self.last_step_skipped, self.overflow_params, self.history = last, names, history
 
@@ -188,6 +197,7 @@ class ScaledStep:
         if measured and not bad:
             zeros, peaks = rest[len(running) :]
             largest = float(peaks.max()) * (self.loss_scale if unscaled else 1.0)
+            largest *= self.scaler.loss_scale / self.loss_scale  # which a user may have set since the backward
             self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[union-attr]
         return bad
 
@@ -195,7 +205,9 @@ class ScaledStep:
         self.steps += 1
         self.last_step_skipped = bool(bad)
         self.overflow_params = tuple(str(g) for g in bad)
-        at_floor, before = self.scaler.at_floor, self.scaler.loss_scale
+        at_floor, before = self.scaler.at_floor, self.loss_scale
+        if before != self.history[-1].loss_scale:  # a user set it, or the step of another trainer
+            self.history.append(ScaleEvent(self.steps, before, False))
         self.group.note_step(self, not bad)
         after = self.scaler.loss_scale
         if bad:
@@ -234,8 +246,15 @@ class StepView:
 
     @property
     def loss_scale(self) -> float:
-        """The scale of the next backward."""
+        """The scale of the next backward; frozen from a backward to its step. To set it: ``scaler.loss_scale``."""
         return self._state.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: Any) -> None:
+        raise AttributeError(
+            f"a {type(self).__name__}'s loss_scale is its scaler's: set .scaler.loss_scale = {value!r}, or give a new "
+            f"{type(self).__name__} loss_scale={value!r}"
+        )
 
     @property
     def scaler(self) -> Scaler:

@@ -8,12 +8,17 @@ from __future__ import annotations
 import json
 import os
 from contextlib import contextmanager
-from typing import Any, Collection, Iterator, Sequence
+from typing import Any, Callable, Collection, Iterator, Sequence
 
 import mxnet as mx
 
+from ..callbacks import hold_interrupts
+from ..precision.monitoring import NetworkView, in_full
+from ..precision.plan import Plan
+
 __all__ = [
     "INHERITED",
+    "Monitored",
     "Unfused",
     "fuses",
     "group_names",
@@ -108,6 +113,48 @@ def symbol_of(executor: mx.executor.Executor) -> mx.sym.Symbol:
     return executor._symbol
 
 
-def twin(executor: mx.executor.Executor) -> mx.executor.Executor:
-    """Another executor of the same graph on the same arrays, those between operators included."""
-    return executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})
+class Monitored:
+    """An executor of a graph with casts, as ``mx.mon.Monitor`` looks at one: of the network ``symbol``, in FP32."""
+
+    def __init__(self, executor: mx.executor.Executor, symbol: mx.sym.Symbol, plan: Plan) -> None:
+        self._executor = executor
+        self._symbol = symbol
+        self._plan = plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
+        """As of the executor; ``callback`` is called with the network's own operators."""
+        view = NetworkView(symbol_of(self._executor), self._plan)
+        self._executor.set_monitor_callback(view.translated(callback), monitor_all)
+
+    @property
+    def arg_arrays(self) -> list[mx.nd.NDArray]:
+        """In the order of the network's arguments."""
+        return [in_full(self._executor.arg_dict[name]) for name in self._symbol.list_arguments()]
+
+    @property
+    def aux_arrays(self) -> list[mx.nd.NDArray]:
+        """In the order of the network's auxiliary states."""
+        return [in_full(self._executor.aux_dict[name]) for name in self._symbol.list_auxiliary_states()]
+
+
+class _MonitoredExecutor(mx.executor.Executor):
+    """Ctrl-C waits until it has run."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with hold_interrupts():
+            return super().forward(*args, **kwargs)
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        with hold_interrupts():
+            super().backward(*args, **kwargs)
+
+
+def twin(executor: mx.executor.Executor, callback: Callable) -> mx.executor.Executor:
+    """Another executor of the same graph on the same arrays, those between operators included, for a monitor."""
+    made = executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})
+    made.__class__ = _MonitoredExecutor
+    made.set_monitor_callback(callback)
+    return made

@@ -7,11 +7,11 @@ from typing import Iterable
 
 import mxnet as mx
 
+from ..kernels.fit import device_of
+from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.casts import declare_full
-from ..precision.devices import device_of
 from ..precision.graph import Graph
-from ..precision.pipeline import low_graph
 from ..precision.plan import Plan, read_policy
 
 __all__ = ["cast_symbol", "nothing_low", "warn_of_unmatched"]
@@ -33,7 +33,8 @@ def cast_symbol(
     ----------
     sym : mxnet.symbol.Symbol
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, or a Plan of this very Symbol.
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of this very Symbol, or the path of a
+        saved Plan.
     exclude : iterable of str
         Patterns of nodes or blocks to keep in FP32, added to the policy's.
     ctx : mxnet.Context, optional

@@ -8,12 +8,12 @@ from typing import Any, Collection, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from ..kernels.fit import UNKNOWN
+from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.casts import declare_full
-from ..precision.devices import UNKNOWN
 from ..precision.graph import Graph
 from ..precision.heads import scale_heads
-from ..precision.pipeline import low_graph
 from ..precision.plan import Plan
 from ..precision.traffic import RemedyLog
 from ..step._mxnet import is_asked_by_user

@@ -12,9 +12,9 @@ from typing import Any, Iterable, Iterator
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from ..kernels.fit import device_of
 from ..policy import Policy
 from ..precision.decide import check_policy
-from ..precision.devices import device_of
 from ..precision.heads import SCALE_NAME
 from ..precision.plan import Plan, read_policy
 from ..step import states
@@ -42,7 +42,8 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
     symbol, data_names, label_names, ...
         As for ``mx.mod.Module``. ``compression_params`` is refused.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, or a Plan of this very Symbol.
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of this very Symbol, or the path of a
+        saved Plan.
     exclude : iterable of str
         Patterns of nodes or blocks to keep in FP32, added to the policy's.
     loss_scale : {"dynamic"}, float, None or a scaler
@@ -69,6 +70,9 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         loss_scale: Any = "dynamic",
         **kwargs: Any,
     ) -> None:
+        if not isinstance(symbol, mx.sym.Symbol):
+            hint = ": for a Block use mxmp.convert and mxmp.Trainer" if isinstance(symbol, mx.gluon.Block) else ""
+            raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{hint}")
         self.policy, given = read_policy(policy, exclude)
         self.plan: Plan | None = None
         self._how = given or self.policy
@@ -129,6 +133,22 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         if fresh and shared_module is None:
             for name in self._core.low_names & set(self._param_names):
                 self._arg_params[name] = mx.nd.zeros(self._arg_params[name].shape)
+
+    def install_monitor(self, mon: Any) -> None:
+        """As ``mx.mod.Module.install_monitor``: the monitor lists the network's own operators.
+
+        Nodes that mxmp inserted are left out. Values are FP32 arrays, rounded as the operators of the
+        compute dtype round them, and gradients are those of the loss times the loss scale.
+
+        Raises
+        ------
+        RuntimeError
+            Before ``bind``.
+        """
+        if self.plan is None:
+            raise RuntimeError("call bind() first: a monitor is installed in executors")
+        for executor in self._exec_group.execs:
+            mon.install(_mxnet.Monitored(executor, self._symbol, self.plan))
 
     def init_params(self, *args: Any, **kwargs: Any) -> None:
         super().init_params(*args, **kwargs)
@@ -225,8 +245,8 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
     def backward(self, out_grads: Any = None) -> None:
         """As ``mx.mod.Module.backward``, of everything times the loss scale."""
         require(self, optimizer=False)
-        scale = self.loss_scale
-        self._core.scaled_by = scale
+        self._state.note_own_backward(adds="add" in self._exec_group.grad_req.values())
+        scale = self._core.scaled_by = self.loss_scale
         for executor in self._exec_group.execs:
             if SCALE_NAME in executor.arg_dict:
                 executor.arg_dict[SCALE_NAME][:] = scale

@@ -11,10 +11,12 @@ from typing import Any
 
 import mxnet as mx
 
+from ..kernels.fit import SWITCH
+
 __all__ = ["cache_file", "describe"]
 
 # What changes the kernels that MXNet and oneDNN pick, or their threads.
-_VARIABLES = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MXNET_MKLDNN_ENABLED")
+_VARIABLES = (SWITCH, "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MXNET_MKLDNN_ENABLED")
 
 
 def describe(ctx: mx.Context) -> dict[str, Any]:
@@ -52,8 +54,8 @@ def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None)
 def _source() -> str:
     """Of the graphs that mxmp makes, and of how it times them."""
     rooms = Path(__file__).parents[1]
-    files = sorted([*(rooms / "precision").glob("*.py"), *(rooms / "tuning").glob("*.py")])
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    files = sorted(path for room in ("precision", "kernels", "tuning") for path in (rooms / room).glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in [*files, rooms / "pipeline.py"])).hexdigest()[:12]
 
 
 def _processor(cpuinfo: str = "/proc/cpuinfo") -> str:

@@ -8,9 +8,9 @@ from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 
+from ..pipeline import emitted
 from ..precision.casts import is_ours
 from ..precision.graph import Entry, Node
-from ..precision.pipeline import emitted
 from ..precision.tuned import Tuned
 from .choices import Task, cast_bytes
 from .clock import Arrays, Owner, Timed
@@ -146,7 +146,11 @@ class Search:
             self._training,
             {name: statistics.median(each) for name, each in times.items()},
             gains,
-            {name: converted * seconds[FULL] / each if name != FULL else 1.0 for name, each in seconds.items()},
+            {
+                name: converted * seconds[FULL] / each if name != FULL else 1.0
+                for name, each in seconds.items()
+                if each > 0
+            },
             {name: int(self._task.choice.cost(nodes, self._moved)) for name, nodes in self.candidates.items()},
             (*notes, *self._verdict(chosen, times)),
         )

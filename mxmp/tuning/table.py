@@ -16,6 +16,10 @@ from .cut import Costs
 __all__ = ["Table", "read", "write"]
 
 
+_DAY = 86400.0
+_CAST = " -> "  # in the keys of casts; what is beside one may be faster by more than it costs
+
+
 class Table:
     """Seconds by signature: operator, attributes, shapes, dtype; and of casts: shape, who makes and who reads it.
 
@@ -125,18 +129,37 @@ class Table:
         readers = sorted({node.op for node, _ in self._readers.get(cast.entry, ())})
         dtype = "float32" if cast.to_full else self._task.policy.compute
         shape = "x".join(map(str, self._shapes[cast.entry]))
-        return f"{self._mode} {maker} -> {dtype} {shape} -> {' '.join(readers)}"
+        return f"{self._mode} {maker}{_CAST}{dtype} {shape}{_CAST}{' '.join(readers)}"
 
 
 def read(path: str) -> dict[str, float]:
-    """What ``write`` wrote; nothing where there is no file, or one of another kind."""
+    """What ``write`` wrote; nothing where there is no file.
+
+    Raises
+    ------
+    ValueError
+        It holds something else, or times that cannot be.
+    OSError
+        It cannot be read.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return {}
-    known = found.get("seconds", {}) if isinstance(found, dict) else {}
-    return {str(key): float(value) for key, value in known.items()}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON of times ({type(error).__name__})") from error
+    known = found.get("seconds") if isinstance(found, dict) else None
+    if not isinstance(known, dict) or not all(_is_time(value) for value in known.values()):
+        raise ValueError("it does not hold a number of seconds for each operator")
+    operators = [value for key, value in known.items() if _CAST not in key]
+    if known and not (min(operators, default=0.0) >= 0.0 < max(operators, default=0.0)):
+        raise ValueError("its operators take no time, or less than none")
+    return {key: float(value) for key, value in known.items()}
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _DAY  # neither NaN nor infinity is
 
 
 def write(path: str, machine: Mapping[str, Any], seconds: Mapping[str, float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
@@ -11,13 +12,15 @@ import mxnet as mx
 from mxnet.gluon import Block, HybridBlock
 from mxnet.ndarray import NDArray
 
-from ..gluon.graphs import traced_alone
-from ..policy import Policy, as_policy
+from ..files import check_writable
+from ..gluon.blocks import prefixes_of
+from ..gluon.graphs import read_inputs, traced_alone
+from ..kernels.fit import device_of
+from ..kernels.padding import LargeInputs
+from ..policy import Policy
 from ..precision.casts import strip
-from ..precision.devices import device_of
-from ..precision.graph import Graph
-from ..precision.padding import LargeInputs
-from ..precision.plan import Plan
+from ..precision.graph import Graph, as_shape
+from ..precision.plan import Plan, read_policy
 from ..precision.tuned import Tuned
 from .choices import Task, cast_bytes, shapes_of
 from .clock import Arrays
@@ -48,14 +51,16 @@ def tune(
     assignment with the least time. At the end whole steps decide between that, the rules' plan, the one with the fewest
     bytes cast, and FP32, which wins where nothing is faster beyond the spread.
 
-    ``target`` is left as it is: nothing of it runs, and what is timed are arrays of ``tune``'s own.
+    ``target`` is left as it is: nothing of it runs, and what is timed are arrays of ``tune``'s own. Dropout is timed
+    without drawing, so the random numbers that follow are those that would have followed without ``tune``; what a
+    graph draws by other operators (``F.random.normal``) is drawn.
 
     Parameters
     ----------
     target : HybridBlock or Symbol
         In FP32 or converted; its shapes need not be known yet.
-    *inputs : NDArray or tuple of int
-        For a block: what it will be called with, or its shapes.
+    *inputs : NDArray, or tuple or list of int
+        For a block: what it will be called with, or its shapes; lists of them where the block takes lists.
     policy, exclude
         As for ``convert``. What the policy keeps in FP32 stays there.
     training : bool
@@ -67,7 +72,7 @@ def tune(
         Where it will run (default: the current context).
     cache : bool or path
         Whether times are kept, or the folder for them (default: the user's cache folder). They hold for one machine,
-        number of threads and build of MXNet.
+        number of threads and build of MXNet. Where they cannot be read or written, ``tune`` warns and measures.
     progress : bool
         Show a bar on a terminal, where tqdm is installed.
     **shapes : tuple of int or NDArray
@@ -87,7 +92,9 @@ def tune(
     ImportError
         ``pip install 'mxmp[tune]'`` is missing.
     """
-    policy = as_policy(policy, exclude)
+    policy, plan = read_policy(policy, exclude)
+    if plan is not None:
+        raise ValueError(f"tune makes a Plan, and was given one: give it a policy, such as policy={str(policy)!r}")
     if isinstance(target, Block) and (shapes or not inputs):
         raise ValueError("give a block its inputs, or their shapes, in order: named inputs are for Symbols")
     ctx = ctx or mx.context.current_context()
@@ -112,24 +119,45 @@ def tune(
     )
     sizes = shapes_of(graph, subject.shapes)
     if not measure:
-        return _fewest_bytes(task, sizes, training)
+        return replace(_fewest_bytes(task, sizes, training), blocks=subject.blocks)
     asked = subject.grad_req or {name: "write" for name in names if name not in subject.shapes}
     given = {name: shape for name, shape in subject.shapes.items() if name not in subject.values}
     machine = describe(ctx)
-    file = cache_file(machine, None if cache is True else cache) if cache else None
-    table = Table(task, sizes, training, read(file) if file else {})
+    file, known = _kept_times(machine, None if cache is True else cache) if cache else (None, {})
+    table = Table(task, sizes, training, known)
     # A converted block knows the sizes of a call, a cast Symbol does not.
     large = LargeInputs(graph, list(subject.shapes), policy.compute).at(list(subject.shapes.values()))
     arrays = Arrays(graph, ctx, asked, subject.values, given, large and isinstance(target, Block))
     with _told(progress) as tell:
         found = Search(task, arrays, sizes, training, table, tell).run()
-    if file:
-        write(file, machine, table.seconds)
-    return replace(task.plan(found.low, found.reasons), tuned=found.tuned)
+    if file is not None:
+        try:
+            write(file, machine, table.seconds)
+        except OSError as error:
+            warnings.warn(f"tune could not keep its times: {error}", stacklevel=2)
+    return replace(task.plan(found.low, found.reasons), tuned=found.tuned, blocks=subject.blocks)
+
+
+def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
+    """The file for this machine's times, None where it cannot be written, and the times in it. Warns at most once."""
+    file, known, why = None, {}, None
+    try:
+        file = cache_file(machine, folder)
+        known = read(file)
+    except (OSError, ValueError) as error:
+        why = f"measures anew, for {file or 'the cache'} cannot be used: {error}"
+    if file is not None:
+        try:
+            check_writable(file)
+        except OSError as error:
+            file, why = None, f"will not keep its times: {error}"
+    if why is not None:
+        warnings.warn(f"tune {why}", stacklevel=3)
+    return file, known
 
 
 class _Subject(NamedTuple):
-    """A graph in FP32 with what is known of its inputs. ``grad_req``: empty where nobody says."""
+    """A graph in FP32 with what is known of its inputs. ``grad_req``: empty where nobody says. ``blocks``: see Plan."""
 
     graph: Graph
     shapes: Mapping[str, tuple[int, ...]]
@@ -137,13 +165,14 @@ class _Subject(NamedTuple):
     parameters: list[str] | None
     grad_req: Mapping[str, str]
     keep_output_names: bool
+    blocks: tuple[str, ...] = ()
 
 
 def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, given: Mapping[str, Any]) -> _Subject:
     if inputs:
         raise ValueError("name the inputs of a Symbol: tune(symbol, data=(32, 3, 224, 224))")
     values = {name: value for name, value in given.items() if isinstance(value, NDArray)}
-    shapes = {name: tuple(getattr(value, "shape", value)) for name, value in given.items()}
+    shapes = {name: value.shape if name in values else as_shape(value, name) for name, value in given.items()}
     return _Subject(strip(Graph.from_symbol(symbol)), shapes, values, None, {}, True)
 
 
@@ -152,10 +181,7 @@ def _of_block(block: Any, inputs: tuple, training: bool) -> _Subject:
         raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
     if not isinstance(block, HybridBlock):
         raise ValueError(f"{block.name!r} runs as Python, which has no plan: tune the HybridBlocks in it")
-    arrays_of = mx.np if mx.util.is_np_array() else mx.nd
-    drawn = [arrays_of.zeros(each, ctx=mx.cpu()) for each in inputs if _is_shape(each)]
-    left = iter(drawn)
-    arrays = tuple(next(left) if _is_shape(each) else each for each in inputs)
+    arrays, drawn = read_inputs(inputs)
     symbol, found, params = traced_alone(block, arrays, training)
     values = {name: array for name, array in found.items() if all(array is not each for each in drawn)}
     return _Subject(
@@ -165,11 +191,8 @@ def _of_block(block: Any, inputs: tuple, training: bool) -> _Subject:
         list(params),
         {name: param.grad_req for name, param in params.items()},
         False,
+        prefixes_of(block),
     )
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(size, int) for size in value)
 
 
 def _fewest_bytes(task: Task, sizes: Mapping, training: bool) -> Plan:

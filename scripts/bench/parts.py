@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any, Callable, Iterator
 from unittest import mock
@@ -12,9 +13,10 @@ from support.options import parse
 
 import mxmp
 from bench.turns import bench, in_turns, milliseconds
-from mxmp.precision import devices, rules
+from mxmp.kernels.fit import SWITCH
+from mxmp.pipeline import low_graph
+from mxmp.precision import rules
 from mxmp.precision.graph import Entry, Graph, Node
-from mxmp.precision.pipeline import low_graph
 from mxmp.step.gradients import FiniteSums, Gradient
 from mxmp.step.updater import Updater
 
@@ -40,7 +42,7 @@ def layouts(arguments: list[str]) -> None:
         for channels, groups in BLOCKS:
             symbol = block(channels, groups)
             slow = mock.patch.object(rules, "_slow_layout", return_value="")
-            with slow, mock.patch.object(devices, "blocked_grouped_convolutions"):
+            with slow, mock.patch.dict(os.environ, {SWITCH: "small_channel_blocks"}):
                 as_it_comes = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
             by_mxmp = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
             symbols = {"FP32": symbol, "bfloat16 as it comes": as_it_comes, "by mxmp": by_mxmp}

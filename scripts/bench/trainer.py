@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import time
@@ -82,6 +83,43 @@ def around_autograd(backward: Callable[[], None]) -> float:
     within, original = [], autograd.backward
     with mock.patch.object(autograd, "backward", lambda *a, **k: within.append(timed(lambda: original(*a, **k)))):
         return timed(backward) - sum(within)
+
+
+def backward(arguments: list[str]) -> None:
+    """Time trainer.backward against loss.backward, in a process with many live Python objects."""
+    args = parse(
+        *(backward.__doc__, arguments),
+        net=("dense", "", ("dense", "resnet50_v1")),
+        objects=(1_000_000, "live lists, each with an element"),
+        rounds=200,
+        collect=(False, "collect garbage before each backward"),
+    )
+    dense = args.net == "dense"
+    net = gluon.nn.Dense(8, in_units=16) if dense else gluon.model_zoo.vision.resnet50_v1()
+    net.initialize()
+    mxmp.convert(net, "float16")
+    net.hybridize()
+    loss_fn, x = gluon.loss.L2Loss(), mx.nd.ones((4, 16) if dense else (1, 3, 32, 32))
+    loss_fn.hybridize()
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}, loss_scale=16.0)
+    alive = [[i] for i in range(args.objects)]
+
+    def step(ours: bool) -> float | None:
+        if args.collect:
+            gc.collect()
+        with autograd.record():
+            out = net(x)
+            loss = loss_fn(out, mx.nd.zeros_like(out))
+        taken = timed(lambda: trainer.backward(loss) if ours else loss.backward(), mx.nd.waitall)
+        if ours:
+            trainer.step(1)
+        return taken
+
+    times = take_turns({"plain": lambda: step(False), "mxmp": lambda: step(True)}, 5, args.rounds)[0]
+    more = [b - a for a, b in zip(*times.values())]
+    ms = " | ".join(f"{milliseconds(each):.3f} ms" for each in (*times.values(), more))
+    print("| net | live objects | loss.backward | trainer.backward | difference |\n|---|---|---|---|---|")
+    print(f"| {args.net} | {len(alive):,} | {ms} |")
 
 
 # -- Watching ---------------------------------------------------------------------------------------

@@ -177,8 +177,8 @@ def rewrites() -> dict[str, Callable[[Any, dict], Any]]:
     from mxnet.contrib import amp
 
     import mxmp
+    from mxmp.pipeline import low_graph
     from mxmp.precision.graph import Graph
-    from mxmp.precision.pipeline import low_graph
 
     def converted(how: Any) -> Callable[[Any, dict], Any]:
         # As a converted net runs; cast_symbol keeps the outputs' names as well, at a price.

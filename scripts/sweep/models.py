@@ -8,10 +8,10 @@ the latter; what does not gets a second look (``holds``). A sweep that was ended
 
 from __future__ import annotations
 
-import argparse
 import resource
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
 
 from support.options import parse
 from support.processes import in_a_process, prepare_processes, silence
@@ -23,13 +23,28 @@ if TYPE_CHECKING:
 RESULTS = DOCS / "models.json"
 DTYPES = ("float16", "bfloat16")
 GIB = 2**30
+Run = Callable[..., "tuple[dict[str, Any], str]"]
 
 
 def main(arguments: list[str] | None = None) -> None:
+    sweep_zoo(__doc__, arguments, RESULTS, wanted, sweep)
+
+
+def sweep_zoo(
+    doc: str,
+    arguments: list[str] | None,
+    path: Path,
+    wanted: Callable[[dict[str, Any] | None, str | None], bool],
+    one: Callable[[str, dict[str, Any], Run], dict[str, Any]],
+) -> None:
+    """Measure by ``one(name, its results so far, run)`` each model that is wanted, and keep its results in a file.
+
+    ``run(target, *arguments)`` calls ``target(pipe, limit of memory in GiB, *arguments)`` in a process of its own.
+    """
     args = parse(
-        *(__doc__, arguments, "names"),
+        *(doc, arguments, "names"),
         names=([str], "models by name or pattern (default: all)"),
-        results=RESULTS,
+        results=path,
         again=(str, "measure those again", ("failed", "all")),
         seconds=(300.0, "limit of time of a process"),
         gib=(12.0, "limit of memory of a process"),
@@ -40,12 +55,15 @@ def main(arguments: list[str] | None = None) -> None:
     results = read(args.results)
     todo = [name for name in chosen(in_order(), args.names, "model") if wanted(results.get(name), args.again)]
 
-    def one(name: str) -> dict[str, Any]:
-        case = CASES[name]
-        return {"left_out": case} if isinstance(case, str) else sweep(name, args, results.get(name))
+    def run(target: Callable[..., None], *more: Any) -> tuple[dict[str, Any], str]:
+        return in_a_process(args.seconds, target, args.gib, *more)
+
+    def measured(name: str) -> dict[str, Any]:
+        before = {} if args.again else results.get(name, {})
+        return {"left_out": CASES[name]} if isinstance(CASES[name], str) else one(name, before, run)
 
     prepare_processes()
-    for name, result in in_parallel(one, todo, args.jobs):
+    for name, result in in_parallel(measured, todo, args.jobs):
         write(args.results, {**read(args.results), name: result})
 
 
@@ -107,17 +125,17 @@ def bytes_hold(result: dict[str, Any], dtype: str, ours: str = "counts", *, suff
     return found[f"cast_bytes{suffix}"] - found[f"output_bytes{suffix}"] <= wanted["cast_bytes"]
 
 
-def sweep(name: str, args: argparse.Namespace, before: dict[str, Any] | None) -> dict[str, Any]:
+def sweep(name: str, before: dict[str, Any], run: Run) -> dict[str, Any]:
     """Run the stages that ``before`` lacks. One that ends its process is named, the rest go on in another."""
     from zoo.measure import STAGES
 
-    found = {} if args.again or before is None else dict(before)
+    found = dict(before)
     # amp cannot be had twice in a process. None: what these results ask for, and once more what those ask for.
     for group in (STAGES[:-1], STAGES[-1:], None, None):
         group = looked_into(found) if group is None else group
         rest = [stage for stage in group if stage not in found]
         while rest:
-            sent, ended = in_a_process(args.seconds, worker, name, rest, args.gib)
+            sent, ended = run(worker, name, rest)
             found.update(sent)
             if "reference_error" in sent:
                 return found
@@ -129,7 +147,8 @@ def sweep(name: str, args: argparse.Namespace, before: dict[str, Any] | None) ->
     return found
 
 
-def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
+def with_model(pipe: Connection, gib: float, name: str, use: Callable[..., None], *arguments: Any) -> None:
+    """Call ``use(pipe, model, *arguments)`` in a process that prints nothing, with a limit of memory."""
     silence()
     resource.setrlimit(resource.RLIMIT_AS, (int(gib * GIB), int(gib * GIB)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -141,9 +160,13 @@ def worker(pipe: Connection, name: str, stages: list[str], gib: float) -> None:
     try:
         case = CASES[name]()
         with plain_copies(case.copied), zero_unassigned_rois():
-            measure(pipe, Model(case), stages)
+            use(pipe, Model(case), *arguments)
     except Exception as error:  # whatever FP32 itself cannot do is the result
         pipe.send(("reference_error", cause(error)))
+
+
+def worker(pipe: Connection, gib: float, name: str, stages: list[str]) -> None:
+    with_model(pipe, gib, name, measure, stages)
 
 
 def measure(pipe: Connection, model: Model, stages: list[str]) -> None:

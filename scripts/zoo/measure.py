@@ -11,10 +11,10 @@ from mxnet import autograd, gluon
 
 import mxmp
 from mxmp import Policy
-from mxmp.precision.devices import device_of
+from mxmp.kernels.fit import device_of
+from mxmp.kernels.padding import LargeInputs
+from mxmp.pipeline import low_graph
 from mxmp.precision.graph import Graph
-from mxmp.precision.padding import LargeInputs
-from mxmp.precision.pipeline import low_graph
 from mxmp.precision.rules import missing_kernel
 
 from .case import Case, floating, other_inputs
@@ -150,6 +150,20 @@ class Model:
             trainer = mxmp.Trainer(self._trainable(), "sgd", options, kvstore=None, loss_scale=scale)
         training, grads = self._train(trainer)
         return Result(inference, training, grads)
+
+    def train(self) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        """Return the outputs and gradients of one training step from the kept running statistics, without an update.
+
+        The weights are not written: they keep the layout in which the last call left them.
+        """
+        trained = self._trainable()
+        self._set({name: value for name, value in self.weights.items() if name not in trained})
+        return self._train()
+
+    def infer(self) -> list[np.ndarray]:
+        """Return the outputs in inference, by the graphs of earlier calls."""
+        mx.random.seed(5)
+        return [out.astype("float32").asnumpy() for out in floating(self.net(*self.case.inputs()))]
 
     def _set(self, values: dict[str, np.ndarray]) -> None:
         for name, param in self.net.collect_params().items():

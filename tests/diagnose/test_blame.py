@@ -225,6 +225,30 @@ def test_training_goes_on_as_if_nobody_had_asked(flags):
     assert trained(True) == trained(False)
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["in record", "after record"])
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["plain", "static"])
+def test_between_a_forward_and_its_backward_it_changes_neither(flags, inside):
+    def trained(asked):
+        net = convolutional(dropout=False)
+        trainer = gluon_run(net, loss_scale=64.0)
+        net.hybridize(**flags)
+        for step in range(3):
+            x, y = batch(step, (4, 3, 6, 6))
+            x.attach_grad()
+            with autograd.record():
+                loss = LOSS(net(x * 2), y)
+                if asked and inside:
+                    assert not blame(net, trainer, x * 2, loss=lambda out, y=y: LOSS(out, y)).reproduced
+            if asked and not inside:
+                assert not blame(net, trainer, x * 2, loss=lambda out, y=y: LOSS(out, y)).reproduced
+            trainer.backward(loss)
+            gradient = x.grad.asnumpy().tobytes()
+            trainer.step(4)
+        return {n: p.data().asnumpy().tobytes() for n, p in net.collect_params().items()}, gradient
+
+    assert trained(True) == trained(False)
+
+
 def test_a_module_goes_on_as_if_nobody_had_asked():
     def trained(asked):
         net = convolutional(dropout=False)

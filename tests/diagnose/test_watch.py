@@ -5,11 +5,25 @@ from __future__ import annotations
 import gc
 import re
 import weakref
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import mxnet as mx
 import numpy as np
 import pytest
-from networks import Chain, batch, convolutional, dense, gluon_run, gluon_step, module_of, module_step, three, values
+from networks import (
+    LOSS,
+    Chain,
+    batch,
+    convolutional,
+    dense,
+    gluon_run,
+    gluon_step,
+    module_of,
+    module_step,
+    three,
+    values,
+)
 
 import mxmp
 from mxmp.diagnose import watch
@@ -230,6 +244,97 @@ def test_nothing_stays_after_close():
     gc.collect()
     assert tap() is None
     gluon_step(net, trainer, x, y)
+
+
+def counts():
+    gc.collect()
+    return Counter(type(each).__name__ for each in gc.get_objects())
+
+
+def grown_over(steps, run):
+    """Types of which more objects are alive after so many runs, at least one for two runs."""
+    for _ in range(3):
+        run()
+    before = counts()
+    for _ in range(steps):
+        run()
+    return {name: more for name, number in counts().items() if (more := number - before[name]) >= steps // 2}
+
+
+def watched_steps(door):
+    net, (x, y) = three(), batch()
+    if door == "module":
+        module = module_of(net, x, y)
+        return lambda: watch(module, every=1, keep=1), lambda: module_step(module, x, y)
+    trainer = gluon_run(net)
+    return lambda: watch(net, trainer, every=1, keep=1), lambda: gluon_step(net, trainer, x, y)
+
+
+@pytest.mark.parametrize("door", ["gluon", "module"])
+def test_a_watched_step_leaves_no_object_behind(door):
+    watched, step = watched_steps(door)
+    with watched():
+        assert grown_over(20, step) == {}
+
+    def watched_once():
+        with watched():
+            step()
+
+    assert grown_over(20, watched_once) == {}
+
+
+def test_nor_where_other_threads_run_the_net():
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net)
+
+    def forward():
+        with mx.autograd.record():
+            return LOSS(net(x), y)
+
+    def step(where):
+        trainer.backward(where(forward))
+        trainer.step(4)
+
+    def in_a_thread_that_ends(run):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(run).result()
+
+    with ThreadPoolExecutor(1) as pool, watch(net, trainer, every=1, keep=1):
+        assert grown_over(20, lambda: step(lambda run: pool.submit(run).result())) == {}
+        assert grown_over(20, lambda: step(in_a_thread_that_ends)) == {}
+
+
+def test_a_net_that_is_gone_leaves_no_op_hook_behind():
+    (x, y) = batch()
+
+    def run():
+        net = three()
+        trainer = gluon_run(net)
+        net.register_op_hook(lambda *_: None)
+        gluon_step(net, trainer, x, y)
+        del net, trainer
+        gc.collect()
+
+    assert grown_over(20, run) == {}
+
+
+def test_what_was_recorded_while_watched_has_its_gradients_after_close():
+    """Its backward calls the function that MXNet was given then."""
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net)
+    gluon_step(net, trainer, x, y)
+    gradients = []
+    for every in (None, 1):
+        watched = watch(net, trainer, every=every) if every else None
+        with mx.autograd.record():
+            loss = LOSS(net(x), y)
+        if watched is not None:
+            watched.close()
+            del watched
+            gc.collect()
+        trainer.backward(loss)
+        gradients.append({name: p.grad().asnumpy().tobytes() for name, p in net.collect_params().items()})
+    assert gradients[0] == gradients[1]
 
 
 def test_nothing_stays_on_a_module_after_close_in_the_middle_of_a_step():

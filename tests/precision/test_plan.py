@@ -14,10 +14,10 @@ from oracle import S, graphs
 
 import mxmp
 from mxmp import Plan, Policy
+from mxmp.pipeline import low_graph
 from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
-from mxmp.precision.pipeline import low_graph
 from mxmp.precision.plan import Decision
 
 POLICIES = [Policy(), Policy(params="float16", norm="compute"), Policy("bfloat16", exclude=["c2", "none"])]

@@ -1,12 +1,12 @@
 """Legal arrangements of nets, heads, trainers, scales and devices, drawn; and each with its FP32 twin.
 
-``deltas(arrangement)`` and ``deltas(arrangement, full=True)`` run the same three steps, the latter with
-neither casts nor scaling, by MXNet's own Trainer or Module.
+``deltas(arrangement)`` and ``deltas(arrangement, full=True)`` run the same three steps, with evaluations between
+them, the latter with neither casts nor scaling, by MXNet's own Trainer or Module.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mxnet as mx
@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from twins import FLAGS, POLICIES, array, value
+from zoo.plans import random_exclusions, random_plan
 
 import mxmp
+from mxmp.gluon.graphs import traced_alone
 
 WIDTH, CLASSES, BATCH, STEPS = 8, 3, 8, 3
 
@@ -77,6 +79,22 @@ class Convolved(gluon.HybridBlock):
         return x + F.Pooling(y, kernel=(2,), stride=(2,), pool_type="avg").reshape((0, -1))
 
 
+class Grouped(gluon.HybridBlock):
+    """Grouped and depthwise convolutions, whose weights FP32 inference leaves in oneDNN's layouts of five axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.conv = nn.Conv2D(2 * WIDTH, 3, padding=1, groups=2, in_channels=WIDTH, use_bias=False)
+            self.norm = nn.BatchNorm(in_channels=2 * WIDTH)
+            self.depthwise = nn.Conv2D(2 * WIDTH, 3, padding=1, groups=2 * WIDTH, in_channels=2 * WIDTH)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        y = F.broadcast_axis(x.reshape((0, 0, 1, 1)), axis=(2, 3), size=(3, 3))
+        y = F.Pooling(self.depthwise(F.tanh(self.norm(self.conv(y)))), global_pool=True, pool_type="avg", kernel=(1, 1))
+        return x + F.slice_axis(F.Flatten(y), axis=1, begin=0, end=WIDTH)
+
+
 class SoftmaxHead(gluon.HybridBlock):
     def hybrid_forward(self, F: Any, x: Any, label: Any) -> Any:  # noqa: N803
         return F.SoftmaxOutput(x, label)
@@ -104,6 +122,7 @@ class Headed(gluon.HybridBlock):
 
 
 PARTS = {"dense": Dense, "frozen": Frozen, "tied": Tied, "layer norm": Normalized, "conv": Convolved}
+PARTS["grouped"] = Grouped
 HEADS = {"SoftmaxOutput": SoftmaxHead, "LinearRegressionOutput": RegressionHead, "MakeLoss": MadeHead}
 OPTIMIZERS = {"sgd": {"learning_rate": 0.1}, "nag": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}}
 
@@ -135,6 +154,9 @@ class Arrangement:
     flags_first: bool
     optimizer: str
     overflow: bool
+    how: str = "rules"  # or operators "excluded" at random, or a "plan" drawn at random
+    evaluations: int = 0  # after each step
+    seed: int = 0
 
     def refusal(self) -> str | None:
         """A word of mxmp's error, where it must refuse this program."""
@@ -162,8 +184,12 @@ def arrangements(draw: st.DrawFn) -> Arrangement:
     several = len(nets) > 1
     topology = one_of("chain", "chain", "trunk", "critic") if several else "chain"
     head = one_of("loss", "loss", *HEADS)
+    dtype = one_of(*POLICIES)
+    how = one_of("rules", "excluded", "plan")
+    if topology == "trunk" and dtype == "float16 masters":
+        how = "rules"  # nets that share a parameter must agree whether it is stored in float16
     return Arrangement(
-        dtype=one_of(*POLICIES),
+        dtype=dtype,
         nets=nets,
         kept=tuple(one_of(False, False, False, True) for _ in nets),
         topology=topology,
@@ -178,6 +204,9 @@ def arrangements(draw: st.DrawFn) -> Arrangement:
         flags_first=one_of(False, True),
         optimizer=one_of(*OPTIMIZERS),
         overflow=one_of(False, False, True),
+        how=how,
+        evaluations=one_of(0, 1, 2),
+        seed=draw(st.integers(0, 1000)),
     )
 
 
@@ -185,14 +214,17 @@ def arrangements(draw: st.DrawFn) -> Arrangement:
 
 
 def deltas(a: Arrangement, *, full: bool = False) -> dict[str, np.ndarray]:
-    """What three steps add to every parameter."""
+    """What three steps add to every parameter, and the outputs of the evaluations between them."""
     program = _Program(a, full)
     before = program.values()
+    outputs: dict[str, np.ndarray] = {}
     for step in range(STEPS):
         program.step(step)
+        for number in range(a.evaluations):
+            outputs[f"output of evaluation {number} after step {step}"] = program.evaluate()
     mx.nd.waitall()  # BatchNorm writes its statistics in backward without telling the engine
     after = program.values()
-    return {name: after[name] - before[name] for name in before}
+    return {**{name: after[name] - before[name] for name in before}, **outputs}
 
 
 class _Program:
@@ -227,9 +259,22 @@ class _Program:
         if flags is not None and self.a.flags_first:
             net.hybridize(**flags)
         if not kept and not self.full:
-            mxmp.convert(net, POLICIES[self.a.dtype])
+            mxmp.convert(net, self._how(net))
         if flags is not None and not self.a.flags_first:
             net.hybridize(**flags)
+
+    def _how(self, net: gluon.HybridBlock) -> mxmp.Policy | mxmp.Plan:
+        policy = POLICIES[self.a.dtype]
+        policy = mxmp.Policy.parse(policy) if isinstance(policy, str) else policy
+        if self.a.how == "rules":
+            return policy
+        x, label = array(0, BATCH, WIDTH), mx.nd.zeros(BATCH)
+        if net is self.head:
+            x = array(0, BATCH, CLASSES)
+        args = (x, label) if net is self.head or isinstance(net, Headed) else (x,)
+        if self.a.how == "plan":
+            return random_plan(net, args, policy, self.a.seed)
+        return replace(policy, exclude=tuple(random_exclusions([traced_alone(net, args, True)[0]], self.a.seed)))
 
     def _params(self) -> dict[str, gluon.Parameter]:
         return {name: param for net in self.nets for name, param in net.collect_params().items()}
@@ -286,6 +331,16 @@ class _Program:
             if not (self.full and trainer is skipping):
                 trainer.step(BATCH * self.a.devices * self.a.backwards)
         self._forget()
+
+    def evaluate(self) -> np.ndarray:
+        """The outputs of all nets in inference, one behind the other."""
+        x, label = array(7, BATCH, WIDTH), mx.nd.zeros(BATCH)
+        found = []
+        for net in self.nets:
+            out = net(x, label) if isinstance(net, Headed) else net(x)
+            found.append(out.asnumpy().ravel())
+            x = x if self.a.topology == "trunk" else out
+        return np.concatenate(found)
 
     def _loss(self, seed: int, ctx: mx.Context, frozen: bool) -> Any:
         x = array(seed, BATCH, WIDTH, ctx=ctx)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mxnet as mx
@@ -11,6 +11,7 @@ from arrangements import BATCH, CLASSES, HEADS, OPTIMIZERS, PARTS, STEPS, WIDTH
 from hypothesis import strategies as st
 from mxnet.gluon import nn
 from twins import POLICIES, array
+from zoo.plans import random_exclusions, random_plan_of_symbol
 
 import mxmp
 
@@ -29,6 +30,9 @@ class ModuleArrangement:
     kvstore: str
     optimizer: str
     overflow: bool
+    how: str = "rules"  # or operators "excluded" at random, or a "plan" drawn at random
+    evaluations: int = 0  # after each step
+    seed: int = 0
 
 
 @st.composite
@@ -49,11 +53,14 @@ def module_arrangements(draw: st.DrawFn) -> ModuleArrangement:
         kvstore=one_of("local", "device"),
         optimizer=one_of(*OPTIMIZERS),
         overflow=one_of(False, False, True),
+        how=one_of("rules", "excluded", "plan"),
+        evaluations=one_of(0, 1, 2),
+        seed=draw(st.integers(0, 1000)),
     )
 
 
 def module_deltas(a: ModuleArrangement, *, full: bool = False) -> dict[str, np.ndarray]:
-    """What three steps add to every parameter, running statistics included."""
+    """What three steps add to every parameter, running statistics included; and the evaluations' outputs."""
     symbol, frozen = _symbol(a)
     module = _module(a, symbol, frozen, full)
     data, label = [("data", (BATCH, WIDTH))], [("label", (BATCH,))]
@@ -64,11 +71,15 @@ def module_deltas(a: ModuleArrangement, *, full: bool = False) -> dict[str, np.n
     module.init_params(arg_params=before, aux_params=before, allow_extra=True)
     options = {**OPTIMIZERS[a.optimizer], "rescale_grad": 1 / (BATCH * a.backwards)}
     module.init_optimizer(a.kvstore, a.optimizer, options)
+    outputs: dict[str, np.ndarray] = {}
     for step in range(STEPS):
         _step(a, module, step, full)
+        for number in range(a.evaluations):
+            outputs[f"output of evaluation {number} after step {step}"] = _evaluate(a, module)
     mx.nd.waitall()  # BatchNorm writes its statistics in backward without telling the engine
     args, auxs = module.get_params()
-    return {name: value.asnumpy() - before[name].asnumpy() for name, value in {**args, **auxs}.items()}
+    changes = {name: value.asnumpy() - before[name].asnumpy() for name, value in {**args, **auxs}.items()}
+    return {**changes, **outputs}
 
 
 def _symbol(a: ModuleArrangement) -> tuple[mx.sym.Symbol, list[str]]:
@@ -94,11 +105,19 @@ def _module(a: ModuleArrangement, symbol: mx.sym.Symbol, frozen: list[str], full
     common: dict[str, Any] = {"context": [mx.cpu(k) for k in range(a.devices)], "fixed_param_names": frozen}
     if not full:
         scale = mxmp.DynamicLossScaler(512.0) if a.scale == "dynamic" else a.scale
-        common.update(policy=POLICIES[a.dtype], loss_scale=scale)
+        common.update(policy=_how(a, symbol), loss_scale=scale)
     library = mx.mod if full else mxmp
     if a.bucketing:
         return library.BucketingModule(lambda key: (symbol, ["data"], labels), default_bucket_key=BATCH, **common)
     return library.Module(symbol, ["data"], labels, **common)
+
+
+def _how(a: ModuleArrangement, symbol: mx.sym.Symbol) -> mxmp.Policy | mxmp.Plan:
+    policy = POLICIES[a.dtype]
+    policy = mxmp.Policy.parse(policy) if isinstance(policy, str) else policy
+    if a.how == "plan":
+        return random_plan_of_symbol(symbol, policy, a.seed)
+    return policy if a.how == "rules" else replace(policy, exclude=tuple(random_exclusions([symbol], a.seed)))
 
 
 def _initial(symbol: mx.sym.Symbol) -> dict[str, mx.nd.NDArray]:
@@ -114,14 +133,7 @@ def _initial(symbol: mx.sym.Symbol) -> dict[str, mx.nd.NDArray]:
 def _step(a: ModuleArrangement, module: Any, number: int, full: bool) -> None:
     for k in range(a.backwards):
         seed = number * 8 + k
-        labels = [mx.nd.array((np.arange(BATCH) + seed) % CLASSES)]
-        # A bucket key of its own makes another graph over the same parameters.
-        key = {"bucket_key": BATCH + seed % 2} if a.bucketing else {}
-        shapes = {
-            "provide_data": [("data", (BATCH, WIDTH))],
-            "provide_label": [("label", (BATCH,))] if _labelled(a) else None,
-        }
-        batch = mx.io.DataBatch([array(seed, BATCH, WIDTH)], labels if _labelled(a) else [], **key, **shapes)
+        batch = _batch(a, seed)
         module.forward(batch, is_train=True)
         module.backward(None if _labelled(a) else [array(seed + 1 + i, BATCH, CLASSES) for i in range(len(a.heads))])
     spoiled = a.overflow and number == 1
@@ -134,6 +146,22 @@ def _step(a: ModuleArrangement, module: Any, number: int, full: bool) -> None:
         for gradient in arrays:
             if gradient is not None:
                 gradient[:] = 0
+
+
+def _batch(a: ModuleArrangement, seed: int) -> mx.io.DataBatch:
+    labels = [mx.nd.array((np.arange(BATCH) + seed) % CLASSES)]
+    # A bucket key of its own makes another graph over the same parameters.
+    key = {"bucket_key": BATCH + seed % 2} if a.bucketing else {}
+    shapes = {
+        "provide_data": [("data", (BATCH, WIDTH))],
+        "provide_label": [("label", (BATCH,))] if _labelled(a) else None,
+    }
+    return mx.io.DataBatch([array(seed, BATCH, WIDTH)], labels if _labelled(a) else [], **key, **shapes)
+
+
+def _evaluate(a: ModuleArrangement, module: Any) -> np.ndarray:
+    module.forward(_batch(a, 0), is_train=False)
+    return np.concatenate([out.asnumpy().ravel() for out in module.get_outputs()])
 
 
 def _labelled(a: ModuleArrangement) -> bool:

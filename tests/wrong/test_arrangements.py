@@ -1,4 +1,4 @@
-"""Every legal arrangement trains as its FP32 twin does, or is refused by an error that is listed.
+"""Every legal arrangement trains and evaluates as its FP32 twin does, or is refused by an error that is listed.
 
 More of them, with a seed, and how many were tried and refused:
 
@@ -8,6 +8,8 @@ More of them, with a seed, and how many were tried and refused:
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -32,6 +34,15 @@ def test_three_steps_are_those_of_fp32_or_refused(arrangement: Arrangement):
 @given(module_arrangements())
 def test_three_steps_of_a_module_are_those_of_fp32(arrangement: ModuleArrangement):
     compare(arrangement.dtype, module_deltas(arrangement), module_deltas(arrangement, full=True))
+
+
+@pytest.mark.skipif(os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine", reason="this is the process for it")
+def test_arrangements_hold_with_the_naive_engine():
+    """An engine is of the process: another one draws a tenth as many."""
+    environment = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine", "MXMP_ARRANGEMENTS": str(max(COUNT // 10, 5))}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
 
 
 def check(arrangement: Arrangement) -> None:
@@ -59,6 +70,9 @@ def compare(
         length = np.sqrt(full.size) if "running" in name else np.linalg.norm(full)
         if length == 0:
             assert not low.any(), f"{name} moved; in FP32 it does not"
+        elif "evaluation 1" in name:
+            first = name.replace("evaluation 1", "evaluation 0")
+            assert np.array_equal(low, found[first]), f"{name} is not that of evaluation 0"
         else:
             error = np.linalg.norm(low - full) / length
             assert error <= TOLERANCE[dtype], (

@@ -395,6 +395,124 @@ def test_a_hybridized_head_after_a_hybridized_loss_is_refused_or_scaled():
     )
 
 
+def elsewhere(policy, how):
+    """A hybridized block beside the losses, alive or deleted a moment ago, with a head and as many inputs as theirs."""
+    net, loss, head = dense(), LOSS.__class__(), MadeHead()
+    convert(policy, net)
+    loss.hybridize()
+    head.hybridize()
+    with autograd.record():
+        head(net(array(0, 4, 6)), label())
+    if how == "deleted":
+        del head
+    trainer = trainer_of(policy, net)
+
+    def losses():
+        out = net(array(0, 4, 6))
+        return loss(out, mx.nd.ones_like(out))
+
+    return updates(net, stepping(trainer, losses))
+
+
+@pytest.mark.parametrize("how", ["alive", "deleted"])
+def test_a_hybridized_loss_is_not_refused_for_a_head_that_is_no_part_of_it(how):
+    compare(elsewhere, "float16", how)
+
+
+def without_gradient(policy, target, own):
+    """Loss times what a hybridized block computes without a gradient, of the net's own output or of a constant."""
+    net = dense()
+    convert(policy, net)
+    block = nn.HybridLambda(target)
+    block.hybridize()
+    trainer = trainer_of(policy, net)
+
+    def losses():
+        out = net(array(0, 4, 6))
+        weight = block(out if own else out.detach())
+        return (LOSS(out, mx.nd.ones_like(out)) * (weight.reshape((4, -1)).sum(axis=1) + 1)).abs()
+
+    return updates(net, stepping(trainer, losses))
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda op, x: op.BlockGrad(x * 2 + 1),
+        lambda op, x: op.one_hot(op.argmax(x, axis=1), depth=3),
+        lambda op, x: x * 2 + 1 > 0,
+        lambda op, x: op.broadcast_equal(x * 2 + 1, op.max(x, axis=1, keepdims=True)),
+    ],
+    ids=["BlockGrad", "one_hot", "greater", "broadcast_equal"],
+)
+def test_a_hybridized_block_without_a_gradient_is_no_head(target, own):
+    compare(without_gradient, "float16", target, own)
+
+
+class Two(gluon.HybridBlock):
+    """A head and the features before it, of which a loss may use one or both: the head writes its gradient anyway."""
+
+    def __init__(self, **kwargs):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(3, in_units=6)
+        self._kwargs = kwargs
+
+    def hybrid_forward(self, F, x, label):  # noqa: N803
+        features = self.body(x)
+        return F.SoftmaxOutput(features * 1 + 0, label, **self._kwargs), F.tanh(features)
+
+
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["hybridized", "static"])
+@pytest.mark.parametrize("used", [[0], [1], [0, 1]], ids=["head", "features", "both"])
+def test_a_plain_hybridized_net_with_a_head_beside_its_features_is_refused(used, flags):
+    net = seeded(Two())
+    net.hybridize(**flags)
+    trainer = trainer_of("float16", net)
+    with pytest.raises(ValueError, match=r"softmaxoutput.*loss scale"):
+        stepping(trainer, lambda: [net(array(0, 4, 6), label())[i] for i in used])()
+
+
+def test_a_head_that_the_user_has_named_is_refused_where_nothing_else_is_used():
+    net = seeded(Two(name="probabilities"))
+    net.hybridize()
+    with pytest.raises(ValueError, match=r"probabilities.*loss scale"):
+        stepping(trainer_of("float16", net), lambda: net(array(0, 4, 6), label())[0])()
+
+
+def test_a_plain_hybridized_head_over_parameters_that_nobody_updates_is_right():
+    def run(policy):
+        net, frozen = dense(), whole(MadeHead, seed=3)
+        frozen.hybridize()
+        convert(policy, net)
+        trainer = trainer_of(policy, net)
+
+        def losses():
+            out = net(array(0, 4, 6))
+            return [LOSS(out, mx.nd.ones_like(out)), frozen(array(1, 4, 6), label())]
+
+        return updates(net, stepping(trainer, losses))
+
+    compare(run, "float16")
+
+
+def test_no_backward_looks_through_python_s_heap(monkeypatch):
+    net, head = dense(), MadeHead()
+    convert("float16", net)
+    head.hybridize()
+    trainer = trainer_of("float16", net)
+
+    def scan(*args, **kwargs):
+        raise AssertionError("gc.get_objects")
+
+    monkeypatch.setattr("gc.get_objects", scan)
+    monkeypatch.setattr("gc.get_referrers", scan)
+    stepping(trainer, lambda: LOSS(net(array(0, 4, 6)), mx.nd.ones((4, 3))))()
+    with pytest.raises(ValueError, match="loss scale"):
+        stepping(trainer, lambda: head(net(array(0, 4, 6)), label()))()
+
+
 def bystanders(policy):
     """A plain hybridized head elsewhere in the process, which no scaled backward reaches, is nobody's business."""
     net, other = whole(), whole(MadeHead, seed=3)

@@ -9,12 +9,13 @@ from typing import Any, Iterable, Iterator, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
+from ...gluon.blocks import with_names_of
 from ...gluon.hook import hooks
-from ...policy import Policy, as_policy
+from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
 from ...precision.graph import Graph, Node
-from ...precision.plan import Plan
+from ...precision.plan import Plan, read_policy
 from ..explaining.explain import check_shapes
 from ..shared.saved import read_report, write_report
 from .advice import AdviceReport, Joinable, MatrixReport
@@ -88,6 +89,8 @@ def advise(
     gpu = gpu_named(device)
     calls, own = _calls(target, inputs, shapes)
     chosen = _chosen(policy or own, exclude)
+    if isinstance(chosen, Plan) and isinstance(target, Block):
+        chosen = with_names_of(target, chosen)
     found = _Found()
     for called in calls:
         try:
@@ -128,12 +131,10 @@ def _calls(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> tuple[list[C
 
 
 def _chosen(policy: str | Policy | Plan, exclude: Iterable[str]) -> Policy | Plan:
-    if not isinstance(policy, Plan):
-        return as_policy(policy, exclude)
-    if tuple(exclude):
-        raise ValueError("a Plan has decided: exclude is for a policy")
-    check_policy(policy.policy, "gpu")
-    return policy
+    asked, plan = read_policy(policy, exclude)
+    if plan is not None:
+        check_policy(asked, "gpu")
+    return plan or asked
 
 
 class _Found:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from typing import Any, Iterator, NamedTuple, Sequence
 
-import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
 from ...gluon import _mxnet
+from ...gluon.blocks import hybrid_blocks
 from ...gluon.conversion import tracing
-from ...gluon.hook import hook_of, hybrid_blocks
+from ...gluon.graphs import read_inputs
+from ...gluon.hook import hook_of
 from ...precision.casts import strip
 from ...precision.graph import Graph
 from .flops import Tensor, dtype_name
@@ -39,7 +40,7 @@ def calls_of(net: Block, inputs: Sequence[Any]) -> list[Called]:
     ValueError
         No part of the net can be traced.
     """
-    args = tuple(mx.nd.zeros(x) if _is_shape(x) else x for x in inputs)
+    args, _ = read_inputs(inputs)
     if isinstance(net, HybridBlock) and _runs_as_a_graph(net) and not _mxnet.overrides_forward(net):
         return [_trace(net, args)]
     found = _Outermost()
@@ -98,7 +99,7 @@ def _trace(block: HybridBlock, args: tuple) -> Called:
     with tracing() if hook_of(block) else nullcontext():
         _mxnet.trace(clone, args)
     data, symbol = _mxnet.traced(clone).graph
-    params = block.collect_params()
+    params = {param.name: param for param in block.collect_params().values()}
     known = {name: Tensor(tuple(p.shape), dtype_name(p.dtype)) for name, p in params.items() if _is_shape(p.shape)}
     arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
     known.update({v.name: Tensor(a.shape, dtype_name(a.dtype)) for v, a in zip(data, arrays)})

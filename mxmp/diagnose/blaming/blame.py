@@ -7,7 +7,9 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
 
+from ...callbacks import hold_interrupts
 from ...gluon import Trainer, _mxnet
 from ...precision.heads import SCALE_NAME, head_gradient, heads_scaled_by
 from ...precision.record import Record
@@ -95,9 +97,9 @@ class _Replay:
 
     def run(self, forward_and_backward: Callable[[], None]) -> None:
         self.recording.note_weights(self.tap.door.weights())
-        with self.tap.door.undone():
-            self.tap.arm()
+        with self.tap.door.undone(), autograd.pause():
             try:
+                self.tap.arm()
                 forward_and_backward()
             finally:
                 self.tap.disarm()
@@ -124,12 +126,16 @@ def _run_net(replay: _Replay, net: Block, inputs: Sequence[Any], loss: Callable)
     losses = list(found) if isinstance(found, (list, tuple)) else [found]
     for each in losses:
         replay.recording.note("the loss", each)
-    with heads_scaled_by(replay.loss_scale, Record(losses)):
-        autograd.backward(losses, [head_gradient(each, replay.loss_scale) for each in losses])
+    _backward(losses, [head_gradient(each, replay.loss_scale) for each in losses], replay.loss_scale)
     for array in apart:
         replay.recording.note("the gradient of the loss", array.grad)
-    with heads_scaled_by(replay.loss_scale, Record(outs)):
-        autograd.backward(outs, [array.grad for array in apart])
+    _backward(outs, [array.grad for array in apart], replay.loss_scale)
+
+
+def _backward(heads: Sequence[NDArray], gradients: Sequence[NDArray], loss_scale: float) -> None:
+    """With the graph retained: MXNet would forget of labels and others that the user's own recorded graph reads too."""
+    with heads_scaled_by(loss_scale, Record(heads)), hold_interrupts():
+        autograd.backward(heads, gradients, retain_graph=True)
 
 
 def _run_module(replay: _Replay, batch: Any) -> None:

@@ -11,11 +11,11 @@ from mxnet.gluon import Block
 
 from ...gluon._mxnet import children
 from ...gluon.hook import hooks
+from ...kernels.fit import device_of
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import decide
-from ...precision.devices import device_of
-from ...precision.graph import Graph
+from ...precision.graph import Graph, as_shape
 from ...precision.plan import Plan, read_policy
 from ...symbolic import BucketingModule, Module
 from .measure import measure
@@ -128,8 +128,7 @@ def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: list[str
             close = get_close_matches(name, [*inputs, *keywords], n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
             raise ValueError(f"the Symbol has no input {name!r}; {hint}")
-        if any(size < 1 for size in shape):
-            raise ValueError(f"{name}={shape} is no shape: sizes are positive")
+        as_shape(shape, name)
 
 
 def _modules(target: Module | BucketingModule) -> Iterator[GraphReport]:

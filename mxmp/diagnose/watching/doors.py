@@ -99,10 +99,12 @@ class GluonDoor:
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
         stale = [array for array in trained if not _mxnet.is_fresh(array)]
-        with _kept([array for _, array in self.gradients()], running):
-            yield
-        for array in stale:
-            _mxnet.mark_stale(array)
+        try:
+            with _kept([array for _, array in self.gradients()], running):
+                yield
+        finally:
+            for array in stale:
+                _mxnet.mark_stale(array)
 
     def _params(self) -> list[Parameter]:
         found = {id(p): p for p in [*self._trainer._params, *self._net.collect_params().values()]}
@@ -218,8 +220,8 @@ class ModuleDoor:
         module, execs = self.module, self.module._exec_group.execs
         for i, executor in enumerate(execs):
             if executor not in _twins:
-                listeners, execs[i] = Listeners(), twin(executor)
-                execs[i].set_monitor_callback(listeners)
+                listeners = Listeners()
+                execs[i] = twin(executor, listeners)
                 _twins[execs[i]] = listeners, executor
             told = tell(execs[i])
             _twins[execs[i]][0].add(told)
@@ -259,9 +261,10 @@ _twins = weakref.WeakKeyDictionary()
 def _kept(gradients: Sequence[NDArray], states: Sequence[NDArray]) -> Iterator[None]:
     with autograd.pause():
         before = [(array, array.copy()) for array in [*gradients, *states]]
-        for array in gradients:
-            array[:] = 0
     try:
+        with autograd.pause():
+            for array in gradients:
+                array[:] = 0
         yield
     finally:
         mx.nd.waitall()  # a net with static memory writes statistics without telling MXNet's engine

@@ -7,13 +7,15 @@ from typing import Any, Callable
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
+from ...precision.monitoring import GraphListener
+
 __all__ = ["Listeners", "Tell"]
 
 # Called with the monitor's name of a tensor, and the tensor.
 Tell = Callable[[str, NDArray], None]
 
 
-class Listeners:
+class Listeners(GraphListener):
     """What MXNet calls, by ``set_monitor_callback`` of an executor or ``register_op_hook`` of a block."""
 
     def __init__(self) -> None:

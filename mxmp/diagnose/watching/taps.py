@@ -16,6 +16,7 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
+from ...callbacks import KeptError, hold_interrupts
 from ...gluon import Trainer
 from ...symbolic import BucketingModule, Module
 from .doors import GluonDoor, ModuleDoor
@@ -40,27 +41,27 @@ class Tap:
         self.wirings: list[Wiring] = []
         self._see = see
         self._known: dict[int, list[tuple[Any, Wiring]]] = {}
-        self._error: BaseException | None = None
+        self._failed = KeptError()
         self.armed = False
 
     def arm(self) -> None:
-        self.door.arm(self._teller)
-        self.armed = True
+        with hold_interrupts():
+            self.door.arm(self._teller)
+            self.armed = True
 
     def disarm(self) -> None:
         """Leave nothing of it on the net or module.
 
         Raises
         ------
-        Exception
+        BaseException
             What ``see`` raised meanwhile.
         """
-        self.armed = False
-        self.door.disarm()
-        self._known = {}
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        with hold_interrupts():
+            self.armed = False
+            self.door.disarm()
+            self._known = {}
+        self._failed.raise_it()
 
     def _teller(self, where: Any) -> Tell:
         """What is called with a tensor's name and the tensor; it outlives the tap and holds nothing of it."""
@@ -69,20 +70,18 @@ class Tap:
         def told(name: str, array: NDArray) -> None:
             found, at = tap(), place()
             if found is not None and at is not None and found.armed:
-                found._tell(at, name, array)
+                with found._failed:
+                    found._tell(at, name, array)
 
         return told
 
     def _tell(self, where: Any, name: str, array: NDArray) -> None:
         if isinstance(self.door, GluonDoor) and not autograd.is_training():
             return
-        try:
-            seen = self._read(where, name)
-            if seen is not None:
-                with autograd.pause(train_mode=True):
-                    self._see(seen, array)
-        except Exception as error:  # MXNet's C code calls this, and drops what it raises
-            self._error = self._error or error
+        seen = self._read(where, name)
+        if seen is not None:
+            with autograd.pause(train_mode=True):
+                self._see(seen, array)
 
     def _read(self, where: Any, name: str) -> Seen | None:
         """By the wirings of this place, read once for each graph that it has meanwhile."""

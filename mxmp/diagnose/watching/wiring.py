@@ -7,15 +7,15 @@ from typing import Callable, NamedTuple
 
 import mxnet as mx
 
-from ...precision.casts import MARK, PASSED, is_ours
+from ...precision.casts import MARK, behind, is_ours
 from ...precision.graph import Entry, Graph, Node
+from ...precision.monitoring import SUMS, network_names
 from ...precision.plan import Plan
 
 __all__ = ["SUM", "Seen", "Wiring"]
 
 # What MXNet adds gradients with where several operators read a tensor; nothing tells which one.
 SUM = "a sum of gradients"
-_SUMS = re.compile(r"_?(sum|add)_grad")
 
 
 class Seen(NamedTuple):
@@ -66,16 +66,12 @@ class Wiring:
         self.graph = Graph.from_symbol(symbol)
         self.plan = plan
         self._nodes: dict[str, Node] = {}
-        self._names: dict[Node, str] = {}
+        self._names = network_names(self.graph, plan)
         self._needs: dict[Node, bool] = {}
         for node in self.graph.nodes():
             self._nodes.setdefault(node.name, node)
             wanted = trained(node.name) if node.is_variable else any(self._needs[e.node] for e in node.inputs)
             self._needs[node] = wanted
-            if node.name in plan.decisions and not is_ours(node):
-                self._names[node] = node.name
-            elif node.attrs.get(MARK) == "head":  # it took the name of the operator behind it
-                self._names[_behind(Entry(node)).node] = node.name
         self._users: dict[Node, list[Node]] = {}
         for entry, users in self.graph.consumers().items():
             self._users.setdefault(entry.node, []).extend(user for user, _ in users)
@@ -91,7 +87,7 @@ class Wiring:
     def read(self, name: str) -> Seen | None:
         """What the monitor's ``name`` stands for; None for what is no tensor of this graph, or never written."""
         if name not in self._read:
-            self._read[name] = _A_SUM if _SUMS.match(name) else self._find(name)
+            self._read[name] = _A_SUM if SUMS.match(name) else self._find(name)
         return self._read[name]
 
     def __contains__(self, node: Node) -> bool:
@@ -100,7 +96,7 @@ class Wiring:
     def source(self, entry: Entry) -> Entry:
         """The user's operator or variable whose tensor ``entry`` is, behind whatever mxmp put between."""
         while entry.node not in self._names and entry.node.inputs:
-            entry = _behind(entry) if is_ours(entry.node) else entry.node.inputs[0]
+            entry = behind(entry) if is_ours(entry.node) else entry.node.inputs[0]
         return entry
 
     @property
@@ -174,11 +170,3 @@ class Wiring:
 
 
 _A_SUM = Seen(Node("add_n", SUM), SUM, "add_n", False, True, 0, True, False, SUM)
-
-
-def _behind(entry: Entry) -> Entry:
-    """What a node of ours hands on, through others of ours."""
-    while is_ours(entry.node) and entry.node.inputs:
-        passed = entry.node.attrs.get(PASSED, "0")
-        entry = entry.node.inputs[entry.index if passed == "each" else int(passed)]
-    return entry

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
+from mxmp.pipeline import low_graph
 from mxmp.policy import Policy
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
-from mxmp.precision.pipeline import low_graph
 from mxmp.precision.plan import Decision, Plan
 from mxmp.precision.rules import RULES, Kind
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 import mxnet as mx
 import numpy as np
 import pytest
-from oracle import S, assert_same_bits, by_symbol, filled, nodes, sqnr
+from mxnet.gluon import nn
+from oracle import S, assert_same_bits, by_gluon, by_symbol, filled, nodes, sqnr
+from twins import seeded
 
 import mxmp
 from mxmp import Policy
-from mxmp.precision import devices
+from mxmp.kernels.fit import SWITCH
 from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide, may_compute_low
 from mxmp.precision.graph import Graph
@@ -61,7 +63,7 @@ def test_the_copies_change_no_bit_of_outputs_and_gradients(channels, groups, exc
     symbol, policy = resnext(channels, groups, norm=False), Policy("bfloat16", exclude=exclude)
     values = filled(symbol, data=(2, 8, 7, 5))
     copied = mxmp.cast_symbol(symbol, policy, ctx=mx.cpu())
-    monkeypatch.setattr(devices, "blocked_grouped_convolutions", lambda graph, low: None)
+    monkeypatch.setenv(SWITCH, "small_channel_blocks")
     without = mxmp.cast_symbol(symbol, policy, ctx=mx.cpu())
     assert len(nodes(copied)) > len(nodes(without))
     assert_same_bits(by_symbol(copied, values), by_symbol(without, values))
@@ -73,7 +75,7 @@ def test_a_block_of_resnext_is_as_near_to_float32_as_without_the_copies(channels
     symbol = resnext(channels, groups)
     values = filled(symbol, data=(4, 8, 7, 7))
     copied = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
-    monkeypatch.setattr(devices, "blocked_grouped_convolutions", lambda graph, low: None)
+    monkeypatch.setenv(SWITCH, "small_channel_blocks")
     without = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
     want, got, before = (by_symbol(each, values) for each in (symbol, copied, without))
     assert sqnr(want.outputs[0], got.outputs[0]) > max(35, sqnr(want.outputs[0], before.outputs[0]) - 1)
@@ -103,6 +105,35 @@ def test_a_saved_symbol_runs_without_its_casts(tmp_path):
     assert "grouped_blocked" in {node["name"] for node in nodes(loaded)}
     values = filled(symbol, data=(2, 8, 7, 5))
     assert sqnr(*(by_symbol(each, values).outputs[0] for each in (symbol, loaded))) > 100
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "float16", "compute=float16,norm=compute"])
+@pytest.mark.parametrize(("channels", "groups"), [(32, 8), (24, 2), (16, 16)])
+def test_evaluations_between_two_training_steps_change_no_bit(channels, groups, policy):
+    """FP32 inference leaves a grouped weight with five axes, which MXNet's ``slice`` cannot read."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(channels, 3, padding=1, groups=groups, in_channels=channels))
+        net.add(nn.BatchNorm(in_channels=channels), nn.Conv2D(8, 1, in_channels=channels))
+    seeded(net)
+    mxmp.convert(net, policy, exclude=["net_conv0_fwd"])
+    x = np.random.RandomState(0).normal(size=(2, channels, 7, 7)).astype("float32")
+    first = by_gluon(net, [x])
+    evaluations = [net(mx.nd.array(x)).asnumpy() for _ in range(3)]
+    assert_same_bits(by_gluon(net, [x]), first)
+    np.testing.assert_array_equal(evaluations[1:], evaluations[:1] * 2)
+
+
+# -- BatchNorm in emulated float16 -------------------------------------------------------------------
+
+
+def test_a_batch_norm_after_a_rounded_convolution_reads_blocks_of_channels():
+    symbol = S.BatchNorm(convolution(S.var("data"), 16), name="norm")
+    low = mxmp.cast_symbol(symbol, "float16", ctx=mx.cpu())
+    (norm,) = (node for node in Graph.from_symbol(low).nodes() if node.op == "BatchNorm")
+    assert norm.inputs[0].node.name == "norm_blocked"
+    values = filled(symbol, data=(4, 8, 7, 5))
+    assert sqnr(*(by_symbol(each, values).outputs[0] for each in (symbol, low))) > 50
 
 
 # -- BatchNorm behind 3-D convolutions ----------------------------------------------------------------

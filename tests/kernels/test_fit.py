@@ -11,10 +11,12 @@ from oracle import S, by_gluon, by_symbol, filled, graphs, native, nodes, sqnr
 
 import mxmp
 from mxmp import Policy
-from mxmp.precision import devices, onednn
+from mxmp.kernels import fit, rounding
+from mxmp.kernels.workaround import Fitting
+from mxmp.pipeline import low_graph
+from mxmp.precision.casts import CastGraph
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
-from mxmp.precision.pipeline import low_graph
 from mxmp.precision.plan import Decision, Plan, PlannedGraph
 from mxmp.precision.rules import missing_kernel
 
@@ -90,13 +92,18 @@ def test_clip_is_computed_in_two_and_is_its_own_again():
         )
 
 
+def bound_in_two(graph: Graph) -> None:
+    fitting = Fitting(CastGraph(graph, "bfloat16", [], {}, {node: node for node in graph.nodes()}), {}, False)
+    rounding.into_bounds(fitting, rounding.slow_clips(fitting))
+
+
 @pytest.mark.parametrize(("low", "high"), [(0, 6), (-1, 1), (-0.5, 127), (2, 2)])
 def test_clip_in_two_has_the_values_and_gradients_of_clip_at_every_bfloat16_number(low, high):
     every = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
     every = every[np.isfinite(every)]
     plain = Graph.from_symbol(S.clip(S.var("data"), low, high, name="clip"))
     two = Graph.from_symbol(plain.to_symbol())
-    onednn.bound_in_two(two.nodes())
+    bound_in_two(two)
     assert [n.op for n in two.nodes()] == ["null", "slice_axis", "_maximum_scalar", "_minimum_scalar"]
     want, got = (by_symbol(g.to_symbol(), {"data": every}) for g in (plain, two))
     np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
@@ -125,7 +132,7 @@ def half_of(value: np.ndarray) -> np.ndarray:
 def test_bounds_that_parsers_may_read_differently_stay_with_clip():
     for low, high in ((-0.3, 0.7), (0, 1e30), (6, 0)):
         graph = Graph.from_symbol(S.clip(S.var("data"), low, high))
-        onednn.bound_in_two(graph.nodes())
+        bound_in_two(graph)
         assert [n.op for n in graph.nodes()] == ["null", "clip"]
 
 
@@ -156,12 +163,12 @@ def test_bfloat16_warns_once_on_a_cpu_without_its_instructions(tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("flags : fpu avx2 avx512f\n")
     with pytest.warns(UserWarning, match="neither AVX512-BF16 nor AMX"):
-        devices._warn_of_slow_bfloat16(str(cpuinfo))
-    devices._warn_of_slow_bfloat16(str(cpuinfo))
+        fit._warn_of_slow_bfloat16(str(cpuinfo))
+    fit._warn_of_slow_bfloat16(str(cpuinfo))
     fast = tmp_path / "fast"
     fast.write_text("flags : fpu avx512_bf16\n")
-    devices._warn_of_slow_bfloat16(str(fast))
-    devices._warn_of_slow_bfloat16(str(tmp_path / "none"))
+    fit._warn_of_slow_bfloat16(str(fast))
+    fit._warn_of_slow_bfloat16(str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("times", [5, 1000])

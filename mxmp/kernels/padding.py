@@ -9,43 +9,48 @@ from typing import Sequence
 
 import mxnet as mx
 
-from .casts import FULL, MARK, PASSED, is_ours, replace_heads, replace_operator
-from .graph import Entry, Graph, Node, output_shapes
-from .rules import is_volume
+from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads, replace_operator
+from ..precision.graph import Entry, Graph, Node, output_shapes
+from ..precision.rules import is_volume
+from .workaround import Fitting
 
-__all__ = ["LargeInputs", "least_inputs", "pad_volumes", "select_seen_taps"]
+__all__ = ["LargeInputs", "least_inputs", "pad_apart", "padded_volumes", "select_used_taps", "unused_taps"]
 
 _DTYPE = {"dtype": "bfloat16", MARK: "cast"}
 
 
-def select_seen_taps(graph: Graph) -> None:
-    """Let through the gradients of a bfloat16 convolution's taps that see the input, in place.
+def unused_taps(fitting: Fitting) -> list[Node]:
+    """Return the bfloat16 convolutions in which a tap of the kernel may read nothing but padding.
 
-    oneDNN 2.4's bfloat16 weight gradient (``jit_avx512_core_bf16``) does not write the taps that see only
-    padding (a 5x5 kernel, padded by 2, on a 1x1 input): what is in memory becomes the gradient, NaN among it.
-    A select in front of the weight hides them. The sizes of a call are not known here, so the graph
-    reads them; forward no value changes. About 2 ns per weight and step, for these convolutions only; and none
-    for who knows them: see ``LargeInputs``.
+    The sizes of a call are not known here. Where they are, and are large enough, there are none: see ``LargeInputs``.
     """
-    for node in _unseen(graph):
-        if _is_bfloat16(node):
-            _select(node, [least_inputs(*axis) for axis in _axes(node)])
+    return [] if fitting.large_inputs else [node for node in _may_read_padding(fitting.graph) if _is_bfloat16(node)]
 
 
-def pad_volumes(graph: Graph) -> None:
-    """Pad in front of 3-D convolutions and crop behind deconvolutions, in place; in FP32 too, where MXNet is wrong.
+def select_used_taps(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Let through the gradients of the taps that read the input, by a select in front of the weight.
 
-    oneDNN 2.4 counts taps along the depth as if padding in front and behind never met, and in bfloat16 rows of the
-    gradient as if there were as many as top padding asks for (``compute_od_loop_common``, ``compute_oh_loop_common`` in
-    ``jit_avx512_core_bf16_conv_kernel.cpp``): with a depth of 3 a kernel of 3, of stride 2, reads beyond the input.
-    Without padding neither happens (``tests/precision/test_padding.py``: 3,000 random ones). ``Pad`` has no bfloat16
-    kernel; who knows the sizes needs none: ``LargeInputs``.
+    The graph reads the sizes of the call; forward no value changes. About 2 ns per weight and step.
     """
-    nodes = _around_both_ends(graph)
+    for node in nodes:
+        _select(node, [least_inputs(*axis) for axis in _axes(node)])
+
+
+def padded_volumes(fitting: Fitting) -> list[Node]:
+    """Return the padded 3-D convolutions and deconvolutions whose padding in front and behind may meet."""
+    return [] if fitting.large_inputs else _around_both_ends(fitting.graph)
+
+
+def pad_apart(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Pad in front of convolutions and crop after deconvolutions: without padding of their own they are right.
+
+    ``Pad`` has no bfloat16 kernel, so it stands in front of the cast.
+    """
     for node in nodes:
         if node.op == "Convolution":
             _pad(node)
-    replace_heads(graph, graph.insert_behind([node for node in nodes if node.op == "Deconvolution"], _crop))
+    deconvolutions = [node for node in nodes if node.op == "Deconvolution"]
+    replace_heads(fitting.graph, fitting.graph.insert_behind(deconvolutions, _crop))
 
 
 def _is_bfloat16(node: Node) -> bool:
@@ -53,15 +58,15 @@ def _is_bfloat16(node: Node) -> bool:
 
 
 class LargeInputs:
-    """Of an FP32 graph: whether padding is small beside what its convolutions read, by the shapes of a call.
+    """Say of an FP32 graph whether padding is small beside what its convolutions read, by the shapes of a call.
 
-    Each tap sees something of the input then, and no 3-D kernel the padding on both sides: a graph without
-    ``select_seen_taps`` and ``pad_volumes`` is right. ``names``: the graph's inputs, in the order of shapes.
+    Each tap reads some of the input then, and no 3-D kernel the padding on both sides: a graph without the workarounds
+    for ``unused_taps`` and ``padded_volumes`` is right. ``names``: the graph's inputs, in the order of shapes.
     """
 
     def __init__(self, graph: Graph, names: Sequence[str], compute: str) -> None:
         self._names = tuple(names)
-        nodes = _around_both_ends(graph) + (_unseen(graph) if compute == "bfloat16" else [])
+        nodes = _around_both_ends(graph) + (_may_read_padding(graph) if compute == "bfloat16" else [])
         # The gradient of a deconvolution's weight is that of a convolution which reads what it writes.
         read = [node.inputs[0] if node.op == "Convolution" else Entry(node) for node in nodes]
         self._read = Graph(read, graph.attrs, numpy=graph.numpy).to_symbol() if nodes else None
@@ -87,8 +92,8 @@ class LargeInputs:
         return self._known[key]
 
 
-def _unseen(graph: Graph) -> list[Node]:
-    """1-D and 2-D convolutions some taps of which may see nothing but padding."""
+def _may_read_padding(graph: Graph) -> list[Node]:
+    """Return the 1-D and 2-D convolutions in which a tap may read nothing but padding."""
     flat = (node for node in graph.nodes() if node.op == "Convolution" and not is_volume(node.attrs))
     return [node for node in flat if not all(_is_written(*axis) for axis in _axes(node))]
 

@@ -14,10 +14,11 @@ from oracle import S, assert_same_bits, by_symbol, filled, graphs, half, native,
 
 import mxmp
 from mxmp import Policy
-from mxmp.precision import emulation, plan
+from mxmp.kernels.fit import SWITCH
+from mxmp.pipeline import low_graph
+from mxmp.precision import plan
 from mxmp.precision.casts import strip
 from mxmp.precision.graph import Entry, Graph, Node
-from mxmp.precision.pipeline import low_graph
 from mxmp.precision.rules import RULES, Kind, rule_of
 
 # -- Matrix operators in NumPy ----------------------------------------------------------------------
@@ -353,7 +354,7 @@ def test_the_shortcut_changes_no_bit_on_random_graphs(drawn):
     results = []
     with pytest.MonkeyPatch.context() as patch:
         # BatchNorm sums in another order where its input is in another memory layout.
-        patch.setattr(emulation, "blocked_batch_norms", lambda graph: None)
+        patch.setenv(SWITCH, "unblocked_norms")
         for exact in (True, False):
             if not exact:
                 patch.setattr(plan, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))

@@ -1,17 +1,17 @@
-"""The spine: from an FP32 graph to the graph that runs."""
+"""The spine: from an FP32 graph to the graph that runs. Strip, decide, insert casts, fit to the device."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Collection, Mapping
 
-from ..policy import Policy
-from .casts import CastGraph, insert_casts, strip
-from .decide import decide
-from .devices import UNKNOWN, fit_to_device
-from .graph import Graph
-from .plan import Plan, PlannedGraph, check_fit
-from .subgraphs import Body, bodies, set_bodies
+from .kernels.fit import UNKNOWN, fit_to_device
+from .policy import Policy
+from .precision.casts import CastGraph, insert_casts, strip
+from .precision.decide import decide
+from .precision.graph import Graph
+from .precision.plan import Plan, PlannedGraph, check_fit
+from .precision.subgraphs import Body, bodies, set_bodies
 
 __all__ = ["emitted", "low_graph"]
 

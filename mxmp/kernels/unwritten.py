@@ -1,15 +1,16 @@
-"""What MXNet's CPU kernels leave unwritten, in FP32 too: outputs and gradients that are what was in memory."""
+"""Outputs and gradients that MXNet's CPU kernels leave unwritten, in FP32 too: they are what was in memory."""
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Mapping, Sequence
 
-from .casts import FULL, MARK, PASSED, is_ours, replace_heads
-from .graph import Entry, Graph, Node
+from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads
+from ..precision.graph import Entry, Node
+from .workaround import Fitting
 
-__all__ = ["ask_for_weight_gradients", "zero_unassigned_rois"]
+__all__ = ["regions_of_interest", "request_both_gradients", "untrained_weights", "zero_unassigned_regions"]
 
-# Of these inputs MXNet's CPU kernel writes the second's gradient only where the first's is asked for.
+# Of these inputs MXNet's CPU kernel writes the second's gradient only where the first's is requested.
 _WRITTEN_TOGETHER = {
     "FullyConnected": (1, 2),
     "_npx_fully_connected": (1, 2),
@@ -18,24 +19,30 @@ _WRITTEN_TOGETHER = {
 }
 
 
-def ask_for_weight_gradients(graph: Graph, grad_req: Mapping[str, str]) -> None:
-    """Have the gradient of a dense layer's weight computed wherever that of its bias is, in place.
+def untrained_weights(fitting: Fitting) -> list[Node]:
+    """Return the operators of which MXNet may not compute the first gradient although it computes the second.
 
-    MXNet's CPU kernel does not write the bias's where the weight's is not asked for (a frozen weight,
-    ``grad_req="null"``), and attention's products have the like. An operator of two inputs and two outputs asks
-    for both. It copies, so it stands only where the weight is not known to be trained.
+    A weight that is known to be trained needs nothing.
     """
-    for node in list(graph.nodes()):
+
+    def needs(node: Node) -> bool:
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
-        if not first < second < len(node.inputs) or _is_trained(node.inputs[first], grad_req):
-            continue
+        return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitting.grad_req)
+
+    return [node for node in fitting.graph.nodes() if needs(node)]
+
+
+def request_both_gradients(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Read both inputs through one operator of two outputs: it requests both gradients, and copies."""
+    for node in nodes:
+        first, second = _WRITTEN_TOGETHER[node.op]
         # amp_multicast's own backward ignores grad_req="add", a copy's does not.
-        given = [
+        read = [
             Entry(Node("_copy", f"{e.node.name}_asked", {MARK: "cast"}, [e])) if e.node.is_variable else e
             for e in (node.inputs[first], node.inputs[second])
         ]
         attrs = {"num_outputs": "2", MARK: "cast", PASSED: "each"}
-        both = Node("amp_multicast", f"{node.name}_asked", attrs, given)
+        both = Node("amp_multicast", f"{node.name}_asked", attrs, read)
         node.inputs[first], node.inputs[second] = Entry(both, 0), Entry(both, 1)
 
 
@@ -46,15 +53,14 @@ def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
     return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
 
 
-def zero_unassigned_rois(graph: Graph) -> None:
-    """Zeros where ``ROIAlign`` skips a region of interest, in place.
+def regions_of_interest(fitting: Fitting) -> list[Node]:
+    """Return the ``ROIAlign`` operators."""
+    return [node for node in fitting.graph.nodes() if node.op == "_contrib_ROIAlign"]
 
-    Feature pyramids give each level all regions, with a batch index of -1 where they belong to another, and add the
-    levels up. For region n of these MXNet's CPU kernel should write zeros; it writes one, over value n of the whole
-    output, and leaves the region's own unwritten (``roi_align.cc``, ``top_data[n] = 0``).
-    """
-    rois = [node for node in graph.nodes() if node.op == "_contrib_ROIAlign"]
-    replace_heads(graph, graph.insert_behind(rois, _assigned_only))
+
+def zero_unassigned_regions(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Write zeros where ``ROIAlign`` skips a region."""
+    replace_heads(fitting.graph, fitting.graph.insert_behind(nodes, _assigned_only))
 
 
 def _assigned_only(node: Node) -> Entry:

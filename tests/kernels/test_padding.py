@@ -18,9 +18,9 @@ from poison import in_poisoned_memory, run_poisoned
 
 import mxmp
 from mxmp.gluon.hook import hook_of
+from mxmp.kernels.padding import least_inputs
 from mxmp.precision.casts import strip
 from mxmp.precision.graph import Graph
-from mxmp.precision.padding import least_inputs
 from mxmp.precision.rules import missing_kernel
 
 DTYPES = ["float16", "bfloat16"]

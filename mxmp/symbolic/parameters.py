@@ -1,0 +1,154 @@
+"""Whether a checkpoint's parameters are those of a Symbol, and whether float16 can hold them."""
+
+from __future__ import annotations
+
+from typing import Iterator, Mapping
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from ..precision.graph import Graph
+
+__all__ = ["check_parameters", "halved"]
+
+# Operators whose inputs behind the first, or those at these positions, are parameters.
+_BEHIND_DATA = frozenset(
+    [
+        "FullyConnected",
+        "Convolution",
+        "Deconvolution",
+        "Embedding",
+        "BatchNorm",
+        "LayerNorm",
+        "InstanceNorm",
+        "GroupNorm",
+        "_npx_fully_connected",
+        "_npx_convolution",
+        "_npx_deconvolution",
+        "_npx_embedding",
+        "_npx_batch_norm",
+        "_npx_layer_norm",
+        "_npx_group_norm",
+        "_contrib_SyncBatchNorm",
+        "_contrib_SparseEmbedding",
+        "_contrib_BatchNormWithReLU",
+    ]
+)
+_AT = {"RNN": (1,), "_npx_rnn": (1,), "LeakyReLU": (1,), "_npx_leaky_relu": (1,)}
+_MOST_AXES = 5
+_HALF = "2"  # float16 in a variable's __dtype__
+
+
+def check_parameters(
+    symbol: mx.sym.Symbol, params: Mapping[str, NDArray], shapes: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Raise ``ValueError`` where ``params``, by ``arg:NAME`` and ``aux:NAME``, are not those of a Symbol.
+
+    ``shapes``: of its inputs. Without them the sizes that follow from the Symbol alone are checked; returns whether
+    any do: not in a graph that takes inputs of one size only.
+    """
+    kinds = dict.fromkeys(symbol.list_arguments(), "arg")
+    kinds.update(dict.fromkeys(symbol.list_auxiliary_states(), "aux"))
+    extra = sorted(key for key in params if key[4:] not in kinds)
+    if extra:
+        raise ValueError(f"the symbol has no {', '.join(extra[:5])}")
+    given = {key[4:]: array.shape for key, array in params.items()}
+    for key in params:
+        name = key[4:]
+        if key[:3] != kinds[name]:
+            what = "an auxiliary state" if kinds[name] == "aux" else "an argument"
+            raise ValueError(f"{name} is {what} of the symbol: expected '{kinds[name]}:{name}', got {key!r}")
+    needed = {name for name, kind in kinds.items() if kind == "aux"} | set(_parameters(symbol))
+    missing = sorted(needed - set(given) - set(shapes))
+    if missing:
+        raise ValueError(f"it lacks {', '.join(missing[:5])}")
+    wrong = [_first_unfit(sizes, given) for sizes in _sizes(symbol, given, shapes)]
+    if wrong and all(wrong):
+        raise ValueError(wrong[-1])
+    return bool(wrong)
+
+
+def halved(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArray]:
+    """The parameters as the cast Symbol ``low`` stores them: in float16 what it declares so.
+
+    Raises
+    ------
+    ValueError
+        A value is beyond float16's range; names the parameter.
+    """
+    attrs = low.attr_dict()
+    found = {}
+    for key, array in params.items():
+        found[key] = array
+        if attrs.get(key[4:], {}).get("__dtype__") == _HALF:
+            found[key] = half = array.astype("float16")
+            over = mx.nd.contrib.isinf(half.astype(array.dtype)) * mx.nd.contrib.isfinite(array)
+            if over.sum().asscalar():
+                largest = (array * over).abs().max().asscalar()
+                raise ValueError(
+                    f"{key[4:]} has a value of size {largest:g}, and float16 ends at 65504: keep the operator that "
+                    "reads it in FP32 (--exclude NAME)"
+                )
+    return found
+
+
+def _parameters(symbol: mx.sym.Symbol) -> Iterator[str]:
+    """The variables that operators read as weights, biases and the like."""
+    for node in Graph.from_symbol(symbol).nodes():
+        for position, entry in enumerate(node.inputs):
+            if entry.node.is_variable and (
+                position in _AT.get(node.op, ()) or (position > 0 and node.op in _BEHIND_DATA)
+            ):
+                yield entry.node.name
+
+
+# Of each parameter, the two sizes of every axis that follow from two different inputs.
+_Sizes = Mapping[str, "list[tuple[int, int]]"]
+
+
+def _sizes(
+    symbol: mx.sym.Symbol, given: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[_Sizes]:
+    """What follows from the shapes of inputs; without them from made-up ones, with each number of axes that may be."""
+    inputs = [name for name in symbol.list_arguments() if name not in given]
+    if shapes:
+        trials = [(shapes, shapes)]
+    else:
+        groups = 1
+        for node in Graph.from_symbol(symbol).nodes():
+            groups = max(groups, int(node.attrs.get("num_group", "1")))
+        small, large = ([groups * 64 * (each + axis) for axis in range(_MOST_AXES)] for each in (8, 16))
+        trials = [
+            ({inputs[0]: tuple(small[:axes])}, {inputs[0]: tuple(large[:axes])})
+            for axes in range(1, _MOST_AXES + 1)
+            if inputs
+        ]
+    for one, other in trials:
+        try:
+            first, second = (_inferred(symbol, each) for each in (one, other))
+        except mx.MXNetError:
+            continue
+        yield {
+            name: list(zip(first[name], second[name]))
+            for name in given
+            if first[name] and len(first[name]) == len(second[name])
+        }
+
+
+def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    arguments, _, states = symbol.infer_shape_partial(**shapes)
+    return dict(zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*arguments, *states]))
+
+
+def _first_unfit(sizes: _Sizes, given: Mapping[str, tuple[int, ...]]) -> str:
+    """What is wrong with the first parameter that does not fit, an empty string where all fit."""
+    known: dict[tuple[int, int], int] = {}
+    for name, axes in sizes.items():
+        shape = given[name]
+        # An axis that depends on the inputs has any size, but the same one wherever it is.
+        expected = [size[0] if size[0] == size[1] else known.get(size, 0) for size in axes]
+        if len(shape) != len(axes) or any(want not in (0, got) for want, got in zip(expected, shape)):
+            wanted = ", ".join(str(size or "any") for size in expected)
+            return f"{name} has shape {shape}, expected ({wanted})"
+        known.update({size: got for size, got in zip(axes, shape) if size[0] != size[1]})
+    return ""

@@ -1,0 +1,47 @@
+"""Plans and exclusions that are drawn at random: whatever tuning or a user may choose must train like FP32."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Sequence
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock
+
+import mxmp
+from mxmp.gluon.graphs import traced_alone
+from mxmp.precision.casts import strip
+from mxmp.precision.graph import Graph
+from mxmp.precision.tuned import Tuned
+from mxmp.tuning.choices import Task
+
+__all__ = ["random_exclusions", "random_plan", "random_plan_of_symbol"]
+
+
+def random_plan(net: HybridBlock, args: tuple, policy: mxmp.Policy, seed: int) -> mxmp.Plan:
+    """Return a plan of ``net`` in which each operator that may compute low does so with a chance of one half.
+
+    ``args`` are the arrays of a call in training mode.
+    """
+    symbol, _, params = traced_alone(net, args, training=True)
+    return _drawn(Graph.from_symbol(symbol), policy, seed, parameters=list(params))
+
+
+def random_plan_of_symbol(symbol: mx.sym.Symbol, policy: mxmp.Policy, seed: int) -> mxmp.Plan:
+    """Return such a plan for a Symbol, as ``mxmp.Module`` takes it."""
+    return _drawn(Graph.from_symbol(symbol), policy, seed, keep_output_names=True)
+
+
+def _drawn(graph: Graph, policy: mxmp.Policy, seed: int, **storage: Any) -> mxmp.Plan:
+    task = Task(strip(graph), policy, "cpu", slow_too=True, **storage)
+    draw = random.Random(seed)
+    low = frozenset(node for node in task.graph.nodes() if node in task.wide and draw.random() < 0.5)
+    plan = task.plan(low, {})
+    return mxmp.Plan(plan.policy, plan.device, plan.decisions, plan.low_variables, (), Tuned("random", True))
+
+
+def random_exclusions(symbols: Sequence[mx.sym.Symbol], seed: int) -> list[str]:
+    """Return the names of some operators of these graphs: each with a chance of three in ten."""
+    nodes = [node for symbol in symbols for node in Graph.from_symbol(symbol).nodes() if not node.is_variable]
+    draw = random.Random(seed)
+    return sorted({node.name for node in nodes if draw.random() < 0.3})

@@ -1,0 +1,191 @@
+"""Times on disk: what cannot be read or written is one warning, before anything is measured, and never an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+from oracle import S
+
+import mxmp
+from mxmp.tuning import search
+
+NESTED = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.fixture(autouse=True)
+def _few_rounds(monkeypatch):
+    for name, value in {"_ROUNDS": 3, "_MOST_ROUNDS": 3, "_PROFILES": 2, "_MOST_PROFILES": 2}.items():
+        monkeypatch.setattr(search, name, value)
+
+
+def symbol():
+    x = S.relu(S.FullyConnected(S.var("data"), num_hidden=4, name="a"), name="r")
+    return S.FullyConnected(x, num_hidden=3, name="b")
+
+
+def tuned(folder, **options):
+    return mxmp.tune(symbol(), data=(2, 6), cache=folder, progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """Name and text of a file of times."""
+    folder = tmp_path_factory.mktemp("good")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"_ROUNDS": 3, "_MOST_ROUNDS": 3, "_PROFILES": 2, "_MOST_PROFILES": 2}.items():
+            patch.setattr(search, name, value)
+        tuned(folder)
+    (file,) = folder.iterdir()
+    return file.name, file.read_text(encoding="utf-8")
+
+
+def with_seconds(text, change):
+    """The same file with other seconds; ``change`` is given all of the operators, without the casts."""
+    kept = json.loads(text)
+    operators = [key for key in kept["seconds"] if " -> " not in key]
+    change(kept["seconds"], operators)
+    return json.dumps(kept).encode()
+
+
+def own(caught):
+    """Without what tune's imports warn of."""
+    return [each for each in caught if str(each.message).startswith("tune ")]
+
+
+BAD = {
+    "nothing": lambda text: b"",
+    "null": lambda text: b"null",
+    "a list": lambda text: b"[1, 2]",
+    "a string": lambda text: b'"seconds"',
+    "a number": lambda text: b"1",
+    "no seconds": lambda text: b"{}",
+    "seconds of null": lambda text: b'{"seconds": null}',
+    "seconds of a list": lambda text: b'{"seconds": [1]}',
+    "seconds of a string": lambda text: b'{"seconds": "fast"}',
+    "a deep list": lambda text: NESTED.encode(),
+    "deep seconds": lambda text: f'{{"seconds": {{"a": {NESTED}}}}}'.encode(),
+    "a text in it": lambda text: with_seconds(text, lambda s, ops: s.update({ops[0]: "1.0"})),
+    "null in it": lambda text: with_seconds(text, lambda s, ops: s.update({ops[0]: None})),
+    "true in it": lambda text: with_seconds(text, lambda s, ops: s.update({ops[0]: True})),
+    "a list in it": lambda text: with_seconds(text, lambda s, ops: s.update({ops[0]: [1.0]})),
+    "nan": lambda text: with_seconds(text, lambda s, ops: s.update({ops[0]: float("nan")})),
+    "infinity": lambda text: with_seconds(text, lambda s, ops: s.update({ops[0]: float("inf")})),
+    "1e400": lambda text: text.replace('"seconds": {', '"seconds": {"a": 1e400,').encode(),
+    "10**400": lambda text: with_seconds(text, lambda s, ops: s.update({ops[0]: 10**400})),
+    "a year": lambda text: with_seconds(text, lambda s, ops: s.update({ops[0]: 3e7})),
+    "negative": lambda text: with_seconds(text, lambda s, ops: s.update({ops[0]: -1.0})),
+    "zeros": lambda text: with_seconds(text, lambda s, ops: s.update(dict.fromkeys(ops, 0.0))),
+    "all zeros": lambda text: with_seconds(text, lambda s, ops: s.update(dict.fromkeys(list(s), 0))),
+    "UTF-16": lambda text: text.encode("utf-16"),
+    "Latin-1": lambda text: text.replace("seconds", "sécondes").encode("latin-1"),
+    "zero bytes": lambda text: b"\0" * 100,
+    "half of it": lambda text: text[: len(text) // 2].encode(),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_file_of_something_else_is_one_warning_and_is_written_anew(case, good, tmp_path):
+    name, text = good
+    (tmp_path / name).write_bytes(BAD[case](text))
+    with pytest.warns(UserWarning, match="tune measures anew") as caught:
+        plan = tuned(tmp_path)
+    (warning,) = own(caught)
+    assert name in str(warning.message)
+    assert warning.filename == __file__
+    assert plan.tuned.steps
+    assert all(0 <= seconds < 10 for seconds in plan.tuned.predicted.values())
+    kept = json.loads((tmp_path / name).read_text(encoding="utf-8"))["seconds"]
+    assert set(kept) == set(json.loads(text)["seconds"])
+    tuned(tmp_path)  # without a warning
+
+
+def test_a_good_file_is_used_without_a_warning(good, tmp_path):
+    name, text = good
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    tuned(tmp_path)
+    assert (tmp_path / name).read_text(encoding="utf-8") == text
+
+
+def test_zeros_for_this_network_among_times_of_others_are_no_error(good, tmp_path):
+    name, text = good
+
+    def change(seconds, operators):
+        seconds.update(dict.fromkeys(list(seconds), 0.0))
+        seconds["training another float32"] = 1.0
+
+    (tmp_path / name).write_bytes(with_seconds(text, change))
+    assert tuned(tmp_path).tuned.steps
+
+
+def a_folder_for_the_file(folder, name):
+    (folder / name).mkdir()
+    return folder
+
+
+def a_file_for_the_folder(folder, name):
+    (folder / "taken").write_text("mine")
+    return folder / "taken"
+
+
+def a_file_above_the_folder(folder, name):
+    (folder / "taken").write_text("mine")
+    return folder / "taken" / "cache"
+
+
+def a_link_to_nowhere(folder, name):
+    (folder / name).symlink_to(folder / "none" / "none")
+    return folder
+
+
+def where_nobody_may_write(folder, name):
+    return "/proc/self"
+
+
+UNWRITABLE = [a_folder_for_the_file, a_file_for_the_folder, a_file_above_the_folder, a_link_to_nowhere]
+if sys.platform == "linux":
+    UNWRITABLE.append(where_nobody_may_write)
+
+
+@pytest.mark.parametrize("arrange", UNWRITABLE)
+def test_a_place_that_cannot_be_written_is_one_warning_before_anything_is_measured(
+    arrange, good, tmp_path, monkeypatch
+):
+    folder = arrange(tmp_path, good[0])
+    before = sorted(os.listdir(tmp_path))
+    run, warned_before = search.Search.run, []
+
+    def noting(self):
+        warned_before.extend(own(caught))
+        return run(self)
+
+    monkeypatch.setattr(search.Search, "run", noting)
+    with pytest.warns(UserWarning, match="tune") as caught:
+        assert tuned(folder).tuned.steps
+    assert len(own(caught)) == 1
+    assert own(caught) == warned_before
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes into read-only folders")
+def test_a_read_only_folder_is_read_and_not_written(good, tmp_path):
+    name, text = good
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    tmp_path.chmod(0o500)
+    with pytest.warns(UserWarning, match="will not keep its times"):
+        tuned(tmp_path)
+
+
+def test_a_disk_that_fills_up_meanwhile_loses_no_plan(tmp_path, monkeypatch):
+    run = search.Search.run
+
+    def then_the_folder_goes(self):
+        found = run(self)
+        tmp_path.rename(tmp_path.with_name("moved"))
+        return found
+
+    monkeypatch.setattr(search.Search, "run", then_the_folder_goes)
+    with pytest.warns(UserWarning, match="could not keep its times.*No such file"):
+        assert tuned(tmp_path).tuned.steps

@@ -1,0 +1,105 @@
+"""The random numbers that follow ``tune`` are those that would have followed without it."""
+
+from __future__ import annotations
+
+import random
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from oracle import S
+
+import mxmp
+from mxmp.tuning import search
+
+
+@pytest.fixture(autouse=True)
+def _few_rounds(monkeypatch):
+    for name, value in {"_ROUNDS": 3, "_MOST_ROUNDS": 3, "_PROFILES": 2, "_MOST_PROFILES": 2}.items():
+        monkeypatch.setattr(search, name, value)
+
+
+def draws():
+    with autograd.train_mode():
+        found = [mx.nd.Dropout(mx.nd.ones(64), p=0.5), mx.nd.shuffle(mx.nd.arange(32))]
+    found += [mx.nd.random.uniform(shape=8), mx.nd.random.normal(shape=8), mx.nd.random.randint(0, 1 << 20, shape=8)]
+    return [*(array.asnumpy().tolist() for array in found), np.random.rand(), random.random()]
+
+
+def seed():
+    mx.random.seed(7)
+    np.random.seed(7)
+    random.seed(7)
+
+
+class Net(gluon.HybridBlock):
+    def __init__(self, **dropout):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.first, self.last = nn.Dense(8), nn.Dense(3)
+        self._dropout = dropout
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.last(F.Dropout(F.relu(self.first(x)), p=0.5, **self._dropout))
+
+
+def a_block(**dropout):
+    net = Net(**dropout)
+    net.initialize()
+    return lambda **how: mxmp.tune(net, (4, 6), cache=False, progress=False, **how)
+
+
+def a_converted_block():
+    net = mxmp.convert(Net())
+    net.initialize()
+    return lambda **how: mxmp.tune(net, (4, 6), cache=False, progress=False, **how)
+
+
+def a_numpy_block():
+    net = nn.HybridSequential(prefix="np_")
+    net.add(nn.Dense(8), nn.Dropout(0.5), nn.Dense(3))
+
+    def run(**how):
+        with mx.util.np_shape(True), mx.util.np_array(True):
+            net.initialize(force_reinit=True)
+            seed()
+            return mxmp.tune(net, (4, 6), cache=False, progress=False, **how)
+
+    return run
+
+
+def a_loop():
+    """Its Dropout draws nothing from MXNet's generator in 1.9.1."""
+
+    def body(x, state):
+        out = S.Dropout(S.FullyConnected(x, num_hidden=4, name="fc"), p=0.5) + state
+        return out, [out]
+
+    out, _ = S.contrib.foreach(lambda x, s: body(x, s[0]), S.var("data"), [S.var("state")], name="loop_")
+    out = S.FullyConnected(out, num_hidden=3, name="last")
+    return lambda **how: mxmp.tune(out, data=(3, 2, 4), state=(2, 4), cache=False, progress=False, **how)
+
+
+SUBJECTS = {
+    "Dropout": a_block,
+    "with axes": lambda: a_block(axes=(0,)),
+    "always": lambda: a_block(mode="always"),
+    "converted": a_converted_block,
+    "NumPy": a_numpy_block,
+    "in a loop": a_loop,
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_what_is_drawn_after_a_tune_is_what_would_have_been_drawn(subject, training):
+    tune = SUBJECTS[subject]()
+    seed()
+    expected = draws()
+    seed()
+    plan = tune(training=training)
+    assert draws() == expected
+    assert plan.tuned.steps
+    assert "fails here" not in str(plan)
