@@ -1,31 +1,20 @@
-"""Draws the pictures of docs/looking-inside.md: a network of sigmoids, whose gradients shrink from layer to layer.
-
-python scripts/draw_looking_inside.py                # docs/watch.png, docs/watch-steps.png, docs/loss-scale.png
-"""
+"""The pictures of docs/looking-inside.md: a network of sigmoids, whose gradients shrink from layer to layer."""
 
 from __future__ import annotations
-
-import argparse
-import warnings
-from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from support.options import parse
+from support.results import DOCS
 
 import mxmp
 from mxmp.diagnose import plot_histograms, plot_loss_scale, plot_steps, watch
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=DOCS)
-    parser.add_argument("--steps", type=int, default=400)
-    args = parser.parse_args()
-    warnings.simplefilter("ignore")
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(__doc__, arguments, folder=DOCS, steps=400)
     trainer, watched = train(args.steps)
     args.folder.mkdir(parents=True, exist_ok=True)
     plot_histograms(watched.latest, str(args.folder / "watch.png"))
@@ -35,7 +24,7 @@ def main() -> None:
 
 
 def train(steps: int) -> tuple:
-    """A small convolutional network on scikit-learn's digits, at a scale that is too small at first."""
+    """Train a small convolutional network on scikit-learn's digits, at a scale that is too small at first."""
     from sklearn.datasets import load_digits
 
     mx.random.seed(0)
@@ -61,7 +50,3 @@ def train(steps: int) -> tuple:
             trainer.backward(loss)
             trainer.step(1)
     return trainer, watched
-
-
-if __name__ == "__main__":
-    main()

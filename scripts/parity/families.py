@@ -1,4 +1,4 @@
-"""Every family of networks that `scripts/parity.py` trains, with the command that trains it."""
+"""Every family of networks that `scripts/dev.py parity` trains, with the command that trains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules against what scripts/sweep_operators.py measured: no operator is emitted where it was found at fault."""
+"""The rules against what scripts/dev.py sweep operators measured: no operator is emitted where it was found at fault."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_case_was_measured_on_the_graph_that_is_emitted_today():
     stale = sorted(
         {c.op for c, d in KEYS if RESULTS.get(c.op, {}).get(f"{c.name} [{d}]", {}).get("graph") != digest(c, d)}
     )
-    assert not stale, f"run python scripts/sweep_operators.py, which measures {stale} again"
+    assert not stale, f"run python scripts/dev.py sweep operators, which measures {stale} again"
     assert sum(map(len, RESULTS.values())) == len(KEYS)
 
 

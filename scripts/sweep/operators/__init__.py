@@ -1,1 +1,1 @@
-"""The operator sweep's parts; ``scripts/sweep_operators.py`` runs it."""
+"""The operator sweep's parts; ``dev.py sweep operators`` runs it."""
