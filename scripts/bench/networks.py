@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable
 
-__all__ = ["NETWORKS", "Network", "network"]
-
 
 @dataclass(frozen=True)
 class Network:

@@ -23,7 +23,6 @@ from mxmp.step.updater import Updater
 S = mx.sym
 Steps = "dict[str, Callable[[], Any]]"
 
-# -- Layouts that are slow --------------------------------------------------------------------------
 
 # Channels and groups: ResNeXt's first stages and others with 12 and 24 channels a group; MobileNet's; blocks of 16.
 BLOCKS = [(128, 32), (256, 32), (384, 32), (768, 32), (24, 24), (72, 72), (120, 120), (144, 144), (512, 32)]
@@ -76,8 +75,6 @@ def executed(symbol: mx.sym.Symbol) -> Callable[[], None]:
     return step
 
 
-# -- 3-D convolutions -------------------------------------------------------------------------------
-
 # Where it stands, data, filters, kernel, stride: at the sizes of a clip of 32 frames of 112x112.
 LAYERS = [
     ("I3D's stem", (1, 3, 32, 112, 112), 64, (5, 7, 7), (2, 2, 2)),
@@ -121,8 +118,6 @@ def trained(net: gluon.HybridBlock, data: mx.nd.NDArray) -> Callable[[], None]:
     return step
 
 
-# -- The update -------------------------------------------------------------------------------------
-
 SGD: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4}
 
 
@@ -152,9 +147,6 @@ def update(arguments: list[str]) -> None:
             yield (model, "update"), {"MXNet's": theirs, "mxmp's": ours}
 
     bench("network | part", rows(), args.rounds)
-
-
-# -- Rewriting --------------------------------------------------------------------------------------
 
 
 def rewrite(arguments: list[str]) -> None:

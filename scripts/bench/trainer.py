@@ -122,9 +122,6 @@ def backward(arguments: list[str]) -> None:
     print(f"| {args.net} | {len(alive):,} | {ms} |")
 
 
-# -- Watching ---------------------------------------------------------------------------------------
-
-
 def watching(arguments: list[str]) -> None:
     """Time plain steps, steps while a watch is on and not due, and watched ones, through both frontends in float16.
 

@@ -14,14 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TextIO
 
-__all__ = [
-    *("Worker", "WorkerError", "answers", "bench", "gain", "in_turns", "milliseconds", "operators", "peak_bytes"),
-    *("quartiles", "serve", "spread", "take_turns", "timed"),
-]
-
-
-# -- Time -------------------------------------------------------------------------------------------
-
 
 def timed(
     call: Callable[[], Any], wait: Callable[[], Any] = lambda: None, clock: Callable[[], float] = time.perf_counter
@@ -117,9 +109,6 @@ def operators(run: Callable[[], Any]) -> dict[str, tuple[int, float]]:
     return {name: (row["Count"], row["Total"]) for name, row in found.items() if name not in waits}
 
 
-# -- Processes --------------------------------------------------------------------------------------
-
-
 class WorkerError(Exception):
     """What a worker ended with."""
 
@@ -177,9 +166,6 @@ class Worker:
             self.stop()
             raise WorkerError(found["error"])
         return found
-
-
-# -- In the worker ----------------------------------------------------------------------------------
 
 
 def serve(run: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> None:

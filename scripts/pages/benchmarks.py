@@ -70,9 +70,6 @@ def page(results: dict[str, Any]) -> str:
     )
 
 
-# -- Figures ----------------------------------------------------------------------------------------
-
-
 def of_task(results: list[Result], task: str) -> list[Result]:
     return [result for result in results if result["task"] == task]
 
@@ -126,9 +123,6 @@ def bounds(result: Result) -> dict[str, float] | None:
     return {"share": share, "rate": rate, "amdahl": 1 / (1 - share + share / rate), "best": total / best}
 
 
-# -- Tables -----------------------------------------------------------------------------------------
-
-
 def present(results: list[Result], variants: Any) -> list[str]:
     return [v for v in variants if any(v in result["variants"] for result in results)]
 
@@ -170,9 +164,6 @@ def roofline(result: Result) -> Iterator[str]:
     yield from (f"{found[key]:.2f}" for key in ("rate", "amdahl", "best"))
     yield from (f"{value:.2f}" if value else "-" for value in measured)
     yield f"{100 * reached / found['best']:.0f} %" if reached else "-"
-
-
-# -- The picture ------------------------------------------------------------------------------------
 
 
 def picture(results: dict[str, Any], path: Path) -> None:

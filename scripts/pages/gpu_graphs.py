@@ -101,9 +101,6 @@ def cells(figures: Figures, digits: int, count: int = len(COLUMNS)) -> list[str]
     return ["-" if v is None else f"{v:.{digits}g}" if isinstance(v, float) else str(v) for v in values]
 
 
-# -- The page ---------------------------------------------------------------------------------------
-
-
 def summary(results: dict[str, Any]) -> Iterator[list[str]]:
     variants, with_all = shown(results), complete(results)
     rows: dict[str, tuple[Callable[[dict, dict], float], str]] = {
@@ -151,9 +148,6 @@ def failures(results: dict[str, Any]) -> Iterator[list[str]]:
             if reason:
                 plain = re.sub(r"\[\d\d:\d\d:\d\d\] ", "", reason).replace("|", "\\|").replace("`", "'")
                 yield [f"`{name}`", label, plain[:200]]
-
-
-# -- The picture ------------------------------------------------------------------------------------
 
 
 def picture(results: dict[str, Any], path: Path) -> None:

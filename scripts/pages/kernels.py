@@ -13,8 +13,6 @@ from sweep.operators.emission import DTYPES, emitted, is_allowed
 
 from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
 
-__all__ = ["FAULTS", "NOT_A_FAULT", "not_measured", "render"]
-
 Results = "dict[str, dict[str, dict[str, Any]]]"
 
 # Verdicts that an emitted operator must not have.

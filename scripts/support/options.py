@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-__all__ = ["parse"]
-
 
 def parse(doc: str | None, arguments: list[str] | None, positional: str = "", **options: Any) -> argparse.Namespace:
     """Parse ``--name value`` for each keyword ``name=default`` or ``name=(default, help, choices)``.

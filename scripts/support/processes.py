@@ -10,8 +10,6 @@ import sys
 import warnings
 from typing import Any, Callable
 
-__all__ = ["in_a_process", "prepare_processes", "share_path", "silence"]
-
 
 def prepare_processes() -> None:
     """Have what every process needs imported once."""

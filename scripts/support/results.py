@@ -9,8 +9,6 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
-__all__ = ["DOCS", "ROOT", "chosen", "in_parallel", "read", "write"]
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 

@@ -125,9 +125,6 @@ def counts(case: Any, wanted: list[str]) -> dict[str, Any]:
     return {**found, "variants": rewritten}
 
 
-# -- The graphs -------------------------------------------------------------------------------------
-
-
 def traced(case: Any) -> Traced:
     """Return the graph of the whole network, or of the blocks that a network in Python calls."""
     import mxnet as mx
@@ -194,9 +191,6 @@ def rewrites() -> dict[str, Callable[[Any, dict], Any]]:
         "minimal": minimal,
         "contrib.amp": lambda symbol, shapes: amp.convert_symbol(symbol, "float16"),
     }
-
-
-# -- Counting ---------------------------------------------------------------------------------------
 
 
 def figures(variant: str, rewrite: Callable[[Any, dict], Any], large: Traced, small: Traced) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from typing import Any, Callable, Iterator
 import mxnet as mx
 import numpy as np
 
-__all__ = ["BFLOAT16", "Case", "floating", "images", "other_inputs", "projection", "uniform", "whole"]
-
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from . import language, layers, vision
 
-__all__ = ["CASES", "in_order"]
-
 CASES: dict[str, Any] = {**vision.cases(), **language.cases(), **layers.cases()}
 
 

@@ -11,8 +11,6 @@ from mxnet import gluon
 
 from .case import Case, images, uniform, whole
 
-__all__ = ["depth", "pose", "segmentation"]
-
 CLASSES = 5
 resize = mx.nd.contrib.BilinearResize2D
 

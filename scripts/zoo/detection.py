@@ -18,8 +18,6 @@ from mxnet import autograd, gluon
 
 from .case import Case, images, uniform, whole
 
-__all__ = ["center_net", "rcnn", "siamrpn", "ssd", "yolo"]
-
 CLASSES = ["cat", "dog"]
 
 

@@ -11,8 +11,6 @@ from mxmp.precision.rules import Kind, rule_of
 
 from .rewriting import rewritten, with_nodes
 
-__all__ = ["rounded_kernels"]
-
 Place = Tuple[int, int]  # number of a node, and which of its outputs
 
 

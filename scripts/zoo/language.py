@@ -12,8 +12,6 @@ from mxnet import gluon
 
 from .case import Case, uniform, whole
 
-__all__ = ["cases"]
-
 WORDS = 200
 WEIGHTS = nlp.initializer.TruncNorm(stdev=0.02)
 _SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss

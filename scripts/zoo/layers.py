@@ -12,8 +12,6 @@ from mxnet.gluon import contrib, nn, rnn
 from .case import Case, uniform, whole
 from .language import Unrolled
 
-__all__ = ["cases"]
-
 
 class Lambda(gluon.HybridBlock):
     """Layers and a function of ``F`` and them."""

@@ -10,8 +10,6 @@ from unittest import mock
 import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["plain_copies", "rewritten", "with_nodes", "zero_unassigned_rois"]
-
 
 @contextlib.contextmanager
 def rewritten(change: Callable[[dict], dict]) -> Iterator[None]:

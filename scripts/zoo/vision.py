@@ -17,8 +17,6 @@ from mxnet import gluon
 from . import dense, detection
 from .case import Case, images, whole
 
-__all__ = ["cases"]
-
 INT8 = "a quantized twin of another name: its graph is a file of int8 operators, not for training"
 SIZES = {  # the smallest input that a network's last pooling allows, where it is not 64 x 64
     r"cifar_": 32,

@@ -12,7 +12,6 @@ from .case import Input, add, product
 FLAT = [(1,), (3,), (1024,), (7, 5), (2, 3, 5, 7), (2, 16, 8, 8), (2, 3, 2, 3, 5), (0, 3)]
 NCHW = (2, 8, 6, 6)
 
-# -- Pointwise --------------------------------------------------------------------------------------
 
 _UNARY = """relu _npx_relu abs _npi_absolute negative _npi_negative sigmoid _npx_sigmoid tanh _npi_tanh softsign erf
 arctan _npi_arctan arcsinh _npi_arcsinh radians _npi_radians _contrib_div_sqrt_dim _copy _np_copy _copyto BlockGrad
@@ -57,7 +56,6 @@ add("_npi_diff", (6, 9), n=1, axis=-1)
 add("_npi_diff", (6, 9), n=3, axis=0)
 add("_npi_ediff1d", (50,), to_begin_arr_given=False, to_end_arr_given=False)
 
-# -- Matrix products --------------------------------------------------------------------------------
 
 for _data, _units, _flatten in (((4, 6), 5, True), ((1, 1), 1, True), ((33, 65), 17, True), ((2, 3, 4), 5, False),
                                 ((2, 3, 4, 5), 7, True), ((0, 6), 5, True), ((3, 256), 1000, True)):  # fmt: skip
@@ -131,7 +129,6 @@ for _mode, _gates in (("rnn_relu", 1), ("rnn_tanh", 1), ("gru", 3), ("lstm", 4))
 add("im2col", NCHW, kernel=(3, 3), pad=(1, 1))
 add("im2col", NCHW, kernel=(2, 2), stride=(2, 2))
 
-# -- Pooling, resampling, normalisation -------------------------------------------------------------
 
 for _dims in (1, 2, 3):
     for _type, _geometry in itertools.product(("max", "avg", "sum", "lp"), ((2, 0, 2, 5), (3, 1, 1, 6), (3, 1, 2, 1), (2, 1, 1, 3))):  # fmt: skip # noqa: E501

@@ -10,8 +10,6 @@ import numpy as np
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.rules import RULES, Kind
 
-__all__ = ["CASES", "Case", "Input", "add", "product"]
-
 
 class Input(NamedTuple):
     """One input: its shape, how its values are drawn, and whether a gradient is asked for."""

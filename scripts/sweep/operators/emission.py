@@ -13,8 +13,6 @@ from mxmp.precision.rules import RULES, Kind
 
 from .case import Case
 
-__all__ = ["DTYPES", "digest", "emitted", "forced_graph", "is_allowed"]
-
 DTYPES = ("bfloat16", "float16")
 _LOW = (Kind.LOW, Kind.FOLLOW, Kind.NORM)
 

@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 
-__all__ = ["Errors", "rounded", "ulp"]
-
 _BITS = {"bfloat16": (7, -126), "float16": (10, -14)}  # of the mantissa, and the smallest normal exponent
 _LARGEST = {"bfloat16": 3.3895e38, "float16": 65504.0}
 

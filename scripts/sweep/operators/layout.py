@@ -14,8 +14,6 @@ def index(shape: tuple[int, ...], below: int) -> Input:
     return Input(shape, below, grad=False)
 
 
-# -- Shape only -------------------------------------------------------------------------------------
-
 for _shape in SHAPES:
     add("Reshape", _shape, shape=(-1,))
     add("_np_reshape _npx_reshape", _shape, newshape=(-1,) if 0 not in _shape else _shape[::-1])
@@ -77,7 +75,6 @@ for _constant in (0, 1.1):
 add("_slice_assign", S, (2, 2), begin=(0, 1), end=(2, 3))
 add("_slice_assign_scalar", S, begin=(0, 1), end=(2, 3), scalar=1.1)
 
-# -- Repetition, whose gradient is a sum ------------------------------------------------------------
 
 for _size in (3, 3000):
     add("broadcast_axis", (4, 1), axis=(1,), size=(_size,))
@@ -87,7 +84,6 @@ for _size in (3, 3000):
     add("repeat", (4,), repeats=_size)
     add("repeat", (4, 2), repeats=_size, axis=0)
 
-# -- Selection by index, length or condition --------------------------------------------------------
 
 for _rows in (5, 4000):
     for _mode in ("clip", "wrap"):

@@ -24,8 +24,6 @@ from .case import CASES, Case
 from .emission import digest, forced_graph
 from .errors import Errors, rounded, ulp
 
-__all__ = ["measure"]
-
 _VALUES, _DRAWS = 512, (12, 32)  # per tensor: drawn again until there are as many values
 _COPY, _DOUBLE = Node("_copy", ""), Node("Cast", "", {"dtype": "float64"})
 # FP32's own gradient leaves memory unwritten where a kernel meets only padding; MXNet's float64 kernel does not.

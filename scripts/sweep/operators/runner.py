@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator
 
-__all__ = ["POISONS", "Pair", "Runner"]
-
 SCRIPTS = Path(__file__).resolve().parents[2]
 # MALLOC_PERTURB_ leaves the complement in every byte of fresh memory: 0x7f makes 3.4e38 and float16's NaN,
 # 0xba about -0.001. What was read or handed out unwritten differs between the two.
