@@ -14,9 +14,10 @@ from multiprocessing.connection import Connection
 from typing import Any, Callable, Collection, NamedTuple
 
 import numpy as np
-from support.options import parse
-from support.processes import in_a_process, prepare_processes, silence
-from support.results import DOCS, chosen, in_parallel, read, write
+from support.processes import silence
+from support.results import DOCS
+
+from sweep.models import Run, sweep_zoo
 
 RESULTS = DOCS / "gpu-graphs.json"
 VARIANTS = ["float32", "float16", "float16-fast", "minimal", "contrib.amp"]
@@ -30,30 +31,14 @@ SIZES = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args = parse(
-        *(__doc__, arguments, "names"),
-        names=([str], "networks by name or pattern (default: all)"),
-        results=RESULTS,
-        again=(str, "count those again", ("failed", "all")),
-        seconds=(120.0, "limit of time of a network"),
-    )
-    from zoo.catalogue import CASES
+    sweep_zoo(__doc__, arguments, RESULTS, lambda result, again: lacking(result or {}, again), count, names)
 
-    results = read(args.results)
-    todo = {name: lacking(results.get(name, {}), args.again) for name in chosen(names(), args.names, "network")}
 
-    def one(name: str) -> dict[str, Any]:
-        case = CASES[name]
-        if isinstance(case, str):
-            return {"left_out": case}
-        found, ended = in_a_process(args.seconds, worker, name, todo[name])
-        if "variants" not in found:
-            return {"error": found.get("error", ended)}
-        return {**found, "variants": {**results.get(name, {}).get("variants", {}), **found["variants"]}}
-
-    prepare_processes()
-    for name, found in in_parallel(one, filter(todo.get, todo), unit="network"):
-        write(args.results, {**read(args.results), name: found})
+def count(name: str, before: dict[str, Any], run: Run, again: str | None) -> dict[str, Any]:
+    found, ended = run(worker, name, lacking(before, again))
+    if "variants" not in found:
+        return {"error": found.get("error", ended)}
+    return {**found, "variants": {**before.get("variants", {}), **found["variants"]}}
 
 
 def names() -> list[str]:
@@ -73,7 +58,7 @@ def lacking(result: dict[str, Any], again: str | None) -> list[str]:
     return [name for name in VARIANTS if name in failed or name not in result["variants"]]
 
 
-def worker(pipe: Connection, name: str, wanted: list[str]) -> None:
+def worker(pipe: Connection, gib: float, name: str, wanted: list[str]) -> None:
     silence()
     from zoo.catalogue import CASES
     from zoo.running import cause
@@ -91,13 +76,13 @@ class Traced(NamedTuple):
     calls: list
     params: dict[str, bool]
 
-    def resized(self, size: Callable[[str, tuple], tuple]) -> Traced:
+    def resized(self, size: Callable[[tuple], tuple]) -> Traced:
         """Return the same with inputs of other shapes."""
-        calls = [
-            call._replace(known={n: (s if n in self.params else size(n, s), t) for n, (s, t) in call.known.items()})
-            for call in self.calls
-        ]
-        return self._replace(calls=calls)
+
+        def known(call: Any) -> dict[str, tuple]:
+            return {n: (s if n in self.params else size(s), t) for n, (s, t) in call.known.items()}
+
+        return self._replace(calls=[call._replace(known=known(call)) for call in self.calls])
 
     def inputs(self, call: Any) -> dict[str, tuple]:
         return {name: shape for name, (shape, _) in call.known.items() if name not in self.params}
@@ -108,21 +93,19 @@ def counts(case: Any, wanted: list[str]) -> dict[str, Any]:
     from zoo.running import cause
 
     small = traced(case)
-    large, where = small.resized(lambda _, shape: scaled(case, shape)), "as one trains with"
+    large, where = small.resized(lambda shape: scaled(case, shape)), "as one trains with"
     try:
-        written = sum(bytes_written(call) for call in large.calls)
+        written = sum(map(bytes_written, large.calls))
     except Exception:  # a size that the network has in its own code, or its other inputs
-        large, where = small, "the smallest that the network takes"
-        written = sum(bytes_written(call) for call in small.calls)
+        large, where, written = small, "the smallest that the network takes", sum(map(bytes_written, small.calls))
     inputs = {name: list(shape) for call in large.calls for name, shape in large.inputs(call).items()}
-    found: dict[str, Any] = {"kind": case.kind, "batch": where, "inputs": inputs, "written": written}
-    rewritten: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for variant in wanted:
         try:
-            rewritten[variant] = figures(variant, rewrites()[variant], large, small)
+            found[variant] = figures(variant, large, small)
         except Exception as error:  # what contrib.amp cannot do is a result
-            rewritten[variant] = {"error": cause(error)}
-    return {**found, "variants": rewritten}
+            found[variant] = {"error": cause(error)}
+    return {"kind": case.kind, "batch": where, "inputs": inputs, "written": written, "variants": found}
 
 
 def traced(case: Any) -> Traced:
@@ -148,10 +131,8 @@ def traced(case: Any) -> Traced:
                 net(*inputs)
     # A shape that is not known yet is None.
     known = [{n: (tuple(shape or ()), dtype) for n, (shape, dtype) in each.known.items()} for each in found]
-    return Traced(
-        [each._replace(known=shapes) for each, shapes in zip(found, known)],
-        {name: param.grad_req != "null" for name, param in net.collect_params().items()},
-    )
+    trained = {name: param.grad_req != "null" for name, param in net.collect_params().items()}
+    return Traced([each._replace(known=shapes) for each, shapes in zip(found, known)], trained)
 
 
 def scaled(case: Any, shape: tuple) -> tuple:
@@ -168,8 +149,8 @@ def scaled(case: Any, shape: tuple) -> tuple:
     return (shape[0] * BATCH.get(case.kind, 1), *shape[1:])
 
 
-def rewrites() -> dict[str, Callable[[Any, dict], Any]]:
-    """Return by variant: from a Symbol and the shapes of its inputs to the Symbol that runs."""
+def rewritten(variant: str, symbol: Any, shapes: dict[str, tuple]) -> Any:
+    """Return the Symbol that runs, of a Symbol and the shapes of its inputs."""
     import mxnet as mx
     from mxnet.contrib import amp
 
@@ -177,39 +158,30 @@ def rewrites() -> dict[str, Callable[[Any, dict], Any]]:
     from mxmp.pipeline import low_graph
     from mxmp.precision.graph import Graph
 
-    def converted(how: Any) -> Callable[[Any, dict], Any]:
-        # As a converted net runs; cast_symbol keeps the outputs' names as well, at a price.
-        return lambda symbol, shapes: low_graph(Graph.from_symbol(symbol), how, "gpu")[0].to_symbol()
-
-    def minimal(symbol: Any, shapes: dict) -> Any:
-        plan = mxmp.tune(symbol, policy="float16-fast", measure=False, ctx=mx.gpu(), **shapes)
-        return converted(plan)(symbol, shapes)
-
-    return {
-        "float32": lambda symbol, shapes: symbol,
-        **{name: converted(mxmp.Policy.parse(name)) for name in ("float16", "float16-fast")},
-        "minimal": minimal,
-        "contrib.amp": lambda symbol, shapes: amp.convert_symbol(symbol, "float16"),
-    }
+    if variant == "float32":
+        return symbol
+    if variant == "contrib.amp":
+        return amp.convert_symbol(symbol, "float16")
+    if variant == "minimal":
+        how: Any = mxmp.tune(symbol, policy="float16-fast", measure=False, ctx=mx.gpu(), **shapes)
+    else:
+        how = mxmp.Policy.parse(variant)
+    # As a converted net runs; cast_symbol keeps the outputs' names as well, at a price.
+    return low_graph(Graph.from_symbol(symbol), how, "gpu")[0].to_symbol()
 
 
-def figures(variant: str, rewrite: Callable[[Any, dict], Any], large: Traced, small: Traced) -> dict[str, Any]:
+def figures(variant: str, large: Traced, small: Traced) -> dict[str, Any]:
     from zoo.running import counted
 
-    casted = [call._replace(symbol=rewrite(call.symbol, large.inputs(call))) for call in large.calls]
-    one = large.resized(lambda _, shape: (1, *shape[1:]))
+    casted = [call._replace(symbol=rewritten(variant, call.symbol, large.inputs(call))) for call in large.calls]
+    one = large.resized(lambda shape: (1, *shape[1:]))
     moved = counted(casted)
     trained = {name for name, is_trained in large.params.items() if is_trained}
     low = {name for call in casted for name, attrs in call.symbol.attr_dict().items() if attrs.get("__dtype__") == "2"}
-    return {
-        "casts": moved["casts"],
-        "cast_bytes": moved["cast_bytes"],
-        "operators": sum(
-            planned(each.symbol, [least.known, full.known], trained)
-            for each, least, full in zip(casted, small.calls, one.calls)
-        ),
-        "step": step_operators(len(trained & low), len(trained - low), variant),
-    }
+    calls = zip(casted, small.calls, one.calls)
+    operators = sum(planned(each.symbol, [least.known, full.known], trained) for each, least, full in calls)
+    step = step_operators(len(trained & low), len(trained - low), variant)
+    return {"casts": moved["casts"], "cast_bytes": moved["cast_bytes"], "operators": operators, "step": step}
 
 
 def bytes_written(call: Any) -> int:
@@ -237,20 +209,14 @@ def planned(symbol: Any, known: list[dict[str, tuple]], trained: Collection[str]
     return len(re.findall(r"^Op:", executor.debug_str(), flags=re.MULTILINE))
 
 
+@lru_cache(maxsize=None)
 def step_operators(low: int, full: int, variant: str) -> int:
     """Count operators of one step of SGD with momentum, of parameters stored in float16 and in FP32.
 
-    ``float32``: of MXNet's Trainer. ``contrib.amp``: the same, and its finite check, one for 200 gradients
-    (mxnet/contrib/amp/loss_scaler.py). Else of mxmp's, with FP32 masters of what is stored in float16.
+    By the profiler, on parameters of one number each. ``float32``: of MXNet's Trainer. ``contrib.amp``: the same, and
+    its finite check, one for 200 gradients (mxnet/contrib/amp/loss_scaler.py). Else of mxmp's, with FP32 masters of
+    what is stored in float16.
     """
-    if variant in ("float32", "contrib.amp"):
-        return _counted_step(0, low + full, False) + (-(-(low + full) // 200) if variant == "contrib.amp" else 0)
-    return _counted_step(low, full, True)
-
-
-@lru_cache(maxsize=None)
-def _counted_step(low: int, full: int, ours: bool) -> int:
-    """Count them by the profiler, on parameters of one number each."""
     from bench.host import backward_and_step, counted
     from mxnet import gluon
 
@@ -258,10 +224,13 @@ def _counted_step(low: int, full: int, ours: bool) -> int:
     from mxmp.gluon import _mxnet
     from mxmp.gluon.parameter import store_low
 
+    if variant == "contrib.amp":
+        return step_operators(low, full, "float32") + -(-(low + full) // 200)
+    ours = variant != "float32"
     made = [gluon.Parameter(f"p{number}", shape=(1,), init="zeros") for number in range(low + full)]
     for number, param in enumerate(made):
         param.initialize()
-        if number < low:
+        if ours and number < low:
             store_low(param, "float16")
     kind: Any = mxmp.Trainer if ours else gluon.Trainer
     extra = {"loss_scale": 128.0} if ours else {"update_on_kvstore": False}

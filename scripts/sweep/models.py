@@ -34,10 +34,11 @@ def sweep_zoo(
     doc: str,
     arguments: list[str] | None,
     path: Path,
-    wanted: Callable[[dict[str, Any] | None, str | None], bool],
-    one: Callable[[str, dict[str, Any], Run], dict[str, Any]],
+    wanted: Callable[[dict[str, Any] | None, str | None], Any],
+    one: Callable[[str, dict[str, Any], Run, str | None], dict[str, Any]],
+    names: Callable[[], list[str]] | None = None,
 ) -> None:
-    """Measure by ``one(name, its results so far, run)`` each model that is wanted, and keep its results in a file.
+    """Measure by ``one(name, results so far, run, again)`` each model that is wanted, and keep its results in a file.
 
     ``run(target, *arguments)`` calls ``target(pipe, limit of memory in GiB, *arguments)`` in a process of its own.
     """
@@ -53,14 +54,15 @@ def sweep_zoo(
     from zoo.catalogue import CASES, in_order
 
     results = read(args.results)
-    todo = [name for name in chosen(in_order(), args.names, "model") if wanted(results.get(name), args.again)]
+    there = names() if names else in_order()
+    todo = [name for name in chosen(there, args.names, "network") if wanted(results.get(name), args.again)]
 
     def run(target: Callable[..., None], *more: Any) -> tuple[dict[str, Any], str]:
         return in_a_process(args.seconds, target, args.gib, *more)
 
     def measured(name: str) -> dict[str, Any]:
-        before = {} if args.again else results.get(name, {})
-        return {"left_out": CASES[name]} if isinstance(CASES[name], str) else one(name, before, run)
+        left_out = isinstance(CASES[name], str)
+        return {"left_out": CASES[name]} if left_out else one(name, results.get(name, {}), run, args.again)
 
     prepare_processes()
     for name, result in in_parallel(measured, todo, args.jobs):
@@ -125,11 +127,11 @@ def bytes_hold(result: dict[str, Any], dtype: str, ours: str = "counts", *, suff
     return found[f"cast_bytes{suffix}"] - found[f"output_bytes{suffix}"] <= wanted["cast_bytes"]
 
 
-def sweep(name: str, before: dict[str, Any], run: Run) -> dict[str, Any]:
+def sweep(name: str, before: dict[str, Any], run: Run, again: str | None) -> dict[str, Any]:
     """Run the stages that ``before`` lacks. One that ends its process is named, the rest go on in another."""
     from zoo.measure import STAGES
 
-    found = dict(before)
+    found = {} if again else dict(before)
     # amp cannot be had twice in a process. None: what these results ask for, and once more what those ask for.
     for group in (STAGES[:-1], STAGES[-1:], None, None):
         group = looked_into(found) if group is None else group

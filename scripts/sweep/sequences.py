@@ -22,7 +22,9 @@ ENGINES = ("ThreadedEnginePerDevice", "NaiveEngine")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    sweep_zoo(__doc__, arguments, RESULTS, wanted, lambda name, _, run: {e: sequence(run, name, e) for e in ENGINES})
+    sweep_zoo(
+        __doc__, arguments, RESULTS, wanted, lambda name, _, run, __: {e: sequence(run, name, e) for e in ENGINES}
+    )
 
 
 def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
