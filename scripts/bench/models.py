@@ -86,14 +86,9 @@ def measure(name: str, task: str, variants: list[str], args: argparse.Namespace)
     config.update(plan=str(Path(folder.name, "plan.json")), policy=f"compute={args.dtype},{args.policy}".rstrip(","))
 
     def start(variant: str) -> Worker:
-        uses_torch = variant in TORCH
-        return Worker(
-            Path(__file__).with_name("torch_worker.py" if uses_torch else "mxnet_worker.py"),
-            {**config, "variant": variant},
-            python=args.torch if uses_torch else sys.executable,
-            threads=args.threads,
-            seconds=args.seconds,
-        )
+        python = args.torch if variant in TORCH else sys.executable
+        script, limits = Path(__file__).with_name("worker.py"), {"threads": args.threads, "seconds": args.seconds}
+        return Worker(script, {**config, "variant": variant}, python=python, **limits)
 
     tuning = None
     try:
@@ -107,14 +102,10 @@ def measure(name: str, task: str, variants: list[str], args: argparse.Namespace)
             except WorkerError as error:
                 found[variant] = {"error": str(error)}
         times, failed = take_turns(workers, args.warmup, args.rounds)
-        for variant, error in failed.items():
-            found[variant] = {"error": error}
+        found.update({variant: {"error": error} for variant, error in failed.items()})
         for variant, taken in times.items():
-            found[variant] = {
-                "seconds": taken,
-                "prepared": workers[variant].ready["prepared"],
-                **workers[variant].ask("memory"),
-            }
+            worker = workers[variant]
+            found[variant] = {"seconds": taken, "prepared": worker.ready["prepared"], **worker.ask("memory")}
         for variant in times:
             try:
                 found[variant].update(workers[variant].ask("profile"))

@@ -21,7 +21,6 @@ from mxmp.diagnose import watch
 
 DTYPES = ("float16", "bfloat16")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
 def trainer(arguments: list[str]) -> None:
@@ -55,27 +54,36 @@ def steps_of(dtype: str, args: argparse.Namespace) -> dict[str, Callable[[], tup
 
     None of a step that the loss scaler skipped, which took less time for it.
     """
-    net = network(args)
-    mxmp.convert(net, dtype)
-    net.hybridize(static_alloc=True, static_shape=True)
+    net, loss_of = prepared(args, dtype)
     options = {"learning_rate": 1e-4, **({"momentum": 0.9} if args.optimizer == "sgd" else {})}
     plain = gluon.Trainer(net.collect_params(), args.optimizer, options)
     scale = mxmp.DynamicLossScaler(init_scale=16.0) if dtype == "float16" else "dynamic"  # no skips: data is noise
     ours = mxmp.Trainer(net.collect_params(), args.optimizer, options, loss_scale=scale)
-    x, y = data(args)
 
     def step(trainer: gluon.Trainer) -> tuple[float, float] | None:
-        start = time.perf_counter()
-        with autograd.record():
-            loss = LOSS(net(x), y)
+        start, loss = time.perf_counter(), loss_of()
         mx.nd.waitall()
         setup = around_autograd(lambda: ours.backward(loss)) if trainer is ours else loss.backward() or 0.0
         update = timed(lambda: trainer.step(args.batch), mx.nd.waitall)
-        end = time.perf_counter()
         skipped = trainer is ours and ours.last_step_skipped
-        return None if skipped else (end - start, setup + update)
+        return None if skipped else (time.perf_counter() - start, setup + update)
 
     return {"plain": lambda: step(plain), "mxmp": lambda: step(ours)}
+
+
+def prepared(args: argparse.Namespace, dtype: str) -> tuple[gluon.HybridBlock, Callable[[], mx.nd.NDArray]]:
+    """Return a converted network, and a function that records its loss."""
+    net = network(args)
+    mxmp.convert(net, dtype)
+    net.hybridize(static_alloc=True, static_shape=True)
+    x, y = data(args)
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def loss() -> mx.nd.NDArray:
+        with autograd.record():
+            return loss_fn(net(x), y)
+
+    return net, loss
 
 
 def around_autograd(backward: Callable[[], None]) -> float:
@@ -178,16 +186,12 @@ def data(args: argparse.Namespace) -> tuple:
 
 
 def gluon_step(args: argparse.Namespace) -> tuple[Callable[[], None], tuple]:
-    net = mxmp.convert(network(args))
-    net.hybridize(static_alloc=True, static_shape=True)
+    net, loss_of = prepared(args, "float16")
     options = {"learning_rate": 1e-4, "momentum": 0.9}
     trainer = mxmp.Trainer(net.collect_params(), "sgd", options, loss_scale=16.0)
-    x, y = data(args)
 
     def step() -> None:
-        with autograd.record():
-            loss = LOSS(net(x), y)
-        trainer.backward(loss)
+        trainer.backward(loss_of())
         trainer.step(args.batch)
 
     return step, (net, trainer)
