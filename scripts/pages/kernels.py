@@ -8,8 +8,7 @@ from typing import Any, Iterator
 from support.pages import filled, table
 from support.results import DOCS, read
 from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
-from sweep.operators.case import CASES
-from sweep.operators.emission import DTYPES, emitted, is_allowed
+from sweep.operators.case import CASES, DTYPES, emitted, is_allowed
 
 from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
 

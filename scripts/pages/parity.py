@@ -8,8 +8,7 @@ from statistics import fmean, stdev
 from typing import Any, Iterator, Mapping
 
 from parity.families import FAMILIES
-from parity.run import DTYPES, RESULTS, Job, judged, load, values
-from parity.verdict import Verdict
+from parity.run import DTYPES, RESULTS, Job, Verdict, judged, load, values
 from support.pages import filled, subplots, table
 
 DOCS = RESULTS.parent

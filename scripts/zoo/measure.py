@@ -18,7 +18,7 @@ from mxmp.precision.graph import Graph
 from mxmp.precision.rules import missing_kernel
 
 from .case import Case, floating, other_inputs
-from .ideal import rounded_kernels
+from .rewriting import rounded_kernels
 from .running import (
     Call,
     all_blocks,

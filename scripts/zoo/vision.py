@@ -14,7 +14,7 @@ from gluoncv.model_zoo import get_model, get_model_list
 from gluoncv.model_zoo.model_zoo import _models
 from mxnet import gluon
 
-from . import dense, detection
+from . import detection
 from .case import Case, images, whole
 
 INT8 = "a quantized twin of another name: its graph is a file of int8 operators, not for training"
@@ -99,9 +99,9 @@ KINDS = {  # by pattern of the name, the first that fits
     r"yolo3_": detection.yolo,
     r"center_net_": detection.center_net,
     r"siamrpn": detection.siamrpn,
-    r"monodepth2": dense.depth,
-    r".*pose": dense.pose,
-    r"(fcn|psp|deeplab|icnet|fastscnn|danet)_?|hrnet.*_s$": dense.segmentation,
+    r"monodepth2": detection.depth,
+    r".*pose": detection.pose,
+    r"(fcn|psp|deeplab|icnet|fastscnn|danet)_?|hrnet.*_s$": detection.segmentation,
     r".*_(ucf101|hmdb51|kinetics400|kinetics700|sthsthv2)$|(i3d|slowfast|resnet\d+_v1b)_?.*custom$": video,
 }
 

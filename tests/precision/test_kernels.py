@@ -1,4 +1,4 @@
-"""The rules against what scripts/dev.py sweep operators measured: no operator is emitted where it was found at fault."""
+"""The rules against what ``dev.py sweep operators`` measured: no operator is emitted where it was found at fault."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from pages import kernels as page
 from sweep.operators import errors
 from sweep.operators import run as sweep_operators
-from sweep.operators.case import CASES, Case
-from sweep.operators.emission import DTYPES, digest, emitted, is_allowed
+from sweep.operators.case import CASES, DTYPES, Case, digest, emitted, is_allowed
 from sweep.operators.runner import Runner
 from test_rules import FORWARD
 

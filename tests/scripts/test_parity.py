@@ -5,7 +5,7 @@ import math
 
 import pytest
 from parity import run as parity
-from parity.verdict import verdict
+from parity.run import verdict
 
 
 def by_seed(*values):

@@ -1,13 +1,18 @@
-"""One call of an operator: its inputs, how they are drawn, its attributes, and the graph of it."""
+"""One call of an operator: its inputs, how they are drawn, its attributes, its graph, and what mxmp emits for it."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 
+from mxmp.pipeline import low_graph
+from mxmp.policy import Policy
+from mxmp.precision.decide import decide
 from mxmp.precision.graph import Entry, Graph, Node
+from mxmp.precision.plan import Decision, Plan
 from mxmp.precision.rules import RULES, Kind
 
 
@@ -46,7 +51,7 @@ class Case(NamedTuple):
         return " ".join([shapes, *draws, *(f"{k}={v}".replace(" ", "") for k, v in self.attrs.items())])
 
     def graph(self, amid: Node | None = None) -> Graph:
-        """The FP32 graph of this one operator over variables in0, in1, ...
+        """Return the FP32 graph of this one operator over variables in0, in1, ...
 
         ``amid``: an operator of one input to put behind every variable and in front of every head, such as a
         copy, or a cast.
@@ -67,7 +72,7 @@ CASES: dict[str, list[Case]] = {}
 
 
 def add(names: str, *inputs: Any, outputs: int = 1, **attrs: Any) -> None:
-    """A case for each of ``names``; an input is an ``Input`` or the shape of one."""
+    """Add a case for each of ``names``; an input is an ``Input`` or the shape of one."""
     made = tuple(i if isinstance(i, Input) else Input(i) for i in inputs)
     empty = any(0 in i.shape for i in made)
     for name in names.split():
@@ -81,3 +86,33 @@ def add(names: str, *inputs: Any, outputs: int = 1, **attrs: Any) -> None:
 def product(**choices: list[Any]) -> Iterator[dict[str, Any]]:
     for values in itertools.product(*choices.values()):
         yield {k: v for k, v in zip(choices, values) if v is not None}
+
+
+DTYPES = ("bfloat16", "float16")
+_LOW = (Kind.LOW, Kind.FOLLOW, Kind.NORM)
+
+
+def is_allowed(case: Case, dtype: str) -> str:
+    """Return why the operator's rule keeps it in FP32 whatever the kernels are, or an empty string."""
+    kind, reason = RULES[case.op].resolve(case.attrs, dtype)
+    return "" if kind in _LOW else reason
+
+
+def emitted(case: Case, dtype: str) -> bool:
+    """Return whether the rules and the device's limits let the operator compute in ``dtype`` between low neighbours."""
+    if is_allowed(case, dtype):
+        return False
+    policy = Policy(dtype, norm="compute", low_ops=(case.op,))
+    return decide(case.graph(), policy, "cpu").decisions["op"].low
+
+
+def forced_graph(case: Case, dtype: str) -> Graph:
+    """Return the graph on a CPU where a plan says that the operator computes low, whatever the limits are."""
+    policy = Policy(dtype, params="float32", norm="compute")
+    plan = Plan(policy, "cpu", {"op": Decision(case.op, True, "measured")})
+    return low_graph(case.graph(), plan, "cpu")[0]
+
+
+def digest(case: Case, dtype: str) -> str:
+    """Return what changes where the emitted graph does: a measurement of another graph is stale."""
+    return hashlib.sha1(forced_graph(case, dtype).to_json().encode()).hexdigest()[:8]

@@ -20,8 +20,7 @@ import numpy as np
 
 from mxmp.precision.graph import Node
 
-from .case import CASES, Case
-from .emission import digest, forced_graph
+from .case import CASES, Case, digest, forced_graph
 from .errors import Errors, rounded, ulp
 
 _VALUES, _DRAWS = 512, (12, 32)  # per tensor: drawn again until there are as many values
@@ -46,19 +45,14 @@ class _Bound:
     def __init__(self, symbol: mx.sym.Symbol, case: Case, requests: dict[int, str]) -> None:
         self._requests = requests
         self._args = {f"in{i}": mx.nd.zeros(spec.shape, dtype=spec.dtype) for i, spec in enumerate(case.inputs)}
-        states = symbol.list_auxiliary_states()
-        self._states = {name: self._args[name] for name in states}
+        states = {name: self._args[name] for name in symbol.list_auxiliary_states()}
         arguments = {name: self._args[name] for name in symbol.list_arguments()}
         self._heads: list[mx.nd.NDArray] = []
         self._random = case.op == "Dropout"
         self._grads = {i: mx.nd.zeros(case.inputs[i].shape) for i in requests}
-        self._executor = symbol.bind(
-            mx.cpu(),
-            arguments,
-            {f"in{i}": grad for i, grad in self._grads.items()} or None,
-            {name: requests.get(int(name[2:]), "null") for name in arguments},
-            self._states,
-        )
+        grads = {f"in{i}": grad for i, grad in self._grads.items()} or None
+        modes = {name: requests.get(int(name[2:]), "null") for name in arguments}
+        self._executor = symbol.bind(mx.cpu(), arguments, grads, modes, states)
 
     def run(self, values: list[np.ndarray], heads: list[np.ndarray] | None) -> Run:
         for i, value in enumerate(values):

@@ -15,8 +15,7 @@ from support.options import parse
 from support.results import DOCS, in_parallel, read, write
 
 from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
-from sweep.operators.case import CASES
-from sweep.operators.emission import DTYPES, digest, is_allowed
+from sweep.operators.case import CASES, DTYPES, digest, is_allowed
 from sweep.operators.runner import Runner
 
 RESULTS, PAGE = DOCS / "kernels.json", DOCS / "kernels.md"  # operator -> "case [dtype]" -> record

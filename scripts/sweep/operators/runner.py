@@ -1,4 +1,4 @@
-"""Measures operators in processes of their own, twice over differently poisoned memory, and joins what they say."""
+"""Measure operators in processes of their own, twice over differently poisoned memory, and join the records."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Iterator
 
-SCRIPTS = Path(__file__).resolve().parents[2]
+from support.processes import share_path
+
 # MALLOC_PERTURB_ leaves the complement in every byte of fresh memory: 0x7f makes 3.4e38 and float16's NaN,
 # 0xba about -0.001. What was read or handed out unwritten differs between the two.
 POISONS = ("128", "69")
+# Memory from the thread's cache is not poisoned.
+SETTINGS = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "OMP_NUM_THREADS": "1", "MXNET_SUBGRAPH_BACKEND": "NONE"}
 _EMPTY = re.compile(r"(^|[ x])0x")
 
 Pair = "tuple[str, str]"  # name of the case, dtype
@@ -23,7 +25,13 @@ class Runner:
     """Two servers that fork a process for every operator. A context manager; ends them."""
 
     def __enter__(self) -> Runner:
-        self._servers = [_serve(poison) for poison in POISONS]
+        share_path()
+        self._servers = []
+        for poison in POISONS:
+            command = [sys.executable, "-W", "ignore", "-m", "sweep.operators.measure"]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+            environment = {**os.environ, **SETTINGS, "MALLOC_PERTURB_": poison}
+            self._servers.append(subprocess.Popen(command, env=environment, **pipes))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -31,7 +39,7 @@ class Runner:
             server.communicate()
 
     def measured(self, op: str, wanted: list[Pair]) -> dict[Pair, dict[str, Any]]:
-        """The records of the wanted cases of one operator."""
+        """Return the records of the wanted cases of one operator."""
         # An empty tensor can leave MXNet's temporary space unusable for what follows: each in a process of its own.
         empty = [pair for pair in wanted if _EMPTY.search(pair[0])]
         groups = [[pair for pair in wanted if pair not in empty], *[[pair] for pair in empty]]
@@ -42,7 +50,7 @@ class Runner:
         return found
 
     def _over(self, server: subprocess.Popen, op: str, wanted: list[Pair]) -> dict[Pair, dict[str, Any]]:
-        """Records over memory poisoned in one way; a process that ends is blamed on its case, and the rest goes on."""
+        """Return records over memory poisoned in one way; a case whose process ends is at fault, the rest goes on."""
         records: dict[Pair, dict[str, Any]] = {}
         once = server is not self._servers[0]
         while len(records) < len(wanted):
@@ -62,22 +70,8 @@ class Runner:
         return records
 
 
-def _serve(poison: str) -> subprocess.Popen:
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]),
-        "MALLOC_PERTURB_": poison,
-        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",  # memory from the thread's cache is not poisoned
-        "OMP_NUM_THREADS": "1",
-        "MXNET_SUBGRAPH_BACKEND": "NONE",
-    }
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-W", "ignore", "-m", "sweep.operators.measure"]
-    return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
-
-
 def _answers(server: subprocess.Popen, request: Any) -> Iterator[dict[str, Any]]:
-    """What the server and its child say, up to the child's end."""
+    """Yield what the server and its child say, up to the child's end."""
     server.stdin.write(json.dumps(request) + "\n")
     server.stdin.flush()
     for line in server.stdout:
@@ -90,7 +84,7 @@ def _answers(server: subprocess.Popen, request: Any) -> Iterator[dict[str, Any]]
 
 
 def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """One record of two: what differs between them came from uninitialised memory."""
+    """Make one record of two: what differs between them came from uninitialised memory."""
     kept = {key: value for key, value in first.items() if key not in ("sums", "fp32")}
     if first["verdict"] == "crash" or second["verdict"] == "crash":
         return first if first["verdict"] == "crash" else second
