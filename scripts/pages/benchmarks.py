@@ -8,6 +8,7 @@ from typing import Any, Iterator
 
 from bench.models import RESULTS, TASKS
 from bench.turns import milliseconds, quartiles, spread
+from support.options import parse
 from support.pages import filled, subplots, table
 from support.results import read
 
@@ -23,6 +24,7 @@ Result = "dict[str, Any]"
 
 
 def main(arguments: list[str] | None = None) -> None:
+    parse(__doc__, arguments)
     results = read(RESULTS)
     RESULTS.with_suffix(".md").write_text(page(results))
     picture({key: each for key, each in results.items() if each["dtype"] == "bfloat16"}, RESULTS.with_suffix(".png"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Iterator
 
+from support.options import parse
 from support.pages import filled, subplots, table
 from support.results import DOCS, read
 from sweep.gpu_graphs import RESULTS, names
@@ -47,6 +48,7 @@ COLUMNS: tuple[Callable[[Figures], Any], ...] = (
 
 
 def main(arguments: list[str] | None = None) -> None:
+    parse(__doc__, arguments)
     results = read(RESULTS)
     (DOCS / "gpu-graphs.md").write_text(page(results))
     picture(results, DOCS / "gpu-graphs.png")

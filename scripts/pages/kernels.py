@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Iterator
 
+from support.options import parse
 from support.pages import filled, table
 from support.results import DOCS, read
 from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
@@ -21,6 +22,7 @@ _WHY_NOT = {Kind.FULL: "FP32 by its rule", Kind.HEAD: "a loss head, FP32 by its 
 
 
 def main(arguments: list[str] | None = None) -> None:
+    parse(__doc__, arguments)
     (DOCS / "kernels.md").write_text(render(read(DOCS / "kernels.json")), encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Iterator
 
+from support.options import parse
 from support.pages import filled, subplots, table
 from support.results import DOCS, read
 from sweep.models import DTYPES, RESULTS, bytes_hold, holds, share_holds, within
@@ -17,6 +18,7 @@ SUFFIXES = {"float16": "_norm_compute", "bfloat16": ""}
 
 
 def main(arguments: list[str] | None = None) -> None:
+    parse(__doc__, arguments)
     results = read(RESULTS)
     models = measured(results)
     missing = len(set(in_order()) - results.keys())

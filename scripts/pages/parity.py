@@ -9,6 +9,7 @@ from typing import Any, Iterator, Mapping
 
 from parity.families import FAMILIES
 from parity.run import DTYPES, RESULTS, Job, Verdict, judged, load, values
+from support.options import parse
 from support.pages import filled, subplots, table
 
 DOCS = RESULTS.parent
@@ -16,6 +17,7 @@ COLOURS = {"float32": "0.2", "float16": "tab:blue", "bfloat16": "tab:orange"}
 
 
 def main(arguments: list[str] | None = None) -> None:
+    parse(__doc__, arguments)
     results = {family: load(RESULTS, family) for family in FAMILIES}
     commands = (
         (family, f"`python {' '.join(Job(family, 'float16', 0).command)}`", steps(found) or "not run yet")

@@ -28,4 +28,4 @@ def parse(doc: str | None, arguments: list[str] | None, positional: str = "", **
         if isinstance(default, list):
             more["nargs"] = "*" if name == positional else "+"
         parser.add_argument(name if name == positional else f"--{name.replace('_', '-')}", **more)
-    return parser.parse_args(arguments)
+    return parser.parse_args(arguments or [])

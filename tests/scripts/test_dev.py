@@ -52,6 +52,13 @@ def test_a_command_runs_from_any_folder(tmp_path):
     assert found.stdout.startswith("alexnet ")
 
 
+@pytest.mark.parametrize("name", [name for name in dev.COMMANDS if name.startswith("pages ")])
+def test_a_page_is_not_written_by_a_command_that_is_wrong(name, capsys):
+    with pytest.raises(SystemExit):
+        dev.main([*name.split(), "--nothing"])
+    assert "unrecognized arguments: --nothing" in capsys.readouterr().err
+
+
 def test_options_take_the_type_of_their_default(tmp_path, capsys):
     options = {"rounds": 9, "rate": (0.5, "help"), "dtype": ("a", "", ("a", "b")), "folder": tmp_path}
     many = {"sizes": [1, 2], "names": ([str], "none is all"), "seeds": ([int], ""), "again": False, "batch": (int, "")}
