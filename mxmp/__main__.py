@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import sys
+from reprlib import repr as shorten
 from typing import Any
 
 import mxnet as mx
@@ -21,7 +22,8 @@ from mxnet.ndarray import NDArray
 
 from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot_roofline, profile
 from .diagnose.advising.gpus import GPUS
-from .files import replacing_all
+from .diagnose.explaining.explain import check_shapes
+from .files import read_json, replacing_all
 from .policy import Policy
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import write_arrays, write_symbol
@@ -34,8 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         args.run(args)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"mxmp {args.command}: {error}", file=sys.stderr)
+    except (ValueError, OSError, ImportError, MemoryError, mx.MXNetError) as error:
+        text = _last_line(error) if isinstance(error, mx.MXNetError) else " ".join(str(error).splitlines())
+        print(f"mxmp {args.command}: {text or type(error).__name__}", file=sys.stderr)
         return 2
     return 0
 
@@ -120,13 +123,16 @@ def _explain(args: argparse.Namespace) -> None:
     if args.nodes:
         print()
         for node in found.nodes:
-            print(f"{node.dtype:<9} {node.op:<24} {node.name}: {node.reason}")
+            more = f" [{', '.join(node.workarounds)}]" if node.workarounds else ""
+            print(f"{node.dtype:<9} {node.op:<24} {node.name}: {node.reason}{more}")
 
 
 def _tune(args: argparse.Namespace) -> None:
+    symbol = _load_symbol(args.symbol)
     shapes: dict[str, Any] = dict(_shapes(args))
+    check_shapes(shapes, symbol.list_inputs())
     plan = tune(
-        _load_symbol(args.symbol),
+        symbol,
         policy=args.policy,
         exclude=args.exclude,
         ctx=mx.Context(args.device),
@@ -172,12 +178,53 @@ def _load_symbol(path: str) -> mx.sym.Symbol:
     if not os.path.isfile(path):
         raise ValueError(f"no file {path!r}; expected a Symbol in JSON, NAME-symbol.json")
     try:
-        with open(path, encoding="utf-8") as file:
-            if "nodes" not in json.load(file):  # MXNet's own reader may answer a broken file with garbage
-                raise ValueError("it has no nodes")
-        return mx.sym.load(path)
-    except (mx.MXNetError, ValueError, TypeError) as error:
+        _check_graph(read_json(path))
+        symbol = mx.sym.load(path)
+        _check_outputs(symbol)
+        symbol.infer_type_partial()  # counts the inputs of each operator
+        return symbol
+    except (mx.MXNetError, ValueError) as error:
         raise ValueError(f"{path!r} is no Symbol in JSON, or it is damaged: {_last_line(error)}") from error
+
+
+def _check_graph(raw: Any) -> None:
+    """Raise ``ValueError`` if it is no graph: MXNet's own reader may answer a broken file with garbage, or crash."""
+    nodes, heads = _list(raw, "nodes"), _list(raw, "heads")
+    if not nodes or not heads:
+        raise ValueError(f"it has no {'heads' if nodes else 'nodes'}")
+    for number, node in enumerate(nodes):
+        if not isinstance(node, dict) or not all(isinstance(node.get(key), str) for key in ("op", "name")):
+            raise ValueError(f"node {number} has no op or no name")
+        _check_places(_list(node, "inputs"), number)
+        _check_places([[place] for place in _list(node, "control_deps")], number)
+        for body in _list(node, "subgraphs"):
+            _check_graph(body)
+    _check_places(heads, len(nodes))
+    _check_places([[place] for place in _list(raw, "arg_nodes")], len(nodes))
+
+
+def _check_outputs(symbol: mx.sym.Symbol) -> None:
+    """Raise ``ValueError`` if an operator reads an output that another does not have, which MXNet does not notice."""
+    there = {(node, output) for node, output, *_ in json.loads(symbol.get_internals().tojson())["heads"]}
+    graph = json.loads(symbol.tojson())
+    for entry in [*graph["heads"], *(entry for node in graph["nodes"] for entry in node["inputs"])]:
+        if tuple(entry[:2]) not in there:
+            raise ValueError(f"it reads output {entry[1]} of node {entry[0]}, which has fewer")
+
+
+def _list(raw: Any, key: str) -> list:
+    found = raw.get(key, []) if isinstance(raw, dict) else None
+    if not isinstance(found, list):
+        raise ValueError(f"it has no list of {key}, but {shorten(raw if found is None else found)}")
+    return found
+
+
+def _check_places(entries: list, count: int) -> None:
+    """Raise ``ValueError`` unless each entry begins with the number of one of the first ``count`` nodes."""
+    for entry in entries:
+        places = entry if isinstance(entry, list) and entry else [-1]
+        if not all(type(place) is int and 0 <= place < 2**31 for place in places) or places[0] >= count:
+            raise ValueError(f"{shorten(entry)} is no place in it: expected the number of a node below {count} first")
 
 
 def _load_params(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> dict[str, NDArray]:
@@ -201,15 +248,15 @@ def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
     shapes = {}
     for text in args.shape:
         name, _, sizes = text.partition("=")
-        numbers = [int(size) if size.strip().isdecimal() else 0 for size in sizes.split(",")]
+        numbers = [int(size) if size.strip().isdecimal() and len(size) < 20 else 0 for size in sizes.split(",")]
         if not name or 0 in numbers:
-            raise ValueError(f"--shape {text!r} is not NAME=N,C,H,W with positive numbers")
+            raise ValueError(f"--shape {shorten(text)} is not NAME=N,C,H,W with positive numbers of at most 19 digits")
         shapes[name] = tuple(numbers)
     return shapes
 
 
 def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1]
+    return (str(error).strip().splitlines() or [""])[-1]
 
 
 if __name__ == "__main__":

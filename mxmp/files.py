@@ -1,14 +1,15 @@
-"""Files that are whole or not there."""
+"""Files that appear complete or not at all, and JSON that anybody may have written."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Any, Iterator
 
-__all__ = ["check_writable", "replacing", "replacing_all"]
+__all__ = ["check_writable", "read_json", "replacing", "replacing_all"]
 
 
 def check_writable(path: str) -> None:
@@ -20,6 +21,23 @@ def check_writable(path: str) -> None:
         temporary = _beside(target)
         open(temporary, "wb").close()
         os.unlink(temporary)
+
+
+def read_json(path: str) -> Any:
+    """Return what a JSON file holds.
+
+    Raises
+    ------
+    ValueError
+        The file is not in UTF-8, is not JSON, or nests deeper than Python can follow; does not name ``path``.
+    OSError
+        It cannot be read.
+    """
+    with open(path, encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
 
 
 @contextmanager

@@ -16,13 +16,22 @@ from oracle import S
 import mxmp
 from mxmp.callbacks import KeptError, hold_interrupts
 from mxmp.diagnose import blame, watch
-from mxmp.diagnose.watching.taps import tap_of
+from mxmp.diagnose.shared.targets import trained
+from mxmp.diagnose.watching.taps import Tap
 from mxmp.precision.graph import Graph
 from mxmp.tuning import search
 from mxmp.tuning.choices import Task
 from mxmp.tuning.clock import Arrays, Timed
 
 IMAGE = (4, 3, 6, 6)
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_are_not_ignored():
+    """A shell starts what runs in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Interrupts:
@@ -152,7 +161,7 @@ def test_a_watched_step_that_is_interrupted_in_a_callback_stops_before_its_updat
 def assert_nothing_stays(target):
     if isinstance(target, mxmp.Module):
         assert [type(each) for each in target._exec_group.execs] == [mx.executor.Executor]
-        assert target._core.step.observers == []
+        assert target.core.step.observers == []
     else:
         assert all(block._callback is None for block in [target, *target._children.values()])
 
@@ -206,7 +215,7 @@ def test_what_a_callback_raises_itself_is_raised_by_disarm(error):
     def see(seen, array):
         raise error("stop")
 
-    tap = tap_of(net, trainer, see)
+    tap = Tap(trained(net, trainer), see)
     tap.arm()
     with autograd.record():
         loss = LOSS(net(x), y)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import mxnet as mx
@@ -43,9 +44,10 @@ HOUSE = {
         ),
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
+    "protocol": ["frontend"],
     "gluon": [
         *("_mxnet", "blocks", "parameter", "expected", "conversion", "graphs", "hook", "convert"),
-        *("fresh_gradients", "sharing", "workers", "trainer", "estimator", "__init__"),
+        *("fresh_gradients", "sharing", "workers", "trainer", "training", "estimator", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
@@ -56,41 +58,41 @@ HOUSE = {
         "core",
         "module",
         "bucketing",
-        "rebind",
+        "training",
         "__init__",
     ],
     "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
-    "diagnose/shared": ["saved", "pictures", "__init__"],
-    "diagnose/explaining": ["report", "render", "measure", "explain", "__init__"],
+    "diagnose/shared": ["report", "targets", "__init__"],
+    "diagnose/explaining": ["report", "explain", "__init__"],
     "diagnose/watching": [
-        *("histogram", "wiring", "listeners", "doors", "taps", "snapshot", "watch", "plots"),
-        *("scale_plot", "summaries", "__init__"),
+        *("histogram", "wiring", "taps", "snapshot", "watch", "summaries", "__init__"),
     ],
     "diagnose/blaming": ["report", "verdict", "recording", "blame", "__init__"],
     "diagnose/guarding": ["layers", "guard", "__init__"],
-    "diagnose/advising": ["gemm", "flops", "calls", "gpus", "advice", "text", "roofline", "advise", "__init__"],
-    "diagnose/profiling": ["kernels", "profiled", "nsight", "mxnet_trace", "text", "picture", "profile", "__init__"],
-    "diagnose": ["load", "__init__"],
+    "diagnose/advising": ["gemm", "flops", "gpus", "advice", "advise", "__init__"],
+    "diagnose/profiling": ["kernels", "report", "profile", "__init__"],
+    "diagnose": ["plots", "load", "__init__"],
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["files", "callbacks", "policy", "precision/rules"]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
-WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot", "plots")]
-WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice", "text", "roofline")]
-WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "profiled", "nsight", "mxnet_trace", "text")]
-WITHOUT_MXNET += ["diagnose/explaining/render"]
+WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
+WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/plots"]
+WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice")]
+WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "report", "profile")]
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def place(module: str) -> tuple[str, str]:
     """Room and file of a module such as ``step/scaler``."""
     room, _, name = module.rpartition("/")
-    return room or next(room for room in ("", "spine", "top") if name in HOUSE[room]), name
+    return room or next(room for room in ("", "spine", "protocol", "top") if name in HOUSE[room]), name
 
 
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+@lru_cache(maxsize=None)
+def nodes(module: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))))
 
 
 def imports(module: str) -> tuple[set[tuple[str, str]], set[str]]:
@@ -100,7 +102,7 @@ def imports(module: str) -> tuple[set[tuple[str, str]], set[str]]:
     """
     ours, others = set(), set()
     here = module.split("/")[:-1]
-    for node in ast.walk(tree(FILES[module])):
+    for node in nodes(module):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = [*here[: len(here) - node.level + 1], *(node.module or "").split(".")]
             stem = "/".join(filter(None, base))
@@ -134,17 +136,13 @@ def test_imports_point_up_the_house(module):
 # -- MXNet's private attributes ---------------------------------------------------------------------
 
 
-def own_names(module: str) -> set[str]:
-    """Underscored names that mxmp defines: functions, classes, arguments and attributes of ``self``."""
+def private_accesses(module: str) -> set[tuple[str, str]]:
+    """Underscored attributes that a module reads or writes: the object, as it is written, and the name."""
     found = set()
-    for node in ast.walk(tree(FILES[module])):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            flat = [t for target in targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
-            found |= {t.id for t in flat if isinstance(t, ast.Name)}
-            found |= {t.attr for t in flat if isinstance(t, ast.Attribute)}
+    for node in nodes(module):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = node.value.func if isinstance(node.value, ast.Call) else node.value
+            found.add((owner.id if isinstance(owner, ast.Name) else "another object", node.attr))
     return found
 
 
@@ -156,16 +154,36 @@ INHERITED = {
 }
 
 
+OWN = ("self", "cls", "super")
+OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields"}
+
+
 @pytest.mark.parametrize("module", [m for m in FILES if not m.endswith("_mxnet")])
-def test_what_is_private_in_mxnet_is_reached_through_one_module_a_room(module):
-    ours = set().union(*(own_names(m) for m in FILES if not m.endswith("_mxnet")))
-    used = {
-        node.attr
-        for node in ast.walk(tree(FILES[module]))
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
-    }
-    named_tuple = {"_replace", "_asdict", "_mxnet"}
-    assert used - ours - INHERITED - named_tuple == set()
+def test_nobody_reads_the_underscored_attribute_of_another_object(module):
+    """What another room or class needs has a name without an underscore; what is MXNet's is in ``_mxnet.py``."""
+    others = {(owner, name) for owner, name in private_accesses(module) if owner not in OWN}
+    assert {(owner, name) for owner, name in others if name not in OF_NAMED_TUPLES} == set()
+
+
+@lru_cache(maxsize=None)
+def own_names() -> set[str]:
+    """The underscored attributes that classes of mxmp define or assign on ``self`` and ``cls``."""
+    found = set()
+    for module in FILES:
+        for node in nodes(module):
+            if isinstance(node, ast.ClassDef):
+                for item in node.body:
+                    targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", item)]
+                    found |= {getattr(target, "id", getattr(target, "name", "")) for target in targets}
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+    return found
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if not m.endswith("_mxnet")])
+def test_what_a_class_inherits_from_mxnet_and_is_private_is_listed(module):
+    used = {name for owner, name in private_accesses(module) if owner in OWN}
+    assert used - own_names() - INHERITED == set()
 
 
 @pytest.mark.parametrize(
@@ -214,6 +232,36 @@ def a_bucketingmodule():
         return mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), ["data"], None
 
     return mx.mod.BucketingModule(generate, 1)
+
+
+# -- State ------------------------------------------------------------------------------------------
+
+MUTABLE = ("WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "RLock", "Lock", "local", "count", "deque")
+
+
+def module_state(module: str) -> set[int]:
+    """The lines at which a module makes an object that changes and belongs to no net, trainer or module."""
+    found = set()
+    for node in ast.parse(FILES[module].read_text(encoding="utf-8")).body:
+        value = getattr(node, "value", None) if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+        made = value.func if isinstance(value, ast.Call) else None
+        changes = made is not None and ast.unparse(made).rpartition(".")[2] in MUTABLE
+        if isinstance(node, ast.AnnAssign) and isinstance(value, (ast.Dict, ast.List, ast.Set)):
+            changes = not node.target.id.isupper()  # a constant
+        if changes:
+            found.add(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_state_of_a_module_has_its_reason(module):
+    """State belongs to a net, a trainer or a module; what is global says why, in a comment above it."""
+    lines = FILES[module].read_text(encoding="utf-8").splitlines()
+    for number in module_state(module):
+        above = number - 2
+        while lines[above - 1].startswith("#"):
+            above -= 1
+        assert lines[above].startswith("# Global"), f"{module}, line {number}: {lines[number - 1]}"
 
 
 # -- Importing --------------------------------------------------------------------------------------

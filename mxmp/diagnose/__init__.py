@@ -1,18 +1,17 @@
 """Looking inside: what a conversion decided, and why; what trains; what a GPU can make of it, and what it made."""
 
-from .advising.advise import Advice, advise
-from .advising.roofline import plot_roofline
+from .advising.advice import Advice
+from .advising.advise import advise
 from .blaming.blame import blame
 from .blaming.report import Blame, Range
-from .explaining.explain import Explanation, explain
-from .explaining.report import GraphReport
+from .explaining.explain import explain
+from .explaining.report import Explanation, GraphReport
 from .guarding.guard import Guard, Moved, guard
 from .load import load
-from .profiling.picture import plot_profile
-from .profiling.profile import Profile, profile
+from .plots import plot_histograms, plot_loss_scale, plot_profile, plot_roofline, plot_steps
+from .profiling.profile import profile
+from .profiling.report import Profile
 from .watching.histogram import Histogram
-from .watching.plots import plot_histograms, plot_steps
-from .watching.scale_plot import plot_loss_scale
 from .watching.snapshot import Snapshot, TensorReport
 from .watching.summaries import ScaleHandler, SummaryLog, log_scale
 from .watching.watch import Watch, watch

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from .advising.advise import Advice
-from .profiling.profile import Profile
-from .shared.saved import read_report
+from .advising.advice import Advice
+from .profiling.report import Profile
+from .shared.report import read_report
 
 __all__ = ["load"]
-
-_FORMS = {report.FORMAT: report.from_dict for report in (Advice, Profile)}
 
 
 def load(path: str) -> Advice | Profile:
@@ -19,4 +17,4 @@ def load(path: str) -> Advice | Profile:
     ValueError
         The file holds no report.
     """
-    return read_report(path, _FORMS)
+    return read_report(path, Advice, Profile)

@@ -10,12 +10,12 @@ import sys
 import threading
 from collections import deque
 from types import FrameType
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.base import NDArrayHandle
 from mxnet.contrib.amp import amp as contrib_amp
-from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
+from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, Trainer, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
 
@@ -216,7 +216,8 @@ def _free(name: bytes, op_name: bytes, handle: int, _: Any) -> None:
 
 
 _silent = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, NDArrayHandle, ctypes.c_void_p)(_free)
-# Operators whose hooks are to be removed, each with the number of the thread that runs it.
+# Global: operators whose hooks are to be removed, each with the number of the thread that runs it. They outlive their
+# nets.
 _hooked: deque[tuple[int, mx.nd.CachedOp]] = deque()
 
 
@@ -333,9 +334,22 @@ def storage(param: Parameter) -> str:
     return param._stype
 
 
+def parameters_of(trainer: Trainer) -> list[Parameter]:
+    """Return the parameters that a trainer updates, in the order of their numbers."""
+    return trainer._params
+
+
 def trainer_of(param: Parameter) -> Any:
     """The last ``gluon.Trainer`` that was made over the parameter."""
     return param._trainer
+
+
+def fresh(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
+    """The arrays for which ``is_fresh`` holds, with their parameters; one loop, since it runs in every backward."""
+    found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
+    for _, array in found if clear else ():
+        array._fresh_grad = False
+    return found
 
 
 def is_fresh(array: NDArray) -> bool:

@@ -41,8 +41,9 @@ __all__ = [
     "tracing",
 ]
 
-# Held while a graph is made: nets of several conversions may share blocks and Parameters.
+# Global: one lock while a graph is made, for nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
+# Global: whether this thread traces. Children that are called with Symbols lead to no conversion.
 _local = threading.local()
 
 
@@ -93,8 +94,10 @@ def leave(param: Parameter, gone: Collection[Conversion]) -> None:
 
 # How MXNet's norm layers name theirs, for nets that have no graph of ours to ask.
 _RUNNING = ("running_mean", "running_var")
-# Forwards in training mode, counted, and the last one of each converted net, 0 before the first.
+# Global: forwards in training mode, counted, which orders those of all nets.
 _forwards = itertools.count(1)
+# Global: the last forward of each converted net, 0 before the first. A backward writes the running statistics of nets
+# whose parameters are another trainer's, and nothing leads from the trainer to them.
 _last_forward: weakref.WeakKeyDictionary[Conversion, int] = weakref.WeakKeyDictionary()
 
 
@@ -144,7 +147,7 @@ class Conversion:
         self.full = frozenset(full)
         self.statistics: dict[str, Parameter] = {}
         self.blocks: weakref.WeakSet = weakref.WeakSet()
-        self._stored: dict[str, bool] = {}
+        self.stored_low: dict[str, bool] = {}
         self._warned = False
         _last_forward[self] = 0
 
@@ -212,7 +215,7 @@ class Conversion:
         self._fits = self._fits or self._must_fit(block)
         plan = replace(planned, blocks=prefixes_of(block))
         for name, param in params.items():
-            if self._stored.setdefault(name, decided.get(name, name in plan.low_variables)):
+            if self.stored_low.setdefault(name, decided.get(name, name in plan.low_variables)):
                 store_low(param, self.policy.compute)
         return graph, plan
 
@@ -226,7 +229,7 @@ class Conversion:
         """
         low, new = storage["stored_low"], storage["parameters"]
         stores = self.policy.stores_low(device)
-        shared = {name for name in low if not (stores and name in self._stored)}
+        shared = {name for name in low if not (stores and name in self.stored_low)}
         if not shared:
             return low_graph(graph, self.plan or self.policy, device, **storage)
         if self.policy.compute == "float16":
@@ -251,7 +254,7 @@ class Conversion:
 
     def _storage_of(self, param: Parameter) -> bool | None:
         """Whether a graph of any of the parameter's nets stored it low, None where none has been made."""
-        stored = (c._stored.get(param.name) for c in [self, *conversions_of([param])])
+        stored = (c.stored_low.get(param.name) for c in [self, *conversions_of([param])])
         return next((low for low in stored if low is not None), None)
 
 

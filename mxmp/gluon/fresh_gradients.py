@@ -58,27 +58,22 @@ def forget(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
         _release(params[update.index])
 
 
-def take(params: Iterable[Parameter]) -> list[NDArray]:
-    """The weights that MXNet has marked; the marks are cleared."""
-    found = [array for param in params for array in _mxnet.arrays(param) if _mxnet.is_fresh(array)]
-    for array in found:
-        _mxnet.mark_stale(array)
-    return found
+def take(params: Iterable[Parameter]) -> list[tuple[Parameter, NDArray]]:
+    """The weights that MXNet has marked, with their parameters; the marks are cleared."""
+    return _mxnet.fresh(params, clear=True)
 
 
-def put_back(weights: Iterable[NDArray]) -> None:
+def put_back(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
     """Undo ``take``."""
-    for array in weights:
+    for _, array in weights:
         _mxnet.mark_fresh(array)
 
 
-def claim(params: Iterable[Parameter], weights: Sequence[NDArray]) -> None:
-    """Note that a scaled backward has written the gradients of those of ``weights`` that are of ``params``."""
-    written = set(map(id, weights))
-    for param in params:
-        claimed = [array for array in _mxnet.arrays(param) if id(array) in written or _is_claimed(param, array)]
-        if claimed:
-            param.mxmp_scaled = claimed
+def claim(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
+    """Note that a scaled backward has written the gradients of these."""
+    for param, array in weights:
+        claimed = getattr(param, "mxmp_scaled", ())
+        param.mxmp_scaled = [*claimed, array] if claimed else [array]
 
 
 def refuse_plain_gradients(params: Sequence[Parameter], loss_scale: float) -> None:
@@ -86,19 +81,14 @@ def refuse_plain_gradients(params: Sequence[Parameter], loss_scale: float) -> No
 
     Synchronizes only where there are such gradients: zeros are right at every scale.
     """
-    written = take(params)
-    if not written:
-        return
-    put_back(written)
-    for param in params:
-        for data, grad in _mxnet.with_gradients(param) if param.grad_req != "null" else ():
-            if _mxnet.is_fresh(data) and grad.asnumpy().any():
-                raise RuntimeError(
-                    f"a plain backward has written the gradient of {param.name!r} on {data.context}, and the update "
-                    f"would divide it by the loss scale {loss_scale:g}, as it does with those of trainer.backward: "
-                    "use trainer.backward(loss) for every loss of the step (several add up with grad_req='add'), or "
-                    "autograd.grad for gradients that are no part of it"
-                )
+    for param, data in _mxnet.fresh(params):
+        if param.grad(data.context).asnumpy().any():
+            raise RuntimeError(
+                f"a plain backward has written the gradient of {param.name!r} on {data.context}, and the update "
+                f"would divide it by the loss scale {loss_scale:g}, as it does with those of trainer.backward: "
+                "use trainer.backward(loss) for every loss of the step (several add up with grad_req='add'), or "
+                "autograd.grad for gradients that are no part of it"
+            )
 
 
 def _is_due(param: Parameter, weight: NDArray) -> bool:

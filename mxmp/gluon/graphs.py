@@ -17,7 +17,7 @@ from mxnet.ndarray import NDArray
 from ..callbacks import hold_interrupts
 from ..kernels.padding import LargeInputs
 from ..precision.graph import Graph, as_shape
-from ..precision.heads import SCALE_NAME, call_with_scale, scale_heads
+from ..precision.heads import SCALE_NAME, call_with_scale, note_call, scale_heads
 from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from . import _mxnet
@@ -179,6 +179,7 @@ def _trace(block: HybridBlock, args: tuple) -> HybridBlock:
     return clone
 
 
+# Global: one lock for MXNet's engine, which is one for the process.
 _pushing = threading.RLock()
 
 
@@ -224,8 +225,12 @@ class _LowOp:
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         if None in self._order:
-            return call_with_scale(lambda scale: self._run(inputs, monitor, scale), inputs[0].ctx)
-        return self._run(inputs, monitor)
+            out = call_with_scale(lambda scale: self._run(inputs, monitor, scale), inputs[0].ctx)
+        else:
+            out = self._run(inputs, monitor)
+        if autograd.is_recording():
+            note_call(out if isinstance(out, NDArray) else out[0])
+        return out
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None, scale: NDArray | None = None) -> Any:
         given = [scale if i is None else inputs[i] for i in self._order]

@@ -135,6 +135,7 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
     param.store_low(dtype)
 
 
+# Global: one class for each class of Parameters, so that copies are of the same.
 _low_kinds: dict[type, Any] = {gluon.Parameter: LowParameter}
 
 

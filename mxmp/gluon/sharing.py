@@ -14,13 +14,15 @@ from mxnet.ndarray import NDArray
 
 from ..precision.heads import refuse_unscaled_heads
 from ..precision.hidden_heads import refuse_hidden_heads
-from ..precision.record import Record, leaf_name
+from ..precision.record import Record, recorded_name
 from ..step.phase import Event, Phase
 from . import _mxnet
 from . import fresh_gradients as fresh
 
 __all__ = ["join", "scaled_backward"]
 
+# Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
+# overwrite, and no object leads from a loss to them.
 _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -50,36 +52,37 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     if trainer.loss_scale == 1.0:
         yield
         return
-    own = [param for peer in peers for param in peer._params]
-    foreign = [param for other in others for param in other._params if _is_reached(param, record)]
+    own = [param for peer in peers for param in _mxnet.parameters_of(peer)]
+    foreign = [param for other in others for param in _mxnet.parameters_of(other) if _is_reached(param, record)]
     before = fresh.take(own)
-    reached: list[NDArray] = []
     try:
         yield
     finally:
         reached = fresh.take(own)
         scaled = not factors or any(map(_mxnet.is_fresh, factors))
         if scaled:
-            fresh.claim(own, reached)
+            fresh.claim(reached)
             fresh.take(foreign)  # at this scale, which is not their trainer's
-        written = set(map(id, reached)) if scaled else set()
-        fresh.put_back(array for array in [*before, *reached] if id(array) not in written)
+            written = {id(array) for _, array in reached}
+            fresh.put_back((param, array) for param, array in before if id(array) not in written)
+        else:
+            fresh.put_back([*before, *reached])
     if not scaled and reached:
         for peer in peers:
-            peer._progress.start()
+            peer.progress.start()
         raise RuntimeError(
             "a backward within scale_loss was not of the scaled loss, so its gradients are not scaled, and the update "
             f"would divide them by {trainer.loss_scale:g}: with trainer.scale_loss(loss) as scaled: scaled.backward()"
         )
     for peer in peers if not scaled else ():
-        peer._progress.factors += factors
+        peer.progress.factors += factors
 
 
 def _peers(trainer: Any) -> tuple[list[Any], list[Any]]:
     """Those that a backward of ``trainer`` serves, itself first, and all others."""
-    step = trainer._step
+    group = trainer.scaler_group
     others = [t for t in list(_trainers) if t is not trainer]
-    peers = [trainer, *(t for t in others if step and t._step and t._step.group is step.group)]
+    peers = [trainer, *(t for t in others if group is not None and t.scaler_group is group)]
     return peers, [t for t in others if t not in peers]
 
 
@@ -87,20 +90,22 @@ def _begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Re
     if trainer.loss_scale != 1.0:
         refuse_unscaled_heads(record, trainer.loss_scale)
         refuse_hidden_heads(record, trainer.loss_scale, _trained_arrays(peers))
-    _refuse_overwriting([t for t in others if t._progress.phase is not Phase.READY], record)
+    _refuse_overwriting([t for t in others if t.progress.phase is not Phase.READY], record)
     for peer in peers:
-        peer._progress.check(Event.BACKWARD, trainer.loss_scale)
+        peer.progress.check(Event.BACKWARD, trainer.loss_scale)
         if trainer.loss_scale != 1.0:
-            fresh.refuse_plain_gradients([p for p in peer._params if p.grad_req == "add"], trainer.loss_scale)
+            fresh.refuse_plain_gradients(
+                [p for p in _mxnet.parameters_of(peer) if p.grad_req == "add"], trainer.loss_scale
+            )
     for peer in peers:
-        peer._progress.note(Event.BACKWARD, trainer.loss_scale)
-        peer._watch_statistics()
-    trainer._state.group.note_backward()
+        peer.progress.note(Event.BACKWARD, trainer.loss_scale)
+        peer.watch_statistics()
+    trainer.scaled_step.group.note_backward()
 
 
 def _trained_arrays(trainers: Sequence[Any]) -> Iterator[NDArray]:
     for trainer in trainers:
-        for param in trainer._params:
+        for param in _mxnet.parameters_of(trainer):
             yield from _mxnet.arrays(param) if param.grad_req != "null" else ()
 
 
@@ -108,12 +113,12 @@ def _is_reached(param: Parameter, record: Record) -> bool:
     """Whether a backward from the record writes the parameter's gradient."""
     if param.grad_req == "null":
         return False
-    return any(leaf_name(array) in record.leaves for array in _mxnet.arrays(param))
+    return any(recorded_name(array) in record.leaves for array in _mxnet.arrays(param))
 
 
 def _refuse_overwriting(waiting: Sequence[Any], record: Record) -> None:
     """Costs nothing while no other trainer stands between a backward and its step."""
-    for param in (param for trainer in waiting for param in trainer._params):
+    for param in (param for trainer in waiting for param in _mxnet.parameters_of(trainer)):
         if _is_reached(param, record):
             raise RuntimeError(
                 f"this backward reaches {param.name!r}, whose gradient another mxmp.Trainer has scaled and not "

@@ -18,6 +18,7 @@ from ..precision.heads import head_gradient, heads_scaled_by
 from ..precision.record import Record, saying_what_was_not_recorded
 from ..step import gradients as grads
 from ..step import states
+from ..step.group import ScalerGroup
 from ..step.phase import Event, Phase, Progress
 from ..step.refusals import check_kvstore, check_positive, refuse_compression, refuse_sparse_weight
 from ..step.scaler import as_scaler
@@ -97,7 +98,7 @@ class Trainer(StepView, gluon.Trainer):
         refuse_compression(compression_params)
         self._asked_scale = loss_scale
         self._step = ScaledStep(loss_scale) if as_scaler(loss_scale) is loss_scale else None
-        self._progress = Progress()
+        self.progress = Progress()
         self._statistics = RunningStatistics()
         self._last_update = forwards_so_far()
         self._warned = False
@@ -105,7 +106,7 @@ class Trainer(StepView, gluon.Trainer):
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
-        self._watch_statistics()
+        self.watch_statistics()
         join(self)
 
     def __setstate__(self, state: dict) -> None:
@@ -174,12 +175,12 @@ class Trainer(StepView, gluon.Trainer):
         """Sum the gradients over devices and workers, once a step; ``update`` then applies them."""
         self._prepare()
         self._refuse_lost_scale()
-        if not self._progress.reduced:
+        if not self.progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
                 fresh.clear_stale(self._params)
             self._allreduce_grads()
-        self._progress.note(Event.REDUCE, self.loss_scale)
-        self._progress.accumulates = any(p.grad_req == "add" for p in self._params)
+        self.progress.note(Event.REDUCE, self.loss_scale)
+        self.progress.accumulates = any(p.grad_req == "add" for p in self._params)
 
     def unscale(self) -> None:
         """Divide the parameters' gradients by the scale in place, to look at or change true ones before ``step``.
@@ -193,12 +194,13 @@ class Trainer(StepView, gluon.Trainer):
         ValueError
             Gradients are float16, which cannot hold unscaled values; nothing is changed.
         """
-        self._progress.check(Event.UNSCALE, self.loss_scale)
+        self.progress.check(Event.UNSCALE, self.loss_scale)
         self._refuse_lost_scale()
         updates = fresh.fresh_updates(self._params, ignore_stale=True)
         grads.unscale([update.gradient for update in updates], 1.0 / self.loss_scale)
-        fresh.put_back(update.weight for update in updates)  # true ones, which any optimizer may apply
-        self._progress.note(Event.UNSCALE, self.loss_scale)
+        # They are true ones, which any optimizer may apply.
+        fresh.put_back((self._params[update.index], update.weight) for update in updates)
+        self.progress.note(Event.UNSCALE, self.loss_scale)
 
     def clip_global_norm(self, max_norm: float) -> float:
         """Limit the global L2 norm of the true gradients to ``max_norm``; returns the norm before.
@@ -208,13 +210,13 @@ class Trainer(StepView, gluon.Trainer):
         update, as the scale is. A non-finite norm clips nothing, and ``step`` will skip. Synchronizes.
         """
         check_positive("max_norm", max_norm)
-        self._progress.check(Event.CLIP, self.loss_scale)
+        self.progress.check(Event.CLIP, self.loss_scale)
         self.allreduce_grads()
         updates = fresh.fresh_updates(self._params, ignore_stale=True)
         total = grads.norm([update.gradient for update in updates if update.device == 0]) * self._factor
         if max_norm < total < float("inf"):
-            self._progress.clip *= float(max_norm) / total
-        self._progress.note(Event.CLIP, self.loss_scale)
+            self.progress.clip *= float(max_norm) / total
+        self.progress.note(Event.CLIP, self.loss_scale)
         return total
 
     # -- step ---------------------------------------------------------------------------------------
@@ -246,9 +248,9 @@ class Trainer(StepView, gluon.Trainer):
         Between a backward and its step the gradients are part of the state and are not saved, so
         that raises ``RuntimeError``.
         """
-        if self._progress.phase is not Phase.READY:
+        if self.progress.phase is not Phase.READY:
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")
-        states.save(fname, self._state, self._updaters, [weight_of(param) for param in self._params])
+        states.save(fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params])
 
     def load_states(self, fname: str) -> None:
         """Continue from ``save_states``, or from the file of a plain ``gluon.Trainer``. Runs no code from it.
@@ -262,9 +264,11 @@ class Trainer(StepView, gluon.Trainer):
         ValueError
             The file is damaged, or of other parameters or another optimizer; nothing has changed.
         """
-        states.load(fname, self._state, self._updaters, [weight_of(param) for param in self._params], self._contexts)
-        self._progress = Progress()  # gradients of before belong to another scale
-        self._state.group.forget_backward(self._state)
+        states.load(
+            fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params], self._contexts
+        )
+        self.progress = Progress()  # gradients of before belong to another scale
+        self.scaled_step.group.forget_backward(self.scaled_step)
         ready = list(filter(_mxnet.is_initialized, self._params))
         fresh.forget(ready, fresh.fresh_updates(ready, ignore_stale=True))
 
@@ -288,7 +292,7 @@ class Trainer(StepView, gluon.Trainer):
     @_scale.setter
     def _scale(self, value: float) -> None:
         """Refuse what ``amp.unscale`` does between a backward and its step: it would leave the gradients scaled."""
-        if self._progress.phase is not Phase.READY:
+        if self.progress.phase is not Phase.READY:
             raise TypeError(_NO_AMP)
         self._rescale_grad = value
 
@@ -312,10 +316,10 @@ class Trainer(StepView, gluon.Trainer):
 
     def _refuse_lost_scale(self) -> None:
         """Raise ``RuntimeError`` for gradients that the update would divide by a scale that they never had."""
-        if self.loss_scale == 1.0 or self._progress.phase is Phase.READY or self._progress.unscaled:
+        if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
             return
-        if any(map(_mxnet.is_fresh, self._progress.factors)):  # a backward of scale_loss's, after its block
-            fresh.claim(self._params, fresh.take(self._params))
+        if any(map(_mxnet.is_fresh, self.progress.factors)):  # a backward of scale_loss's, after its block
+            fresh.claim(fresh.take(self._params))
         fresh.refuse_plain_gradients(self._params, self.loss_scale)
 
     def _note_needless_scale(self) -> None:
@@ -323,7 +327,7 @@ class Trainer(StepView, gluon.Trainer):
 
         A critic or an embedding that stays FP32 beside converted nets needs their scale.
         """
-        if self._state.steps or self.loss_scale == 1.0 or self._asked_scale != "dynamic" or any_conversion():
+        if self.scaled_step.steps or self.loss_scale == 1.0 or self._asked_scale != "dynamic" or any_conversion():
             return
         if all(np.dtype(param.dtype) == np.float32 for param in self._params):
             logger.warning(
@@ -333,7 +337,24 @@ class Trainer(StepView, gluon.Trainer):
             )
 
     @property
-    def _state(self) -> ScaledStep:
+    def scaler_group(self) -> ScalerGroup | None:
+        """All steps that share this trainer's scaler; None before it has one."""
+        return self._step.group if self._step is not None else None
+
+    @property
+    def has_other_workers(self) -> bool:
+        """Whether gradients are summed over processes; the store need not be open yet."""
+        asked = self._kvstore_params["kvstore"]
+        return "dist" in asked if isinstance(asked, str) else is_distributed(asked)
+
+    def renew_store(self) -> None:
+        """Open another kvstore, for gradients of other dtypes: a key keeps the dtype of its first array."""
+        if self._kvstore is not None:
+            self._kvstore_params["kvstore"] = mx.kv.create(self._kvstore.type)
+            self._reset_kvstore()
+
+    @property
+    def scaled_step(self) -> ScaledStep:
         if self._step is None:
             computes = {c.policy.compute for c in conversions_of(self._params)}
             self._step = ScaledStep(as_scaler(self._asked_scale, low_range=computes != {"bfloat16"}))
@@ -342,10 +363,10 @@ class Trainer(StepView, gluon.Trainer):
     @property
     def _factor(self) -> float:
         """From the gradients as they are to the true, clipped ones."""
-        return self._progress.clip / (1.0 if self._progress.unscaled else self.loss_scale)
+        return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
-        self._progress.check(Event.UPDATE, self.loss_scale, called=called)
+        self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
         self._refuse_lost_scale()
         self._note_needless_scale()
@@ -383,14 +404,14 @@ class Trainer(StepView, gluon.Trainer):
 
         try:
             if updates:
-                statistics = self._statistics if self._progress.phase is not Phase.READY else self._watch_statistics()
-                self._state.run([u.gradient for u in updates], apply, statistics, unscaled=self._progress.unscaled)
+                statistics = self._statistics if self.progress.phase is not Phase.READY else self.watch_statistics()
+                self.scaled_step.run([u.gradient for u in updates], apply, statistics, unscaled=self.progress.unscaled)
         finally:
             fresh.forget(self._params, updates)
-            self._progress = Progress()
+            self.progress = Progress()
             self._last_update = forwards_so_far()
 
-    def _watch_statistics(self) -> RunningStatistics:
+    def watch_statistics(self) -> RunningStatistics:
         return self._statistics.watch(statistics_of(self._params, self._last_update))
 
 

@@ -9,27 +9,12 @@ from __future__ import annotations
 from typing import Any, Collection, Sequence
 
 import mxnet as mx
-from mxnet import gluon
 from mxnet.gluon import Parameter
 
 from ..step.masters import Weight, share_drawn, share_initial
-from ..step.stores import is_distributed
 from .parameter import weight_of
 
-__all__ = ["has_other_workers", "renew_store", "share_noise", "share_weights"]
-
-
-def has_other_workers(trainer: gluon.Trainer) -> bool:
-    """Whether gradients are summed over processes; the store need not be open yet."""
-    asked = trainer._kvstore_params["kvstore"]
-    return "dist" in asked if isinstance(asked, str) else is_distributed(asked)
-
-
-def renew_store(trainer: gluon.Trainer) -> None:
-    """For gradients of other dtypes: a key of a store keeps the dtype of its first array. Of this process only."""
-    if trainer._kvstore is not None:
-        trainer._kvstore_params["kvstore"] = mx.kv.create(trainer._kvstore.type)
-        trainer._reset_kvstore()
+__all__ = ["share_noise", "share_weights"]
 
 
 def share_weights(kvstore: Any, params: Sequence[Parameter], names: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from typing import Mapping, Sequence
 
 import mxnet as mx
@@ -44,28 +45,36 @@ def hidden_outputs(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict[str, d
     """For each of these ``_CachedOp`` nodes: the names of its outputs, and whether its backward reads their gradients.
 
     The names are ``<node>_<name inside the block>``. Nothing in Python leads from a recorded node to what is in it,
-    but MXNet knows its backward: each node is cut out of a copy of the graph, and MXNet's gradient pass is run on it.
-    A node that is given no array but once is left out: the pass lacks the operator to add up gradients.
+    but MXNet's gradient pass knows its backward. The pass lacks operators where an output has no gradient or an array
+    has several: there the node is cut out of a copy of the graph first. A node that is given no array but once, and
+    none else, is left out.
     """
-    inner = recorded.__copy__().get_internals()
-    names = inner.list_outputs()
     found: dict[str, dict[str, bool]] = {}
     for node in nodes:
-        outputs = [i for i, name in enumerate(names) if name.startswith(f"{node}_")]
-        block = mx.sym.Group([inner[i] for i in outputs])
-        inner[outputs[0]]._set_attr(__subgraph_name__=node)
+        try:
+            found[node] = _read_gradients(recorded, node)
+        except mx.MXNetError:
+            found[node] = _read_gradients(recorded.__copy__(), node, cut=True)
+    return {node: outputs for node, outputs in found.items() if outputs}
+
+
+def _read_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> dict[str, bool]:
+    inner = recorded.get_internals()
+    outputs = {name: i for i, name in enumerate(inner.list_outputs()) if name.startswith(f"{node}_")}
+    block = mx.sym.Group([inner[i] for i in outputs.values()])
+    if cut:
+        block[0]._set_attr(__subgraph_name__=node)
         _cut_off_inputs(block)
-        given = inner[outputs[0]].get_children()
-        given_names = given.list_outputs()
-        once = [i for i, name in enumerate(given_names) if given_names.count(name) == 1]
-        if not once:
-            continue
-        inputs = given if len(once) == len(given_names) else mx.sym.Group([given[i] for i in once])
-        above = [f"{node}_gradient{i}" for i in range(len(outputs))]
-        read = _gradients(block, inputs, mx.sym.Group([mx.sym.var(name) for name in above])).list_inputs()
-        if read:  # nothing is read where the inputs are running statistics
-            found[node] = {names[i]: name in read for i, name in zip(outputs, above)}
-    return found
+    given = block.get_children()
+    times = Counter(given.list_outputs())
+    once = [given[i] for i, name in enumerate(given.list_outputs()) if times[name] == 1]
+    if not once:
+        return {}
+    above = {name: f"{name}_gradient" for name in outputs}
+    backward = _gradients(block, mx.sym.Group(once), mx.sym.Group([mx.sym.var(name) for name in above.values()]))
+    read = backward.get_children()
+    names = set() if read is None else set(read.list_outputs())  # None: all are running statistics
+    return {name: variable in names for name, variable in above.items()} if names else {}
 
 
 def _cut_off_inputs(block: mx.sym.Symbol) -> None:

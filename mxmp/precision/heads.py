@@ -23,7 +23,7 @@ from mxnet.ndarray import NDArray
 
 from . import _mxnet
 from .graph import Entry, Graph, Node
-from .record import Record
+from .record import Record, recorded_name
 from .rules import RULES, Kind, rule_of
 
 __all__ = [
@@ -33,7 +33,8 @@ __all__ = [
     "check_loss",
     "head_gradient",
     "heads_scaled_by",
-    "is_fed_a_scale",
+    "is_converted",
+    "note_call",
     "refuse_unscaled_heads",
     "scale_heads",
 ]
@@ -124,10 +125,15 @@ def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
     return op("elemwise_add", "sum", op("BlockGrad", "value", x), op("broadcast_mul", "gradient", zero, scale))
 
 
-# What recorded forwards were fed, by the names that autograd gave it; the oldest that no backward reached fall out.
+# Global: the scale arrays that recorded forwards read, by the names that autograd gave them, as a record is no object
+# of Python's. The oldest that no backward reached fall out.
 _recorded: dict[str, NDArray] = {}
+# Global, likewise: the nodes that recorded forwards of converted blocks made, by name.
+_calls: dict[str, None] = {}
 _LIVE_RECORDS = 1 << 14
+# Global: for these two.
 _lock = threading.Lock()
+# Global: whether this thread is inside a scaled backward, of whatever trainer.
 _local = threading.local()
 
 
@@ -141,10 +147,7 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
             name = mx.autograd.get_symbol(fed).name
         except mx.MXNetError:  # nothing here needs a gradient, so nothing was recorded
             return out
-        with _lock:
-            _recorded[name] = memory
-            while len(_recorded) > _LIVE_RECORDS:
-                del _recorded[next(iter(_recorded))]
+        _remember(_recorded, name, memory)
     return out
 
 
@@ -171,10 +174,24 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
         _local.open = False
 
 
-def is_fed_a_scale(node: Node) -> bool:
+def note_call(out: NDArray) -> None:
+    """A converted block has returned ``out``, recorded perhaps: no head in it needs to be looked for."""
+    name = recorded_name(out)
+    if name is not None:
+        _remember(_calls, name, None)
+
+
+def is_converted(node: str) -> bool:
     """Whether a recorded node is a call of a converted block, in which a scale stands in front of every loss head."""
     with _lock:
-        return any(entry.node.name in _recorded for entry in node.inputs)
+        return node in _calls
+
+
+def _remember(store: dict, name: str, value: Any) -> None:
+    with _lock:
+        store[name] = value
+        while len(store) > _LIVE_RECORDS:
+            del store[next(iter(store))]
 
 
 def _reached(record: Record) -> list[NDArray]:

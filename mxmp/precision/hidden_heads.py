@@ -16,8 +16,8 @@ from typing import Iterable
 from mxnet.ndarray import NDArray
 
 from .graph import Node
-from .heads import HEAD_OPERATORS, is_fed_a_scale
-from .record import Record, leaf_name
+from .heads import HEAD_OPERATORS, is_converted
+from .record import Record, recorded_name
 
 __all__ = ["refuse_hidden_heads"]
 
@@ -39,19 +39,19 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
     """
     if "_CachedOp" not in record.operators:
         return
-    hidden = record.hidden_outputs()
+    hidden = record.hidden_outputs(is_converted)
     if all(reads for outputs in hidden.values() for reads in outputs.values()):
         return
     used = record.read_entries()
     for node in list(record.nodes()):
-        if node.op != "_CachedOp" or node.name not in hidden or is_fed_a_scale(node):
+        if node.name not in hidden:
             continue
         outputs = list(hidden[node.name].items())
         reached = [outputs[i] for i in range(len(outputs)) if (node.name, i) in used]
         named = [name for name, reads in outputs if not reads and _HEAD.search(name)]
         if not named and any(reads or _NO_GRADIENT.search(name) for name, reads in reached):
             continue
-        if not _leaves(node).isdisjoint(map(leaf_name, trained)):
+        if not _leaves(node).isdisjoint(map(recorded_name, trained)):
             names = ", ".join(name[len(node.name) + 1 :] for name in named or dict(reached))
             raise ValueError(
                 f"a hybridized block (its output: {names}) ignores the gradient from above, and with it the loss "

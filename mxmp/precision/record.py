@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Iterator, Sequence
+from typing import Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -13,14 +13,14 @@ from mxnet.ndarray import NDArray
 from . import _mxnet
 from .graph import Entry, Graph, Node
 
-__all__ = ["Record", "leaf_name", "saying_what_was_not_recorded"]
+__all__ = ["Record", "recorded_name", "saying_what_was_not_recorded"]
 
 _OPERATOR = re.compile(r'"op": "(\w+)"')
 _OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
 
 
-def leaf_name(array: NDArray) -> str | None:
-    """The name that autograd gave to an array with a gradient; None where it has none, as in copies of a net."""
+def recorded_name(array: NDArray) -> str | None:
+    """The name that autograd gave to an array with a gradient, or to what made it; None where nothing is recorded."""
     try:
         return mx.autograd.get_symbol(array).name
     except mx.MXNetError:
@@ -92,13 +92,13 @@ class Record:
         entries += [head for graph in self._graphs for head in graph.heads]
         return {(entry.node.name, entry.index) for entry in entries}
 
-    def hidden_outputs(self) -> dict[str, dict[str, bool]]:
+    def hidden_outputs(self, known: Callable[[str], bool] = lambda name: False) -> dict[str, dict[str, bool]]:
         """For each recorded call of a hybridized block: its outputs, and whether its backward reads their gradients.
 
-        A twentieth of a millisecond for each call.
+        A twentieth of a millisecond for each call; those that ``known`` knows are left out.
         """
         found: dict[str, dict[str, bool]] = {}
         for symbol, text in zip(self._symbols, self._texts):
-            nodes = [name for name in _OPAQUE.findall(text) if name not in found]
+            nodes = [name for name in _OPAQUE.findall(text) if name not in found and not known(name)]
             found.update(_mxnet.hidden_outputs(symbol, nodes) if nodes else {})
         return found

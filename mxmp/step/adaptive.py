@@ -54,7 +54,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         Names the argument and what it must be.
     """
 
-    _ARGUMENTS = (*DynamicLossScaler._ARGUMENTS, "max_zeros", "margin", "measure_interval")
+    ARGUMENTS = (*DynamicLossScaler.ARGUMENTS, "max_zeros", "margin", "measure_interval")
 
     def __init__(
         self,
@@ -156,17 +156,20 @@ class AdaptiveLossScaler(DynamicLossScaler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_state(state, self.state_dict())
-        fresh = AdaptiveLossScaler._restored(state)
-        fresh._room = check_scale("room", state["room"])
+        found = self._checked(state, AdaptiveLossScaler)
         if not is_number(state["largest"]) or not 0 <= state["largest"] < math.inf:
             raise ValueError(f"largest must be a finite number from 0 on, got {state['largest']!r}")
-        fresh._largest = float(state["largest"])
-        fresh._until_measured = check_integer("until_measured", state["until_measured"])
         before = state["before_rise"]
         if not isinstance(state["futile"], bool) or not (before is None or is_number(before)):
             raise ValueError(f"futile must be a bool and before_rise a number or None, got {state!r}")
-        fresh._before_rise, fresh._futile = math.inf if before is None else float(before), state["futile"]
-        self.__dict__.update(fresh.__dict__)
+        measured = {
+            "_room": check_scale("room", state["room"]),
+            "_largest": float(state["largest"]),
+            "_until_measured": check_integer("until_measured", state["until_measured"]),
+            "_before_rise": math.inf if before is None else float(before),
+            "_futile": state["futile"],
+        }
+        vars(self).update({**found, **measured})
 
     def __repr__(self) -> str:
         return f"AdaptiveLossScaler({self._scale:g}, room={self._room:g})"

@@ -53,6 +53,8 @@ class ScalerGroup:
         self._waiting.discard(member)
 
 
+# Global: the group of each scaler that lives. Trainers share one by being passed the same object, which may be a
+# user's own class, so it is not stored there.
 _groups: weakref.WeakKeyDictionary[Scaler, ScalerGroup] = weakref.WeakKeyDictionary()
 
 

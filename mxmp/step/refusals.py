@@ -5,7 +5,13 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-__all__ = ["check_kvstore", "check_positive", "refuse_compression", "refuse_sparse_weight"]
+__all__ = ["OTHER_WORKERS", "check_kvstore", "check_positive", "refuse_compression", "refuse_sparse_weight"]
+
+# Why the policy of a distributed job cannot change while it trains.
+OTHER_WORKERS = (
+    "each worker sees batches of its own, and would move layers of its own: guard a run with one worker, and give "
+    "its policy to all"
+)
 
 
 def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:

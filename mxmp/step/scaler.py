@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, Union
 
 __all__ = [
     "DynamicLossScaler",
@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_Kind = TypeVar("_Kind", bound="DynamicLossScaler")
 # Scales multiply FP32 gradients and must be normal numbers there, and so must their inverses.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
@@ -157,7 +156,7 @@ class DynamicLossScaler(StaticLossScaler):
     """
 
     # What ``__init__`` takes beside the scale; states hold it by these names.
-    _ARGUMENTS: tuple[str, ...] = (
+    ARGUMENTS: tuple[str, ...] = (
         *("growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale", "hysteresis"),
     )
 
@@ -218,24 +217,23 @@ class DynamicLossScaler(StaticLossScaler):
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            **{name: getattr(self, name) for name in self._ARGUMENTS},
+            **{name: getattr(self, name) for name in self.ARGUMENTS},
             "clean_steps": self._clean_steps,
             "tolerance": self._tolerance,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_state(state, self.state_dict())
-        self.__dict__.update(DynamicLossScaler._restored(state).__dict__)
+        vars(self).update(self._checked(state, DynamicLossScaler))
 
-    @classmethod
-    def _restored(cls: type[_Kind], state: dict[str, Any]) -> _Kind:
-        """A new scaler from a state with all its names. Raises ``ValueError`` for a wrong value."""
-        fresh = cls(state["scale"], **{name: state[name] for name in cls._ARGUMENTS})
-        fresh._clean_steps = check_integer("clean_steps", state["clean_steps"])
-        if fresh._clean_steps < 0:
-            raise ValueError(f"clean_steps must not be negative, got {fresh._clean_steps}")
-        fresh._tolerance = check_integer("tolerance", state["tolerance"])
-        return fresh
+    def _checked(self, state: dict[str, Any], kind: Callable[..., DynamicLossScaler]) -> dict[str, Any]:
+        """Return the attributes for a state with all its names. Raises ``ValueError`` for a wrong value."""
+        arguments = kind(state["scale"], **{name: state[name] for name in self.ARGUMENTS})
+        clean_steps = check_integer("clean_steps", state["clean_steps"])
+        if clean_steps < 0:
+            raise ValueError(f"clean_steps must not be negative, got {clean_steps}")
+        tolerance = check_integer("tolerance", state["tolerance"])
+        return {**vars(arguments), "_clean_steps": clean_steps, "_tolerance": tolerance}
 
     def __repr__(self) -> str:
         return f"DynamicLossScaler({self._scale:g}, clean_steps={self._clean_steps}/{self.growth_interval})"

@@ -238,16 +238,16 @@ class ScaledStep:
 
 
 class StepView:
-    """What a user may read of ``self._state``, a ``ScaledStep``, on a Trainer or a Module."""
+    """What a user may read of ``self.scaled_step``, a ``ScaledStep``, on a Trainer or a Module."""
 
     @property
-    def _state(self) -> ScaledStep:
+    def scaled_step(self) -> ScaledStep:
         raise NotImplementedError
 
     @property
     def loss_scale(self) -> float:
         """The scale of the next backward; frozen from a backward to its step. To set it: ``scaler.loss_scale``."""
-        return self._state.loss_scale
+        return self.scaled_step.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, value: Any) -> None:
@@ -259,27 +259,27 @@ class StepView:
     @property
     def scaler(self) -> Scaler:
         """The state machine behind ``loss_scale``."""
-        return self._state.scaler
+        return self.scaled_step.scaler
 
     @property
     def last_step_skipped(self) -> bool:
         """Whether the last step found a non-finite gradient and changed nothing."""
-        return self._state.last_step_skipped
+        return self.scaled_step.last_step_skipped
 
     @property
     def skipped_steps(self) -> int:
         """How many steps were skipped so far."""
-        return self._state.skipped_steps
+        return self.scaled_step.skipped_steps
 
     @property
     def overflow_params(self) -> tuple[str, ...]:
         """After a skip, ``"name on device"`` of each non-finite gradient. Empty after a clean step."""
-        return self._state.overflow_params
+        return self.scaled_step.overflow_params
 
     @property
     def scale_history(self) -> list[ScaleEvent]:
         """The first scale and one event for every change of scale and every skip."""
-        return list(self._state.history)
+        return list(self.scaled_step.history)
 
 
 def _some(names: Sequence[str], limit: int = 3) -> str:

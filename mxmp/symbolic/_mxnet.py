@@ -108,6 +108,44 @@ def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], 
         optimizer.idx2name = dict(enumerate(names))
 
 
+def group(module: mx.mod.Module) -> Any:
+    """Return what holds a module's executors and their arrays."""
+    return module._exec_group
+
+
+def arg_params(module: mx.mod.Module) -> dict[str, mx.nd.NDArray]:
+    """Return the FP32 parameters that a module keeps beside its executors."""
+    return module._arg_params
+
+
+def mark_dirty(module: mx.mod.BaseModule) -> None:
+    """Note that the parameters that a module keeps are older than those of its executors."""
+    module._params_dirty = True
+
+
+def grad_request(module: mx.mod.Module) -> Any:
+    """Return what ``bind(grad_req=...)`` was called with."""
+    return module._grad_req
+
+
+def kvstore(module: mx.mod.Module) -> Any:
+    return module._kvstore
+
+
+def set_kvstore(module: mx.mod.Module, store: Any) -> None:
+    module._kvstore = store
+
+
+def current(module: mx.mod.BucketingModule) -> Any:
+    """Return the module of the current bucket."""
+    return module._curr_module
+
+
+def monitor_of(module: mx.mod.BucketingModule) -> Any:
+    """Return the Monitor that was installed, None without one."""
+    return module._monitor
+
+
 def symbol_of(executor: mx.executor.Executor) -> mx.sym.Symbol:
     """What it runs."""
     return executor._symbol

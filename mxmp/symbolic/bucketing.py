@@ -42,7 +42,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         asked, plan = read_policy(policy, exclude)
         self._mixed = {"policy": plan or asked, "loss_scale": loss_scale}
         as_scaler(loss_scale)
-        self._core: Core | None = None
+        self.core: Core | None = None
 
     def _module(self, key: Any) -> Module:
         symbol, data_names, label_names = self._call_sym_gen(key)
@@ -59,9 +59,9 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
             compression_params=self._compression_params,
             **self._mixed,
         )
-        if self._core is None:
-            self._core = module._core
-        module._core = self._core
+        if self.core is None:
+            self.core = module.core
+        module.core = self.core
         return module
 
     # MXNet's methods bind a bucket that they find and make one of MXNet's own where they find none, so
@@ -119,8 +119,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         return self._buckets[self._default_bucket_key]
 
     @property
-    def _state(self) -> ScaledStep:
-        return self._default()._core.step
+    def scaled_step(self) -> ScaledStep:
+        return self._default().core.step
 
     @classmethod
     def load(
@@ -128,8 +128,16 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     ) -> BucketingModule:
         """``mx.mod.BucketingModule.load`` for this class; takes ``policy``, ``exclude`` and ``loss_scale`` too."""
         module = cls(sym_gen, default_bucket_key, **kwargs)
-        default = module._buckets[default_bucket_key] = module._module(default_bucket_key)
-        default._arg_params, default._aux_params = mx.model.load_params(prefix, epoch)
-        default.params_initialized = module.params_initialized = True
-        module._curr_module = default
+        module.start_from(*mx.model.load_params(prefix, epoch))
         return module
+
+    def start_from(self, arg_params: dict, aux_params: dict) -> None:
+        """Take these FP32 parameters, before ``bind``."""
+        default = self._buckets[self._default_bucket_key] = self._module(self._default_bucket_key)
+        default.start_from(arg_params, aux_params)
+        self.params_initialized = True
+        self._curr_module = default
+
+    def follow(self, how: Policy | Plan) -> None:
+        """Bind buckets by another policy or plan from now on."""
+        self._mixed["policy"] = how

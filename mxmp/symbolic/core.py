@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any, Collection, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from ..frontend import Listeners
 from ..kernels.fit import UNKNOWN
 from ..pipeline import low_graph
 from ..policy import Policy
@@ -40,6 +42,8 @@ class Core:
         All parameters, in the order of their numbers.
     numbers : dict of str to int
         The inverse; a bucket may have them in another order.
+    twins : mapping of Executor to (Listeners, Executor)
+        Executors that call listeners, each with these and the executor in whose place it stands.
     lent : bool
         Whether someone has asked for arrays that compute, and may have written into them.
     """
@@ -52,6 +56,8 @@ class Core:
         self.names: list[str] = []
         self.numbers: dict[str, int] = {}
         self.lent = False
+        self.twins: weakref.WeakKeyDictionary[mx.executor.Executor, tuple[Listeners, mx.executor.Executor]]
+        self.twins = weakref.WeakKeyDictionary()
         self._decided = False
         self._warned = False
         self._remedies = RemedyLog()
@@ -143,12 +149,12 @@ class Core:
 class LendsArrays:
     """Notes when a user reaches for the executors' arrays, to write into them; there is no public way to them."""
 
-    _core: Core
+    core: Core
 
     @property
     def _exec_group(self) -> Any:
         if is_asked_by_user():
-            self._core.lent = True
+            self.core.lent = True
         return self._group
 
     @_exec_group.setter

@@ -7,7 +7,7 @@ to a private symbol with casts and, in front of loss heads, the loss scale.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, Mapping
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -73,9 +73,10 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         if not isinstance(symbol, mx.sym.Symbol):
             hint = ": for a Block use mxmp.convert and mxmp.Trainer" if isinstance(symbol, mx.gluon.Block) else ""
             raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{hint}")
-        self.policy, given = read_policy(policy, exclude)
+        asked, given = read_policy(policy, exclude)
         self.plan: Plan | None = None
-        self._how = given or self.policy
+        self.requested_gradients: Mapping[str, str] = {}
+        self.follow(given or asked)
         self._symbol: Any
         self._arg_params: Any
         self._params_dirty: bool
@@ -85,7 +86,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         check_policy(self.policy, self._device)
         refuse_compression(self._compression_params)
         low_range = self.policy.compute == "float16"
-        self._core = Core(ScaledStep(as_scaler(loss_scale, low_range=low_range)))
+        self.core = Core(ScaledStep(as_scaler(loss_scale, low_range=low_range)))
         self._statistics = RunningStatistics()
 
     @classmethod
@@ -93,11 +94,19 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         """``mx.mod.Module.load`` for this class; takes ``policy``, ``exclude`` and ``loss_scale`` too."""
         symbol, args, auxs = mx.model.load_checkpoint(prefix, epoch)
         module = cls(symbol, **kwargs)
-        module._arg_params, module._aux_params = args, auxs
-        module.params_initialized = True
-        if load_optimizer_states:
-            module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
+        module.start_from(args, auxs, f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None)
         return module
+
+    def start_from(self, arg_params: dict, aux_params: dict, states: str | None = None) -> None:
+        """Take these FP32 parameters, and the optimizer states in a file, before ``bind``."""
+        self._arg_params, self._aux_params = arg_params, aux_params
+        self.params_initialized = True
+        self._preload_opt_states = states
+
+    def follow(self, how: Policy | Plan) -> None:
+        """Bind by another policy or plan from the next ``bind`` on."""
+        self.how = how
+        self.policy = how.policy if isinstance(how, Plan) else how
 
     # -- binding and parameters ---------------------------------------------------------------------
 
@@ -112,13 +121,14 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         grad_req: Any = "write",
     ) -> None:
         """As ``mx.mod.Module.bind``; the executors get the graph with casts."""
-        self._core = self._core if shared_module is None else shared_module._core
+        self.core = self.core if shared_module is None else shared_module.core
         fresh = self._arg_params is None
         original = self._symbol
         if force_rebind or not self.binded:
-            asked = grad_requests(grad_req, self._param_names, self._fixed_param_names)
-            low, self.plan = self._core.low_symbol(
-                original, self._how, self._device, self._param_names, for_training, asked, data_shapes
+            self.requested_gradients = grad_requests(grad_req, self._param_names, self._fixed_param_names)
+            requested = self.requested_gradients
+            low, self.plan = self.core.low_symbol(
+                original, self.how, self._device, self._param_names, for_training, requested, data_shapes
             )
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
@@ -131,7 +141,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         finally:
             self._symbol = original
         if fresh and shared_module is None:
-            for name in self._core.low_names & set(self._param_names):
+            for name in self.core.low_names & set(self._param_names):
                 self._arg_params[name] = mx.nd.zeros(self._arg_params[name].shape)
 
     def install_monitor(self, mon: Any) -> None:
@@ -152,7 +162,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
 
     def init_params(self, *args: Any, **kwargs: Any) -> None:
         super().init_params(*args, **kwargs)
-        self._core.set_masters(self._arg_params, self._arrays())
+        self.core.set_masters(self._arg_params, self.arrays())
 
     def set_params(
         self,
@@ -165,17 +175,17 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         """As ``mx.mod.Module.set_params``: FP32 values, straight into the masters."""
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if allow_missing:
-            given = {k: v for k, v in (arg_params or {}).items() if k in self._core.low_names}
+            given = {k: v for k, v in (arg_params or {}).items() if k in self.core.low_names}
             for name, value in given.items():
                 self._arg_params[name][:] = value
-            self._core.set_masters(given, self._arrays())
+            self.core.set_masters(given, self.arrays())
 
     def _sync_params_from_devices(self) -> None:
-        low = {name: self._arg_params[name].copy() for name in self._core.low_names}
+        low = {name: self._arg_params[name].copy() for name in self.core.low_names}
         super()._sync_params_from_devices()
-        self._arg_params.update({**low, **self._core.values(self._arrays())})
+        self._arg_params.update({**low, **self.core.values(self.arrays())})
 
-    def _arrays(self) -> dict[str, list[NDArray]]:
+    def arrays(self) -> dict[str, list[NDArray]]:
         """What the executors compute with: by parameter, one array per device."""
         return dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
 
@@ -203,15 +213,15 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
             return
         check_kvstore(kvstore)
         kvstore = open_store(kvstore)
-        arrays = self._arrays()
+        arrays = self.arrays()
         for name, copies in arrays.items():
             refuse_sparse_weight(name, copies[0].stype)
         if self._params_dirty:
             self._sync_params_from_devices()
         preload, self._preload_opt_states = self._preload_opt_states, None
-        with _mxnet.without_optimizer(kvstore, len(self._context)) as store, self._keys_as_gradients():
+        with _mxnet.without_optimizer(kvstore, len(self._context)) as store, self.keys_as_gradients():
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
-        core = self._core
+        core = self.core
         core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
         self._updater = Updaters(
@@ -226,14 +236,14 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
 
     def _weights_by_key(self) -> dict[str, Weight]:
         """For rank 0's values, by keys of their own: a key has the dtype of what it first held."""
-        return {f"{weight.name}:initial": weight for weight in self._core.weights(self._arrays())}
+        return {f"{weight.name}:initial": weight for weight in self.core.weights(self.arrays())}
 
     @contextmanager
-    def _keys_as_gradients(self) -> Iterator[None]:
+    def keys_as_gradients(self) -> Iterator[None]:
         """Keys of the kvstore must have the gradients' dtype: an FP32 key fed with float16 hangs the job."""
         original = self._arg_params
         self._arg_params = {
-            k: v.astype(self.policy.compute) if k in self._core.low_names else v for k, v in original.items()
+            k: v.astype(self.policy.compute) if k in self.core.low_names else v for k, v in original.items()
         }
         try:
             yield
@@ -245,8 +255,8 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
     def backward(self, out_grads: Any = None) -> None:
         """As ``mx.mod.Module.backward``, of everything times the loss scale."""
         require(self, optimizer=False)
-        self._state.note_own_backward(adds="add" in self._exec_group.grad_req.values())
-        scale = self._core.scaled_by = self.loss_scale
+        self.scaled_step.note_own_backward(adds="add" in self._exec_group.grad_req.values())
+        scale = self.core.scaled_by = self.loss_scale
         for executor in self._exec_group.execs:
             if SCALE_NAME in executor.arg_dict:
                 executor.arg_dict[SCALE_NAME][:] = scale
@@ -272,35 +282,35 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         for name, weights, gradients in zip(group.param_names, group.param_arrays, group.grad_arrays):
             if gradients[0] is None:
                 continue
-            index = self._core.numbers[name]
+            index = self.core.numbers[name]
             if kvstore is not None:
                 kvstore.pushpull(name, gradients, priority=-index)
             updates += [Update(index, k, name, w, g) for k, (w, g) in enumerate(zip(weights, gradients))]
         self._params_dirty = True
 
         def apply() -> None:
-            self._updater.apply(updates, 1.0 / self._core.scaled_by, reduced=kvstore is not None)
+            self._updater.apply(updates, 1.0 / self.core.scaled_by, reduced=kvstore is not None)
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
         if updates:
-            self._state.run([update.gradient for update in updates], apply, self._statistics)
+            self.scaled_step.run([update.gradient for update in updates], apply, self._statistics)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As ``mx.mod.Module.get_input_grads``: the true gradients, unscaled copies."""
         found = super().get_input_grads(merge_multi_context)
-        factor = 1.0 / self._core.scaled_by
+        factor = 1.0 / self.core.scaled_by
         return [g * factor if isinstance(g, NDArray) else [each * factor for each in g] for g in found]
 
     @property
-    def _state(self) -> ScaledStep:
-        return self._core.step
+    def scaled_step(self) -> ScaledStep:
+        return self.core.step
 
     # -- files --------------------------------------------------------------------------------------
 
     def save_optimizer_states(self, fname: str) -> None:
         """Optimizer states, masters, scaler and counters, for ``load_optimizer_states``."""
         require(self, optimizer=True)
-        states.save(fname, self._state, self._updater, self._core.weights(self._arrays()))
+        states.save(fname, self.scaled_step, self._updater, self.core.weights(self.arrays()))
 
     def load_optimizer_states(self, fname: str) -> None:
         """Continue from ``save_optimizer_states``, or from the file of a plain ``Module``, on any number of devices.
@@ -315,6 +325,6 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
             The file is damaged, or of other parameters or another optimizer; nothing has changed.
         """
         require(self, optimizer=True)
-        weights = self._core.weights(self._arrays())
-        states.load(fname, self._state, self._updater, weights, self._context, settings="caller")
+        weights = self.core.weights(self.arrays())
+        states.load(fname, self.scaled_step, self._updater, weights, self._context, settings="caller")
         self._params_dirty = True

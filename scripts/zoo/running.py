@@ -13,10 +13,11 @@ from gluoncv.nn.dropblock import DropBlock
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.diagnose.advising.flops import Counts, Step, Tensor, count, dtype_name, walk
+from mxmp.diagnose.advising.flops import Step, Tensor, dtype_name, walk
 from mxmp.precision.graph import Graph
 
 from .case import BFLOAT16, Case
+from .counting import Counts, count
 
 
 class Call(NamedTuple):

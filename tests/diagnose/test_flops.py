@@ -5,9 +5,10 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from zoo.counting import count
 
 import mxmp
-from mxmp.diagnose.advising.flops import Tensor, count, walk
+from mxmp.diagnose.advising.flops import Tensor, walk
 from mxmp.diagnose.advising.gemm import Gemm
 from mxmp.precision.graph import Graph
 from mxmp.precision.rules import RULES, Kind

@@ -314,7 +314,7 @@ def test_closed_it_leaves_nothing_behind_and_moves_nothing_more(door):
     guarded.close()
     run.step(1)
     assert guarded.overflows == {"middle_fwd": 1}
-    assert run.steps._state.observers == []
+    assert run.steps.scaled_step.observers == []
     with pytest.raises(FloatingPointError):
         run.step(2)
 

@@ -1,4 +1,4 @@
-"""Calls of a converted block: many threads, modes and structures on one net; files and monitors beside it."""
+"""Calls of a converted block: many threads, modes and structures on one net; files beside it."""
 
 from __future__ import annotations
 
@@ -143,16 +143,6 @@ def test_block_save_holds_the_graph_of_the_last_call_and_its_structure(last, tmp
     low, full = (json.loads((tmp_path / f"{n}-model.json").read_text())["shifting0"] for n in ("low", "plain"))
     for what in ("in_format", "out_format", "hybridized"):
         assert low[what] == full[what]
-
-
-def test_a_monitor_sees_the_low_graph():
-    net = mxmp.convert(seeded(nn.Dense(3, in_units=6)))
-    net.hybridize()
-    seen = []
-    net.register_op_hook(lambda name, *_: seen.append(name))
-    net(rows(0))
-    mx.nd.waitall()
-    assert seen
 
 
 def test_hybridize_in_the_middle_takes_hold_at_once_even_for_forward():

@@ -40,7 +40,7 @@ def test_a_step_of_sgd(name, dtype, flags):
     net, x, y = made(name)
     mxmp.convert(net, dtype)
     net.hybridize(**FLAGS[flags])
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3})
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3}, loss_scale=None)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     with autograd.record():
         out = net(x)

@@ -62,7 +62,7 @@ PHASES = {"fresh": 0, "mid-interval": 2, "after growth": 3, "right after a skip"
 
 def whole(trainer):
     """Everything that a resumed run must have in common with one that was not interrupted."""
-    return picture(trainer), trainer._state.state_dict(), full_weights(trainer)
+    return picture(trainer), trainer.scaled_step.state_dict(), full_weights(trainer)
 
 
 def files(tmp_path):

@@ -37,7 +37,7 @@ def weights(module):
 def everything(module):
     """All that a step may change, bit for bit."""
     arrays = [a.asnumpy() for arrays in module._exec_group.param_arrays for a in arrays]
-    arrays += [m.asnumpy() for masters in module._core.masters.values() for m in masters]
+    arrays += [m.asnumpy() for masters in module.core.masters.values() for m in masters]
     for updater in module._updater:
         for state in updater.states.values():
             arrays += [s.asnumpy() for s in (state if isinstance(state, tuple) else (state,)) if s is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 
@@ -48,6 +49,12 @@ def with_seconds(text, change):
     operators = [key for key in kept["seconds"] if " -> " not in key]
     change(kept["seconds"], operators)
     return json.dumps(kept).encode()
+
+
+def operators(file):
+    """What was kept of operators: which casts are measured as well depends on the times."""
+    kept = json.loads(file.read_text(encoding="utf-8"))["seconds"]
+    return {key: value for key, value in kept.items() if " -> " not in key}
 
 
 def own(caught):
@@ -96,17 +103,17 @@ def test_a_file_of_something_else_is_one_warning_and_is_written_anew(case, good,
     assert name in str(warning.message)
     assert warning.filename == __file__
     assert plan.tuned.steps
-    assert all(0 <= seconds < 10 for seconds in plan.tuned.predicted.values())
-    kept = json.loads((tmp_path / name).read_text(encoding="utf-8"))["seconds"]
-    assert set(kept) == set(json.loads(text)["seconds"])
+    assert all(map(math.isfinite, plan.tuned.predicted.values()))
+    assert set(operators(tmp_path / name)) == {key for key in json.loads(text)["seconds"] if " -> " not in key}
     tuned(tmp_path)  # without a warning
 
 
 def test_a_good_file_is_used_without_a_warning(good, tmp_path):
     name, text = good
     (tmp_path / name).write_text(text, encoding="utf-8")
+    before = operators(tmp_path / name)
     tuned(tmp_path)
-    assert (tmp_path / name).read_text(encoding="utf-8") == text
+    assert operators(tmp_path / name) == before
 
 
 def test_zeros_for_this_network_among_times_of_others_are_no_error(good, tmp_path):

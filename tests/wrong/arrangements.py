@@ -185,9 +185,11 @@ def arrangements(draw: st.DrawFn) -> Arrangement:
     topology = one_of("chain", "chain", "trunk", "critic") if several else "chain"
     head = one_of("loss", "loss", *HEADS)
     dtype = one_of(*POLICIES)
+    call = one_of("backward", "backward", "scale_loss", "unscale")
     how = one_of("rules", "excluded", "plan")
-    if topology == "trunk" and dtype == "float16 masters":
-        how = "rules"  # nets that share a parameter must agree whether it is stored in float16
+    if dtype == "float16 masters" and (topology == "trunk" or call == "unscale"):
+        # Nets that share a parameter must agree whether it is stored in float16, and unscale refuses where one is.
+        how = "rules"
     return Arrangement(
         dtype=dtype,
         nets=nets,
@@ -197,7 +199,7 @@ def arrangements(draw: st.DrawFn) -> Arrangement:
         head_stands=one_of("inside", "converted", "plain") if head in HEADS else "plain",
         trainers=one_of("one", "one scaler", "one scaler", "own") if several else "one",
         scale=one_of(1024.0, 64.0, "dynamic", 1.0, None),
-        call=one_of("backward", "backward", "scale_loss", "unscale"),
+        call=call,
         backwards=one_of(1, 1, 2, 3),
         devices=one_of(1, 1, 2, 3),
         flags=one_of(*FLAGS),

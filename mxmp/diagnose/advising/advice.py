@@ -1,18 +1,18 @@
-"""What ``advise`` finds, as plain data: matrix operators, what would fit them better, and a model of the gain."""
+"""What ``advise`` finds: matrix operators, what would fit them better, a model of the gain; and its text."""
 
-from __future__ import annotations
-
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeVar
+from typing import Dict, Iterator, List, Sequence, Tuple
 
+from ..shared.report import Saved, some, table
 from .gemm import Gemm, Size
 from .gpus import MULTIPLES, Gpu, gpu_named
 
-__all__ = ["AdviceReport", "Joinable", "MatrixReport", "Padding"]
+__all__ = ["Advice", "Joinable", "MatrixReport", "Padding"]
 
-_Report = TypeVar("_Report", bound="AdviceReport")
 _ITEMSIZE = {"float16": 2, "int8": 1, "tf32": 4, "float32": 4}
+_LONGEST = 20
+_WORTH = 0.1  # of a matrix operator's FLOPs: padding that costs more is named, not advised
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,19 @@ class MatrixReport:
     name: str
     op: str
     layout: str
-    gemms: tuple[Gemm, ...]
-    sizes: tuple[Size, ...]
+    gemms: Tuple[Gemm, ...]
+    sizes: Tuple[Size, ...]
     times: float
     elements: int
     dtype: str
     reason: str
     depthwise: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _ITEMSIZE:
+            raise ValueError(f"dtype must be one of {', '.join(_ITEMSIZE)}, got {self.dtype!r}")
+        if not (self.times and self.elements and all(size.value for size in self.sizes)):
+            raise ValueError(f"{self.name!r}: times, elements and sizes must be positive")
 
     @property
     def flops(self) -> float:
@@ -83,7 +89,7 @@ class MatrixReport:
         return MULTIPLES["int8" if self.dtype == "int8" else "float16"]
 
     @property
-    def paddings(self) -> tuple[Padding, ...]:
+    def paddings(self) -> Tuple[Padding, ...]:
         """The sizes that are no multiples; none where no padding would make a matrix."""
         if self.depthwise:
             return ()
@@ -111,15 +117,15 @@ class MatrixReport:
 class Joinable:
     """Products of one input that could be a single one with ``outputs`` columns: gates, or Q, K and V."""
 
-    names: tuple[str, ...]
+    names: Tuple[str, ...]
     op: str
     input: str
     outputs: int
 
 
 @dataclass(frozen=True)
-class AdviceReport:
-    """What ``advise`` found.
+class Advice(Saved):
+    """What ``advise`` found. ``print`` it, ``save`` it, or read the fields.
 
     Attributes
     ----------
@@ -139,15 +145,20 @@ class AdviceReport:
         What MXNet's environment variables and TF32 do here.
     """
 
+    FORMAT = "mxmp-advice-1"
+
     name: str
     policy: str
     device: str
-    matrices: tuple[MatrixReport, ...]
-    joinable: tuple[Joinable, ...]
+    matrices: Tuple[MatrixReport, ...]
+    joinable: Tuple[Joinable, ...]
     other_bytes: float
-    unknown: tuple[str, ...] = ()
-    unmatched: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
+    unknown: Tuple[str, ...] = ()
+    unmatched: Tuple[str, ...] = ()
+    settings: Tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        gpu_named(self.device)
 
     @property
     def gpu(self) -> Gpu:
@@ -161,14 +172,15 @@ class AdviceReport:
     @property
     def tensor_share(self) -> float:
         """Share of the FLOPs that can run on Tensor Cores."""
-        return self._share([m for m in self.matrices if m.on_tensor_cores(self.gpu)])
+        return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu)])
 
     @property
     def fitting_share(self) -> float:
         """Share of the FLOPs that can, with all sizes multiples."""
-        return self._share([m for m in self.matrices if m.on_tensor_cores(self.gpu) and not m.paddings])
+        return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu) and not m.paddings])
 
-    def _share(self, matrices: list[MatrixReport]) -> float:
+    def share_of(self, matrices: Sequence[MatrixReport]) -> float:
+        """What share of the FLOPs some operators have."""
         return sum(m.flops for m in matrices) / self.flops if self.flops else 0.0
 
     def speed_up(self, baseline: str = "float32") -> float:
@@ -190,23 +202,86 @@ class AdviceReport:
         after = rest + sum(m.seconds(gpu, m.dtype if m.on_tensor_cores(gpu) else baseline) for m in self.matrices)
         return before / after if after else 1.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls: type[_Report], raw: dict[str, Any]) -> _Report:
-        """The inverse of ``to_dict``."""
-        matrices = tuple(
-            MatrixReport(
-                **{
-                    **matrix,
-                    "gemms": tuple(Gemm(*gemm) for gemm in matrix["gemms"]),
-                    "sizes": tuple(Size(*size) for size in matrix["sizes"]),
-                }
-            )
-            for matrix in raw["matrices"]
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name} ({self.policy}) on {self.gpu.name}",
+            f"  {self.flops / 1e9:,.3f} GFLOPs of matrix products in one forward ({self.flops / 2e9:,.3f} GMACs), "
+            "about three times that in a training step",
+            f"  {self.tensor_share:.1%} of them can run on Tensor Cores, {self.fitting_share:.1%} with all sizes "
+            "multiples",
+            *self._gain(),
+            "",
+            *self._table(),
+        ]
+        joinable = (
+            f"{', '.join(j.names)}: all read {j.input}; one {j.op} with {j.outputs:,} outputs" for j in self.joinable
         )
-        joinable = tuple(Joinable(**{**each, "names": tuple(each["names"])}) for each in raw["joinable"])
-        texts = {key: tuple(raw[key]) for key in ("unknown", "unmatched", "settings")}
-        return cls(**{**raw, **texts, "matrices": matrices, "joinable": joinable})
+        for title, found in (
+            ("Sizes", self._paddings()),
+            ("Not on Tensor Cores", self._off()),
+            ("Products of one input that could be one", joinable),
+            ("Settings", self.settings),
+            ("In no figure, because shapes or products are not known", self.unknown[:8]),
+            ("exclude matched nothing", self.unmatched),
+        ):
+            entries = [f"    {entry}" for entry in found]
+            lines += ["", f"  {title}", *entries] if entries else []
+        return "\n".join(lines)
+
+    def _gain(self) -> Iterator[str]:
+        for baseline in dict.fromkeys(["float32", self.gpu.fp32_math]):
+            called = "FP32" if baseline == "float32" else "TF32, which FP32 products use there"
+            yield f"  Expected {self.speed_up(baseline):.2f} times as fast as {called}"
+        yield (
+            "  (a model, no measurement: Amdahl's law, every operator at the roofline, all but the products as in FP32)"
+        )
+        named = {"float16": "float16", "tf32": "TF32", "float32": "FP32"}
+        ridges = ", ".join(f"{named[dtype]} {self.gpu.ridge(dtype):.0f}" for dtype in self.gpu.roofs)
+        yield f"  Ridge points, FLOPs a byte from which on arithmetic is the limit: {ridges}"
+
+    def _table(self) -> Iterator[str]:
+        """One line per operator and shape, most FLOPs first."""
+        kinds: Dict[tuple, List[MatrixReport]] = {}
+        for m in self.matrices:
+            kinds.setdefault((m.op, m.gemms, m.sizes, m.layout, m.dtype, m.times), []).append(m)
+        order = sorted(kinds.values(), key=lambda like: -like[0].flops * len(like))
+        rows = [("nodes", "operator", "M x N x K", "layout", "dtype", "FLOPs", "FLOPs/byte", "limit")]
+        for like in order[:_LONGEST]:
+            m = like[0]
+            ridge = self.gpu.ridge(m.dtype if m.on_tensor_cores(self.gpu) else "float32")
+            limit = "arithmetic" if m.intensity >= ridge else "memory"
+            share = f"{self.share_of(like):.1%}"
+            rows.append((str(len(like)), m.op, _shape(m.gemms), m.layout, m.dtype, share, f"{m.intensity:.0f}", limit))
+        yield from table(rows, "<" * len(rows[0]))
+        if len(order) > _LONGEST:
+            yield f"  and {len(order) - _LONGEST} more"
+
+    def _paddings(self) -> Iterator[str]:
+        """The same size of many operators is one line."""
+        found: Dict[tuple, List[str]] = {}
+        for m in self.matrices:
+            for padding in m.paddings if m.on_tensor_cores(self.gpu) else ():
+                found.setdefault((padding, m.multiple), []).append(m.name)
+        for (padding, multiple), names in found.items():
+            dear = ", more than it is worth" if padding.cost > _WORTH and padding.value > multiple else ""
+            cost = f"{padding.cost:.0%}" if padding.cost >= 0.1 else f"{100 * padding.cost:.2g}%"
+            yield (f"{some(names, 1)}: {padding.what} {padding.value:,} -> {padding.to:,} (+{cost} of its FLOPs{dear})")
+
+    def _off(self) -> Iterator[str]:
+        reasons: Dict[str, List[MatrixReport]] = {}
+        for m in self.matrices:
+            if not m.on_tensor_cores(self.gpu):
+                why = "one channel a group makes no matrix" if m.depthwise else m.reason
+                why = f"{self.gpu.name} has no INT8 Tensor Cores" if m.dtype == "int8" else why
+                reasons.setdefault(why, []).append(m)
+        for why, matrices in reasons.items():
+            yield f"{some([m.name for m in matrices], 3)} ({self.share_of(matrices):.1%} of the FLOPs): {why}"
+
+
+def _shape(gemms: Sequence[Gemm]) -> str:
+    first = max(gemms, key=lambda gemm: gemm.flops, default=None)
+    if first is None:
+        return "-"
+    times = f"{first.times} of " if first.times > 1 else ""
+    more = f" and {len(gemms) - 1} more" if len(gemms) > 1 else ""
+    return f"{times}{first.m} x {first.n} x {first.k}{more}"

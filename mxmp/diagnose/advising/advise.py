@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from typing import Any, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet.gluon import Block
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock
 
-from ...gluon.blocks import with_names_of
-from ...gluon.hook import hooks
+from ...gluon import _mxnet
+from ...gluon.blocks import hybrid_blocks, with_names_of
+from ...gluon.conversion import tracing
+from ...gluon.graphs import read_inputs
+from ...gluon.hook import hook_of, hooks
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
-from ...precision.graph import Graph, Node
+from ...precision.graph import Graph
 from ...precision.plan import Plan, read_policy
 from ..explaining.explain import check_shapes
-from ..shared.saved import read_report, write_report
-from .advice import AdviceReport, Joinable, MatrixReport
-from .calls import Called, calls_of
-from .flops import Step, Tensor, walk
+from .advice import Advice, Joinable, MatrixReport
+from .flops import Step, Tensor, dtype_name, walk
+from .gemm import Products
 from .gpus import Gpu, gpu_named
-from .text import render_advice
 
-__all__ = ["Advice", "advise"]
+__all__ = ["advise"]
 
 # What they multiply is not counted.
 _UNCOUNTED = {"Convolution_v1", "Correlation", "Custom", "khatri_rao", "_npi_einsum"}
@@ -32,24 +35,6 @@ _UNCOUNTED |= {f"_linalg_{name}" for name in ("syrk", "trmm", "trsm", "potrf", "
 _LOOK_UPS = {"Embedding", "take", "gather_nd", "pick"}  # read as much as they write
 # They hand on their input's memory, in inference.
 _VIEWS = {"Dropout", "Reshape", "Flatten", "expand_dims", "squeeze", "BlockGrad", "_copy", "reshape_like"}
-
-
-class Advice(AdviceReport):
-    """What ``advise`` found. ``print`` it, ``save`` it, or read the fields."""
-
-    FORMAT = "mxmp-advice-1"  # of the file
-
-    def __str__(self) -> str:
-        return render_advice(self)
-
-    def save(self, path: str) -> None:
-        """Write JSON; the file appears whole or not at all."""
-        write_report(path, self.FORMAT, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str) -> Advice:
-        """Read what ``save`` wrote. Raises ``ValueError`` for any other file."""
-        return read_report(path, {cls.FORMAT: cls.from_dict})
 
 
 def advise(
@@ -91,27 +76,47 @@ def advise(
     chosen = _chosen(policy or own, exclude)
     if isinstance(chosen, Plan) and isinstance(target, Block):
         chosen = with_names_of(target, chosen)
-    found = _Found()
+    matrices: list[MatrixReport] = []
+    joinable: list[Joinable] = []
+    unknown: list[str] = []
+    unmatched: list[set[str]] = []
+    other_bytes = 0.0
     for called in calls:
-        try:
-            found.add(called, chosen, f"{called.name}/" if len(calls) > 1 else "")
-        except mx.MXNetError as error:
-            why = str(error).strip().splitlines()[-1]
-            raise ValueError(f"the shapes do not fit {called.name!r}: {why}") from error
+        prefix = f"{called.name}/" if len(calls) > 1 else ""
+        steps, plan = _planned(called, chosen)
+        for step in steps:
+            found = step.products()
+            if step.node.op in _UNCOUNTED or None in [*step.ins, *step.outs[:1]]:
+                unknown.append(prefix + step.name)
+            elif found is not None and found.gemms:
+                matrices.append(_matrix(step, found, plan, prefix))
+            elif step.node.op not in _VIEWS and not step.node.subgraphs:
+                other_bytes += 4 * _elements(step) * step.times
+        joinable += _joinable(steps, prefix)
+        unmatched.append(set(plan.unmatched))
     return Advice(
         name=target.name or "symbol",
         policy=str(chosen.policy if isinstance(chosen, Plan) else chosen),
         device=device.lower(),
-        matrices=tuple(found.matrices),
-        joinable=tuple(found.joinable),
-        other_bytes=found.other_bytes,
-        unknown=tuple(found.unknown),
-        unmatched=tuple(sorted(found.unmatched or ())),
-        settings=tuple(_settings(gpu, found.matrices)),
+        matrices=tuple(matrices),
+        joinable=tuple(joinable),
+        other_bytes=other_bytes,
+        unknown=tuple(unknown),
+        unmatched=tuple(sorted(set.intersection(*unmatched))),
+        settings=tuple(_settings(gpu, matrices)),
     )
 
 
-def _calls(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> tuple[list[Called], str]:
+class _Called(NamedTuple):
+    """An FP32 graph that a call runs. ``known``: of its inputs, by name; ``parameters``: which of them are no data."""
+
+    name: str
+    graph: Graph
+    known: dict[str, Tensor]
+    parameters: frozenset[str]
+
+
+def _calls(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> tuple[list[_Called], str]:
     """The graphs to count, and the policy that is theirs."""
     if isinstance(target, mx.sym.Symbol):
         if inputs:
@@ -119,7 +124,7 @@ def _calls(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> tuple[list[C
         check_shapes(shapes, target.list_inputs(), ["policy", "device", "exclude"])
         known = {name: Tensor(tuple(shape), "float32") for name, shape in shapes.items()}
         graph = strip(Graph.from_symbol(target))
-        return [Called(target.name or "symbol", graph, known, frozenset())], "float16"
+        return [_Called(target.name or "symbol", graph, known, frozenset())], "float16"
     if not isinstance(target, Block):
         raise TypeError(
             f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}"
@@ -127,7 +132,60 @@ def _calls(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> tuple[list[C
     if shapes or not inputs:
         raise ValueError("a net takes its inputs in order: advise(net, x), or advise(net, (32, 3, 224, 224))")
     own = next((str(hook.conversion.policy) for _, hook in hooks(target)), "float16")
-    return calls_of(target, inputs), own
+    args, _ = read_inputs(inputs)
+    whole = isinstance(target, HybridBlock) and _is_graph(target) and not _mxnet.overrides_forward(target)
+    return [_traced(target, args)] if whole else _outermost(target, args), own
+
+
+def _outermost(net: Block, args: tuple) -> list[_Called]:
+    """Call a net once, in inference, and trace its outermost blocks that are graphs with what they are called with."""
+    found: list[_Called] = []
+    inside: list[HybridBlock] = []
+
+    def enter(block: HybridBlock, args: tuple) -> None:
+        given = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)
+        if given is not None:  # it does not run as Python
+            inside.append(block)
+            found.append(_traced(block, given))
+
+    def leave(block: HybridBlock, args: tuple, out: Any) -> None:
+        if inside and inside[0] is block:
+            inside.clear()
+
+    handles = []
+    try:
+        for block in hybrid_blocks(net):
+            handles += [block.register_forward_pre_hook(enter), block.register_forward_hook(leave)]
+        with autograd.pause():
+            net(*args)
+    finally:
+        for handle in handles:
+            handle.detach()
+    if not found:
+        raise ValueError(f"{net.name!r}: nothing in it ran as a HybridBlock, and only those have a graph to count")
+    return found
+
+
+def _traced(block: HybridBlock, args: tuple) -> _Called:
+    """A copy is traced: the block keeps its own graph, or none."""
+    clone = _mxnet.copied(block)
+    with tracing() if hook_of(block) else nullcontext():
+        _mxnet.trace(clone, args)
+    data, symbol = _mxnet.traced(clone).graph
+    params = block.collect_params()
+    known = {name: Tensor(tuple(p.shape), dtype_name(p.dtype)) for name, p in params.items() if _is_shape(p.shape)}
+    arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
+    known.update({v.name: Tensor(a.shape, dtype_name(a.dtype)) for v, a in zip(data, arrays)})
+    return _Called(block.name, strip(Graph.from_symbol(symbol)), known, frozenset(params.keys()))
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(size, int) and size > 0 for size in value)
+
+
+def _is_graph(block: HybridBlock) -> bool:
+    hook = hook_of(block)
+    return hook is None or not hook.python
 
 
 def _chosen(policy: str | Policy | Plan, exclude: Iterable[str]) -> Policy | Plan:
@@ -137,35 +195,19 @@ def _chosen(policy: str | Policy | Plan, exclude: Iterable[str]) -> Policy | Pla
     return plan or asked
 
 
-class _Found:
-    """What is found in one graph after the other."""
-
-    def __init__(self) -> None:
-        self.matrices: list[MatrixReport] = []
-        self.joinable: list[Joinable] = []
-        self.other_bytes = 0.0
-        self.unknown: list[str] = []
-        self.unmatched: set[str] | None = None
-
-    def add(self, called: Called, policy: Policy | Plan, prefix: str) -> None:
-        graph = called.graph
-        parameters = called.parameters or None
-        plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
-        steps = list(walk(graph, called.known))
-        missing = [step.name for step in steps if step.name not in plan.decisions]
-        if missing:
-            raise ValueError(f"the plan is of another graph: it has no decision for {missing[0]!r}")
-        for step in steps:
-            found = step.products()
-            if step.node.op in _UNCOUNTED or any(tensor is None for tensor in [*step.ins, *step.outs[:1]]):
-                self.unknown.append(prefix + step.name)
-            elif found is not None and found.gemms:
-                self.matrices.append(_matrix(step, plan, prefix))
-            elif step.node.op not in _VIEWS and not step.node.subgraphs:
-                self.other_bytes += 4 * _elements(step) * step.times
-        self.joinable += _joinable(steps, prefix)
-        unmatched = set(plan.unmatched)
-        self.unmatched = unmatched if self.unmatched is None else self.unmatched & unmatched
+def _planned(called: _Called, policy: Policy | Plan) -> tuple[list[Step], Plan]:
+    """The operators of a graph, and the plan that decides for each."""
+    parameters = called.parameters or None
+    plan = policy if isinstance(policy, Plan) else decide(called.graph, policy, "gpu", parameters=parameters)
+    try:
+        steps = list(walk(called.graph, called.known))
+    except mx.MXNetError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ValueError(f"the shapes do not fit {called.name!r}: {why}") from error
+    missing = [step.name for step in steps if step.name not in plan.decisions]
+    if missing:
+        raise ValueError(f"the plan is of another graph: it has no decision for {missing[0]!r}")
+    return steps, plan
 
 
 def _elements(step: Step) -> int:
@@ -178,13 +220,10 @@ def _elements(step: Step) -> int:
     return sum(tensor.size for tensor in [*step.ins, *step.outs] if tensor)
 
 
-def _matrix(step: Step, plan: Plan, prefix: str) -> MatrixReport:
-    found = step.products()
-    if found is None or step.ins[0] is None:
-        raise ValueError(f"{step.name} multiplies no matrices")
+def _matrix(step: Step, found: Products, plan: Plan, prefix: str) -> MatrixReport:
     decision = plan.decisions[step.name]
     dtype = plan.policy.compute if decision.low else "float32"
-    if step.ins[0].dtype in ("int8", "uint8"):
+    if step.ins[0] is not None and step.ins[0].dtype in ("int8", "uint8"):
         dtype = "int8"
     depthwise = step.node.op in ("Convolution", "Deconvolution") and found.sizes[0].value == 1 < found.gemms[0].times
     return MatrixReport(
@@ -202,10 +241,10 @@ def _joinable(steps: Sequence[Step], prefix: str) -> Iterator[Joinable]:
     groups: dict[tuple, list[Step]] = defaultdict(list)
     for step in steps:
         node = step.node
-        weights = [entry.node for entry in node.inputs[1:]]
-        if node.op not in ("FullyConnected", "Convolution", "dot") or not all(map(_is_variable, weights)):
+        own = all(entry.node.is_variable for entry in node.inputs[1:])
+        if not own or node.op not in ("FullyConnected", "Convolution", "dot") or step.products() is None:
             continue
-        if step.products() is None or int(node.attrs.get("num_group", 1)) > 1:
+        if int(node.attrs.get("num_group", 1)) > 1:
             continue
         same = tuple(sorted((k, v) for k, v in node.attrs.items() if k not in _OWN and not k.startswith("__")))
         groups[node.inputs[0], node.op, same].append(step)
@@ -214,10 +253,6 @@ def _joinable(steps: Sequence[Step], prefix: str) -> Iterator[Joinable]:
             outputs = sum(found.gemms[0].n for step in members if (found := step.products()))
             names = tuple(prefix + step.name for step in members)
             yield Joinable(names, op, prefix + entry.node.name, outputs)
-
-
-def _is_variable(node: Node) -> bool:
-    return node.is_variable
 
 
 def _on(variable: str, default: str) -> bool:

@@ -1,26 +1,21 @@
-"""What a graph computes and moves, counted from shapes and dtypes: every operator, those of loops each round."""
+"""Every operator of a graph with the shapes and dtypes of its tensors, those of loops each round."""
 
 from __future__ import annotations
 
 import json
 import re
 from ast import literal_eval
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Iterator, Mapping, NamedTuple
 
 import mxnet as mx
 import numpy as np
 
-from ...precision.casts import is_ours
-from ...precision.graph import Entry, Graph, Node
+from ...precision.graph import Graph, Node
 from ...precision.subgraphs import Body, bodies
 from .gemm import Products, is_matrix, products
 
-__all__ = ["Counts", "Step", "Tensor", "count", "dtype_name", "walk"]
-
-_LOW = ("float16", "bfloat16")
-_CASTS = ("amp_cast", "Cast", "amp_multicast")
+__all__ = ["Step", "Tensor", "dtype_name", "numpy_dtype", "walk"]
 
 
 class Tensor(NamedTuple):
@@ -89,7 +84,7 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
         symbol = symbol.as_np_ndarray()
     shapes = {name: tensor.shape for name, tensor in known.items() if name in inputs}
     typed = {name for name, attrs in inputs.items() if "__dtype__" in attrs}
-    dtypes = {name: _numpy_dtype(known[name].dtype) for name in known.keys() & (inputs.keys() - typed)}
+    dtypes = {name: numpy_dtype(known[name].dtype) for name in known.keys() & (inputs.keys() - typed)}
     try:
         _, found_shapes, _ = symbol.infer_shape_partial(**shapes)
         _, found_dtypes, _ = symbol.infer_type_partial(**dtypes)
@@ -98,7 +93,8 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
     result: dict[Any, list[Tensor | None]] = {name: [] for name in (*inputs, *range(len(nodes)))}
     for name, shape, dtype in zip(symbol.list_outputs(), found_shapes, found_dtypes):
         key = name if name in inputs else int(name.split("_")[0][len("node") :])
-        whole = shape is not None and all(size > 0 for size in shape) and dtype is not None
+        scalar = graph.numpy and shape == ()  # elsewhere () is a shape that is not known
+        whole = (scalar or (bool(shape) and all(size > 0 for size in shape))) and dtype is not None
         result[key].append(Tensor(tuple(shape), dtype_name(dtype)) if whole else None)
     return {node: result[node.name if node.is_variable else number] for number, node in enumerate(nodes)}
 
@@ -112,7 +108,8 @@ def dtype_name(dtype: Any) -> str:
     return "bfloat16" if dtype == _BFLOAT16 else dtype.name
 
 
-def _numpy_dtype(name: str) -> np.dtype:
+def numpy_dtype(name: str) -> np.dtype:
+    """The inverse of ``dtype_name``."""
     return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
@@ -135,48 +132,3 @@ def _inner(node: Node, body: Body, ins: list[Tensor | None]) -> dict[str, Tensor
         if tensor:
             known[variable.name] = Tensor(tensor.shape[1:], tensor.dtype) if place in sliced else tensor
     return known
-
-
-@dataclass
-class Counts:
-    """FLOPs of matrix operators in one forward, those that read low inputs, casts and the bytes that they move.
-
-    ``output_bytes``: of those, what the casts of the graph's own outputs move.
-    """
-
-    flops: float = 0.0
-    low_flops: float = 0.0
-    casts: int = 0
-    cast_bytes: float = 0.0
-    output_bytes: float = 0.0
-
-    def add(self, other: Counts) -> None:
-        self.flops += other.flops
-        self.low_flops += other.low_flops
-        self.casts += other.casts
-        self.cast_bytes += other.cast_bytes
-        self.output_bytes += other.output_bytes
-
-
-def count(graph: Graph, known: Mapping[str, Tensor]) -> Counts:
-    """Count a graph, given shapes and dtypes of its inputs; mxmp's and ``mxnet.contrib.amp``'s alike."""
-    total = Counts()
-    seen: set[tuple[Entry, str]] = set()
-    outputs = {entry.node for entry in graph.heads}
-    for step in walk(graph, known):
-        if step.node.op in _CASTS:
-            for entry, before, after in zip(step.node.inputs, step.ins, step.outs):
-                if before is None or after is None or before.dtype == after.dtype or (entry, after.dtype) in seen:
-                    continue  # MXNet computes equal ones once
-                seen.add((entry, after.dtype))
-                total.casts += 1
-                itemsizes = sum(_numpy_dtype(each.dtype).itemsize for each in (before, after))
-                moved = before.size * itemsizes * step.times
-                total.cast_bytes += moved
-                total.output_bytes += moved * (step.node in outputs)
-        found = None if is_ours(step.node) else step.products()
-        if found is not None:
-            total.flops += found.flops * step.times
-            low = step.ins[0] is not None and step.ins[0].dtype in _LOW
-            total.low_flops += found.flops * step.times * low
-    return total

@@ -86,13 +86,8 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
     """As an implicit GEMM, cuDNN's way: pixels by output channels by patch, each group apart."""
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-        weight, groups = ins[weight_at], int(attrs.get("num_group", 1))
-        layout = _layout(attrs, len(out) - 2)
-        channels, filters = ins[0][layout.index("C")] // groups, weight[0] // groups
-        gemm = Gemm(groups, prod(out) // weight[0], filters, prod(weight[1:]))
-        # NVIDIA, Convolutional Layers User's Guide: 4 channels do for a first layer of stride 2.
-        first = channels <= 4 and groups == 1 and set(literal_eval(attrs.get("stride", "()"))) == {2}
-        return Products((gemm,), _channels(channels, filters, groups, 4 if first else 0), layout)
+        weight = ins[weight_at]
+        return _convolved(attrs, ins[0], out, lambda g, c, f: Gemm(g, prod(out) // weight[0], f, prod(weight[1:])))
 
     return found
 
@@ -100,22 +95,23 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
 def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
     """The data gradient of a convolution: pixels of the input by patch of the output by input channels."""
     data, weight = ins[:2]
-    groups = int(attrs.get("num_group", 1))
-    layout = _layout(attrs, len(out) - 2)
-    at = layout.index("C")
-    channels, filters = data[at] // groups, out[at] // groups
-    gemm = Gemm(groups, prod(data) // data[at], prod(weight) // data[at], channels)
-    return Products((gemm,), _channels(channels, filters, groups), layout)
+    return _convolved(
+        attrs, data, out, lambda g, c, f: Gemm(g, prod(data) // (c * g), prod(weight) // (c * g), c), upwards=True
+    )
 
 
-def _layout(attrs: Mapping[str, str], axes: int) -> str:
-    given = attrs.get("layout", "None")
-    return _LAYOUTS[axes] if given == "None" else given
-
-
-def _channels(channels: int, filters: int, groups: int, or_else: int = 0) -> tuple[Size, ...]:
+def _convolved(
+    attrs: Mapping[str, str], data: Shape, out: Shape, gemm: Callable[[int, int, int], Gemm], *, upwards: bool = False
+) -> Products:
+    """``gemm``: the product by the number of groups, and input and output channels of each."""
+    given, groups = attrs.get("layout", "None"), int(attrs.get("num_group", 1))
+    layout = _LAYOUTS[len(out) - 2] if given == "None" else given
+    channels, filters = (shape[layout.index("C")] // groups for shape in (data, out))
+    # NVIDIA, Convolutional Layers User's Guide: 4 channels do for a first layer of stride 2.
+    first = channels <= 4 and groups == 1 and set(literal_eval(attrs.get("stride", "()"))) == {2} and not upwards
     each = " a group" if groups > 1 else ""
-    return Size(f"input channels{each}", channels, or_else), Size(f"output channels{each}", filters)
+    sizes = Size(f"input channels{each}", channels, 4 if first else 0), Size(f"output channels{each}", filters)
+    return Products((gemm(groups, channels, filters),), sizes, layout)
 
 
 # -- Products ---------------------------------------------------------------------------------------
@@ -125,58 +121,41 @@ def _is(attrs: Mapping[str, str], key: str) -> bool:
     return attrs.get(key, "False") in ("True", "1")
 
 
-def _letters(attrs: Mapping[str, str]) -> str:
-    return "".join("T" if _is(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
-
-
-def _plain(times: int, m: int, n: int, k: int, layout: str = "NN") -> Products:
-    return Products((Gemm(times, m, n, k),), (Size("M", m), Size("N", n), Size("K", k)), layout)
+def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Products:
+    """``names``: what M, N and K are the sizes of."""
+    return Products((gemm,), tuple(map(Size, names, gemm[1:])), layout)
 
 
 def _fully_connected(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
     outputs, inputs = ins[1]
-    rows = prod(out) // outputs
-    sizes = Size("rows (batch)", rows), Size("outputs", outputs), Size("inputs", inputs)
-    return Products((Gemm(1, rows, outputs, inputs),), sizes, "NT")
+    return _product(Gemm(1, prod(out) // outputs, outputs, inputs), "NT", ("rows (batch)", "outputs", "inputs"))
 
 
 def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
+    """Over one axis of each, or as many as ``tensordot`` names; by a scalar there is no product."""
     a, b = ins[:2]
-    k = a[0] if _is(attrs, "transpose_a") else a[-1]
-    return _plain(1, prod(a) // k, prod(b) // k, k, _letters(attrs))
-
-
-def _np_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    a, b = ins[:2]
-    if not a or not b:  # by a scalar
+    if not a or not b:
         return Products((), (), "NN")
-    return _plain(1, prod(a) // a[-1], prod(b) // a[-1], a[-1])
-
-
-def _tensordot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    a, b = ins[:2]
-    if "axes" in attrs:
-        axes = range(len(a) - int(attrs["axes"]), len(a))
-        k = prod(a[axis] for axis in axes)
-    else:
-        k = prod(a[axis] for axis in literal_eval(attrs["a_axes_summed"]))
-    return _plain(1, prod(a) // k, prod(b) // k, k)
-
-
-def _matmul(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    a, b = ins[:2]
-    m, n = a[-2] if len(a) > 1 else 1, b[-1] if len(b) > 1 else 1
-    return _plain(prod(out) // (m * n), m, n, a[-1])
+    axes = [0 if _is(attrs, "transpose_a") else len(a) - 1]
+    if "a_axes_summed" in attrs:
+        axes = literal_eval(attrs["a_axes_summed"])
+    elif "axes" in attrs:
+        axes = [*range(len(a) - int(attrs["axes"]), len(a))]
+    k = prod(a[axis] for axis in axes)
+    return _product(Gemm(1, prod(a) // k, prod(b) // k, k), _letters(attrs))
 
 
 def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    row = int(attrs.get("axis", -2))  # of linalg_gemm: the matrices' other axis is the last one
-    (m, k), (k2, n) = ((each[row], each[-1]) for each in ins[:2])
-    if _is(attrs, "transpose_a"):
-        m, k = k, m
-    if _is(attrs, "transpose_b"):
-        n = k2
-    return _plain(prod(out) // (m * n), m, n, k, _letters(attrs))
+    """Of ``linalg_gemm``, ``axis`` is that of the matrices' rows; their other axis is the last one."""
+    row = int(attrs.get("axis", -2))
+    a, b = (shape if len(shape) > 1 else (1, *shape) if left else (*shape, 1) for shape, left in zip(ins, (1, 0)))
+    m, k = (a[-1], a[row]) if _is(attrs, "transpose_a") else (a[row], a[-1])
+    n = b[row] if _is(attrs, "transpose_b") else b[-1]
+    return _product(Gemm(prod(out) // (m * n), m, n, k), _letters(attrs))
+
+
+def _letters(attrs: Mapping[str, str]) -> str:
+    return "".join("T" if _is(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
 
 
 def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Products]:
@@ -224,10 +203,10 @@ _PRODUCTS: dict[str, Callable[..., Products]] = {
     "FullyConnected": _fully_connected,
     "_contrib_quantized_fully_connected": _fully_connected,
     "dot": _dot,
-    "_np_dot": _np_dot,
-    "_npi_tensordot": _tensordot,
-    "_npi_tensordot_int_axes": _tensordot,
-    "_npi_matmul": _matmul,
+    "_np_dot": _dot,
+    "_npi_tensordot": _dot,
+    "_npi_tensordot_int_axes": _dot,
+    "_npi_matmul": _batch_dot,
     "batch_dot": _batch_dot,
     "_linalg_gemm": _batch_dot,
     "_linalg_gemm2": _batch_dot,

@@ -46,6 +46,11 @@ class Gpu:
         return max(flops / self.peak(dtype), moved / self.bandwidth)
 
     @property
+    def roofs(self) -> list[str]:
+        """The dtypes of floating point in which its products have a peak of their own."""
+        return ["float16", *(["tf32"] if "tf32" in self.tensor else []), "float32"]
+
+    @property
     def fp32_math(self) -> str:
         """What FP32 products compute in there unless told otherwise: ``"tf32"`` or ``"float32"``."""
         return "tf32" if "tf32" in self.tensor else "float32"

@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, Iterable, Iterator
+from math import prod
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
 
 from ...gluon._mxnet import children
 from ...gluon.hook import hooks
-from ...kernels.fit import device_of
+from ...kernels.fit import UNKNOWN, device_of
+from ...pipeline import emitted
 from ...policy import Policy
-from ...precision.casts import strip
+from ...precision.casts import FULL, insert_casts, strip
 from ...precision.decide import decide
-from ...precision.graph import Graph, as_shape
-from ...precision.plan import Plan, read_policy
+from ...precision.graph import Graph, Node, as_shape
+from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under
+from ...precision.rules import Kind
+from ...precision.subgraphs import bodies
+from ...precision.traffic import CastSize, cast_sizes, remedy
 from ...symbolic import BucketingModule, Module
-from .measure import measure
-from .render import render
-from .report import GraphReport, NodeReport
+from .report import Explanation, GraphReport, NodeReport
 
-__all__ = ["Explanation", "check_shapes", "explain"]
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What ``explain`` found. ``print`` it, or read ``graphs``.
-
-    ``unconverted``: names of blocks that run as Python and stay FP32.
-    """
-
-    graphs: tuple[GraphReport, ...]
-    unconverted: tuple[str, ...] = ()
-
-    @property
-    def num_casts(self) -> int:
-        """Casts in one forward: of the training graphs where there are some."""
-        return sum(len(graph.casts) for graph in self._current())
-
-    @property
-    def cast_bytes(self) -> int | None:
-        """Bytes that one forward moves for casts, None without shapes."""
-        sizes = [graph.cast_bytes for graph in self._current()]
-        return None if None in sizes else sum(sizes)  # type: ignore[arg-type]
-
-    @property
-    def nodes(self) -> tuple[NodeReport, ...]:
-        """All operators of those graphs."""
-        return tuple(node for graph in self._current() for node in graph.nodes)
-
-    def _current(self) -> tuple[GraphReport, ...]:
-        return tuple(g for g in self.graphs if g.training) or self.graphs
-
-    def __str__(self) -> str:
-        return render(self.graphs, self.unconverted)
+__all__ = ["check_shapes", "explain"]
 
 
 def explain(
@@ -115,20 +85,29 @@ def _symbol(
     graph = strip(Graph.from_symbol(symbol))
     plan = plan or decide(graph, policy, device_of(ctx), keep_output_names=True)
     try:
-        return measure(symbol.name or "symbol", None, graph, plan, shapes)
+        return _measured(symbol.name or "symbol", None, graph, plan, shapes)
     except mx.MXNetError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
 
 
-def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: list[str]) -> None:
-    """Raise ``ValueError`` for a shape of no input, perhaps a misspelt keyword, or with a size that is none."""
+def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
+    """Raise ``ValueError`` for a shape of no input, perhaps a misspelt keyword, or with a size that is none.
+
+    MXNet counts the elements of an array in 64 bits and, unless it is built with ``USE_INT64_TENSOR_SIZE``, a size in
+    32.
+    """
+    largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
     for name, shape in shapes.items():
         if name not in inputs:
             close = get_close_matches(name, [*inputs, *keywords], n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
             raise ValueError(f"the Symbol has no input {name!r}; {hint}")
         as_shape(shape, name)
+        if any(size > largest for size in shape) or prod(shape) > 2**63 - 1:
+            raise ValueError(
+                f"{name}={shape} is too large for MXNet: a size is at most {largest:,}, all at most 2**63 - 1"
+            )
 
 
 def _modules(target: Module | BucketingModule) -> Iterator[GraphReport]:
@@ -140,14 +119,17 @@ def _modules(target: Module | BucketingModule) -> Iterator[GraphReport]:
         name = module.symbol.name or "symbol"
         shapes = {each.name: each.shape for each in [*module.data_shapes, *(module.label_shapes or ())]}
         graph = strip(Graph.from_symbol(module.symbol))
-        yield measure(name if key is None else f"{name}, bucket {key}", module.for_training, graph, plan, shapes)
+        title = name if key is None else f"{name}, bucket {key}"
+        yield _measured(title, module.for_training, graph, plan, shapes, module.requested_gradients)
 
 
 def _graphs(net: Block) -> Iterator[GraphReport]:
     for block, hook in hooks(net):
         for key, built in hook.graphs.items():
             graph = strip(Graph.from_symbol(built.traced.graph[1]))
-            yield measure(block.name, key.training, graph, built.plan, built.shapes)
+            requested = {param.name: request for param, request in built.asked}
+            large = built.only_for is not None
+            yield _measured(block.name, key.training, graph, built.plan, built.shapes, requested, large_inputs=large)
 
 
 def _unconverted(net: Block) -> Iterator[str]:
@@ -158,3 +140,79 @@ def _unconverted(net: Block) -> Iterator[str]:
         if id(block) not in converted:
             yield block.name
             stack.extend(children(block))
+
+
+def _measured(
+    name: str,
+    training: bool | None,
+    graph: Graph,
+    plan: Plan,
+    shapes: dict,
+    grad_req: Mapping[str, str] = UNKNOWN,
+    *,
+    large_inputs: bool = False,
+) -> GraphReport:
+    """Return what ``plan`` does to ``graph``, an FP32 graph, and what its casts move."""
+    names = graph.names()
+    workarounds = _workarounds(graph, plan, grad_req, large_inputs)
+    at: dict[str, list[str]] = {}
+    for workaround, found in workarounds.items():
+        for each in found:
+            at.setdefault(each, []).append(workaround)
+    nodes, casts = _inside(graph, plan, shapes)
+    nodes = [replace(node, workarounds=tuple(at.get(node.name, ()))) for node in nodes]
+    variables = [names[node] for node in graph.nodes() if node.is_variable]
+    return GraphReport(
+        name,
+        training,
+        plan,
+        tuple(nodes),
+        tuple(casts),
+        tuple(sorted(plan.low_variables)),
+        tuple(name for name in variables if name not in plan.low_variables),
+        remedy(graph, plan, shapes),
+        workarounds,
+    )
+
+
+def _workarounds(
+    graph: Graph, plan: Plan, grad_req: Mapping[str, str], large_inputs: bool
+) -> dict[str, tuple[str, ...]]:
+    """Return the operators and variables that need each workaround; those of casts are the tensors that are cast."""
+    casted = emitted(graph, plan, grad_req, large_inputs=large_inputs)
+
+    def source(node: Node) -> str:
+        while node not in casted.source and node.inputs:
+            node = node.inputs[0].node
+        return casted.source[node].name if node in casted.source else node.name
+
+    return {name: tuple(dict.fromkeys(map(source, nodes))) for name, nodes in casted.workarounds.items()}
+
+
+def _inside(graph: Graph, plan: Plan, shapes: dict, prefix: str = "") -> tuple[list[NodeReport], list[CastSize]]:
+    """Operators and casts of a graph, those in the bodies of control flow too."""
+    casted = insert_casts(PlannedGraph(graph, plan))
+    ours = set(casted.casts)
+    names = graph.names()
+    casts = [cast._replace(tensor=prefix + cast.tensor) for cast in cast_sizes(casted, shapes)]
+    nodes = []
+    for new, old in casted.source.items():
+        if old.is_variable:
+            continue
+        decision = plan.decisions[names[old]]
+        nodes.append(
+            NodeReport(
+                prefix + old.name,
+                old.op,
+                plan.policy.compute if decision.low else FULL,
+                decision.reason,
+                sum(entry.node in ours for entry in new.inputs),
+                rule_under(plan.policy, old.op).kind is Kind.ALONE,
+            )
+        )
+        for body in bodies(old):
+            inner, within = body.prefix(names[old]), plan.within(body, names[old])
+            more, moved = _inside(body.graph, within, {}, prefix + inner)
+            nodes += more
+            casts += moved
+    return nodes, casts

@@ -1,19 +1,25 @@
-"""What looking inside finds, as plain data."""
+"""What ``explain`` finds, as plain data, and its text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Iterable, Mapping
 
 from ...policy import Policy
 from ...precision.plan import Plan
-from ...precision.traffic import Remedy
+from ...precision.traffic import CastSize, Remedy
+from ..shared.report import some, table
 
-__all__ = ["CastReport", "GraphReport", "NodeReport"]
+__all__ = ["Explanation", "GraphReport", "NodeReport"]
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One operator: the dtype it computes in, why, and how many of its inputs are cast for it."""
+    """One operator: the dtype it computes in, why, and how many of its inputs are cast for it.
+
+    ``workarounds``: the names of the workarounds for faults of the device's kernels that are applied to it.
+    """
 
     name: str
     op: str
@@ -21,32 +27,26 @@ class NodeReport:
     reason: str
     casts: int
     left_alone: bool
-
-
-@dataclass(frozen=True)
-class CastReport:
-    """One cast: of which tensor, to which dtype. ``bytes``: read and written once, None without shapes."""
-
-    tensor: str
-    dtype: str
-    bytes: int | None
+    workarounds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class GraphReport:
     """One graph and the Plan that it runs by: of a Symbol, or of one block for one training mode.
 
-    ``remedy``: the policy that would cast much less, where there is one.
+    ``remedy``: the policy that would cast much less, where there is one. ``workarounds``: by the name of each
+    workaround that is applied (``mxmp.kernels.table``), the operators and variables that need it.
     """
 
     name: str
     training: bool | None
     plan: Plan
     nodes: tuple[NodeReport, ...]
-    casts: tuple[CastReport, ...]
+    casts: tuple[CastSize, ...]
     low_params: tuple[str, ...]
     full_params: tuple[str, ...]
     remedy: Remedy | None = None
+    workarounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
@@ -66,10 +66,79 @@ class GraphReport:
     @property
     def cast_bytes(self) -> int | None:
         """Bytes that one forward moves for casts, None without shapes."""
-        sizes = [cast.bytes for cast in self.casts]
-        return None if None in sizes else sum(sizes)  # type: ignore[arg-type]
+        return _total(cast.bytes for cast in self.casts)
 
     @property
     def num_low(self) -> int:
         """Operators that compute in the compute dtype."""
         return sum(node.dtype == self.policy.compute for node in self.nodes)
+
+    def __str__(self) -> str:
+        mode = {None: "", True: ", training", False: ", inference"}[self.training]
+        size, compute = self.cast_bytes, self.policy.compute
+        moved = "" if size is None else f", {size / 2**20:.1f} MiB read and written per forward"
+        lines = [
+            f"{self.name} ({self.policy}, {self.device}{mode})",
+            f"  {self.num_low} of {len(self.nodes)} operators in {compute}, {len(self.casts)} casts{moved}",
+            *([f"  Most of that can be saved: {self.remedy}"] if self.remedy else []),
+            "",
+            *self._table(),
+        ]
+        for title, names in (
+            (f"Stored in {compute} with FP32 masters", self.low_params),
+            ("Left alone", [node.name for node in self.nodes if node.left_alone]),
+            ("exclude matched nothing", self.unmatched),
+        ):
+            lines += ["", f"  {title}: {some(names)}"] if names else []
+        if self.workarounds:
+            rows = [(name, str(len(nodes)), some(nodes, 3)) for name, nodes in self.workarounds.items()]
+            lines += ["", *table([("workaround for the kernels", "places", "for"), *rows], "<><")]
+        return "\n".join(lines)
+
+    def _table(self) -> list[str]:
+        """One line per operator type, dtype and reason, most frequent first."""
+        nodes: Counter = Counter()
+        casts: Counter = Counter()
+        for node in self.nodes:
+            nodes[node.dtype, node.op, node.reason] += 1
+            casts[node.dtype, node.op, node.reason] += node.casts
+        rows = [(str(number), *key[:2], str(casts[key]), key[2]) for key, number in nodes.most_common()]
+        return table([("nodes", "dtype", "operator", "casts", "reason"), *rows], "><<><")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``explain`` found. ``print`` it, or read ``graphs``.
+
+    ``unconverted``: names of blocks that run as Python and stay FP32.
+    """
+
+    graphs: tuple[GraphReport, ...]
+    unconverted: tuple[str, ...] = ()
+
+    @property
+    def num_casts(self) -> int:
+        """Casts in one forward: of the training graphs where there are some."""
+        return sum(len(graph.casts) for graph in self._current())
+
+    @property
+    def cast_bytes(self) -> int | None:
+        """Bytes that one forward moves for casts, None without shapes."""
+        return _total(graph.cast_bytes for graph in self._current())
+
+    @property
+    def nodes(self) -> tuple[NodeReport, ...]:
+        """All operators of those graphs."""
+        return tuple(node for graph in self._current() for node in graph.nodes)
+
+    def _current(self) -> tuple[GraphReport, ...]:
+        return tuple(g for g in self.graphs if g.training) or self.graphs
+
+    def __str__(self) -> str:
+        python = [f"Runs as Python, in FP32: {some(self.unconverted)}"] if self.unconverted else []
+        return "\n\n".join([*map(str, self.graphs), *python])
+
+
+def _total(sizes: Iterable[int | None]) -> int | None:
+    known = list(sizes)
+    return None if None in known else sum(known)  # type: ignore[arg-type]

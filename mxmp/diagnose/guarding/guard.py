@@ -17,7 +17,8 @@ from ...symbolic import BucketingModule, Module
 from ..blaming.recording import Recording
 from ..blaming.report import Blame
 from ..blaming.verdict import verdict
-from ..watching.taps import tap_of
+from ..shared.targets import trained
+from ..watching.taps import Tap
 from ..watching.wiring import Seen
 from .layers import layer_at_fault
 
@@ -62,9 +63,9 @@ class Guard:
         self._low_scale = low_scale
         self._recording = Recording()
         self._due: Moved | None = None
-        self._tap = tap_of(target, trainer, self._see)
-        self._tap.door.check_excludable()
-        self._step = self._tap.door.step
+        self._tap = Tap(trained(target, trainer), self._see)
+        self._tap.network.check_excludable()
+        self._step = self._tap.network.step
         self._scale = self._step.loss_scale
         self._arm()
         self._step.observers.append(self)
@@ -72,7 +73,7 @@ class Guard:
     @property
     def policy(self) -> Policy:
         """Today's, which excludes what was moved; for the next run: ``mxmp.convert(net, str(guard.policy))``."""
-        return self._tap.door.policy
+        return self._tap.network.policy
 
     def close(self) -> None:
         """Stop looking; what was moved stays in FP32."""
@@ -98,11 +99,11 @@ class Guard:
             return
         self._recording.note_gradients(gradients)
         met, wirings = self._recording.met(), self._tap.wirings
-        params = [weight.name for weight in self._tap.door.weights()]
+        params = [weight.name for weight in self._tap.network.weights()]
         first = next((each for each in met if not each.range.finite), None)
         if first is None or not self._counts(first.seen):
             return
-        planned = self._tap.door.planned
+        planned = self._tap.network.is_planned
         layers = (layer_at_fault(wiring, first, params, with_followers=planned) for wiring in wirings)
         layer = next(filter(None, layers), None)
         if layer is None:
@@ -117,11 +118,11 @@ class Guard:
 
     def after_step(self) -> None:
         ran, due, self._due = self._recording.of_operators, self._due, None
-        if self._tap.armed and (ran or self._tap.door.is_stale()):
+        if self._tap.armed and (ran or self._tap.network.is_stale):
             self._tap.disarm()
             self._recording = Recording()
         if due is not None:
-            self._tap.door.exclude(due.operators)
+            self._tap.network.exclude(due.operators)
             self.moved.append(due)
             logger.warning("%s", due)
         before, self._scale = self._scale, self._step.loss_scale
@@ -139,7 +140,7 @@ class Guard:
 
     def _arm(self) -> None:
         self._recording = Recording()
-        self._recording.note_weights(self._tap.door.weights())
+        self._recording.note_weights(self._tap.network.weights())
         self._tap.arm()
 
     def _see(self, seen: Seen, array: NDArray) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Iterable
 
+from ..shared.report import table
 from .histogram import FORMATS, Format, Histogram
 
 __all__ = ["KINDS", "Snapshot", "TensorReport", "joined"]
@@ -110,28 +111,31 @@ class Snapshot:
     @property
     def underflow(self) -> float:
         """The share of the gradient values, exact zeros apart, that are too small for the low dtype at this scale."""
-        return _share(self.gradients, self.format)
+        return self._underflow([t.histogram for t in self.gradients])
 
     @property
     def underflow_unscaled(self) -> float:
         """The same without loss scaling."""
-        lost = sum(t.true(self.loss_scale).between(None, self.format.tiny - 2) for t in self.gradients)
-        return lost / max(sum(t.histogram.counted for t in self.gradients), 1)
+        return self._underflow([t.true(self.loss_scale) for t in self.gradients])
+
+    def _underflow(self, histograms: list[Histogram]) -> float:
+        lost = sum(h.between(None, self.format.tiny - 2) for h in histograms)
+        return lost / max(sum(h.counted for h in histograms), 1)
 
     def __str__(self) -> str:
-        form = self.format
-        head = f"step {self.step}{', skipped' if self.skipped else ''}: loss scale {self.loss_scale:g}, {self.compute}"
-        tightest = self.tightest
-        room = "" if tightest is None else _room(tightest, form)
-        lines = [
-            head,
-            f"  {self.underflow:.2%} of gradient values round to zero; unscaled {self.underflow_unscaled:.2%} would",
-            *([f"  {room}"] if room else []),
-            *([f"  {_first(self.first_overflow, form)}"] if self.first_overflow else []),
-            "",
-            *_table(self._worst(), form),
-        ]
-        return "\n".join(lines)
+        tightest, first = self.tightest, self.first_overflow
+        skipped = ", skipped" if self.skipped else ""
+        return "\n".join(
+            [
+                f"step {self.step}{skipped}: loss scale {self.loss_scale:g}, {self.compute}",
+                f"  {self.underflow:.2%} of gradient values round to zero; "
+                f"unscaled {self.underflow_unscaled:.2%} would",
+                *([f"  {_room(tightest, self.format)}"] if tightest else []),
+                *([f"  {_first(first, self.format)}"] if first else []),
+                "",
+                *_table(self._worst(), self.format),
+            ]
+        )
 
     def _worst(self, each: int = 5) -> list[TensorReport]:
         """Of each kind those with the largest share out of range, worst first."""
@@ -149,24 +153,16 @@ def joined(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
     found: dict[tuple[str, str], TensorReport] = {}
     for tensor in tensors:
         key = (tensor.kind, tensor.name)
-        before = found.get(key)
-        if before is not None:
-            histogram = before.histogram + tensor.histogram
-            tensor = TensorReport(tensor.kind, tensor.name, tensor.op, tensor.low, histogram)
+        if key in found:
+            tensor = replace(tensor, histogram=found[key].histogram + tensor.histogram)
         found[key] = tensor
     return tuple(found.values())
 
 
-def _share(tensors: list[TensorReport], form: Format) -> float:
-    lost = sum(t.histogram.between(None, form.tiny - 2) for t in tensors)
-    return lost / max(sum(t.histogram.counted for t in tensors), 1)
-
-
 def _first(tensor: TensorReport, form: Format) -> str:
     found = tensor.histogram
-    what = (
-        "holds NaN" if found.nans else "holds inf" if found.infs else f"reaches {found.largest:.3g}, beyond {form.name}"
-    )
+    beyond = f"reaches {found.largest:.3g}, beyond {form.name}"
+    what = "holds NaN" if found.nans else "holds inf" if found.infs else beyond
     return f"the first to go wrong: {tensor.name} ({tensor.op or tensor.kind}) {what}"
 
 
@@ -178,7 +174,7 @@ def _room(tensor: TensorReport, form: Format) -> str:
     return f"{can}: {tensor.name} reaches {tensor.histogram.largest:.3g}, and {form.name} holds {form.largest:.3g}"
 
 
-def _table(tensors: list[TensorReport], form: Format) -> Iterable[str]:
+def _table(tensors: list[TensorReport], form: Format) -> list[str]:
     rows: list[tuple[str, ...]] = [
         ("", "", "rounded to", "is 0", "to 0", "subnormal", "overflow", "smallest", "largest")
     ]
@@ -192,7 +188,4 @@ def _table(tensors: list[TensorReport], form: Format) -> Iterable[str]:
             (tensor.kind if tensor.kind != kind else "", tensor.name, dtype, *(f"{s:.1%}" for s in shares), *ends)
         )
         kind = tensor.kind
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        words = [f"{cell:<{width}}" for cell, width in zip(row[:3], widths)]
-        yield "  " + "  ".join([*words, *(f"{cell:>{width}}" for cell, width in zip(row[3:], widths[3:]))]).rstrip()
+    return table(rows, "<<<>>>>>>")

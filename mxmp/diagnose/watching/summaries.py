@@ -52,7 +52,7 @@ class SummaryLog:
 
     def step(self, run: StepView) -> None:
         """Loss scale and skipped steps so far of a Trainer or module, at the step that it has taken last."""
-        step = run._state.steps
+        step = run.scaled_step.steps
         self._scalar("loss_scale", run.loss_scale, step)
         self._scalar("skipped_steps", run.skipped_steps, step)
 

@@ -16,9 +16,10 @@ from ...gluon import Trainer
 from ...step.gradients import Gradient
 from ...step.masters import Weight
 from ...symbolic import BucketingModule, Module
+from ..shared.targets import trained
 from .histogram import Histogram
 from .snapshot import Snapshot, TensorReport, joined
-from .taps import tap_of, values_of
+from .taps import Tap, values_of
 from .wiring import Seen
 
 __all__ = ["Watch", "watch"]
@@ -61,8 +62,8 @@ class Watch:
         self._taken: list[_Taken] = []
         self._ran = False
         self._before: list[tuple[Weight, list[NDArray]]] = []
-        self._tap = tap_of(target, trainer, self._see)
-        self._step = self._tap.door.step
+        self._tap = Tap(trained(target, trainer), self._see)
+        self._step = self._tap.network.step
         self._tap.arm()
         self._step.observers.append(self)
 
@@ -98,8 +99,8 @@ class Watch:
         low = {name for wiring in self._tap.wirings for name in wiring.low_variables}
         for name, array in gradients:
             self._take("parameter gradient", name, "", name in low, array)
-        self._scale = self._tap.door.scaled_by
-        for weight in self._tap.door.weights():
+        self._scale = self._tap.network.gradient_scale
+        for weight in self._tap.network.weights():
             before = [copy for array in weight.masters or weight.arrays if (copy := values_of(array)) is not None]
             self._before.append((weight, before))
             for array in before:
@@ -109,7 +110,7 @@ class Watch:
         if self._ran:
             self._finish(low={name for wiring in self._tap.wirings for name in wiring.low_variables})
         due = (self._step.steps + 1) % self._every == 0
-        if self._tap.armed and self._tap.door.is_stale():
+        if self._tap.armed and self._tap.network.is_stale:
             self._tap.disarm()
             due = True
         if due and not self._tap.armed:
@@ -127,7 +128,9 @@ class Watch:
         reports = joined(taken.report() for taken in self._taken)
         self._taken, self._before, self._ran = [], [], False
         state = self._step
-        snapshot = Snapshot(state.steps, self._scale, state.last_step_skipped, self._tap.door.policy.compute, reports)
+        snapshot = Snapshot(
+            state.steps, self._scale, state.last_step_skipped, self._tap.network.policy.compute, reports
+        )
         self.snapshots.append(snapshot)
         if self._told is not None:
             self._told(snapshot)
@@ -161,15 +164,9 @@ def _largest(flat: NDArray) -> NDArray:
 def _stride(shape: Sequence[int], at_least: int) -> int:
     """From 1 upwards, with no factor in common with any axis, so that no row or channel is preferred."""
     stride = at_least
-    while stride > 1 and any(_gcd(stride, size) > 1 for size in shape):
+    while stride > 1 and any(math.gcd(stride, size) > 1 for size in shape):
         stride += 1
     return stride
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
 
 
 def watch(

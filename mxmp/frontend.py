@@ -1,0 +1,148 @@
+"""One protocol for both frontends: what listens, replays or guards needs of a network that trains.
+
+``gluon.training.TrainedNet`` and ``symbolic.training.TrainedModule`` implement it, where the state is theirs.
+``diagnose`` knows a network only by it.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Collection, ContextManager, Iterator, NamedTuple, Protocol, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.base import NDArrayHandle
+from mxnet.ndarray import NDArray
+
+from .policy import Policy
+from .precision.monitoring import GraphListener
+from .precision.plan import Plan
+from .step.gradients import Gradient
+from .step.masters import Weight
+from .step.step import ScaledStep
+
+__all__ = ["GraphRun", "Listener", "Listeners", "Note", "TrainedNetwork", "unchanged"]
+
+# Called with the monitor's name of a tensor, and the tensor.
+Listener = Callable[[str, NDArray], None]
+# Called with a name and an array that no operator of the network made: an input, the loss, its gradient.
+Note = Callable[[str, NDArray], None]
+
+
+class GraphRun(NamedTuple):
+    """One graph that a network runs in training.
+
+    Attributes
+    ----------
+    key : object
+        The same object as long as it is the same graph.
+    symbol : Symbol
+        With casts.
+    plan : Plan
+    has_gradient : callable
+        From a variable's name to whether it has a gradient: others' are never written where an executor runs.
+    """
+
+    key: Any
+    symbol: mx.sym.Symbol
+    plan: Plan
+    has_gradient: Callable[[str], bool] = lambda name: True
+
+
+class TrainedNetwork(Protocol):
+    """A network and what steps it. A *place* is where graphs run: a block's hook, or an executor."""
+
+    @property
+    def step(self) -> ScaledStep:
+        """The state of the steps."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the network as it is converted now."""
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a Plan decides, and not the rules alone."""
+
+    @property
+    def gradient_scale(self) -> float:
+        """The factor by which the gradients are too large before the update."""
+
+    def weights(self) -> list[Weight]:
+        """Return the weights that are trained."""
+
+    def gradients(self) -> list[Gradient]:
+        """Return the gradients of the parameters."""
+
+    def unchanged(self) -> ContextManager[None]:
+        """Let backwards within it start from gradients of zero; put gradients and running statistics back after it."""
+
+    def prepare(self, batch: Sequence[Any]) -> None:
+        """Make the graphs that ``batch`` needs the current ones, before ``listen``."""
+
+    def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
+        """Run one forward and backward of ``batch`` at a loss scale, and note what no operator makes."""
+
+    def graphs(self, place: Any) -> Iterator[GraphRun]:
+        """Yield the graphs that run at a place in training."""
+
+    def count_graphs(self, place: Any) -> int:
+        """Return how many there are, in no time."""
+
+    def listen(self, listener_at: Callable[[Any], Listener]) -> None:
+        """Let each place call ``listener_at(place)`` with every output of an operator, in training."""
+
+    def stop_listening(self) -> None:
+        """Undo ``listen``."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether other graphs run since ``listen``, which call nobody."""
+
+    def check_excludable(self) -> None:
+        """Raise ``ValueError`` if the policy cannot be changed from here."""
+
+    def exclude(self, nodes: Collection[str]) -> None:
+        """Keep these operators in FP32 from the next forward on. Between two steps."""
+
+
+class Listeners(GraphListener):
+    """The callback for MXNet's monitor, which takes one and hands each array over once: it calls several listeners."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def __bool__(self) -> bool:
+        return True  # MXNet asks whether there is a callback
+
+    @property
+    def idle(self) -> bool:
+        return not self._listeners
+
+    def add(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def remove(self, listener: Listener) -> None:
+        self._listeners.remove(listener)
+
+    def __call__(self, name: Any, *operator_and_handle: Any) -> None:
+        array = NDArray(NDArrayHandle(operator_and_handle[-1]), writable=False)  # frees the handle
+        for listener in list(self._listeners):
+            listener(name.decode() if isinstance(name, bytes) else name, array)
+
+
+@contextmanager
+def unchanged(gradients: Sequence[NDArray], states: Sequence[NDArray]) -> Iterator[None]:
+    """Set ``gradients`` to zero within the block; put them and ``states`` back after it. Synchronizes."""
+    with autograd.pause():
+        before = [(array, array.copy()) for array in [*gradients, *states]]
+    try:
+        with autograd.pause():
+            for array in gradients:
+                array[:] = 0
+        yield
+    finally:
+        mx.nd.waitall()  # a net with static memory writes statistics without telling MXNet's engine
+        with autograd.pause():
+            for array, copy in before:
+                copy.copyto(array)

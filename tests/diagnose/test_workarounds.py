@@ -1,0 +1,52 @@
+"""``explain`` names the workarounds for the kernels, at each operator and in all."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon
+from oracle import S
+from twins import seeded
+
+import mxmp
+from mxmp.kernels.fit import SWITCH
+
+
+def gated() -> mx.sym.Symbol:
+    x = S.tanh(S.FullyConnected(S.var("data"), num_hidden=4, name="first"), name="gate")
+    return S.FullyConnected(x, num_hidden=3, name="last")
+
+
+def test_each_operator_and_variable_names_its_workarounds():
+    (report,) = mxmp.explain(gated(), policy="bfloat16").graphs
+    assert report.workarounds["rounding_operators"] == ("gate",)
+    assert report.workarounds["untrained_weights"] == ("first", "last")
+    assert set(report.workarounds["amp_cast"]) >= {"data", "first_weight", "last_weight"}
+    assert {node.name: node.workarounds for node in report.nodes}["gate"] == ("rounding_operators",)
+    assert "rounding_operators" in str(report)
+
+
+def test_float16_on_a_gpu_needs_none():
+    assert mxmp.explain(gated(), policy="float16", ctx=mx.gpu()).graphs[0].workarounds == {}
+
+
+def test_what_is_known_of_a_net_is_left_out():
+    """Its weights are trained, so no gradient of a bias is left unwritten."""
+    net = seeded(gluon.nn.Dense(4, in_units=6))
+    mxmp.convert(net, "bfloat16")
+    with autograd.record():
+        net(mx.nd.ones((2, 6)))
+    assert "untrained_weights" not in mxmp.explain(net).graphs[0].workarounds
+
+
+@pytest.mark.parametrize("fixed", [[], ["first_weight"]])
+def test_a_module_knows_which_weights_are_trained(fixed):
+    module = mxmp.Module(gated(), label_names=None, fixed_param_names=fixed, policy="bfloat16")
+    module.bind([("data", (2, 6))])
+    (report,) = mxmp.explain(module).graphs
+    assert report.workarounds.get("untrained_weights", ()) == (("first",) if fixed else ())
+
+
+def test_what_is_switched_off_is_not_named(monkeypatch):
+    monkeypatch.setenv(SWITCH, "rounding_operators")
+    assert "rounding_operators" not in mxmp.explain(gated(), policy="bfloat16").graphs[0].workarounds
