@@ -1,7 +1,7 @@
 """Records float16 matrix products and convolutions of a real Tensor Core, through PyTorch, into a small .npz.
 
-It needs PyTorch and an NVIDIA GPU of compute capability 7.0 or newer, and refuses without. tests/
-precision/test_tensor_core.py then holds the CPU's emulation of float16 against the file.
+It needs PyTorch and an NVIDIA GPU of compute capability 7.0 or newer, and refuses without. The tests of
+``tests/kernels/test_tensor_core.py`` then hold the CPU's emulation of float16 against the file.
 
 The file, all arrays float16 but for the first:
 
