@@ -4,6 +4,8 @@ Three runs go through Gluon, and one through the Symbolic Module. Each is a proc
 `python examples/imagenet_gluon.py ...`, so that its peak memory is its own.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -12,14 +14,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Sequence
 
 import make_digits
+from support.results import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
-from imagenet_common.compare import draw, print_table  # noqa: E402
+from imagenet_common.compare import draw, print_table
 
 RUNS = {
     "float32": ("imagenet_gluon.py", "float32"),
@@ -35,18 +37,11 @@ HYPER_PARAMETERS = (
 )
 
 
-def train(name: str, data: Path, folder: Path, extra: Sequence[str]) -> Dict[str, Any]:
-    """One run of the example in its own process."""
+def train(name: str, data: Path, folder: Path, extra: Sequence[str]) -> dict[str, Any]:
+    """Run the example once in its own process."""
     example, dtype = RUNS[name]
     results = folder / f"{name.replace(', ', '-').lower()}.json"
-    files = [
-        "--rec-train",
-        str(data / "train.rec"),
-        "--rec-val",
-        str(data / "val.rec"),
-        "--results",
-        str(results),
-    ]
+    files = ["--rec-train", str(data / "train.rec"), "--rec-val", str(data / "val.rec"), "--results", str(results)]
     script = os.path.relpath(ROOT / "examples" / example)
     command = [sys.executable, script, *HYPER_PARAMETERS.split(), *files, "--dtype", dtype, *extra]
     print("\n==> " + " ".join(map(shlex.quote, ["python", *command[1:]])), flush=True)
@@ -56,8 +51,8 @@ def train(name: str, data: Path, folder: Path, extra: Sequence[str]) -> Dict[str
     return {**json.loads(results.read_text()), "label": name}
 
 
-def verdict(runs: Sequence[Dict[str, Any]]) -> List[str]:
-    """What is short of the promise: 97 % in float32, the others within a point of it."""
+def verdict(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """List what is short of the promise: 97 % in float32, the others within a point of it."""
     base = runs[0]["top1"]
     short = [] if base >= 0.97 else [f"float32 reached {100 * base:.2f} %, less than 97 %"]
     for run in runs[1:]:
@@ -66,7 +61,7 @@ def verdict(runs: Sequence[Dict[str, Any]]) -> List[str]:
     return short
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "demo", help="where data and results go")
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
@@ -83,7 +78,3 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     for line in short:
         print(f"not as promised: {line}", file=sys.stderr)
     return 1 if short else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
 mxmp_setup
-exec python scripts/demo.py "$@"
+exec python scripts/dev.py demo "$@"

@@ -85,7 +85,7 @@ def small_block_convolutions(fitting: Fitting) -> list[Node]:
 def copied_outputs(fitting: Fitting, nodes: Sequence[Node]) -> None:
     """Copy what these convolutions read and what they return, the latter into the blocks that BatchNorm wants.
 
-    A ResNeXt's block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/bench_layouts.py``).
+    A ResNeXt's block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench layouts``).
     """
 
     def copied(node: Node) -> Entry:

@@ -73,7 +73,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         effect="slow",
         fault="a convolution with 4, 8, 12... channels a group works in blocks of 4 or 8 channels, for which BatchNorm "
         "before and after it has a reference kernel only",
-        source="oneDNN 2.4, src/cpu/ref_batch_normalization.cpp; figures: scripts/bench_layouts.py",
+        source="oneDNN 2.4, src/cpu/ref_batch_normalization.cpp; figures: scripts/dev.py bench layouts",
         test=f"{_TESTS}/test_layouts.py::test_which_convolutions_keep_their_layout_to_themselves",
         where=layouts.small_block_convolutions,
         rewrite=layouts.copied_outputs,

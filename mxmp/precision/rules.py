@@ -207,7 +207,7 @@ def _slow_layout(op: str, attrs: Mapping[str, str], channels: int | None) -> str
 
 
 # Channels of a block of oneDNN's bfloat16 layouts; FP32 has one of 8 too. MobileNet's block of 72 channels runs at 0.23
-# of FP32's speed where both are low, and at 0.85 as they are here (scripts/bench_layouts.py; one core of a Zen 5).
+# of FP32's speed where both are low, and at 0.85 as they are here (scripts/dev.py bench layouts; one core of a Zen 5).
 _BLOCK = 16
 
 

@@ -136,7 +136,7 @@ class Updater(mx.optimizer.Updater):
 
 
 # MXNet's kernel for many arrays goes through them all at once, and on a CPU a third as fast as the one for one array
-# where they are large (scripts/bench_update.py). An operator more for each, so no more than a few.
+# where they are large (scripts/dev.py bench update). An operator more for each, so no more than a few.
 _ALONE_FROM, _MOST_ALONE = 1 << 18, 12
 _APART = 256  # elements
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)

@@ -1,1 +1,1 @@
-"""What ``bench_models.py`` runs: the networks, the process of one variant, and how processes take turns."""
+"""Benchmarks: steps that take turns, in this process or in one of their own."""

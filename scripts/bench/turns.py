@@ -8,11 +8,105 @@ import select
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Sequence, TextIO
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TextIO
 
-__all__ = ["Worker", "WorkerError", "call_in_turns", "gain", "peak_bytes", "quartiles", "serve", "spread", "take_turns"]
+
+def timed(
+    call: Callable[[], Any], wait: Callable[[], Any] = lambda: None, clock: Callable[[], float] = time.perf_counter
+) -> float | None:
+    """Return the seconds of one call, or None where it returns True: it skipped its work.
+
+    ``wait``: ends when the device is idle, before and in what is timed.
+    """
+    wait()
+    start = clock()
+    skipped = call()
+    wait()
+    return None if skipped is True else clock() - start
+
+
+def take_turns(
+    steps: Mapping[str, Callable[[], Any]], warmup: int, rounds: int
+) -> tuple[dict[str, list], dict[str, str]]:
+    """Return what each step gives in each round, in an order that alternates, and what went wrong, by name.
+
+    A machine whose speed drifts favours none. A worker that fails takes part no more.
+    """
+    found: dict[str, list] = {name: [] for name in steps}
+    failed: dict[str, str] = {}
+    for number in range(warmup + rounds):
+        for name in list(found)[:: -1 if number % 2 else 1]:
+            try:
+                figure = steps[name]()
+            except WorkerError as error:
+                failed[name] = str(error)
+                del found[name]
+                continue
+            if number >= warmup:
+                found[name].append(figure)
+    return found, failed
+
+
+def in_turns(calls: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
+    """Return the seconds of each call of each function, MXNet's work included, in this process."""
+    import mxnet as mx
+
+    return take_turns({name: partial(timed, call, mx.nd.waitall) for name, call in calls.items()}, warmup, rounds)[0]
+
+
+def bench(head: str, rows: Iterable[tuple[Sequence[Any], Mapping[str, Callable[[], Any]]]], rounds: int) -> None:
+    """Print a table whose rows are cells and calls: the first one's time, and how many times as fast the others are."""
+    for number, (cells, calls) in enumerate(rows):
+        taken = list(in_turns(calls, rounds).values())
+        if not number:
+            first, *others = calls
+            print(f"| {head} | {first} | {' | '.join(others)} |\n{'|---' * (len(calls) + head.count('|') + 1)}|")
+        gains = [f"{milliseconds(each):.1f} ms: {gain(taken[0], each)}" for each in taken[1:]]
+        print(f"| {' | '.join(map(str, [*cells, f'{milliseconds(taken[0]):.1f} ms', *gains]))} |", flush=True)
+
+
+def milliseconds(taken: Iterable[float | None]) -> float:
+    """Return the median of the seconds that are known."""
+    return 1e3 * statistics.median(each for each in taken if each is not None)
+
+
+def gain(before: Sequence[float | None], after: Sequence[float | None]) -> str:
+    """Return the median of before / after, round by round, with its quartiles."""
+    return spread([a / b for a, b in zip(before, after) if a is not None and b is not None])
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the median with the quartiles, as a cell of a table."""
+    if not values:
+        return "-"
+    low, middle, high = quartiles(values)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Return the first, the median and the third; of a single value, that."""
+    return statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
+
+
+def operators(run: Callable[[], Any]) -> dict[str, tuple[int, float]]:
+    """Return how often MXNet runs each operator in ``run``, and milliseconds in all; frees and waits are none."""
+    import mxnet as mx
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"profile_symbolic": True, "profile_imperative": True, "aggregate_stats": True}
+        mx.profiler.set_config(filename=f"{folder}/profile.json", **options)
+        mx.nd.waitall()
+        mx.profiler.set_state("run")
+        run()
+        mx.nd.waitall()
+        mx.profiler.set_state("stop")
+        found = json.loads(mx.profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
+    waits = ("DeleteVariable", "WaitForVar")
+    return {name: (row["Count"], row["Total"]) for name, row in found.items() if name not in waits}
 
 
 class WorkerError(Exception):
@@ -26,7 +120,8 @@ class Worker:
     """
 
     def __init__(self, script: Path, config: dict[str, Any], *, python: str, threads: int, seconds: float) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
+        path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
+        settings = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore", "PYTHONPATH": path}
         self._seconds = seconds
         self._process = subprocess.Popen(
             [python, str(script), json.dumps(config)],
@@ -34,12 +129,12 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=environment,
+            env={**os.environ, **settings},
         )
         self.ready = self._read()
 
     def ask(self, command: str) -> dict[str, Any]:
-        """The answer to a command. Raises ``WorkerError`` where there is none, or it is an error."""
+        """Return the answer to a command. Raises ``WorkerError`` where there is none, or it is an error."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(command + "\n")
@@ -47,6 +142,11 @@ class Worker:
         except BrokenPipeError:
             raise WorkerError(f"the process ended with {self._process.wait()}") from None
         return self._read()
+
+    def __call__(self) -> float | None:
+        """Return the seconds of one step; None of one that the loss scaler skipped, which took less time for it."""
+        found = self.ask("step")
+        return None if found.get("skipped") else found["seconds"]
 
     def stop(self) -> None:
         self._process.kill()
@@ -68,60 +168,6 @@ class Worker:
         return found
 
 
-def take_turns(workers: dict[str, Worker], warmup: int, rounds: int) -> tuple[dict[str, list], dict[str, str]]:
-    """Seconds of each step of each worker, in an order that alternates, and what went wrong.
-
-    A machine whose speed drifts favours none. A step that the loss scaler skipped is None: it took less time for
-    it. A worker that fails takes part no more.
-    """
-    times: dict[str, list] = {name: [] for name in workers}
-    failed: dict[str, str] = {}
-    for number in range(warmup + rounds):
-        for name in list(times)[:: -1 if number % 2 else 1]:
-            try:
-                found = workers[name].ask("step")
-            except WorkerError as error:
-                failed[name] = str(error)
-                del times[name]
-                continue
-            if number >= warmup:
-                times[name].append(None if found.get("skipped") else found["seconds"])
-    return times, failed
-
-
-def call_in_turns(calls: Sequence[Callable[[], Any]], rounds: int, warmup: int = 2) -> list[list[float]]:
-    """Seconds of each call of each function, in one process; the first ones make states and fill caches."""
-    taken: list[list[float]] = [[] for _ in calls]
-    for number in range(warmup + rounds):
-        for call, times in list(zip(calls, taken))[:: -1 if number % 2 else 1]:
-            start = time.perf_counter()
-            call()
-            if number >= warmup:
-                times.append(time.perf_counter() - start)
-    return taken
-
-
-def gain(before: Sequence[float], after: Sequence[float]) -> str:
-    """The median of before / after, round by round, with its quartiles."""
-    return spread([a / b for a, b in zip(before, after)])
-
-
-def spread(values: Sequence[float]) -> str:
-    """The median with the quartiles, as a cell of a table."""
-    if not values:
-        return "-"
-    low, middle, high = quartiles(values)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
-
-
-def quartiles(values: Sequence[float]) -> list[float]:
-    """The first, the median and the third; of a single value, that."""
-    return statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
-
-
-# -- In the worker ----------------------------------------------------------------------------------
-
-
 def serve(run: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> None:
     """Be a worker: answer with what ``run(config)`` yields. What else writes to stdout goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
@@ -134,12 +180,29 @@ def serve(run: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> None:
         _answer(answers, error=f"{type(error).__name__}: {lines[-1][:200]}")
 
 
+def answers(
+    make: Callable[[], tuple[Callable[[], Any], Callable[[], dict]]], wait: Callable[[], Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield that the step is prepared, then an answer to each command; ``make`` returns the step and its profile."""
+    before, started = peak_bytes(), time.perf_counter()
+    step, profile = make()
+    timed(step, wait)
+    yield {"prepared": time.perf_counter() - started}
+    for command in map(str.strip, sys.stdin):
+        if command == "step":
+            yield {"seconds": timed(step, wait)}
+        elif command == "memory":
+            yield {"peak": peak_bytes(), "before": before}
+        elif command == "profile":
+            yield profile()
+
+
 def _answer(answers: TextIO, **found: Any) -> None:
     answers.write(json.dumps(found) + "\n")
     answers.flush()
 
 
 def peak_bytes() -> int:
-    """The largest resident set of this process so far (Linux; getrusage would count the parent's before exec)."""
+    """Return the largest resident set of this process so far (Linux; getrusage would count the parent's)."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("VmHWM:")[1].split()[0])

@@ -1,1 +1,1 @@
-"""The operator sweep's parts; ``scripts/sweep_operators.py`` runs it."""
+"""What is measured of every model and every operator."""

@@ -9,33 +9,18 @@ from typing import Any, Callable, Iterator
 import mxnet as mx
 import numpy as np
 
-__all__ = ["BFLOAT16", "Case", "floating", "images", "other_inputs", "projection", "uniform", "whole"]
-
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model.
+    """One model: ``make`` returns the net, not initialized, and ``inputs`` the arrays of one call.
 
-    Attributes
-    ----------
-    make : callable
-        Returns the net, not initialized.
-    inputs : callable
-        Returns the arrays of one call.
-    loss : callable
-        From the outputs in training to a loss or a list of them; ``projection`` where the model has none.
-    train_inputs : callable, optional
-        The arrays of a call in training, where they are others (ground truth).
-    init : mx.init.Initializer
-    ranked : bool
-        Inference ends in a ranking (non-maximum suppression, top-k), which no two roundings need agree on: only
-        whether it works is measured, and the outputs compared are those in training.
-    compared : callable
-        Of the outputs in training, those to compare.
-    copied : tuple of str
-        Operators that get copies around them, without which MXNet's FP32 cannot train it on a CPU (``plain_copies``).
+    ``loss``: from the outputs in training to a loss or a list of them. ``train_inputs``: the arrays of a call in
+    training, where they are others (ground truth). ``ranked``: inference ends in a ranking (non-maximum suppression,
+    top-k), on which no two roundings need agree: only whether it works is measured, and the outputs compared are those
+    in training; ``compared`` picks them. ``copied``: operators that get copies around them, without which MXNet's FP32
+    cannot train it on a CPU (``plain_copies``).
     """
 
     name: str

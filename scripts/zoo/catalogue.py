@@ -8,13 +8,11 @@ from typing import Any
 
 from . import language, layers, vision
 
-__all__ = ["CASES", "in_order"]
-
 CASES: dict[str, Any] = {**vision.cases(), **language.cases(), **layers.cases()}
 
 
 def in_order() -> list[str]:
-    """The names, the smallest of each family first, then the next of each."""
+    """Return the names, the smallest of each family first, then the next of each."""
     families: dict[str, list[str]] = {}
     for name in CASES:
         families.setdefault(re.split(r"[\d_]+", name.replace("cifar_", "cifar"))[0], []).append(name)

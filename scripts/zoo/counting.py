@@ -9,8 +9,6 @@ from mxmp.diagnose.advising.flops import Tensor, numpy_dtype, walk
 from mxmp.precision.casts import is_ours
 from mxmp.precision.graph import Entry, Graph
 
-__all__ = ["Counts", "count"]
-
 _LOW = ("float16", "bfloat16")
 _CASTS = ("amp_cast", "Cast", "amp_multicast")
 

@@ -1,4 +1,4 @@
-"""Detectors and trackers with their real losses: SSD, YOLOv3, Faster and Mask R-CNN, CenterNet, SiamRPN."""
+"""Detectors, trackers, and networks with an answer for every pixel, with their real losses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from gluoncv.model_zoo.yolo.yolo_target import YOLOV3PrefetchTargetGenerator
 from mxnet import autograd, gluon
 
 from .case import Case, images, uniform, whole
-
-__all__ = ["center_net", "rcnn", "siamrpn", "ssd", "yolo"]
 
 CLASSES = ["cat", "dog"]
 
@@ -56,34 +54,20 @@ def yolo(name: str) -> Case:
     size = 96
 
     def train_inputs() -> list:
-        x = images(1, 3, size, size)
-        widths = {stride: size // stride for stride in (32, 16, 8)}
-        number = 2 if "custom" in name else 80 if "coco" in name else 20
-        maps = [mx.nd.zeros((1, 1, width, width)) for width in widths.values()]
-        anchors, offsets = _YOLO_ANCHORS, [_grid(width) for width in widths.values()]
-        generate = YOLOV3PrefetchTargetGenerator(number)
-        anchors = [mx.nd.array(each).reshape((1, 1, -1, 2)) for each in anchors]
-        return [x, boxes(size), *generate(x, maps, anchors, offsets, boxes(size), classes())]
+        x, widths = images(1, 3, size, size), [size // stride for stride in (32, 16, 8)]
+        maps = [mx.nd.zeros((1, 1, width, width)) for width in widths]
+        anchors = [mx.nd.array(each).reshape((1, 1, -1, 2)) for each in _YOLO_ANCHORS]
+        generate = YOLOV3PrefetchTargetGenerator(2 if "custom" in name else 80 if "coco" in name else 20)
+        return [x, boxes(size), *generate(x, maps, anchors, [*map(_grid, widths)], boxes(size), classes())]
 
     def yolo3(outputs: Any) -> Any:
         return [sum(each.sum() for each in outputs)]
 
-    return Case(
-        name,
-        "yolo",
-        partial(made, name),
-        lambda: [images(1, 3, size, size)],
-        yolo3,
-        train_inputs=train_inputs,
-        ranked=True,
-    )
+    draw = lambda: [images(1, 3, size, size)]  # noqa: E731
+    return Case(name, "yolo", partial(made, name), draw, yolo3, train_inputs=train_inputs, ranked=True)
 
 
-_YOLO_ANCHORS = [
-    [116, 90, 156, 198, 373, 326],
-    [30, 61, 62, 45, 59, 119],
-    [10, 13, 16, 30, 33, 23],
-]
+_YOLO_ANCHORS = [[116, 90, 156, 198, 373, 326], [30, 61, 62, 45, 59, 119], [10, 13, 16, 30, 33, 23]]
 
 
 def _grid(width: int) -> mx.nd.NDArray:
@@ -126,9 +110,8 @@ def rcnn(name: str) -> Case:
             np.random.seed(0)
             generate = RPNTargetGenerator(num_sample=64)
             levels = anchors if isinstance(anchors, (list, tuple)) else [anchors]
-            inside = mx.nd.concat(*[level.reshape((-1, 4)) for level in levels], dim=0).clip(
-                0, size - 1
-            )  # of so small a picture every anchor sticks out
+            inside = mx.nd.concat(*[level.reshape((-1, 4)) for level in levels], dim=0)
+            inside = inside.clip(0, size - 1)  # of so small a picture every anchor sticks out
             found = generate(boxes(size)[0], inside, size, size)
             kinds, shifts, shares = (mx.nd.array(each).expand_dims(0) for each in found)
         kinds = kinds.reshape((1, -1, 1))
@@ -140,16 +123,9 @@ def rcnn(name: str) -> Case:
             loss = loss + entropy(mask, whole(2, *mask.shape)).mean()
         return loss
 
-    return Case(
-        name,
-        "rcnn",
-        make,
-        lambda: [images(1, 3, size, size)],
-        rpn_and_rcnn,
-        train_inputs=lambda: [images(1, 3, size, size), boxes(size), classes()],
-        ranked=True,
-        compared=lambda outputs: outputs[-7:-5],
-    )
+    draw = partial(images, 1, 3, size, size)
+    return Case(name, "rcnn", make, lambda: [draw()], rpn_and_rcnn, lambda: [draw(), boxes(size), classes()],
+                ranked=True, compared=lambda outputs: outputs[-7:-5])  # fmt: skip
 
 
 def center_net(name: str) -> Case:
@@ -159,15 +135,13 @@ def center_net(name: str) -> Case:
         heat, extent, shift = outputs
         corners, kinds = boxes(size)[0].asnumpy() / 4, [0, 1]
         generate = CenterNetTargetGenerator(heat.shape[1], size // 4, size // 4)
-        found = [each.expand_dims(0) for each in generate(corners, kinds)]
-        heat_t, extent_t, extent_m, shift_t, shift_m = found
+        heat_t, extent_t, extent_m, shift_t, shift_m = (e.expand_dims(0) for e in generate(corners, kinds))
         loss = losses.HeatmapFocalLoss(from_logits=True)(heat, heat_t)
         loss = loss + 0.1 * losses.MaskedL1Loss()(extent, extent_t, extent_m)
         return loss + losses.MaskedL1Loss()(shift, shift_t, shift_m)
 
-    return Case(
-        name, "center_net", partial(made, name), lambda: [images(1, 3, size, size)], center_net_losses, ranked=True
-    )
+    draw = lambda: [images(1, 3, size, size)]  # noqa: E731
+    return Case(name, "center_net", partial(made, name), draw, center_net_losses, ranked=True)
 
 
 def siamrpn(name: str) -> Case:
@@ -179,10 +153,48 @@ def siamrpn(name: str) -> Case:
         labels = mx.nd.concat(mx.nd.ones(700), mx.nd.zeros(745), dim=0)
         return list(losses.SiamRPNLoss(1)(scores, offsets, labels, positive, negative, target, weight))
 
-    return Case(
-        name,
-        "siamrpn",
-        partial(get_model, name, bz=1, is_train=True),
-        lambda: [images(1, 3, 127, 127), images(1, 3, 255, 255)],
-        siamrpn_losses,
-    )
+    draw = lambda: [images(1, 3, 127, 127), images(1, 3, 255, 255)]  # noqa: E731
+    return Case(name, "siamrpn", partial(get_model, name, bz=1, is_train=True), draw, siamrpn_losses)
+
+
+SEGMENTS = 5
+resize = mx.nd.contrib.BilinearResize2D
+
+
+def segmentation(name: str) -> Case:
+    # Whole multiples of every pooling; pyramid pooling wants 6 x 6 behind a stride of 8.
+    size = 96 if name.startswith(("psp", "icnet", "fastscnn")) else 64
+    options = {"pretrained_base": False, "crop_size": size, "base_size": size}
+    if name.startswith("hrnet"):
+        options = {}
+    weights = [1.0, 0.4, 0.4, 1.0] if name.startswith("icnet") else [1.0, 1.0, 1.0] if "danet" in name else [1.0, 0.5]
+
+    def softmax_cross_entropy(outputs: Any) -> Any:
+        # GluonCV's own losses are this in value; but they are a SoftmaxOutput in Python, whose gradient no loss
+        # scale reaches, and which cannot be traced.
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        batch, classes, height, width = outputs[0].shape
+        labels = whole(min(classes, SEGMENTS), batch, height, width)
+        resized = [out if out.shape[2] == height else resize(out, height=height, width=width) for out in outputs]
+        return sum(w * gluon.loss.SoftmaxCrossEntropyLoss(axis=1)(out, labels) for w, out in zip(weights, resized))
+
+    make = partial(get_model, name, pretrained=False, **options)
+    return Case(name, "segmentation", make, lambda: [images(2, 3, size, size)], softmax_cross_entropy)
+
+
+def pose(name: str) -> Case:
+    def heatmap_l2(heatmaps: Any) -> Any:
+        target = uniform(*heatmaps.shape).abs()
+        visible = whole(2, *heatmaps.shape[:2], 1, 1)
+        return gluon.loss.L2Loss()(heatmaps, target, visible)
+
+    options = {"num_gpus": 0} if name.startswith("alpha") else {}
+    make = partial(get_model, name, pretrained=False, pretrained_base=False, **options)
+    return Case(name, "pose", make, lambda: [images(2, 3, 128, 96)], heatmap_l2)
+
+
+def depth(name: str) -> Case:
+    # Their loss warps the neighbouring video frames, which takes a data set; the outputs' projection stands for it.
+    channels = 6 if "posenet" in name else 3
+    make = partial(get_model, name, pretrained=False, pretrained_base=False)
+    return Case(name, "depth", make, lambda: [images(1, channels, 96, 128)])

@@ -12,9 +12,8 @@ from mxnet import gluon
 
 from .case import Case, uniform, whole
 
-__all__ = ["cases"]
-
 WORDS = 200
+WEIGHTS = nlp.initializer.TruncNorm(stdev=0.02)
 _SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss
 BERTS = ["bert_12_768_12", "bert_24_1024_16", "ernie_12_768_12"]
 ROBERTAS = ["roberta_12_768_12", "roberta_24_1024_16"]
@@ -48,32 +47,24 @@ def lengths(batch: int = 2) -> mx.nd.NDArray:
 CLASSIFIED = 24
 
 
-def bert(name: str, **options: Any) -> Case:
-    """Masked words and the next sentence, as in pretraining."""
+def bert(name: str, batch: int = CLASSIFIED) -> Case:
+    """Masked words and, but for RoBERTa, the next sentence, as in pretraining."""
 
-    def masked_words_and_next_sentence(outputs: Any) -> Any:
-        *_, following, decoded = outputs
-        loss = _SOFTMAX()(decoded, whole(WORDS, *decoded.shape[:2])).mean()
-        return loss + _SOFTMAX()(following, whole(2, following.shape[0])).mean()
-
-    def inputs() -> list:
-        masked = mx.nd.array([[1, 4, 7], [0, 3, 9]] * (CLASSIFIED // 2))
-        return [words(CLASSIFIED, 16), whole(2, CLASSIFIED, 16), lengths(CLASSIFIED), masked]
-
-    return Case(name, "bert", partial(pretrained_not, name, dropout=0, **options), inputs,
-                masked_words_and_next_sentence, init=nlp.initializer.TruncNorm(stdev=0.02))  # fmt: skip
-
-
-def roberta(name: str) -> Case:
     def masked_words(outputs: Any) -> Any:
         decoded = outputs[-1]
         return _SOFTMAX()(decoded, whole(WORDS, *decoded.shape[:2])).mean()
 
-    def inputs() -> list:
-        return [words(2, 16), lengths(), mx.nd.array([[1, 4, 7], [0, 3, 9]])]
+    def masked_words_and_next_sentence(outputs: Any) -> Any:
+        following = outputs[-2]
+        return masked_words(outputs) + _SOFTMAX()(following, whole(2, following.shape[0])).mean()
 
-    return Case(name, "bert", partial(pretrained_not, name, dropout=0), inputs, masked_words,
-                init=nlp.initializer.TruncNorm(stdev=0.02))  # fmt: skip
+    def inputs() -> list:
+        masked = mx.nd.array([[1, 4, 7], [0, 3, 9]] * (batch // 2))
+        return [words(batch, 16), *([whole(2, batch, 16)] if sentences else []), lengths(batch), masked]
+
+    sentences = batch == CLASSIFIED
+    loss = masked_words_and_next_sentence if sentences else masked_words
+    return Case(name, "bert", partial(pretrained_not, name, dropout=0), inputs, loss, init=WEIGHTS)
 
 
 def classifier() -> Case:
@@ -87,8 +78,7 @@ def classifier() -> Case:
     def inputs() -> list:
         return [words(CLASSIFIED, 16), whole(2, CLASSIFIED, 16), lengths(CLASSIFIED)]
 
-    weights = nlp.initializer.TruncNorm(stdev=0.02)
-    return Case("BERTClassifier", "bert", make, inputs, softmax_cross_entropy, init=weights)
+    return Case("BERTClassifier", "bert", make, inputs, softmax_cross_entropy, init=WEIGHTS)
 
 
 def next_word(outputs: Any) -> Any:
@@ -122,8 +112,8 @@ def translation(units: int = 512) -> Case:
     return Case("transformer_en_de_512", "translation", make, inputs, next_word_masked)
 
 
-def part(name: str, make: Callable[[], Any], inputs: Callable[[], list]) -> Case:
-    return Case(f"nlp.{name}", "gluonnlp part", make, inputs)
+def part(name: str, make: Callable[[], Any], draw: Callable[[], Any], times: int = 1) -> Case:
+    return Case(name, "gluonnlp part", make, lambda: [draw() for _ in range(times)])
 
 
 def elmo(name: str) -> Case:
@@ -143,70 +133,48 @@ class Begun(gluon.Block):
 
 
 def parts() -> dict[str, Callable[[], Case]]:
-    m = nlp.model
-    sequence = partial(uniform, 2, 6, 16)
-    made: dict[str, tuple[Callable[[], Any], Callable[[], list]]] = {
+    m, cell = nlp.model, {"units": 16, "hidden_size": 32}
+    sequence, rows, steps = partial(uniform, 2, 6, 16), partial(uniform, 4, 16), partial(uniform, 6, 2, 16)
+    stack = {**cell, "num_layers": 2, "num_heads": 4, "max_length": 8}
+    clipped = partial(m.LSTMPCellWithClip, 32, 16, input_size=16, cell_clip=3, projection_clip=3)
+    language_model = partial(m.BiLMEncoder, "lstmpc", 2, 16, 32, proj_size=16, cell_clip=3, proj_clip=3)
+    made: dict[str, tuple] = {
         "MultiHeadAttentionCell": (
-            lambda: m.MultiHeadAttentionCell(m.DotProductAttentionCell(scaled=True), 16, 16, 16, 4),
-            lambda: [sequence(), sequence()],
+            *(lambda: m.MultiHeadAttentionCell(m.DotProductAttentionCell(scaled=True), 16, 16, 16, 4), sequence, 2),
         ),
-        "MLPAttentionCell": (lambda: m.MLPAttentionCell(16), lambda: [sequence(), sequence()]),
-        "MLPAttentionCell.normalized": (
-            lambda: m.MLPAttentionCell(16, normalized=True),
-            lambda: [sequence(), sequence()],
-        ),
-        "DotProductAttentionCell": (
-            lambda: m.DotProductAttentionCell(units=16, luong_style=False),
-            lambda: [sequence(), sequence()],
-        ),
-        "DotProductAttentionCell.plain": (lambda: m.DotProductAttentionCell(), lambda: [sequence(), sequence()]),
-        "TransformerEncoder": (
-            lambda: m.TransformerEncoder(units=16, hidden_size=32, num_layers=2, num_heads=4, max_length=8),
-            lambda: [sequence()],
-        ),
-        "TransformerEncoderCell": (
-            lambda: m.TransformerEncoderCell(units=16, hidden_size=32, num_heads=4),
-            lambda: [sequence()],
-        ),
-        "PositionwiseFFN": (lambda: m.PositionwiseFFN(units=16, hidden_size=32), lambda: [sequence()]),
-        "PositionwiseFFN.gelu": (
-            lambda: m.PositionwiseFFN(units=16, hidden_size=32, activation="gelu"),
-            lambda: [sequence()],
-        ),
-        "BERTEncoder": (
-            lambda: m.BERTEncoder(units=16, hidden_size=32, num_layers=2, num_heads=4, max_length=8),
-            lambda: [uniform(6, 2, 16)],
-        ),
-        "Highway": (lambda: m.Highway(16, 2), lambda: [uniform(4, 16)]),
+        "MLPAttentionCell": (lambda: m.MLPAttentionCell(16), sequence, 2),
+        "MLPAttentionCell.normalized": (lambda: m.MLPAttentionCell(16, normalized=True), sequence, 2),
+        "DotProductAttentionCell": (lambda: m.DotProductAttentionCell(units=16, luong_style=False), sequence, 2),
+        "DotProductAttentionCell.plain": (lambda: m.DotProductAttentionCell(), sequence, 2),
+        "TransformerEncoder": (lambda: m.TransformerEncoder(**stack), sequence),
+        "TransformerEncoderCell": (lambda: m.TransformerEncoderCell(**cell, num_heads=4), sequence),
+        "PositionwiseFFN": (lambda: m.PositionwiseFFN(**cell), sequence),
+        "PositionwiseFFN.gelu": (lambda: m.PositionwiseFFN(**cell, activation="gelu"), sequence),
+        "BERTEncoder": (lambda: m.BERTEncoder(**stack), steps),
+        "Highway": (lambda: m.Highway(16, 2), rows),
         "ConvolutionalEncoder": (
             lambda: m.ConvolutionalEncoder(embed_size=16, output_size=16, num_highway=1),
-            lambda: [uniform(7, 2, 16)],
+            partial(uniform, 7, 2, 16),
         ),
-        "BiLMEncoder": (
-            lambda: Begun(m.BiLMEncoder("lstmpc", 2, 16, 32, proj_size=16, cell_clip=3, proj_clip=3)),
-            lambda: [uniform(6, 2, 16)],
-        ),
-        "L2Normalization": (lambda: m.L2Normalization(), lambda: [uniform(4, 16)]),
-        "GELU": (lambda: m.GELU(), lambda: [uniform(4, 16)]),
-        "LSTMPCellWithClip": (
-            lambda: Unrolled(m.LSTMPCellWithClip(32, 16, input_size=16, cell_clip=3, projection_clip=3)),
-            lambda: [sequence()],
-        ),
-        "ISDense": (lambda: Sampled(m.ISDense), lambda: [uniform(4, 16)]),
-        "NCEDense": (lambda: Sampled(m.NCEDense), lambda: [uniform(4, 16)]),
+        "BiLMEncoder": (lambda: Begun(language_model()), steps),
+        "L2Normalization": (lambda: m.L2Normalization(), rows),
+        "GELU": (lambda: m.GELU(), rows),
+        "LSTMPCellWithClip": (lambda: Unrolled(clipped()), sequence),
+        "ISDense": (lambda: Sampled(m.ISDense), rows),
+        "NCEDense": (lambda: Sampled(m.NCEDense), rows),
     }
-    return {f"nlp.{name}": partial(part, name, *both) for name, both in made.items()}
+    return {f"nlp.{name}": partial(part, f"nlp.{name}", *both) for name, both in made.items()}
 
 
 class Unrolled(gluon.HybridBlock):
-    """A cell over six steps."""
+    """A cell over a few steps."""
 
-    def __init__(self, cell: Any) -> None:
+    def __init__(self, cell: Any, steps: int = 6) -> None:
         super().__init__()
-        self.cell = cell
+        self.cell, self.steps = cell, steps
 
     def hybrid_forward(self, F, x: Any) -> Any:  # noqa: N803
-        return self.cell.unroll(6, x, layout="NTC", merge_outputs=True)[0]
+        return self.cell.unroll(self.steps, x, layout="NTC", merge_outputs=True)[0]
 
 
 class Sampled(gluon.HybridBlock):
@@ -223,14 +191,10 @@ class Sampled(gluon.HybridBlock):
 
 def cases() -> dict[str, Any]:
     found: dict[str, Any] = {name: partial(bert, name) for name in BERTS}
-    found.update({name: partial(roberta, name) for name in ROBERTAS})
-    found["distilbert_6_768_12"] = lambda: Case(
-        "distilbert_6_768_12",
-        "bert",
-        partial(pretrained_not, "distilbert_6_768_12", dropout=0),
-        lambda: [words(2, 16), lengths()],
-        init=nlp.initializer.TruncNorm(stdev=0.02),
-    )
+    found.update({name: partial(bert, name, 2) for name in ROBERTAS})
+    distilbert = partial(pretrained_not, "distilbert_6_768_12", dropout=0)
+    inputs = lambda: [words(2, 16), lengths()]  # noqa: E731
+    found["distilbert_6_768_12"] = lambda: Case("distilbert_6_768_12", "bert", distilbert, inputs, init=WEIGHTS)
     found["BERTClassifier"] = classifier
     found.update({name: partial(language_model, name) for name in LANGUAGE_MODELS})
     found["transformer_en_de_512"] = translation

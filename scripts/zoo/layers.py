@@ -12,8 +12,6 @@ from mxnet.gluon import contrib, nn, rnn
 from .case import Case, uniform, whole
 from .language import Unrolled
 
-__all__ = ["cases"]
-
 
 class Lambda(gluon.HybridBlock):
     """Layers and a function of ``F`` and them."""
@@ -75,20 +73,9 @@ def conv_cell(kind: str, gate: str) -> Case:
     space = (8,) * dims
 
     def made() -> gluon.Block:
-        return Unrolled3(make((4, *space), 8, i2h_kernel=3, h2h_kernel=3, i2h_pad=1))
+        return Unrolled(make((4, *space), 8, i2h_kernel=3, h2h_kernel=3, i2h_pad=1), 3)
 
     return Case(f"contrib.Conv{dims}D{gate}Cell", "gluon.contrib", made, lambda: [uniform(2, 3, 4, *space)])
-
-
-class Unrolled3(gluon.HybridBlock):
-    """A cell over three steps of feature maps."""
-
-    def __init__(self, cell: Any) -> None:
-        super().__init__()
-        self.cell = cell
-
-    def hybrid_forward(self, F, x: Any) -> Any:  # noqa: N803
-        return self.cell.unroll(3, x, layout="NTC", merge_outputs=True)[0]
 
 
 def sequential(*blocks: Any) -> Any:
@@ -98,18 +85,17 @@ def sequential(*blocks: Any) -> Any:
 
 
 def cells() -> dict[str, Callable[[], Any]]:
+    lstm = partial(rnn.LSTMCell, input_size=16)
     return {
         "rnn.RNNCell": lambda: rnn.RNNCell(32, input_size=16),
-        "rnn.LSTMCell": lambda: rnn.LSTMCell(32, input_size=16),
+        "rnn.LSTMCell": lambda: lstm(32),
         "rnn.GRUCell": lambda: rnn.GRUCell(32, input_size=16),
-        "rnn.SequentialRNNCell": lambda: stacked(rnn.LSTMCell(32, input_size=16), rnn.GRUCell(16, input_size=32)),
+        "rnn.SequentialRNNCell": lambda: stacked(lstm(32), rnn.GRUCell(16, input_size=32)),
         "rnn.ResidualCell": lambda: rnn.ResidualCell(rnn.GRUCell(16, input_size=16)),
-        "rnn.ZoneoutCell": lambda: rnn.ZoneoutCell(rnn.LSTMCell(16, input_size=16), 0, 0),
-        "rnn.BidirectionalCell": lambda: rnn.BidirectionalCell(
-            rnn.LSTMCell(16, input_size=16, prefix="l_"), rnn.LSTMCell(16, input_size=16, prefix="r_")
-        ),
+        "rnn.ZoneoutCell": lambda: rnn.ZoneoutCell(lstm(16), 0, 0),
+        "rnn.BidirectionalCell": lambda: rnn.BidirectionalCell(lstm(16, prefix="l_"), lstm(16, prefix="r_")),
         "contrib.LSTMPCell": lambda: contrib.rnn.LSTMPCell(32, 16, input_size=16),
-        "contrib.VariationalDropoutCell": lambda: contrib.rnn.VariationalDropoutCell(rnn.LSTMCell(16, input_size=16)),
+        "contrib.VariationalDropoutCell": lambda: contrib.rnn.VariationalDropoutCell(lstm(16)),
     }
 
 
@@ -121,105 +107,62 @@ def stacked(*each: Any) -> Any:
 
 
 def blocks() -> dict[str, tuple[str, Callable[[], Any], Callable[[], list]]]:
-    """Kind, net and inputs by name."""
-    conv = partial(nn.Conv2D, 8, 3, padding=1)
+    """Return kind, net and inputs by name."""
+    conv, dense = partial(nn.Conv2D, 8, 3, padding=1), partial(nn.Dense, 16, in_units=16)
     picture, row, cube = partial(uniform, 2, 4, 12, 12), partial(uniform, 2, 4, 12), partial(uniform, 2, 4, 6, 6, 6)
-    found: dict[str, tuple[str, Callable[[], Any], Callable[[], list]]] = {
-        "contrib.Concurrent": ("gluon.contrib", lambda: concurrent(contrib.nn.Concurrent), lambda: [picture()]),
-        "contrib.HybridConcurrent": (
-            "gluon.contrib",
-            lambda: concurrent(contrib.nn.HybridConcurrent),
-            lambda: [picture()],
-        ),
-        "contrib.Identity": (
-            "gluon.contrib",
-            lambda: sequential(conv(), contrib.nn.Identity(), conv()),
-            lambda: [picture()],
-        ),
-        "contrib.SyncBatchNorm": (
-            "gluon.contrib",
-            lambda: sequential(conv(), contrib.nn.SyncBatchNorm(num_devices=1), conv()),
-            lambda: [picture()],
-        ),
-        "contrib.PixelShuffle1D": (
-            "gluon.contrib",
-            lambda: sequential(nn.Conv1D(8, 3), contrib.nn.PixelShuffle1D(2)),
-            lambda: [row()],
-        ),
-        "contrib.PixelShuffle2D": (
-            "gluon.contrib",
-            lambda: sequential(conv(), contrib.nn.PixelShuffle2D(2)),
-            lambda: [picture()],
-        ),
-        "contrib.PixelShuffle3D": (
-            "gluon.contrib",
-            lambda: sequential(nn.Conv3D(8, 3), contrib.nn.PixelShuffle3D(2)),
-            lambda: [cube()],
-        ),
-        "contrib.DeformableConvolution": (
-            "gluon.contrib",
-            lambda: sequential(conv(), contrib.cnn.DeformableConvolution(8, kernel_size=(3, 3), padding=(1, 1))),
-            lambda: [picture()],
-        ),
-        "contrib.ModulatedDeformableConvolution": (
-            "gluon.contrib",
-            lambda: sequential(contrib.cnn.ModulatedDeformableConvolution(8, kernel_size=(3, 3), padding=(1, 1))),
-            lambda: [picture()],
-        ),
-        "flow.foreach": (
-            "control flow",
-            lambda: Lambda(foreach, nn.Dense(16, in_units=16)),
-            lambda: [uniform(5, 2, 16), uniform(2, 16)],
-        ),
-        "flow.foreach.LSTMCell": (
-            "control flow",
-            lambda: Lambda(foreach_lstm, rnn.LSTMCell(16, input_size=16)),
-            lambda: [uniform(5, 2, 16), uniform(2, 16), uniform(2, 16) / 2],
-        ),
-        "flow.while_loop": (
-            "control flow",
-            lambda: Lambda(while_loop, nn.Dense(16, in_units=16)),
-            lambda: [uniform(2, 16)],
-        ),
-        "flow.cond": (
-            "control flow",
-            lambda: Lambda(cond, nn.Dense(16, in_units=16), nn.Dense(16, in_units=16)),
-            lambda: [uniform(2, 16)],
-        ),
-        "flow.foreach.convolution": (
-            "control flow",
-            lambda: Lambda(foreach, nn.Conv2D(4, 3, padding=1, in_channels=4)),
-            lambda: [uniform(3, 2, 4, 8, 8), uniform(2, 4, 8, 8)],
-        ),
-        "batch_dot": ("layer", lambda: Lambda(outer_products), lambda: [uniform(2, 6, 16)]),
-        "nn.Embedding": ("layer", lambda: sequential(nn.Embedding(20, 16), nn.Dense(8)), lambda: [whole(20, 2, 6)]),
+    deformed = partial(contrib.cnn.DeformableConvolution, 8, kernel_size=(3, 3), padding=(1, 1))
+    modulated = partial(contrib.cnn.ModulatedDeformableConvolution, 8, kernel_size=(3, 3), padding=(1, 1))
+    steps, state = partial(uniform, 5, 2, 16), partial(uniform, 2, 16)
+    maps, map_ = partial(uniform, 3, 2, 4, 8, 8), partial(uniform, 2, 4, 8, 8)
+    kept: dict[str, dict[str, tuple]] = {
+        "gluon.contrib": {
+            "contrib.Concurrent": (lambda: concurrent(contrib.nn.Concurrent), picture),
+            "contrib.HybridConcurrent": (lambda: concurrent(contrib.nn.HybridConcurrent), picture),
+            "contrib.Identity": (lambda: sequential(conv(), contrib.nn.Identity(), conv()), picture),
+            "contrib.SyncBatchNorm": (
+                lambda: sequential(conv(), contrib.nn.SyncBatchNorm(num_devices=1), conv()),
+                picture,
+            ),
+            "contrib.PixelShuffle1D": (lambda: sequential(nn.Conv1D(8, 3), contrib.nn.PixelShuffle1D(2)), row),
+            "contrib.PixelShuffle2D": (lambda: sequential(conv(), contrib.nn.PixelShuffle2D(2)), picture),
+            "contrib.PixelShuffle3D": (lambda: sequential(nn.Conv3D(8, 3), contrib.nn.PixelShuffle3D(2)), cube),
+            "contrib.DeformableConvolution": (lambda: sequential(conv(), deformed()), picture),
+            "contrib.ModulatedDeformableConvolution": (lambda: sequential(modulated()), picture),
+        },
+        "control flow": {
+            "flow.foreach": (lambda: Lambda(foreach, dense()), steps, state),
+            "flow.foreach.LSTMCell": (
+                *(lambda: Lambda(foreach_lstm, rnn.LSTMCell(16, input_size=16)), steps, state, lambda: state() / 2),
+            ),
+            "flow.while_loop": (lambda: Lambda(while_loop, dense()), state),
+            "flow.cond": (lambda: Lambda(cond, dense(), dense()), state),
+            "flow.foreach.convolution": (
+                *(lambda: Lambda(foreach, nn.Conv2D(4, 3, padding=1, in_channels=4)), maps, map_),
+            ),
+        },
+        "layer": {
+            "batch_dot": (lambda: Lambda(outer_products), partial(uniform, 2, 6, 16)),
+            "nn.Embedding": (lambda: sequential(nn.Embedding(20, 16), nn.Dense(8)), partial(whole, 20, 2, 6)),
+        },
     }
+    layers = kept["layer"]
     for dims, shape in ((1, row), (2, picture), (3, cube)):
         for kind in ("Conv", "ConvTranspose"):
             name = f"Conv{dims}D{kind[4:]}"
-            make = getattr(nn, name)
-            found[f"nn.{name}"] = ("layer", partial(two, make), lambda s=shape: [s()])
+            layers[f"nn.{name}"] = (partial(two, getattr(nn, name)), shape)
     for name in ("LayerNorm", "GroupNorm", "InstanceNorm", "BatchNorm"):
         make = partial(getattr(nn, name), **({"num_groups": 2} if name == "GroupNorm" else {}))
-        found[f"nn.{name}"] = (
-            "layer",
-            lambda m=make: sequential(nn.Conv2D(8, 3), m(), nn.Conv2D(8, 3)),
-            lambda: [picture()],
-        )
+        layers[f"nn.{name}"] = (lambda m=make: sequential(nn.Conv2D(8, 3), m(), nn.Conv2D(8, 3)), picture)
     for name in ("relu", "sigmoid", "tanh", "softrelu", "softsign"):
-        found[f"nn.Activation.{name}"] = (
-            "layer",
-            partial(activated, partial(nn.Activation, name)),
-            lambda: [uniform(8, 16)],
-        )
+        layers[f"nn.Activation.{name}"] = (partial(activated, partial(nn.Activation, name)), partial(uniform, 8, 16))
     for name in ("LeakyReLU", "PReLU", "ELU", "SELU", "GELU", "Swish"):
         make = partial(getattr(nn, name), **({"alpha": 0.1} if name == "LeakyReLU" else {}))
-        found[f"nn.{name}"] = (
-            "layer",
-            lambda m=make: sequential(nn.Dense(32), m(), nn.Dense(8)),
-            lambda: [uniform(8, 16)],
-        )
-    return found
+        layers[f"nn.{name}"] = (partial(activated, make), partial(uniform, 8, 16))
+    return {
+        name: (kind, make, lambda drawn=inputs: [draw() for draw in drawn])
+        for kind, group in kept.items()
+        for name, (make, *inputs) in group.items()
+    }
 
 
 def activated(make: Any) -> Any:

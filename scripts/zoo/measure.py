@@ -18,7 +18,7 @@ from mxmp.precision.graph import Graph
 from mxmp.precision.rules import missing_kernel
 
 from .case import Case, floating, other_inputs
-from .ideal import rounded_kernels
+from .rewriting import rounded_kernels
 from .running import (
     Call,
     all_blocks,
@@ -32,8 +32,6 @@ from .running import (
     with_rounded_inputs,
     without_chance,
 )
-
-__all__ = ["STAGES", "Model", "cause"]
 
 DTYPES = ("float16", "bfloat16")
 LEARNING_RATE = 1e-3
@@ -89,8 +87,6 @@ class Model:
         differing = [name for name, grad in self.reference.grads.items() if not np.array_equal(grad, again[name])]
         if differing:
             raise ArithmeticError(f"FP32 itself gives another gradient of {differing[0]} each time")
-
-    # -- running --
 
     def _fresh(self) -> None:
         for block in all_blocks(self.net):
@@ -175,8 +171,6 @@ class Model:
         chosen = [name for name in self.weights if not name.endswith(("gamma", "beta", "mean", "var"))]
         self._set({**self.weights, **{name: rounded(self.weights[name], dtype) for name in chosen}})
         return chosen
-
-    # -- stages --
 
     def control(self, dtype: str) -> dict[str, Any]:
         """FP32 with nothing but its weights rounded (its inputs, where there are no weights)."""

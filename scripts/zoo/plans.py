@@ -15,8 +15,6 @@ from mxmp.precision.graph import Graph
 from mxmp.precision.tuned import Tuned
 from mxmp.tuning.choices import Task
 
-__all__ = ["random_exclusions", "random_plan", "random_plan_of_symbol"]
-
 
 def random_plan(net: HybridBlock, args: tuple, policy: mxmp.Policy, seed: int) -> mxmp.Plan:
     """Return a plan of ``net`` in which each operator that may compute low does so with a chance of one half.

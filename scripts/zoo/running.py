@@ -19,11 +19,6 @@ from mxmp.precision.graph import Graph
 from .case import BFLOAT16, Case
 from .counting import Counts, count
 
-__all__ = [
-    *("Call", "all_blocks", "array_like", "call", "calls", "cause", "counted", "rounded", "sqnr", "steps"),
-    *("with_rounded_inputs", "without_chance", "without_drop_blocks"),
-]
-
 
 class Call(NamedTuple):
     """One call of a block's graph in training: the FP32 Symbol, shapes and dtypes of all its inputs."""

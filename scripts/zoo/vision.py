@@ -14,14 +14,10 @@ from gluoncv.model_zoo import get_model, get_model_list
 from gluoncv.model_zoo.model_zoo import _models
 from mxnet import gluon
 
-from . import dense, detection
+from . import detection
 from .case import Case, images, whole
 
-__all__ = ["LEFT_OUT", "cases"]
-
-LEFT_OUT = {
-    "_int8": "a quantized twin of another name: its graph is a file of int8 operators, not for training",
-}
+INT8 = "a quantized twin of another name: its graph is a file of int8 operators, not for training"
 SIZES = {  # the smallest input that a network's last pooling allows, where it is not 64 x 64
     r"cifar_": 32,
     r"vgg\d+(_bn)?$": 32,
@@ -39,7 +35,6 @@ FRAMES = {  # frames a clip, height and width
     r"c3d": (16, 112),
     r"(p3d|r2plus1d)": (16, 112),
 }
-_VIDEO = r"_(ucf101|hmdb51|kinetics400|kinetics700|sthsthv2)$"
 _SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss
 
 
@@ -48,11 +43,10 @@ def matching(table: dict[str, Any], name: str, default: Any) -> Any:
 
 
 def softmax(classes: int) -> Any:
-    """Softmax cross entropy of the first output, and of auxiliary heads with 0.4 of the weight."""
+    """Return softmax cross entropy of the first output, and of auxiliary heads with 0.4 of the weight."""
 
     def softmax_cross_entropy(outputs: Any) -> Any:
-        if not isinstance(outputs, (list, tuple)):
-            return _SOFTMAX()(outputs, whole(classes, outputs.shape[0]))
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         labels = whole(classes, outputs[0].shape[0])
         losses = [_SOFTMAX()(out, labels) for out in outputs]
         return losses[0] if len(losses) == 1 else losses[0] + 0.4 * sum(losses[1:])
@@ -62,13 +56,13 @@ def softmax(classes: int) -> Any:
 
 def classification(name: str, maker: Any = get_model, kind: str = "classification") -> Case:
     size = matching(SIZES, name, 64)
-    options = {} if maker is get_model and ("_int8" in name) else {"classes": 10}
-    if re.search(r"v1d_0|v1b_0", name):
-        options = {}  # their shapes are in GluonCV's own tables of pruned networks
+    # The shapes of pruned networks are in GluonCV's own tables.
+    options: dict[str, Any] = {} if re.search(r"v1d_0|v1b_0", name) else {"classes": 10}
+    options.update({"pretrained_base": False} if "hrnet" in name else {})
     return Case(
         name if kind == "classification" else f"{kind}.{name}",
         kind,
-        partial(maker, name, pretrained=False, **({"pretrained_base": False} if "hrnet" in name else {}), **options),
+        partial(maker, name, pretrained=False, **options),
         lambda: [images(2, 3, size, size)],
         softmax(10),
         # Without batch norms and from smaller weights, what comes out is subnormal in float16.
@@ -79,24 +73,14 @@ def classification(name: str, maker: Any = get_model, kind: str = "classificatio
 
 def video(name: str) -> Case:
     clip = matching(FRAMES, name, None)
-    if clip:
-        frames, size = clip
-        shape = (1, 3, frames, size, size)
-    else:
-        size = 299 if "inceptionv3" in name else 224 if re.match("vgg|inceptionv1", name) else 64
-        shape = (2, 3, size, size)
-    return Case(
-        name,
-        "video",
-        partial(untrained, name, nclass=10),
-        lambda: [images(*shape)],
-        softmax(10),
-        copied=("BatchNorm",) if clip else (),
-    )
+    size = clip[1] if clip else 299 if "inceptionv3" in name else 224 if re.match("vgg|inceptionv1", name) else 64
+    shape = (1, 3, *clip, size) if clip else (2, 3, size, size)
+    draw, copied = partial(images, *shape), ("BatchNorm",) if clip else ()
+    return Case(name, "video", partial(untrained, name, nclass=10), lambda: [draw()], softmax(10), copied=copied)
 
 
 def untrained(name: str, **options: Any) -> gluon.HybridBlock:
-    """A network of videos without downloads."""
+    """Return a network of videos without downloads."""
     options.update(pretrained=False, pretrained_base=False)
     if "use_kinetics_pretrain" in inspect.signature(_models[name]).parameters:
         options["use_kinetics_pretrain"] = False
@@ -109,35 +93,24 @@ def untrained(name: str, **options: Any) -> gluon.HybridBlock:
         return get_model(name, **options)
 
 
-def gluoncv(name: str) -> Case:
-    """The case of one of GluonCV's names."""
-    if re.search(r"rcnn", name):
-        return detection.rcnn(name)
-    if name.startswith("ssd_"):
-        return detection.ssd(name)
-    if name.startswith("yolo3_"):
-        return detection.yolo(name)
-    if name.startswith("center_net_"):
-        return detection.center_net(name)
-    if name.startswith("siamrpn"):
-        return detection.siamrpn(name)
-    if name.startswith("monodepth2"):
-        return dense.depth(name)
-    if "pose" in name:
-        return dense.pose(name)
-    if re.match(r"(fcn|psp|deeplab|icnet|fastscnn|danet)_?|hrnet.*_s$", name):
-        return dense.segmentation(name)
-    if re.search(_VIDEO, name) or re.match(r"(i3d|slowfast|resnet\d+_v1b)_?.*custom$", name):
-        return video(name)
-    return classification(name)
+KINDS = {  # by pattern of the name, the first that fits
+    r".*rcnn": detection.rcnn,
+    r"ssd_": detection.ssd,
+    r"yolo3_": detection.yolo,
+    r"center_net_": detection.center_net,
+    r"siamrpn": detection.siamrpn,
+    r"monodepth2": detection.depth,
+    r".*pose": detection.pose,
+    r"(fcn|psp|deeplab|icnet|fastscnn|danet)_?|hrnet.*_s$": detection.segmentation,
+    r".*_(ucf101|hmdb51|kinetics400|kinetics700|sthsthv2)$|(i3d|slowfast|resnet\d+_v1b)_?.*custom$": video,
+}
 
 
 def cases() -> dict[str, Any]:
-    """A function that makes the case, by name; a name that is left out has its reason instead."""
+    """Return a function that makes the case, by name; a name that is left out has its reason instead."""
     found: dict[str, Any] = {}
     for name in get_model_list():
-        reason = next((why for pattern, why in LEFT_OUT.items() if name.endswith(pattern)), None)
-        found[name] = reason or partial(gluoncv, name)
+        found[name] = INT8 if name.endswith("_int8") else partial(matching(KINDS, name, classification), name)
     maker = mx.gluon.model_zoo.vision.get_model
     for name in VISION:
         found[f"gluon.{name}"] = partial(classification, name, maker, "gluon")

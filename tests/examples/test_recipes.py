@@ -8,7 +8,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from families import FAMILIES
+from parity.families import FAMILIES
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "recipes"
 LONGEST = 150

@@ -78,7 +78,7 @@ def _hold(case, name, expected):
 @pytest.fixture(scope="module")
 def recording():
     if not RECORDING.exists():
-        pytest.skip(f"no {RECORDING.name} yet: scripts/record_tensor_core.py makes it where there is a Tensor Core")
+        pytest.skip(f"no {RECORDING.name} yet: scripts/dev.py check tensor-core makes it where there is a Tensor Core")
     with np.load(RECORDING) as file:
         return dict(file)
 

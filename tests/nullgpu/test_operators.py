@@ -7,12 +7,11 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
-from mxmp.precision.pipeline import low_graph
-from sweep import arithmetic, layout  # noqa: F401  (they fill CASES)
-from sweep.case import CASES, Case
-from sweep.emission import is_allowed
+from sweep.operators import arithmetic, layout  # noqa: F401  (they fill CASES)
+from sweep.operators.case import CASES, Case, is_allowed
 
 from mxmp import Policy
+from mxmp.pipeline import low_graph
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph, Node
 

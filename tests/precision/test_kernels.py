@@ -1,4 +1,4 @@
-"""The rules against what scripts/sweep_operators.py measured: no operator is emitted where it was found at fault."""
+"""The rules against what ``dev.py sweep operators`` measured: no operator is emitted where it was found at fault."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Container
 
 import numpy as np
 import pytest
-import sweep_operators
-from sweep import errors, page
-from sweep.case import CASES, Case
-from sweep.emission import DTYPES, digest, emitted, is_allowed
-from sweep.runner import Runner
+from pages import kernels as page
+from sweep.operators import errors
+from sweep.operators import run as sweep_operators
+from sweep.operators.case import CASES, DTYPES, Case, digest, emitted, is_allowed
+from sweep.operators.runner import Runner
 from test_rules import FORWARD
 
 from mxmp.precision import rules
@@ -54,7 +54,7 @@ def test_every_case_was_measured_on_the_graph_that_is_emitted_today():
     stale = sorted(
         {c.op for c, d in KEYS if RESULTS.get(c.op, {}).get(f"{c.name} [{d}]", {}).get("graph") != digest(c, d)}
     )
-    assert not stale, f"run python scripts/sweep_operators.py, which measures {stale} again"
+    assert not stale, f"run python scripts/dev.py sweep operators, which measures {stale} again"
     assert sum(map(len, RESULTS.values())) == len(KEYS)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import bench_gpu_graphs
-import make_gpu_graphs_page
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
+from pages import gpu_graphs as make_gpu_graphs_page
+from sweep import gpu_graphs as bench_gpu_graphs
 
 pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
 pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'")
@@ -41,7 +41,7 @@ class Python(gluon.Block):
 @pytest.mark.parametrize("make", [conv_net, Python])
 def test_counts_are_those_by_hand(make):
     case = Case("small", "classification", make, lambda: [images(2, 3, 8, 8)])
-    found = bench_gpu_graphs.counts(case, bench_gpu_graphs.variants())
+    found = bench_gpu_graphs.counts(case, bench_gpu_graphs.VARIANTS)
     variants = found["variants"]
     assert found["inputs"] == {"data": [128, 3, 224, 224]}
     assert found["written"] == 4 * PIXELS * (4 + 4 + 4 + 2)
@@ -69,7 +69,7 @@ def test_a_sweep_goes_on_where_it_ended_and_makes_a_page(tmp_path, monkeypatch):
     monkeypatch.setitem(catalogue.CASES, "vgg11", "a reason")
     path = tmp_path / "graphs.json"
     counted = {"casts": 1, "cast_bytes": 1.0, "operators": 1, "step": 1}
-    before = {name: counted for name in bench_gpu_graphs.variants() if name != "contrib.amp"}
+    before = {name: counted for name in bench_gpu_graphs.VARIANTS if name != "contrib.amp"}
     path.write_text(json.dumps({"alexnet": {"error": "kept"}, "cifar_resnet20_v1": {"variants": before}}))
     bench_gpu_graphs.main(["cifar_resnet20_v1", "alexnet", "vgg11", "--results", str(path)])
     results = json.loads(path.read_text())
@@ -78,7 +78,7 @@ def test_a_sweep_goes_on_where_it_ended_and_makes_a_page(tmp_path, monkeypatch):
     assert results["cifar_resnet20_v1"]["variants"]["contrib.amp"]["casts"] > 20
     assert results["vgg11"] == {"left_out": "a reason"}
     assert results["cifar_resnet20_v1"]["inputs"] == {"data": [128, 3, 32, 32]}
-    assert results["cifar_resnet20_v1"]["variants"].keys() == set(bench_gpu_graphs.variants())
+    assert results["cifar_resnet20_v1"]["variants"].keys() == set(bench_gpu_graphs.VARIANTS)
     text = make_gpu_graphs_page.page(results)
     assert "## 1 networks" in text
     assert "| `alexnet` |  | kept |" in text

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import bench_host
 import mxnet as mx
 import pytest
+from bench import host as bench_host
 from mxnet import gluon
 
 import mxmp

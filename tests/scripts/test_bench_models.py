@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 
-import bench_models
-import make_benchmarks_page
 import pytest
+from bench import models as bench_models
 from bench import turns
 from bench.networks import NETWORKS, network
+from pages import benchmarks as make_benchmarks_page
 
 pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
 

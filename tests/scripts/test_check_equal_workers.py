@@ -1,7 +1,7 @@
-"""A part of ``scripts/check_equal_workers.py``, which runs all 19 optimizers for 50 steps, with Horovod too."""
+"""A part of ``scripts/dev.py check equal-workers``, which runs all 19 optimizers for 50 steps, with Horovod too."""
 
-import check_equal_workers
 import pytest
+from checks import equal_workers as check_equal_workers
 
 
 @pytest.mark.parametrize("store", check_equal_workers.installed_stores())

@@ -1,5 +1,5 @@
-import check_gpu_graph
 import mxnet as mx
+from checks import gpu_graph as check_gpu_graph
 from gluoncv.model_zoo import get_model
 
 

@@ -3,9 +3,9 @@
 import json
 import math
 
-import parity
 import pytest
-from verdict import verdict
+from parity import run as parity
+from parity.run import verdict
 
 
 def by_seed(*values):
@@ -121,7 +121,7 @@ def test_the_list_has_every_family_of_the_table(capsys):
 
 
 def test_the_page_shows_who_fails_and_what_is_missing(monkeypatch, tmp_path):
-    import make_parity_page
+    from pages import parity as make_parity_page
 
     means = {"float32": 60, "float16": 60.1, "bfloat16": 50}
     of_all = {"metric": "mAP, %", "chance": 0, "steps": 9, "curve": [[1, 2.0], [9, 0.5]]}

@@ -7,20 +7,20 @@ import json
 import os
 import time
 
-import make_models_page
 import mxnet as mx
 import numpy as np
 import pytest
-import sweep_models
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.nn import HybridConcurrent
+from pages import models as make_models_page
+from sweep import models as sweep_models
 
 pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
 pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'")
 
 from gluoncv.model_zoo import get_model_list
 from gluonnlp.model import list_models
-from zoo import catalogue, ideal, rewriting, running
+from zoo import catalogue, rewriting, running
 from zoo.case import Case, other_inputs, uniform
 from zoo.measure import STAGES, Model
 
@@ -91,7 +91,7 @@ def test_perfect_kernels_round_what_matrix_operators_read_and_write():
     net.initialize(mx.init.Normal(1))
     net.hybridize()
     x = uniform(5, 3)
-    with ideal.rounded_kernels("float16"):
+    with rewriting.rounded_kernels("float16"):
         found = net(x).asnumpy()
     half = [running.rounded(v.asnumpy(), "float16") for v in (x, net[0].weight.data())]
     expected = np.tanh(running.rounded(half[0] @ half[1].T, "float16"))
@@ -112,7 +112,7 @@ def test_perfect_kernels_round_the_gradient_of_each_reader_and_their_sum():
     net.initialize(mx.init.Normal(1))
     net.hybridize()
     x, up = uniform(1, 4), uniform(1, 12)
-    with ideal.rounded_kernels("bfloat16"), autograd.record():
+    with rewriting.rounded_kernels("bfloat16"), autograd.record():
         loss = (net(x) * up).sum()
     loss.backward()
 
@@ -134,7 +134,7 @@ def test_perfect_kernels_throughout_round_what_pointwise_operators_write():
     found = []
     for throughout in (False, True):
         net.hybridize()
-        with ideal.rounded_kernels("float16", throughout=throughout):
+        with rewriting.rounded_kernels("float16", throughout=throughout):
             found.append(net(x).asnumpy())
     np.testing.assert_array_equal(found[1], running.rounded(found[0], "float16"))
     assert not np.array_equal(*found)

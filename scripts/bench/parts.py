@@ -1,0 +1,176 @@
+"""Parts of a step, each alone: blocks in layouts that are slow, 3-D convolutions, the update, and rewriting."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any, Callable, Iterator
+from unittest import mock
+
+import mxnet as mx
+from mxnet import autograd, gluon
+from support.options import parse
+
+import mxmp
+from bench.turns import bench, in_turns, milliseconds
+from mxmp.kernels.fit import SWITCH
+from mxmp.pipeline import low_graph
+from mxmp.precision import rules
+from mxmp.precision.graph import Entry, Graph, Node
+from mxmp.step.gradients import FiniteSums, Gradient
+from mxmp.step.updater import Updater
+
+S = mx.sym
+Steps = "dict[str, Callable[[], Any]]"
+
+
+# Channels and groups: ResNeXt's first stages and others with 12 and 24 channels a group; MobileNet's; blocks of 16.
+BLOCKS = [(128, 32), (256, 32), (384, 32), (768, 32), (24, 24), (72, 72), (120, 120), (144, 144), (512, 32)]
+BATCH, SIZE, OUTER = 8, 28, 64
+
+
+def layouts(arguments: list[str]) -> None:
+    """Time blocks, forward and backward, in FP32, in bfloat16 as it comes, and as mxmp makes it.
+
+    As it comes: everything low, and no copies around grouped convolutions. A block is a pointwise, a grouped and a
+    pointwise convolution, the first two with BatchNorm and relu behind them.
+    """
+    args = parse(layouts.__doc__, arguments, rounds=11)
+
+    def rows() -> Iterator[tuple[tuple[int, int], Steps]]:
+        for channels, groups in BLOCKS:
+            symbol = block(channels, groups)
+            slow = mock.patch.object(rules, "_slow_layout", return_value="")
+            with slow, mock.patch.dict(os.environ, {SWITCH: "small_channel_blocks"}):
+                as_it_comes = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
+            by_mxmp = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
+            symbols = {"FP32": symbol, "bfloat16 as it comes": as_it_comes, "by mxmp": by_mxmp}
+            yield (channels, groups), {name: executed(each) for name, each in symbols.items()}
+
+    bench("channels | groups", rows(), args.rounds)
+
+
+def block(channels: int, groups: int) -> mx.sym.Symbol:
+    def layer(x: mx.sym.Symbol, number: int, size: int, filters: int, groups: int) -> mx.sym.Symbol:
+        shape = {"kernel": (size, size), "pad": (size // 2, size // 2), "num_filter": filters, "num_group": groups}
+        return S.Convolution(x, name=f"conv{number}", no_bias=True, **shape)
+
+    def norm(x: mx.sym.Symbol, number: int) -> mx.sym.Symbol:
+        return S.Activation(S.BatchNorm(x, name=f"norm{number}", fix_gamma=False), act_type="relu")
+
+    x = norm(layer(S.var("data"), 1, 1, channels, 1), 1)
+    return layer(norm(layer(x, 2, 3, channels, groups), 2), 3, 1, OUTER, 1)
+
+
+def executed(symbol: mx.sym.Symbol) -> Callable[[], None]:
+    executor = symbol.simple_bind(mx.cpu(), data=(BATCH, OUTER, SIZE, SIZE))
+    for name, array in executor.arg_dict.items():
+        array[:] = mx.nd.random.normal(shape=array.shape) * (1 if name == "data" else 0.1)
+    grad = mx.nd.random.normal(shape=executor.outputs[0].shape)
+
+    def step() -> None:
+        executor.forward(is_train=True)
+        executor.backward(grad)
+
+    return step
+
+
+# Where it stands, data, filters, kernel, stride: at the sizes of a clip of 32 frames of 112x112.
+LAYERS = [
+    ("I3D's stem", (1, 3, 32, 112, 112), 64, (5, 7, 7), (2, 2, 2)),
+    ("R(2+1)D's stem", (1, 3, 16, 112, 112), 64, (1, 7, 7), (1, 2, 2)),
+    ("C3D", (2, 64, 8, 28, 28), 128, (3, 3, 3), (1, 1, 1)),
+    ("halving all axes", (2, 64, 8, 28, 28), 128, (3, 3, 3), (2, 2, 2)),
+    ("halving the picture", (2, 128, 8, 28, 28), 128, (1, 3, 3), (1, 2, 2)),
+    ("halving time", (2, 144, 8, 28, 28), 128, (3, 1, 1), (2, 1, 1)),
+    ("shortcut", (2, 256, 8, 28, 28), 512, (1, 1, 1), (1, 2, 2)),
+]
+
+
+def volumes(arguments: list[str]) -> None:
+    """Time layers of video networks, forward and backward, in FP32 and in bfloat16 with casts from and to FP32."""
+    args = parse(volumes.__doc__, arguments, rounds=11)
+
+    def rows() -> Iterator[tuple[list[str], Steps]]:
+        for where, data, filters, kernel, stride in LAYERS:
+            steps = {}
+            for name in ("FP32", "bfloat16"):
+                net = gluon.nn.Conv3D(filters, kernel, stride, [size // 2 for size in kernel], in_channels=data[1])
+                net.initialize()
+                net.hybridize()
+                if name == "bfloat16":
+                    mxmp.convert(net, name)
+                steps[name] = trained(net, mx.nd.random.normal(shape=data))
+            yield [where, *("x".join(map(str, each)) for each in (data, (filters,), kernel, stride))], steps
+
+    bench("layer | data | filters | kernel | stride", rows(), args.rounds)
+
+
+def trained(net: gluon.HybridBlock, data: mx.nd.NDArray) -> Callable[[], None]:
+    data.attach_grad()
+    head = mx.nd.random.normal(shape=net(data).shape)
+
+    def step() -> None:
+        with autograd.record():
+            out = net(data)
+        out.backward(head)
+
+    return step
+
+
+SGD: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4}
+
+
+def update(arguments: list[str]) -> None:
+    """Time the check of FP32 gradients and SGD's update by MXNet's operators for many arrays, and by mxmp's choice.
+
+    ``multi_sum_sq`` over all gradients against ``FiniteSums``; MXNet's Updater, which hands arrays to
+    ``multi_sgd_mom_update`` four at a time, against mxmp's. Arrays have the shapes of a network's parameters.
+    """
+    networks = ["alexnet", "vgg16", "resnet50_v1b"]
+    args = parse(update.__doc__, arguments, "models", models=(networks, "of GluonCV"), rounds=15)
+
+    def rows() -> Iterator[tuple[tuple[str, str], Steps]]:
+        from gluoncv.model_zoo import get_model
+
+        for model in args.models:
+            net = get_model(model, pretrained=False)
+            net.initialize()
+            net(mx.nd.ones((1, 3, 224, 224)))
+            weights = [p.data() for p in net.collect_params().values() if p.grad_req != "null"]
+            grads, copies = [weight * 1e-3 for weight in weights], [weight.copy() for weight in weights]
+            sums = FiniteSums([Gradient(str(i), grad) for i, grad in enumerate(grads)])
+            theirs = partial(mx.nd.multi_sum_sq, *grads, num_arrays=len(grads))
+            yield (model, "check"), {"MXNet's": theirs, "mxmp's": sums}
+            theirs = partial(mx.optimizer.Updater(mx.optimizer.SGD(**SGD)), [*range(len(grads))], grads, weights)
+            ours = partial(Updater(mx.optimizer.SGD(**SGD), lambda _: None), [*range(len(grads))], grads, copies)
+            yield (model, "update"), {"MXNet's": theirs, "mxmp's": ours}
+
+    bench("network | part", rows(), args.rounds)
+
+
+def rewrite(arguments: list[str]) -> None:
+    """Time deciding, rewriting and fitting a graph to the device, of chains of doubling length and of ResNet-152."""
+    args = parse(rewrite.__doc__, arguments, rounds=5, lengths=[12_500, 25_000, 50_000, 100_000])
+    from gluoncv.model_zoo import get_model
+
+    print("| graph | nodes | time | per node |\n|---|---|---|---|")
+    graphs = {f"chain of {length:,}": partial(chain, length) for length in args.lengths}
+    graphs["resnet152_v1b"] = lambda: Graph.from_symbol(get_model("resnet152_v1b")(S.var("data")))
+    for name, make in graphs.items():
+        graph = make()
+        nodes = sum(1 for _ in graph.nodes())
+        taken = in_turns({"rewrite": lambda g=graph: low_graph(g, mxmp.Policy("float16"), "gpu")}, args.rounds, 0)
+        ms = milliseconds(taken["rewrite"])
+        print(f"| {name} | {nodes:,} | {ms:.1f} ms | {1e3 * ms / nodes:.1f} us |", flush=True)
+
+
+def chain(length: int) -> Graph:
+    """Return FullyConnected and relu in turn."""
+    entry = Entry(Node("null", "data"))
+    for i in range(length // 3):
+        weight = Entry(Node("null", f"fc{i}_weight"))
+        attrs = {"num_hidden": "4", "no_bias": "True", "flatten": "False"}
+        entry = Entry(Node("FullyConnected", f"fc{i}", attrs, [entry, weight]))
+        entry = Entry(Node("relu", f"relu{i}", {}, [entry]))
+    return Graph([entry])

@@ -1,0 +1,1 @@
+"""Checks that need no benchmark and end with an error."""

@@ -1,0 +1,132 @@
+"""Whether two workers hold equal weights, bit for bit, at every step with injected overflows, for every optimizer.
+
+One job of two workers for every store and optimizer. What is done is kept in ``--results`` and is not run again;
+``--fresh`` starts over. Ends with 1 where workers differ or a job fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import launch_local
+from support.options import parse
+from support.pages import table
+from support.processes import share_path
+from support.results import ROOT, read, write
+
+sys.path.insert(0, str(ROOT / "tests"))
+STORES = ("dist_sync", "horovod")
+SPOILED_SHARE = 0.2  # of the steps
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(
+        *(__doc__, arguments),
+        stores=(installed_stores(), "", STORES),
+        optimizers=([str], "default: all 19 of MXNet"),
+        steps=50,
+        devices=(1, "of each worker"),
+        results=ROOT / "build" / "equal_workers.json",
+        fresh=(False, "run all again"),
+    )
+    from tiny import OPTIMIZERS
+
+    found = {} if args.fresh else read(args.results)
+    names = args.optimizers or OPTIMIZERS
+    wanted = [f"{store} {name} {args.steps} {args.devices}" for store in args.stores for name in names]
+    for key in wanted:
+        if key not in found:
+            found[key] = run(*key.split())
+            print(f"{key}: {found[key]}", flush=True)
+            write(args.results, found)
+    rows = [[name, *(cell(found[f"{s} {name} {args.steps} {args.devices}"]) for s in args.stores)] for name in names]
+    print(table(" | ".join(["optimizer", *args.stores]), rows))
+    return int(any(found[key]["differ"] for key in wanted))
+
+
+def cell(found: dict[str, Any]) -> str:
+    return found["differ"] or f"equal, {found['skipped']} of {found['steps']} skipped"
+
+
+def run(store: str, name: str, steps: str, devices: str) -> dict:
+    """Run one job: steps, skipped ones, and the first difference between the workers, empty where there is none."""
+    launch = launch_local.launch_horovod if store == "horovod" else launch_local.launch
+    with tempfile.TemporaryDirectory() as folder:
+        share_path()
+        work = "from checks.equal_workers import work; import sys; work(*sys.argv[1:])"
+        command = [sys.executable, "-W", "ignore", "-c", work, store, name, folder, steps, devices]
+        code = launch(command, workers=2, timeout=300)
+        if code:
+            return {"steps": int(steps), "skipped": None, "differ": f"the job ended with code {code}"}
+        first, second = (json.loads(Path(folder, f"{rank}.json").read_text()) for rank in (0, 1))
+    pairs = list(enumerate(zip(first, second), 1))
+    differ = [
+        f"{what} differ at step {i}" for i, (ours, theirs) in pairs for what in ours if ours[what] != theirs[what]
+    ]
+    differ += [f"one worker's devices differ at step {i + 1}" for i, step in enumerate(first) if not step["devices"]]
+    if len({step["weights"] for step in first}) != sum(not step["skipped"] for step in first) + first[0]["skipped"]:
+        differ.append("weights did not change at a step that was applied, or changed at one that was skipped")
+    return {"steps": len(first), "skipped": sum(step["skipped"] for step in first), "differ": "; ".join(differ[:1])}
+
+
+def installed_stores() -> list[str]:
+    return [store for store in STORES if store != "horovod" or importlib.util.find_spec("horovod")]
+
+
+def work(store: str, name: str, folder: str, *numbers: str) -> None:
+    """Train as one worker on batches of its own, from weights of its own, and write what it holds after each step."""
+    import mxnet as mx
+    import numpy as np
+    from tiny import LOSS, batch, full_weights, options, tree, two_layers, weights
+
+    import mxmp
+
+    steps, devices = map(int, numbers)
+    if store == "horovod":
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        kvstore, rank, batch_size = store, hvd.rank(), 4 * devices
+    else:
+        kvstore = mx.kv.create(store)
+        rank, batch_size = kvstore.rank, 4 * devices * kvstore.num_workers
+    mx.random.seed(100 + rank)
+    # One parameter in float16 with a master, one in FP32.
+    policy = mxmp.Policy("float16", params="float16", exclude=("*dense1*",))
+    net = two_layers(policy, devices=devices, seed=50 + rank)
+    scaler = mxmp.DynamicLossScaler(init_scale=2.0**8, growth_interval=4)
+    trainer = mxmp.Trainer(net.collect_params(), name, options(name, True), kvstore=kvstore, loss_scale=scaler)
+    plan, seen = np.random.RandomState(0), []
+    for step in range(steps):
+        losses = []
+        with mx.autograd.record():
+            for k in range(devices):
+                x, y = batch(100 * step + 10 * rank + k, mx.cpu(k))
+                losses.append(LOSS(net(x), y))
+        trainer.backward(losses)
+        spoil, worker, param, device, value = plan.rand(), *plan.randint(2, size=3), plan.choice(3)
+        if spoil < SPOILED_SHARE and worker == rank:
+            trainer._params[param].list_grad()[device % devices][0, 0] = (np.inf, -np.inf, np.nan)[value]
+        trainer.step(batch_size)
+        seen.append(
+            {
+                "weights": _digest([weights(trainer), full_weights(trainer)]),
+                "states": _digest([tree(updater.states) for updater in trainer._updaters]),
+                "scale": trainer.loss_scale,
+                "skipped": trainer.last_step_skipped,
+                "devices": all(len({tree(a) for a in p.list_data()}) == 1 for p in trainer._params),
+            }
+        )
+    Path(folder, f"{rank}.json").write_text(json.dumps(seen))
+    if store != "horovod":
+        kvstore._barrier()
+
+
+def _digest(found: object) -> str:
+    return hashlib.sha256(repr(found).encode()).hexdigest()

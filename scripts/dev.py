@@ -1,0 +1,85 @@
+"""The project's tools behind one command.
+
+python scripts/dev.py --list             # every command, with what it does
+python scripts/dev.py bench layouts      # one of them; --help shows its options
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import warnings
+from pathlib import Path
+
+HELP = (["-h"], ["--help"], ["--list"])
+COMMANDS = {  # by name: the module whose main() runs it, and what it does
+    "bench models": ("bench.models", "times whole steps of well-known networks: FP32, mxmp, contrib.amp, PyTorch"),
+    "bench layouts": ("bench.parts:layouts", "times BatchNorm and grouped convolutions in oneDNN's slow layouts"),
+    "bench volumes": ("bench.parts:volumes", "times 3-D convolutions of video networks in bfloat16"),
+    "bench update": ("bench.parts:update", "times the check of FP32 gradients and SGD's update on a CPU"),
+    "bench rewrite": ("bench.parts:rewrite", "times deciding and rewriting of graphs, up to 100,000 nodes"),
+    "bench trainer": ("bench.trainer:trainer", "times mxmp.Trainer against a plain gluon.Trainer on the same net"),
+    "bench backward": ("bench.trainer:backward", "times trainer.backward beside many live Python objects"),
+    "bench watch": ("bench.trainer:watching", "times steps under mxmp.diagnose.watch"),
+    "bench host": ("bench.host", "counts the operators of a step and times the thread that pushes them"),
+    "bench adaptive-scale": ("bench.adaptive_scale", "counts zero gradients under the two dynamic loss scalers"),
+    "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),
+    "sweep operators": ("sweep.operators.run", "measures every operator that may compute low: docs/kernels.json"),
+    "sweep sequences": ("sweep.sequences", "sees whether an evaluation between training steps changes a bit"),
+    "sweep gpu-graphs": ("sweep.gpu_graphs", "counts casts and operators of GPU graphs: docs/gpu-graphs.json"),
+    "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: docs/parity/"),
+    "pages models": ("pages.models", "writes docs/models.md and its picture"),
+    "pages kernels": ("pages.kernels", "writes docs/kernels.md"),
+    "pages gpu-graphs": ("pages.gpu_graphs", "writes docs/gpu-graphs.md and its picture"),
+    "pages benchmarks": ("pages.benchmarks", "writes docs/model-benchmarks.md and its picture"),
+    "pages parity": ("pages.parity", "writes docs/parity.md and its pictures"),
+    "pages looking-inside": ("pages.looking_inside", "draws the pictures of docs/looking-inside.md"),
+    "check gpu-graph": ("checks.gpu_graph", "fails where a matrix operator of a GPU's graph is not float16"),
+    "check equal-workers": ("checks.equal_workers", "fails where two workers' weights differ, for every optimizer"),
+    "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU and PyTorch"),
+    "launch": ("launch_local", "runs a training script as a distributed job on this machine"),
+    "demo": ("demo", "trains a network on real digits in three dtypes and compares the runs"),
+    "digits": ("make_digits", "packs scikit-learn's digits into RecordIO files"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    if arguments in ([], *HELP):
+        print(__doc__)
+        return listed("")
+    name = next((name for count in (1, 2) if (name := " ".join(arguments[:count])) in COMMANDS), None)
+    if name is None:
+        return unknown(arguments)
+    sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+    warnings.simplefilter("ignore")
+    if name.startswith(("bench", "check")):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.argv[0] = f"dev.py {name}"
+    module, _, function = COMMANDS[name][0].partition(":")
+    return getattr(importlib.import_module(module), function or "main")(arguments[len(name.split()) :]) or 0
+
+
+def listed(group: str) -> int:
+    """Print the commands of a group, or all."""
+    for name, (_, does) in COMMANDS.items():
+        if name.startswith(group):
+            print(f"{name:22} {does}")
+    return 0
+
+
+def unknown(arguments: list[str]) -> int:
+    """Print a group's commands, or that there is no such command."""
+    group = f"{arguments[0]} "
+    if arguments[1:] in ([], *HELP) and any(name.startswith(group) for name in COMMANDS):
+        return listed(group)
+    given = " ".join(arguments[:2])
+    near = difflib.get_close_matches(given, COMMANDS, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    print(f"dev.py: there is no command {given!r}; {hint}--list shows all", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The manual's generated pages."""

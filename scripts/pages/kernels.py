@@ -1,0 +1,91 @@
+"""The manual's page of the operator sweep, from its results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Iterator
+
+from support.options import parse
+from support.pages import filled, table
+from support.results import DOCS, read
+from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
+from sweep.operators.case import CASES, DTYPES, emitted, is_allowed
+
+from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
+
+Results = "dict[str, dict[str, dict[str, Any]]]"
+
+# Verdicts that an emitted operator must not have.
+FAULTS = ("biased", "inaccurate", "NaN", "infinity", "uninitialised", "wrong gradient", "error", "crash")
+NOT_A_FAULT = ("sound", "wrong in FP32 too", "unmeasurable")
+_WHY_NOT = {Kind.FULL: "FP32 by its rule", Kind.HEAD: "a loss head, FP32 by its rule"}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parse(__doc__, arguments)
+    (DOCS / "kernels.md").write_text(render(read(DOCS / "kernels.json")), encoding="utf-8")
+
+
+def render(results: Results) -> str:
+    """Return the page in Markdown: a table per dtype, what failed, and what is not measured with the reason."""
+    head = "operator | cases | used | forward error, bias | backward error, bias | found"
+    parts = {}
+    for dtype in DTYPES:
+        rows = (_cells(op, dtype, results.get(op, {})) for op in sorted(CASES) if _pairs(op, dtype))
+        parts[dtype] = table(head, rows)
+    groups: dict[str, list[str]] = {}
+    for op, why in not_measured().items():
+        groups.setdefault(why, []).append(op)
+    head = "operator | dtype | found | first case | MXNet's answer, or the requests at fault"
+    parts["failed"] = table(head, _exceptions(results))
+    rows = ((why, " ".join(f"`{op}`" for op in sorted(ops))) for why, ops in sorted(groups.items()))
+    return filled(__file__, **parts, left_out=table("reason | operators", rows))
+
+
+def _pairs(op: str, dtype: str) -> list[Any]:
+    return [case for case in CASES[op] if not is_allowed(case, dtype)]
+
+
+def _cells(op: str, dtype: str, records: dict[str, dict[str, Any]]) -> Iterator[Any]:
+    cases = _pairs(op, dtype)
+    found = {case.name: records.get(f"{case.name} [{dtype}]", {"verdict": "not measured yet"}) for case in cases}
+    used = [emitted(case, dtype) for case in cases]
+    verdicts = Counter(r["verdict"] for r in found.values())
+    yield from (f"`{op}`", len(cases), "yes" if all(used) else "in part" if any(used) else "no")
+    yield from (_worst([r[way] for r in found.values() if way in r]) for way in ("forward", "backward"))
+    yield "sound" if set(verdicts) == {"sound"} else ", ".join(f"{v} {n}" for v, n in verdicts.most_common())
+
+
+def _worst(pairs: list[list[float]]) -> str:
+    if not pairs:
+        return "—"
+    error, bias = max(pairs, key=lambda pair: pair[0])
+    return (f"{error:.2f}, {bias:+.2f}" if error < 100 else f"{error:.0e}") if error else "exact"
+
+
+def _exceptions(results: Results) -> Iterator[list[str]]:
+    """Yield what MXNet answered where a kernel failed, once for each operator, dtype and answer."""
+    for op in sorted(results):
+        met = set()
+        for key, record in results[op].items():
+            name, _, dtype = key.rpartition(" [")
+            group = (dtype, record["verdict"])
+            if record["verdict"] not in ("sound", "biased", "inaccurate") and group not in met:
+                met.add(group)
+                why = record.get("why", "").replace("|", "/").replace("<", "(").replace(">", ")")
+                yield [f"`{op}`", dtype[:-1], record["verdict"], f"`{name}`", why]
+
+
+def not_measured() -> dict[str, str]:
+    """Return every canonical or aliased name that the sweep leaves out, with the reason."""
+    found = {}
+    for op, rule in RULES.items():
+        if op in CUDA_BUILD_ONLY:
+            found[op] = "registered by MXNet's CUDA build only"
+        elif rule.kind in _WHY_NOT:
+            found[op] = f"{_WHY_NOT[rule.kind]}: {rule.reason}"
+        elif rule.kind is Kind.ALONE:
+            found[op] = f"left alone: {rule.reason}"
+        elif op == "_CrossDeviceCopy":
+            found[op] = "copies between devices"
+    return found

@@ -1,0 +1,1 @@
+"""Every family of networks in three dtypes."""

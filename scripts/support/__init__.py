@@ -1,0 +1,1 @@
+"""What the tools share: options, results, processes, tables, pictures."""

@@ -1,0 +1,52 @@
+"""Result files: JSON that a run which was ended goes on with, a line for each result."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the results of a file by name; empty where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def write(path: Path, results: dict[str, Any], depth: int = 1) -> None:
+    """Write the file completely or not at all; ``depth``: how many names deep a result stands."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(_text(results, depth, " " * (depth - 1)) + "\n", encoding="utf-8")
+    os.replace(new, path)
+
+
+def _text(value: Any, depth: int, indent: str) -> str:
+    if not depth:
+        return json.dumps(value)
+    lines = [f"{indent}{json.dumps(name)}: {_text(each, depth - 1, indent + ' ')}" for name, each in value.items()]
+    return "{\n" + ",\n".join(lines) + "\n" + indent[:-1] + "}"
+
+
+def chosen(names: Sequence[str], patterns: Sequence[str], what: str) -> list[str]:
+    """Return the names that fit a pattern, all where there is none. Exits where a pattern fits no name."""
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise SystemExit(f"no {what} is called {pattern!r}; there are {', '.join(names[:5])}, ...")
+    return [name for name in names if not patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+
+
+def in_parallel(
+    one: Callable[[Any], Any], todo: Iterable[Any], jobs: int = 1, unit: str = "model"
+) -> Iterator[tuple[Any, Any]]:
+    """Yield each item with its result as they are done, ``jobs`` at a time, under a bar."""
+    from tqdm import tqdm
+
+    items = list(todo)
+    with ThreadPool(max(jobs, 1)) as pool:
+        yield from tqdm(pool.imap_unordered(lambda item: (item, one(item)), items), total=len(items), unit=unit)

@@ -1,0 +1,1 @@
+"""The operator sweep's parts; ``dev.py sweep operators`` runs it."""
