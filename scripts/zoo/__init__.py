@@ -1,1 +1,1 @@
-"""The catalogue of models that ``sweep_models.py`` measures, and how it measures one."""
+"""The catalogue of models that ``dev.py sweep models`` measures, and how it measures one."""

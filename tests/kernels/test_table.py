@@ -10,6 +10,7 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 from oracle import S, nodes
+from pages import workarounds
 
 import mxmp
 from mxmp.kernels.fit import SWITCH
@@ -29,6 +30,10 @@ def test_the_test_of_a_row_is_red_without_it(row):
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", row.test]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode not in (0, 2, 4, 5), run.stdout[-2000:]  # 1: a test failed; negative: the process died
+
+
+def test_the_page_of_the_manual_is_made_of_the_table():
+    assert (ROOT / "docs" / "workarounds.md").read_text(encoding="utf-8") == workarounds.render()
 
 
 def test_a_workaround_is_switched_off_by_its_name(monkeypatch):

@@ -1,0 +1,32 @@
+"""The manual's page of the workarounds for kernels, from their table."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+from support.options import parse
+from support.pages import filled, table
+from support.results import DOCS
+
+from mxmp.kernels.table import WORKAROUNDS
+
+_HEAD = "name | dtypes | what is wrong | where | without it | test"
+_EFFECTS = {"fails": "an error, or the process ends", "wrong": "wrong numbers", "slow": "slower"}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parse(__doc__, arguments)
+    (DOCS / "workarounds.md").write_text(render(), encoding="utf-8")
+
+
+def render() -> str:
+    """Return the page in Markdown: a table for each device."""
+    rows = {device: list(_rows(device)) for device in ("cpu", "gpu")}
+    return filled(__file__, **{device: table(_HEAD, found) if found else "" for device, found in rows.items()})
+
+
+def _rows(device: str) -> Iterator[tuple[Any, ...]]:
+    for row in WORKAROUNDS:
+        if row.device == device:
+            test = row.test.rpartition("::")[2]
+            yield f"`{row.name}`", ", ".join(row.dtypes), row.fault, row.source, _EFFECTS[row.effect], f"`{test}`"
