@@ -13,7 +13,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from .gradients import Gradient, Scalars, square_sums
+from .gradients import Gradient, Scalars, is_finite, square_sums
 
 __all__ = ["RunningStatistics"]
 
@@ -80,7 +80,7 @@ class RunningStatistics:
                 for item in items:
                     size = item.array.size
                     kept = self._kept[ctx][start : start + size].reshape(item.array.shape)
-                    finite = mx.nd.contrib.isfinite(item.array)
+                    finite = is_finite(item.array)
                     item.array[:] = mx.nd.where(finite, item.array, kept)
                     start += size
             self._pending = {}
@@ -95,4 +95,4 @@ def _sound(flat: NDArray, items: Sequence[Gradient]) -> NDArray:
     """What is already not finite before the first step falls back to BatchNorm's initial 0 or 1."""
     with autograd.pause():
         initial = [mx.nd.full(i.array.size, float(i.name.endswith("var")), ctx=flat.ctx) for i in items]
-        return mx.nd.where(mx.nd.contrib.isfinite(flat), flat, mx.nd.concat(*initial, dim=0))
+        return mx.nd.where(is_finite(flat), flat, mx.nd.concat(*initial, dim=0))

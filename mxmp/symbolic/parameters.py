@@ -8,6 +8,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..precision.graph import Graph
+from ..step.gradients import is_finite
 
 __all__ = ["check_parameters", "halved"]
 
@@ -82,7 +83,7 @@ def halved(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArr
         found[key] = array
         if attrs.get(key[4:], {}).get("__dtype__") == _HALF:
             found[key] = half = array.astype("float16")
-            over = mx.nd.contrib.isinf(half.astype(array.dtype)) * mx.nd.contrib.isfinite(array)
+            over = (1 - is_finite(half.astype(array.dtype))) * is_finite(array)
             if over.sum().asscalar():
                 largest = (array * over).abs().max().asscalar()
                 raise ValueError(

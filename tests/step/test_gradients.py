@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import mxnet as mx
 import numpy as np
@@ -11,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mxmp.step import gradients
-from mxmp.step.gradients import FiniteSums, Gradient, fetch, non_finite, norm, square_sums, unscale
+from mxmp.step.gradients import FiniteSums, Gradient, fetch, is_finite, non_finite, norm, square_sums, unscale
 
 SMALL, LARGE = 100, 20_000  # on both sides of the size at which the reduction changes
 
@@ -161,3 +164,37 @@ def test_one_transfer_whatever_the_number_of_gradients_and_devices(monkeypatch):
 def test_a_gradient_names_its_device():
     assert str(gradient([1.0], "w", ctx=mx.cpu(1))) == "w on cpu(1)"
     assert gradients.__all__
+
+
+def test_is_finite_says_so_of_each_element():
+    values = [0.0, -0.0, 1e-45, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan]
+    np.testing.assert_array_equal(is_finite(mx.nd.array(values)).asnumpy(), np.isfinite(np.float32(values)))
+
+
+def test_an_overflow_is_skipped_with_the_naive_engine():
+    """Its operators run in this thread, and leave an errno behind that MXNet's parser of numbers reads."""
+    program = """
+import mxnet as mx, mxmp
+from mxnet import autograd, gluon
+net = gluon.nn.HybridSequential()
+net.add(gluon.nn.Conv2D(4, 3, in_channels=2), gluon.nn.BatchNorm(in_channels=4))
+net.initialize()
+mxmp.convert(net)
+trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=1024)
+x = mx.nd.random.normal(shape=(2, 2, 5, 5))
+for step in range(3):
+    with autograd.record():
+        loss = net(x * (float("inf") if step == 1 else 1)).sum()
+    trainer.backward(loss)
+    trainer.step(2)
+    assert trainer.last_step_skipped == (step == 1)
+assert all((p.data() - p.data() == 0).min().asscalar() for p in net.collect_params().values())
+"""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]

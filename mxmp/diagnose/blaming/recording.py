@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ...step.gradients import Gradient
+from ...step.gradients import Gradient, is_finite
 from ...step.masters import Weight
 from ..watching.taps import values_of
 from ..watching.wiring import Seen
@@ -36,11 +36,11 @@ class Recording:
             values = values_of(array)
             if values is None:
                 return
-            finite = mx.nd.contrib.isfinite(values)
+            finite = is_finite(values)
             edge = mx.nd.full(values.shape, float(np.finfo(np.float32).max), ctx=values.ctx)
             lowest, highest = mx.nd.where(finite, values, edge).min(), mx.nd.where(finite, values, -edge).max()
-            infs = mx.nd.contrib.isinf(values).sum()
-            nans = (1 - finite).sum() - infs
+            nans = (values != values).sum()
+            infs = (1 - finite).sum() - nans
             dtype = np.dtype(array.dtype)
             numbers = mx.nd.concat(lowest, highest, infs, nans, dim=0)
             self._taken.append(_Taken(seen, name, array.shape, dtype.names[0] if dtype.names else dtype.name, numbers))
