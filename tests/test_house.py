@@ -23,7 +23,8 @@ PACKAGE = Path(mxmp.__file__).parent
 HOUSE = {
     "": ["files", "callbacks", "policy"],
     "precision": [
-        *("_mxnet", "rules", "graph", "subgraphs", "tuned", "plan", "renamed", "decide", "casts", "traffic", "record"),
+        *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "graph", "subgraphs", "tuned", "plan", "renamed"),
+        *("decide", "casts", "traffic", "record"),
         *("heads", "hidden_heads", "monitoring", "__init__"),
     ],
     "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
@@ -75,7 +76,8 @@ HOUSE = {
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
-WITHOUT_MXNET = ["files", "callbacks", "policy", "precision/rules"]
+WITHOUT_MXNET = ["files", "callbacks", "policy"]
+WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
 WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/plots"]

@@ -2,7 +2,8 @@
 
 =================  ================================================================================
 ``graph``          nodes and edges over Symbol JSON; ``subgraphs``: the bodies of control flow
-``rules``          what is safe: one row per operator of MXNet, with the reason
+``rules``          what is safe, from two tables of rows with their reasons: ``rule_table``, what each operator of
+                   MXNet is safe in, and ``missing_kernels``, what a device lacks
 ``plan``           a decision for every operator of one graph, as plain data; ``tuned``: how tuning found it
 ``decide``         the plan by the rules
 ``casts``          a planned graph with its casts, and back

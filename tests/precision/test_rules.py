@@ -16,9 +16,8 @@ import pytest
 from mxnet._ctypes.ndarray import _imperative_invoke
 from mxnet.base import _LIB, check_call
 
+from mxmp.precision.missing_kernels import BFLOAT16_CPU, TABLE, HasAttribute
 from mxmp.precision.rules import (
-    BFLOAT16_CPU,
-    BFLOAT16_CPU_EXCEPT,
     CUDA_BUILD_ONLY,
     RULES,
     Kind,
@@ -90,7 +89,8 @@ def test_every_registered_backward_operator_resolves_to_alone():
 def test_the_table_names_only_operators_that_mxnet_has():
     assert set(RULES) - set(FORWARD) <= CUDA_BUILD_ONLY
     assert set(RULES) >= BFLOAT16_CPU
-    assert set(BFLOAT16_CPU_EXCEPT) <= BFLOAT16_CPU
+    for rows in TABLE.values():
+        assert {name for row in rows for name in row.operators} <= set(FORWARD)
 
 
 def test_every_reason_is_one_specific_line():
@@ -133,8 +133,9 @@ def test_aliases_have_the_rule_of_their_canonical_operator():
 
 
 def test_exceptions_and_scalars_name_real_attributes_and_no_exception_holds_a_default():
-    exceptions = [(name, when) for name, rule in RULES.items() for when in rule.when]
-    exceptions += [(name, when) for name, whens in BFLOAT16_CPU_EXCEPT.items() for when in whens]
+    exceptions: list[tuple[str, Any]] = [(name, when) for name, rule in RULES.items() for when in rule.when]
+    for row in (row for rows in TABLE.values() for row in rows):
+        exceptions += [(name, row.where) for name in row.operators if isinstance(row.where, HasAttribute)]
     for name, when in exceptions:
         declared = FORWARD[name].attrs[when.attr]
         default = re.search(r"default='(.*)'", declared)
