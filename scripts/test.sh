@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs the linters, the types, the manual's site and every test. Arguments go to pytest.
+# Sets up .venv and runs the linters, the types, the manual's site, every test, and those on the null GPU. Arguments go
+# to pytest; with some, the null GPU is left out.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
@@ -15,6 +16,7 @@ check ruff format --check .
 check mypy
 check bash scripts/docs.sh
 check pytest "$@"
+if [ $# -eq 0 ]; then check bash scripts/nullgpu.sh; fi
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" >&2
     exit 1

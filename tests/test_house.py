@@ -28,7 +28,7 @@ HOUSE = {
         *("heads", "hidden_heads", "monitoring", "__init__"),
     ],
     "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
-    "spine": ["pipeline"],
+    "spine": ["pipeline", "conversion"],
     "step": [
         *(
             "_mxnet",

@@ -15,11 +15,11 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Constant, HybridBlock, Parameter
 
+from ..conversion import Conversion
 from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.graph import Graph
 from ..precision.plan import Plan
-from ..precision.traffic import RemedyLog
 from ..step.gradients import Gradient
 from . import _mxnet
 from .blocks import prefixes_of
@@ -28,7 +28,7 @@ from .parameter import BFLOAT16, store_full, store_low
 
 __all__ = [
     "BUILDING",
-    "Conversion",
+    "NetConversion",
     "any_conversion",
     "conversions_of",
     "forwards_so_far",
@@ -71,7 +71,7 @@ def refuse_contrib_amp() -> None:
         )
 
 
-def conversions_of(params: Iterable[Parameter]) -> list[Conversion]:
+def conversions_of(params: Iterable[Parameter]) -> list[NetConversion]:
     """The conversions of all nets that these parameters belong to, oldest first."""
     return list(dict.fromkeys(found for param in params for found in getattr(param, "mxmp_conversions", ())))
 
@@ -81,7 +81,7 @@ def join(param: Parameter, conversion: Conversion) -> None:
     param.mxmp_conversions = (*conversions_of([param]), conversion)
 
 
-def leave(param: Parameter, gone: Collection[Conversion]) -> None:
+def leave(param: Parameter, gone: Collection[NetConversion]) -> None:
     """Forget these conversions; without any, the parameter is a plain FP32 one with its master's values."""
     found = conversions_of([param])
     left = tuple(conversion for conversion in found if conversion not in gone)
@@ -98,7 +98,7 @@ _RUNNING = ("running_mean", "running_var")
 _forwards = itertools.count(1)
 # Global: the last forward of each converted net, 0 before the first. A backward writes the running statistics of nets
 # whose parameters are another trainer's, and nothing leads from the trainer to them.
-_last_forward: weakref.WeakKeyDictionary[Conversion, int] = weakref.WeakKeyDictionary()
+_last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDictionary()
 
 
 def forwards_so_far() -> int:
@@ -129,25 +129,27 @@ def is_scaling(trainer: Any) -> bool:
     return getattr(trainer, "updates_masters", False)
 
 
-class Conversion:
-    """The policy, or the plan, and how parameters are stored.
+class NetConversion(Conversion):
+    """One conversion of a net, shared by all its blocks.
 
-    ``expected``: what its first graphs are held to. ``blocks``: those that are converted so. ``full``: names of
-    parameters that code outside the graphs reads and that therefore stay FP32.
+    Attributes
+    ----------
+    expected : Expected
+        What the first graphs must contain.
+    full : frozenset of str
+        Names of parameters that code outside the graphs reads and that therefore stay FP32.
+    statistics : dict of str to Parameter
+        The auxiliary states of the graphs, by name.
+    blocks : WeakSet of HybridBlock
     """
 
-    def __init__(
-        self, policy: Policy, expected: Expected, full: Collection[str] = (), plan: Plan | None = None
-    ) -> None:
-        self.policy = policy
-        self.plan = plan
-        self._fits = False
+    def __init__(self, how: Policy | Plan, expected: Expected, full: Collection[str] = ()) -> None:
+        super().__init__(how)
         self.expected = expected
-        self.remedies = RemedyLog()
         self.full = frozenset(full)
         self.statistics: dict[str, Parameter] = {}
         self.blocks: weakref.WeakSet = weakref.WeakSet()
-        self.stored_low: dict[str, bool] = {}
+        self._fits = False
         self._warned = False
         _last_forward[self] = 0
 
@@ -180,16 +182,17 @@ class Conversion:
             stacklevel=4,
         )
 
-    def build(
+    def build_graph(
         self,
         block: HybridBlock,
         symbol: mx.sym.Symbol,
         params: dict[str, Parameter],
         device: str,
         grad_req: Mapping[str, str],
+        shapes: Mapping[str, tuple],
         large_inputs: bool,
     ) -> tuple[Graph, Plan]:
-        """The graph that runs, and parameters stored as it wants them. The first graph decides, of any net.
+        """Return the graph that runs and its plan; store the parameters as they decide.
 
         ``grad_req``, ``large_inputs``: see ``fit_to_device``.
 
@@ -201,26 +204,29 @@ class Conversion:
         """
         self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
         _check_dtypes(params.values())
-        decided = {name: found for name, p in params.items() if (found := self._storage_of(p)) is not None}
-        fixed = {name for name, p in params.items() if isinstance(p, Constant)} | self.full
-        graph, planned = self._low_graph(
-            Graph.from_symbol(symbol),
+        strict = self._must_fit(block)
+        graph, planned = self.build(
+            block.name,
+            symbol,
             device,
-            parameters={n for n in params if n not in decided and n not in fixed},
-            stored_low={n for n, low in decided.items() if low},
+            params,
+            stored={name: low for name, p in params.items() if (low := self._storage_of(p)) is not None},
+            fixed={name for name, p in params.items() if isinstance(p, Constant)} | self.full,
+            shapes=shapes,
             grad_req=grad_req,
-            whole=self._must_fit(block),
+            whole=strict,
             large_inputs=large_inputs,
         )
-        self._fits = self._fits or self._must_fit(block)
-        plan = replace(planned, blocks=prefixes_of(block))
+        self._fits = self._fits or strict
         for name, param in params.items():
-            if self.stored_low.setdefault(name, decided.get(name, name in plan.low_variables)):
+            if self.stored_low[name]:
                 store_low(param, self.policy.compute)
+        plan = replace(planned, blocks=prefixes_of(block))
+        self.expected.note(block, plan)
         return graph, plan
 
     def _low_graph(self, graph: Graph, device: str, **storage: Any) -> tuple[Graph, Plan]:
-        """As ``low_graph``, for parameters that a net of another conversion may have stored in float16.
+        """Return the graph where a net of another conversion may have stored parameters in float16.
 
         Raises
         ------
@@ -231,7 +237,7 @@ class Conversion:
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self.stored_low)}
         if not shared:
-            return low_graph(graph, self.plan or self.policy, device, **storage)
+            return super()._low_graph(graph, device, **storage)
         if self.policy.compute == "float16":
             # As if this net stored it: every operator that reads it must read float16.
             policy, new = replace(self.policy, params="float16"), new if stores else set()

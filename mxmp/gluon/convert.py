@@ -5,7 +5,6 @@ A converted block keeps its class, tree, hooks and Parameters; each HybridBlock 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Callable, Collection, Iterable
 
@@ -14,12 +13,12 @@ import numpy as np
 from mxnet.gluon import Block, HybridBlock, Parameter
 
 from ..kernels.fit import device_of
-from ..policy import Policy, excluding
+from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
 from .blocks import blocks_of, hybrid_blocks, with_names_of
-from .conversion import Conversion, conversions_of, join, leave, refuse_contrib_amp
+from .conversion import NetConversion, conversions_of, join, leave, refuse_contrib_amp
 from .expected import Expected
 from .hook import Hook, Owner, hook_of, hooks
 from .parameter import BFLOAT16, LowParameter
@@ -80,7 +79,7 @@ def convert(
         return net
     _release(net, _whole(net)[0])
     full = [p.name for block in hybrid_blocks(net) if id(block) in python | outside for p in block.params.values()]
-    conversion = Conversion(asked, _expected(net, asked, python, outside), full, plan)
+    conversion = NetConversion(plan or asked, _expected(net, asked, python, outside), full)
     _install(conversion, params, [(block, id(block) in python) for block in blocks])
     return net
 
@@ -96,17 +95,16 @@ def exclude_more(net: Block, nodes: Collection[str]) -> None:
     Between two steps: what is trained goes on from the same values, gradients are forgotten.
     """
     for conversion in _whole(net)[0]:
-        policy = excluding(conversion.policy, nodes)
-        plan = conversion.plan and replace(conversion.plan, policy=policy)
+        how = conversion.excluding(nodes)
         owners = [(block, owner) for block, hook in hooks(net) for owner in hook.owners]
         owned = [(block, owner.python) for block, owner in owners if owner.conversion is conversion]
         params = [param for param in net.collect_params().values() if conversion in conversions_of([param])]
         _release(net, [conversion])
         expected = Expected(net.name, [block for block, _ in owned if conversion.expected.is_root(block)], ())
-        _install(Conversion(policy, expected, conversion.full, plan), params, owned)
+        _install(NetConversion(how, expected, conversion.full), params, owned)
 
 
-def _install(conversion: Conversion, params: list[Parameter], blocks: list[tuple[HybridBlock, bool]]) -> None:
+def _install(conversion: NetConversion, params: list[Parameter], blocks: list[tuple[HybridBlock, bool]]) -> None:
     """``blocks``: each with whether it runs as Python."""
     for param in params:
         join(param, conversion)
@@ -138,7 +136,7 @@ def restore(net: Block) -> Block:
     return net
 
 
-def _whole(net: Block) -> tuple[list[Conversion], list[Conversion]]:
+def _whole(net: Block) -> tuple[list[NetConversion], list[NetConversion]]:
     """The conversions in ``net`` of which it contains all blocks, and the others."""
     inside = {id(block) for block in hybrid_blocks(net)}
     found = list(dict.fromkeys(owner.conversion for _, hook in hooks(net) for owner in hook.owners))
@@ -146,7 +144,7 @@ def _whole(net: Block) -> tuple[list[Conversion], list[Conversion]]:
     return whole, [c for c in found if c not in whole]
 
 
-def _release(net: Block, conversions: list[Conversion]) -> None:
+def _release(net: Block, conversions: list[NetConversion]) -> None:
     for _, hook in list(hooks(net)):
         for conversion in conversions:
             if any(owner.conversion is conversion for owner in hook.owners):

@@ -21,7 +21,7 @@ from ..precision.heads import SCALE_NAME, call_with_scale, note_call, scale_head
 from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from . import _mxnet
-from .conversion import Conversion, refuse_contrib_amp, tracing
+from .conversion import NetConversion, refuse_contrib_amp, tracing
 
 __all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing", "read_inputs", "traced_alone"]
 
@@ -78,7 +78,7 @@ class UntraceableError(Exception):
         self.reason = reason
 
 
-def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) -> BuiltGraph:
+def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversion) -> BuiltGraph:
     """Trace the block as MXNet does, then make the operator from the low-precision graph.
 
     Raises
@@ -95,11 +95,9 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: Conversion) 
     flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
     shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
     large = _large_inputs(symbol, shapes, conversion.policy.compute) if device == "cpu" else None
-    graph, plan = conversion.build(block, symbol, params, device, asked, large_inputs=large is not None)
-    conversion.expected.note(block, plan)
+    graph, plan = conversion.build_graph(block, symbol, params, device, asked, shapes, large_inputs=large is not None)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), plan, symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
-    conversion.remedies.note(block.name, symbol, plan, shapes)
     traced = traced._replace(answer=_kinds(traced.answer))
     return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()], large)
 

@@ -16,7 +16,7 @@ from mxnet.gluon import Block, HybridBlock
 from ..kernels.fit import device_of
 from . import _mxnet
 from .blocks import blocks_of, hybrid_blocks
-from .conversion import BUILDING, Conversion, is_tracing
+from .conversion import BUILDING, NetConversion, is_tracing
 from .graphs import BuiltGraph, GraphKey, Graphs, UntraceableError, build
 
 __all__ = ["Hook", "Owner", "hook_of", "hooks"]
@@ -25,7 +25,7 @@ __all__ = ["Hook", "Owner", "hook_of", "hooks"]
 class Owner(NamedTuple):
     """One conversion that a block is part of. ``python``: it is left as Python there."""
 
-    conversion: Conversion
+    conversion: NetConversion
     python: bool
 
 
@@ -48,7 +48,7 @@ class Hook:
             owner.conversion.blocks.add(self._block)
 
     @property
-    def conversion(self) -> Conversion:
+    def conversion(self) -> NetConversion:
         return self.owners[-1].conversion
 
     @property
@@ -67,7 +67,7 @@ class Hook:
         owner.conversion.blocks.add(self._block)
         _mxnet.take_over(self._block, self, self.call_graph)
 
-    def disown(self, conversion: Conversion) -> None:
+    def disown(self, conversion: NetConversion) -> None:
         """Take it out of one; out of the last, the block is left as if it had never been converted."""
         self.owners = [owner for owner in self.owners if owner.conversion is not conversion]
         if self._chosen is not None and not self._was_hybridized():

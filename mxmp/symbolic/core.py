@@ -9,15 +9,13 @@ from typing import Any, Collection, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from ..conversion import Conversion
 from ..frontend import Listeners
 from ..kernels.fit import UNKNOWN
-from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.casts import declare_full
-from ..precision.graph import Graph
 from ..precision.heads import scale_heads
 from ..precision.plan import Plan
-from ..precision.traffic import RemedyLog
 from ..step._mxnet import is_asked_by_user
 from ..step.masters import Weight, assign, take_over
 from ..step.step import ScaledStep
@@ -27,15 +25,14 @@ __all__ = ["Core", "LendsArrays", "grad_requests"]
 
 
 class Core:
-    """Shared state. The first graph decides which parameters are stored low.
+    """The state that all buckets share.
 
     Attributes
     ----------
     step : ScaledStep
     scaled_by : float
         Loss scale of the last backward.
-    low_names : set of str
-        Parameters that are stored low.
+    conversion : Conversion
     masters : dict of str to list of NDArray
         Their FP32 values, one per device; empty before ``make_masters``.
     names : list of str
@@ -48,62 +45,65 @@ class Core:
         Whether someone has asked for arrays that compute, and may have written into them.
     """
 
-    def __init__(self, step: ScaledStep) -> None:
+    def __init__(self, step: ScaledStep, conversion: Conversion) -> None:
         self.step = step
+        self.conversion = conversion
         self.scaled_by = 1.0
-        self.low_names: set[str] = set()
         self.masters: dict[str, list[NDArray]] = {}
         self.names: list[str] = []
         self.numbers: dict[str, int] = {}
         self.lent = False
         self.twins: weakref.WeakKeyDictionary[mx.executor.Executor, tuple[Listeners, mx.executor.Executor]]
         self.twins = weakref.WeakKeyDictionary()
-        self._decided = False
         self._warned = False
-        self._remedies = RemedyLog()
+
+    @property
+    def low_names(self) -> set[str]:
+        """Parameters that are stored low."""
+        return {name for name, low in self.conversion.stored_low.items() if low}
 
     def low_symbol(
         self,
         symbol: mx.sym.Symbol,
-        how: Policy | Plan,
         device: str,
         parameters: Collection[str],
         for_training: bool,
         grad_req: Mapping[str, str],
         data_shapes: Sequence[tuple] = (),
     ) -> tuple[mx.sym.Symbol, Plan]:
-        """What executors run: the graph with casts and, for training, the scale in front of loss heads; and its plan.
+        """Return what executors run and its plan: the graph with casts and, for training, the scale at loss heads.
 
-        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing; logs, once, that another
-        policy would cast much less at ``data_shapes``, pairs of name and shape as ``bind`` takes them.
+        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing. ``data_shapes``: pairs of name
+        and shape as ``bind`` takes them.
         """
-        graph, plan = low_graph(
-            Graph.from_symbol(symbol),
-            how,
+        stored = self.conversion.stored_low
+        graph, plan = self.conversion.build(
+            symbol.name or "symbol",
+            symbol,
             device,
-            parameters=() if self._decided else set(parameters),
-            stored_low=self.low_names,
+            parameters,
+            # Masters are made once, so the first graph decides for all.
+            stored={name: stored.get(name, False) for name in parameters} if stored else {},
+            shapes={each[0]: each[1] for each in data_shapes},
             keep_output_names=True,
             grad_req=grad_req,
-            whole=not self._decided,
+            whole=not stored,
         )
-        if not self._decided:
-            self._decided, self.low_names = True, set(plan.low_variables)
-            if not self._warned:
-                self._warned = True
-                warn_of_unmatched(plan, stacklevel=4)
-                useless = nothing_low(plan)
-                if useless:
-                    warnings.warn(useless, stacklevel=3)
-        self._remedies.note(symbol.name or "symbol", symbol, plan, {each[0]: each[1] for each in data_shapes})
+        if not self._warned:
+            self._warned = True
+            warn_of_unmatched(plan, stacklevel=4)
+            useless = nothing_low(plan)
+            if useless:
+                warnings.warn(useless, stacklevel=3)
         if for_training:
             scale_heads(graph)
         declare_full(graph)
         return graph.to_symbol(), plan
 
-    def decide_anew(self) -> None:
-        """The next graph decides again how parameters are stored."""
-        self._decided, self.low_names = False, set()
+    def decide_anew(self, how: Policy | Plan) -> None:
+        """Bind by another policy or plan, whose first graph decides again how parameters are stored."""
+        self.conversion.how = how
+        self.conversion.stored_low.clear()
 
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """FP32 masters beside ``arrays``, in one order on all workers, who number their keys by it."""

@@ -12,6 +12,7 @@ from typing import Any, Iterable, Iterator, Mapping
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from ..conversion import Conversion
 from ..kernels.fit import device_of
 from ..policy import Policy
 from ..precision.decide import check_policy
@@ -74,9 +75,10 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
             hint = ": for a Block use mxmp.convert and mxmp.Trainer" if isinstance(symbol, mx.gluon.Block) else ""
             raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{hint}")
         asked, given = read_policy(policy, exclude)
+        scaler = as_scaler(loss_scale, low_range=asked.compute == "float16")
+        self.core = Core(ScaledStep(scaler), Conversion(given or asked))
         self.plan: Plan | None = None
         self.requested_gradients: Mapping[str, str] = {}
-        self.follow(given or asked)
         self._symbol: Any
         self._arg_params: Any
         self._params_dirty: bool
@@ -85,8 +87,6 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         self._device = device_of(self._context[0])
         check_policy(self.policy, self._device)
         refuse_compression(self._compression_params)
-        low_range = self.policy.compute == "float16"
-        self.core = Core(ScaledStep(as_scaler(loss_scale, low_range=low_range)))
         self._statistics = RunningStatistics()
 
     @classmethod
@@ -103,10 +103,10 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         self.params_initialized = True
         self._preload_opt_states = states
 
-    def follow(self, how: Policy | Plan) -> None:
-        """Bind by another policy or plan from the next ``bind`` on."""
-        self.how = how
-        self.policy = how.policy if isinstance(how, Plan) else how
+    @property
+    def policy(self) -> Policy:
+        """The policy that it binds by, or that its Plan was made for."""
+        return self.core.conversion.policy
 
     # -- binding and parameters ---------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
             self.requested_gradients = grad_requests(grad_req, self._param_names, self._fixed_param_names)
             requested = self.requested_gradients
             low, self.plan = self.core.low_symbol(
-                original, self.how, self._device, self._param_names, for_training, requested, data_shapes
+                original, self._device, self._param_names, for_training, requested, data_shapes
             )
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..frontend import GraphRun, Listener, Listeners, Note, unchanged
-from ..policy import Policy, excluding
+from ..policy import Policy
 from ..precision.heads import SCALE_NAME
-from ..precision.plan import Plan
 from ..step.gradients import Gradient
 from ..step.masters import Weight, assign
 from ..step.refusals import OTHER_WORKERS
@@ -55,7 +53,7 @@ class TrainedModule:
 
     @property
     def is_planned(self) -> bool:
-        return isinstance(self._module.how, Plan)
+        return self._module.core.conversion.plan is not None
 
     @property
     def gradient_scale(self) -> float:
@@ -143,15 +141,11 @@ class TrainedModule:
         """
         target = self._target
         modules = list(target.modules.values()) if isinstance(target, BucketingModule) else [target]
-        policy = excluding(modules[0].policy, nodes)
-        how = replace(modules[0].how, policy=policy) if isinstance(modules[0].how, Plan) else policy
-        for each in [target, *modules] if isinstance(target, BucketingModule) else modules:
-            each.follow(how)
         first, *others = bound = [module for module in modules if module.binded]
         core, before = first.core, first.core.low_names
         # On each device of its own: running statistics differ there, and a mean of equals can be off by a bit.
         weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(first.arrays())}
-        core.decide_anew()
+        core.decide_anew(core.conversion.excluding(nodes))
         _bind(first, None)
         for module in others:
             _bind(module, first)

@@ -1,0 +1,167 @@
+"""What MXNet calls in CUDA's libraries, as the null GPU records it.
+
+with recording() as record:
+    net(x).wait_to_read()
+record.launches, record.matrix_calls, record.bytes_cast
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+from typing import Any, Iterator, NamedTuple
+
+__all__ = ["Event", "Record", "is_present", "overflow", "peak_bytes", "recording"]
+
+LIBRARY = "libnullgpu.so"
+MATRIX = re.compile(r"cublas[SDH]?[Gg]emm|cudnnConvolution(Forward|BackwardData|BackwardFilter)$|cudnnRNN")
+# MXNet's kernels of identity from one dtype to another: Cast and amp_cast, a copy between dtypes, amp_multicast.
+CASTS = (
+    re.compile(
+        r"op_with_req<mxnet::op::mshadow_op::identity, \d>, (?P<to>[^,>]+)\*, (?P<source>[^,>]+?)(?: const)?\*>"
+    ),
+    re.compile(r"TypecastExp<(?P<to>[^,]+), (?P<source>[^,]+),"),
+)
+BYTES = {"float": 4, "double": 8, "mshadow::half::half_t": 2, "int": 4, "long": 8, "bool": 1}
+BYTES.update({"signed char": 1, "unsigned char": 1})
+
+
+class Event(NamedTuple):
+    """One launch or call.
+
+    Attributes
+    ----------
+    device : int
+    kind : str
+        ``launch``: a kernel of MXNet's; ``fused``: one that its pointwise fusion compiled; ``call``: a function of
+        cuDNN, cuBLAS and the like; ``copy``, ``fill``, ``alloc``; ``compile``: a module of fused kernels is loaded;
+        ``refused``: a launch that no GPU takes; ``unknown``: a question to which the null GPU has no answer.
+    name : str
+        The kernel's demangled name, or the function's.
+    details : dict of str
+        Launches: ``grid``, ``block``, ``elements``. Matrix products: ``x``, ``w``, ``y`` (dtype and shape),
+        ``compute`` (the dtype of the sums), ``math``. ``bytes`` of copies and allocations.
+    """
+
+    device: int
+    kind: str
+    name: str
+    details: dict[str, str]
+
+    @property
+    def is_matrix(self) -> bool:
+        return self.kind == "call" and bool(MATRIX.match(self.name))
+
+    @property
+    def dtypes(self) -> set[str]:
+        """Those of the tensors that a library call reads and writes: ``f16``, ``f32``, ``f64``."""
+        return {self.details[key].split("[")[0] for key in "xwy" if key in self.details}
+
+    @property
+    def bytes_cast(self) -> int:
+        """Bytes read and written, where this casts from one dtype to another in a kernel of its own; else 0."""
+        for pattern in CASTS if self.kind == "launch" else ():
+            found = pattern.search(self.name)
+            if found and found["to"] != found["source"]:
+                return int(self.details["elements"]) * (BYTES[found["to"]] + BYTES[found["source"]])
+        return 0
+
+
+class Record:
+    """All events, in order. Empty until the ``with`` block ends."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def of(self, *kinds: str) -> list[Event]:
+        return [event for event in self.events if event.kind in kinds]
+
+    @property
+    def launches(self) -> list[Event]:
+        """Kernels, fused ones included; without those inside library calls."""
+        return self.of("launch", "fused")
+
+    @property
+    def calls(self) -> list[Event]:
+        """Library calls that compute; searches for an algorithm are not counted."""
+        return [event for event in self.of("call") if not re.match(r"cudnn(Find|Get)", event.name)]
+
+    @property
+    def matrix_calls(self) -> list[Event]:
+        """Convolutions, matrix products and recurrent networks."""
+        return [event for event in self.calls if event.is_matrix]
+
+    @property
+    def casts(self) -> list[Event]:
+        """Kernels that only cast."""
+        return [event for event in self.events if event.bytes_cast]
+
+    @property
+    def bytes_cast(self) -> int:
+        return sum(event.bytes_cast for event in self.events)
+
+    @property
+    def impossible(self) -> list[Event]:
+        """What a real GPU would refuse."""
+        return self.of("refused", "unknown")
+
+    def named(self, *parts: str) -> list[Event]:
+        """The launches and calls whose names contain one of ``parts``."""
+        return [event for event in self.of("launch", "fused", "call") if any(part in event.name for part in parts)]
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Record]:
+    """Record what is done within, up to its end: waits for all work before and after."""
+    import mxnet as mx
+
+    library, record = _library(), Record()
+    mx.nd.waitall()
+    library.ng_clear()
+    library.ng_record(1)
+    try:
+        yield record
+        mx.nd.waitall()
+    finally:
+        library.ng_record(0)
+        record.events = [_event(line) for line in library.ng_text().decode().splitlines()]
+
+
+@contextlib.contextmanager
+def overflow(device: int = 0) -> Iterator[None]:
+    """Within it, sums of squares on ``device`` are infinite and checks find an array that is not finite."""
+    library = _library()
+    library.ng_set_norm(device, float("inf"))
+    library.ng_set_finite(device, 0)
+    try:
+        yield
+    finally:
+        library.ng_set_norm(device, 0.0)
+        library.ng_set_finite(device, 1)
+
+
+def peak_bytes(device: int = 0) -> int:
+    """The most memory of a device that this process has held at a time, MXNet's pool included."""
+    return _library().ng_peak_bytes(device)
+
+
+def is_present() -> bool:
+    """Whether this process runs on the null GPU."""
+    try:
+        return bool(_library())
+    except OSError:
+        return False
+
+
+def _library() -> Any:
+    library = ctypes.CDLL(LIBRARY)
+    library.ng_text.restype = ctypes.c_char_p
+    library.ng_peak_bytes.restype = ctypes.c_size_t
+    library.ng_set_norm.argtypes = [ctypes.c_int, ctypes.c_double]
+    return library
+
+
+def _event(line: str) -> Event:
+    device, kind, name, details = line.split("\t")
+    return Event(int(device), kind, name, dict(pair.split("=", 1) for pair in details.split()))

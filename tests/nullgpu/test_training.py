@@ -1,0 +1,184 @@
+"""Families of networks train on the null GPU: no call fails, products sum in FP32, an overflow changes nothing."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from .checks import no_tensor_cores, plain_float16_sums, updates, wrong_matrix_calls
+from .networks import FAMILIES
+from .record import overflow, recording
+from .training import FP32, Training
+
+# What GluonCV says while it makes its networks, and of values that nobody has computed.
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Runtime")]
+LOW = ("float16", "float16-fast")
+FLOAT16_SUMS = pytest.mark.xfail(strict=True, raises=AssertionError, reason="batch_dot: cublasHgemmStridedBatched")
+NO_TENSOR_CORES = pytest.mark.xfail(strict=True, raises=AssertionError, reason="cuDNN's RNN: math=DEFAULT")
+BY_BATCH_DOT = ("transformer_en_de_512",)
+BY_CUDNN_RNN = ("lstm", "gru", "standard_lstm_lm_200")
+BY_PLAIN_SUMS = {
+    ("se_resnet18_v1", "float16-fast"): "AdaptiveAvgPooling2D adds a picture's values up in float16",
+    ("faster_rcnn_resnet50_v1b_voc", "float16-fast"): "take adds gradients up in float16, AdaptiveAvgPooling2D values",
+    ("fcn_resnet50_voc", "float16"): "BilinearResize2D's gradients are added up in float16",
+    ("fcn_resnet50_voc", "float16-fast"): "BilinearResize2D's gradients are added up in float16",
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_network_trains_in_fp32(name):
+    """Where this fails, the null GPU lacks something, not mxmp."""
+    training = Training(FAMILIES[name](), FP32)
+    with recording() as record:
+        training.run(2)
+    assert not record.impossible
+    assert updates(record)
+    assert {dtype for call in record.matrix_calls for dtype in call.dtypes} == {"f32"}
+
+
+@pytest.mark.parametrize("how", LOW)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_network_trains_and_an_overflow_updates_nothing(name, how):
+    training = Training(FAMILIES[name](), how)
+    with recording() as clean:
+        training.run(2)
+    assert not clean.impossible
+    assert updates(clean)
+    assert any(call.dtypes == {"f16"} for call in clean.matrix_calls)
+    if name not in BY_BATCH_DOT:
+        assert not wrong_matrix_calls(clean)
+    if name not in BY_CUDNN_RNN:
+        assert not no_tensor_cores(clean)
+    if (name, how) not in BY_PLAIN_SUMS:
+        assert not plain_float16_sums(clean)
+
+    trainer, before = training.trainer, state(training)
+    scale = trainer.loss_scale
+    training.forward_backward()
+    with overflow(), recording() as skipped:
+        training.step()
+    assert trainer.last_step_skipped
+    assert trainer.loss_scale == scale / 2
+    assert not updates(skipped)
+    assert state(training) == before
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=FLOAT16_SUMS) for name in BY_BATCH_DOT])
+def test_attention_by_batch_dot_sums_in_fp32(name):
+    training = Training(FAMILIES[name](), "float16")
+    with recording() as record:
+        training.run(1)
+    assert not wrong_matrix_calls(record)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=NO_TENSOR_CORES) for name in BY_CUDNN_RNN])
+def test_recurrent_layers_ask_for_tensor_cores(name):
+    training = Training(FAMILIES[name](), "float16")
+    with recording() as record:
+        training.run(1)
+    assert not no_tensor_cores(record)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        pytest.param(*which, marks=pytest.mark.xfail(strict=True, reason=why, raises=AssertionError))
+        for which, why in BY_PLAIN_SUMS.items()
+    ],
+)
+def test_nothing_of_a_network_is_added_up_in_plain_float16(name, how):
+    training = Training(FAMILIES[name](), how)
+    with recording() as record:
+        training.run(1)
+    assert not plain_float16_sums(record)
+
+
+def state(training: Training) -> dict[str, bytes]:
+    """Weights, masters and optimizer states, as bytes. Kernels write nothing here, copies do."""
+    found = {}
+    for param in training.net.collect_params().values():
+        if param.grad_req != "null" and param._data is not None:
+            arrays = [*param.list_data(), *(param.masters() if hasattr(param, "masters") else [])]
+            found.update({f"{param.name} {i}": array.asnumpy().tobytes() for i, array in enumerate(arrays)})
+    return found
+
+
+FUSED = ("resnet18_v1b", "mobilenetv3_small", "se_resnet18_v1", "lstm", "bert", "dcgan.generator")
+
+
+@pytest.mark.parametrize("how", LOW)
+@pytest.mark.parametrize("name", FUSED)
+def test_a_network_trains_with_pointwise_fusion(name, how, fusion):
+    training = Training(FAMILIES[name](), how)
+    with recording() as record:
+        training.run(1)
+    assert record.of("fused")
+    assert not record.impossible
+    assert not wrong_matrix_calls(record)
+
+
+FLAGS = [
+    {"active": False},
+    {"static_alloc": True},
+    {"static_alloc": True, "static_shape": True},
+    {"inline_limit": 0, "forward_bulk_size": 1, "backward_bulk_size": 1},
+]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: "-".join(flags))
+@pytest.mark.parametrize("name", ["resnet18_v2", "lstm", "bert"])
+def test_a_network_trains_hybridized_with_any_flags(name, flags):
+    training = Training(FAMILIES[name](), "float16", **flags)
+    with recording() as record:
+        training.run(2)
+    assert not record.impossible
+    assert not wrong_matrix_calls(record)
+    assert updates(record)
+
+
+@pytest.mark.parametrize("kvstore", ["device", "local"])
+@pytest.mark.parametrize("how", LOW)
+def test_two_devices_train(how, kvstore, two_devices):
+    training = Training(FAMILIES["resnet18_v2"](), how, devices=2, kvstore=kvstore)
+    with recording() as record:
+        training.run(2)
+    assert not record.impossible
+    for kind in ("matrix_calls", "launches"):
+        assert {event.device for event in getattr(record, kind)} == {0, 1}
+    assert {event.device for event in updates(record)} == {0, 1}
+
+
+@pytest.mark.parametrize("kvstore", ["device", "local"])
+@pytest.mark.parametrize("device", [0, 1])
+def test_an_overflow_on_one_device_stops_the_update_on_both(device, kvstore, two_devices):
+    training = Training(FAMILIES["resnet18_v2"](), "float16", devices=2, kvstore=kvstore)
+    training.run(1)
+    before = state(training)
+    training.forward_backward()
+    with overflow(device), recording() as record:
+        training.step()
+    assert training.trainer.last_step_skipped
+    assert not updates(record)
+    assert state(training) == before
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "lamb", "rmsprop"])
+def test_an_optimizer_updates_the_fp32_masters_of_float16_weights(optimizer):
+    training = Training(FAMILIES["resnet18_v2"](), "float16", optimizer=optimizer)
+    with recording() as record:
+        training.run(2)
+    assert not record.impossible
+    assert updates(record)
+    weights = [p for p in training.net.collect_params().values() if p.grad_req != "null"]
+    assert any(p.data().dtype == np.float16 for p in weights)
+    assert all(master.dtype == np.float32 for p in weights if hasattr(p, "masters") for master in p.masters())
+
+
+def test_a_network_runs_at_inference():
+    training = Training(FAMILIES["resnet18_v1b"](), "float16")
+    with recording() as record, mx.gpu():
+        training.net(*training.case.inputs())
+    assert not record.impossible
+    assert not wrong_matrix_calls(record)
+    assert {call.details["x"][:3] for call in record.named("BatchNormalizationForwardInference")} <= {"f32", "f16"}
