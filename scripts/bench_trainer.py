@@ -27,8 +27,8 @@ from bench.turns import quartiles
 from mxnet import autograd, gluon
 
 import mxmp
+from mxmp.gluon.record import Record
 from mxmp.gluon.sharing import scaled_backward
-from mxmp.precision.record import Record
 
 TARGETS = {"float16": 0.01, "bfloat16": 0.03}
 

@@ -23,9 +23,8 @@ PACKAGE = Path(mxmp.__file__).parent
 HOUSE = {
     "": ["files", "callbacks", "policy"],
     "precision": [
-        *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "graph", "subgraphs", "tuned", "plan", "renamed"),
-        *("decide", "casts", "traffic", "record"),
-        *("heads", "hidden_heads", "monitoring", "__init__"),
+        *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "graph", "subgraphs", "tuned", "plan"),
+        *("decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
     "spine": ["pipeline", "conversion"],
@@ -47,8 +46,8 @@ HOUSE = {
     ],
     "protocol": ["frontend"],
     "gluon": [
-        *("_mxnet", "blocks", "parameter", "expected", "conversion", "graphs", "hook", "convert"),
-        *("fresh_gradients", "sharing", "workers", "trainer", "training", "estimator", "__init__"),
+        *("_mxnet", "blocks", "parameter", "expected", "conversion", "record", "scaling", "graphs", "hook", "convert"),
+        *("unscaled", "fresh_gradients", "sharing", "workers", "trainer", "training", "estimator", "__init__"),
     ],
     "symbolic": [
         "_mxnet",

@@ -14,8 +14,6 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
-from ..precision.heads import head_gradient, heads_scaled_by
-from ..precision.record import Record, saying_what_was_not_recorded
 from ..step import gradients as grads
 from ..step import states
 from ..step.group import ScalerGroup
@@ -31,6 +29,8 @@ from . import fresh_gradients as fresh
 from .conversion import any_conversion, conversions_of, forwards_so_far, is_scaling, statistics_of
 from .graphs import pushing
 from .parameter import master_at, weight_of
+from .record import Record, saying_what_was_not_recorded
+from .scaling import head_gradient, heads_scaled_by
 from .sharing import join, scaled_backward
 from .workers import share_noise, share_weights
 

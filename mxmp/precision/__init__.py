@@ -8,6 +8,6 @@
 ``decide``         the plan by the rules
 ``casts``          a planned graph with its casts, and back
 ``traffic``        what casts move, and the policy that would move less
-``heads``          the loss scale in front of loss heads
+``heads``          a scale in front of loss heads, for a scaled loss does not reach them
 =================  ================================================================================
 """
