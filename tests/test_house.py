@@ -29,19 +29,7 @@ HOUSE = {
     "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
     "spine": ["pipeline", "conversion"],
     "step": [
-        *(
-            "_mxnet",
-            "scaler",
-            "adaptive",
-            "group",
-            "phase",
-            "refusals",
-            "stores",
-            "gradients",
-            "statistics",
-            "masters",
-            "step",
-        ),
+        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "statistics", "masters", "step"),
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "protocol": ["frontend"],
@@ -77,7 +65,7 @@ HOUSE = {
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["files", "callbacks", "policy"]
 WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
-WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
+WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
 WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/plots"]
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice")]

@@ -16,13 +16,11 @@ from mxnet.ndarray import NDArray
 from ..callbacks import hold_interrupts
 from ..step import gradients as grads
 from ..step import states
-from ..step.group import ScalerGroup
 from ..step.phase import Event, Phase, Progress
-from ..step.refusals import check_kvstore, check_positive, refuse_compression, refuse_sparse_weight
-from ..step.scaler import as_scaler
+from ..step.scaler import ScalerGroup, as_scaler, check_positive
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
-from ..step.stores import is_distributed, open_store
+from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
 from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh

@@ -11,11 +11,10 @@ from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
-from ..frontend import GraphRun, Listener, Listeners, Note, unchanged
+from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, unchanged
 from ..policy import Policy
 from ..step.gradients import Gradient
 from ..step.masters import Weight
-from ..step.refusals import OTHER_WORKERS
 from ..step.step import ScaledStep
 from . import _mxnet
 from .convert import exclude_more, is_whole
