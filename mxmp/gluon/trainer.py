@@ -173,6 +173,7 @@ class Trainer(StepView, gluon.Trainer):
         """Sum the gradients over devices and workers, once a step; ``update`` then applies them."""
         self._prepare()
         self._refuse_lost_scale()
+        self._put_overflows_back()
         if not self.progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
                 fresh.clear_stale(self._params)
@@ -183,7 +184,8 @@ class Trainer(StepView, gluon.Trainer):
     def unscale(self) -> None:
         """Divide the parameters' gradients by the scale in place, to look at or change true ones before ``step``.
 
-        Others stay scaled: for an input's, ``x.grad / trainer.loss_scale`` before ``step``.
+        What is not finite now will be skipped by ``step``, whatever the gradients are changed to. Other gradients stay
+        scaled: for an input's, ``x.grad / trainer.loss_scale`` before ``step``.
 
         Raises
         ------
@@ -195,7 +197,9 @@ class Trainer(StepView, gluon.Trainer):
         self.progress.check(Event.UNSCALE, self.loss_scale)
         self._refuse_lost_scale()
         updates = fresh.fresh_updates(self._params, ignore_stale=True)
-        grads.unscale([update.gradient for update in updates], 1.0 / self.loss_scale)
+        found = [update.gradient for update in updates]
+        grads.unscale(found, 1.0 / self.loss_scale)
+        self.progress.overflows = grads.Overflows(found)
         # They are true ones, which any optimizer may apply.
         fresh.put_back((self._params[update.index], update.weight) for update in updates)
         self.progress.note(Event.UNSCALE, self.loss_scale)
@@ -368,7 +372,14 @@ class Trainer(StepView, gluon.Trainer):
         check_positive("batch_size", batch_size)
         self._refuse_lost_scale()
         self._note_needless_scale()
+        self._put_overflows_back()
         self._optimizer.rescale_grad = self._scale / batch_size
+
+    def _put_overflows_back(self) -> None:
+        """Show the check, and other workers, what was not finite when the user unscaled the gradients."""
+        overflows, self.progress.overflows = self.progress.overflows, None
+        if overflows is not None:
+            overflows.put_back()
 
     def _prepare(self) -> None:
         if not self._kv_initialized:

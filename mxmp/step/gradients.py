@@ -13,11 +13,13 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 __all__ = [
     "FiniteSums",
     "Gradient",
+    "Overflows",
     "Scalars",
     "fetch",
     "largest_on_cpu",
@@ -202,6 +204,27 @@ def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
         made.setdefault(flag.ctx, []).append((flag, [i]))
     (flags,) = fetch(_scalars(made))
     return [gradient for gradient, finite in zip(gradients, flags) if not finite]
+
+
+class Overflows:
+    """Remembers which gradients are not finite now, so that nothing that is written into them later hides it.
+
+    Clipping to a range, for example, makes a large number of an inf. Does not wait.
+    """
+
+    def __init__(self, gradients: Sequence[Gradient]) -> None:
+        dense = [gradient.array for gradient in gradients if gradient.array.stype == "default"]
+        with autograd.pause():
+            self._zeros = [
+                (array, 0 * mx.nd.log(mx.nd.all_finite(array.astype("float32", copy=False)))) for array in dense
+            ]
+
+    def put_back(self) -> None:
+        """Make an element of each of them NaN again, before other workers and the check see it."""
+        with autograd.pause():
+            for array, zero in self._zeros:  # 0, or NaN
+                first = array.reshape((-1,))[:1]
+                first += zero.astype(first.dtype, copy=False)
 
 
 def norm(gradients: Sequence[Gradient]) -> float:

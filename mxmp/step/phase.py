@@ -83,6 +83,8 @@ class Progress:
         Whether a backward adds to the gradients that are there.
     factors : list
         Arrays that losses were multiplied by whose backward has yet to come.
+    overflows : Overflows or None
+        Which gradients were not finite when they were unscaled.
     """
 
     def __init__(self) -> None:
@@ -94,6 +96,7 @@ class Progress:
         self.clip = 1.0
         self.accumulates = False
         self.factors: list[Any] = []
+        self.overflows: Any = None
 
     @property
     def reduced(self) -> bool:

@@ -257,6 +257,29 @@ def test_unscaled_gradients_are_fp32_s_own():
     assert_close([g.asnumpy() for g in gradients(net)], [g.asnumpy() for g in gradients(full)])
 
 
+@pytest.mark.parametrize("reduced", ["by step", "before unscale", "after unscale"])
+@pytest.mark.parametrize("bad", [None, np.inf, -np.inf, np.nan])
+def test_a_change_of_unscaled_gradients_hides_no_overflow(bad, reduced):
+    """Clipping to a range makes finite numbers of infinities, and zeroing one of a NaN."""
+    net = made("float16")
+    trainer = trainer_of(net, "float16")
+    before = values(net)
+    backward(trainer, recorded(net, 0))
+    if bad is not None:
+        spoil(net, bad, number=1)
+    if reduced == "before unscale":
+        trainer.allreduce_grads()
+    trainer.unscale()
+    for gradient in gradients(net):
+        gradient[:] = mx.nd.where(gradient == gradient, gradient, mx.nd.zeros_like(gradient)).clip(-1, 1)
+    if reduced == "after unscale":
+        trainer.allreduce_grads()
+    (trainer.step if reduced == "by step" else trainer.update)(BATCH)
+    assert trainer.last_step_skipped == (bad is not None)
+    assert len(trainer.overflow_params) == (bad is not None)
+    assert all(map(np.array_equal, before, values(net))) == (bad is not None)
+
+
 @pytest.mark.parametrize("interval", [1, 2, 3])
 @pytest.mark.parametrize("bad", [(), (0,), (1, 2), (3,), (0, 1, 2)])
 def test_the_scale_of_every_step_is_torch_s(bad, interval):
