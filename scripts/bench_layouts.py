@@ -39,7 +39,7 @@ def main() -> None:
     print("| channels | groups | FP32, ms | bfloat16 as it comes | by mxmp |\n|---|---|---|---|---|")
     for channels, groups in BLOCKS:
         symbol = block(channels, groups)
-        slow = mock.patch.object(missing_kernels, "_BLOCK", 1)
+        slow = mock.patch.object(missing_kernels, "CHANNEL_BLOCK", 1)
         with slow, mock.patch.dict(os.environ, {SWITCH: "small_channel_blocks"}):
             as_it_comes = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
         by_mxmp = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Callable, Mapping, NamedTuple
 
-__all__ = ["BFLOAT16_CPU", "TABLE", "Call", "HasAttribute", "MissingKernel", "is_volume"]
+__all__ = ["BFLOAT16_CPU", "CHANNEL_BLOCK", "TABLE", "Call", "HasAttribute", "MissingKernel", "is_volume"]
 
 
 class Call(NamedTuple):
@@ -60,10 +60,6 @@ class MissingKernel:
     where: Callable[[Call], bool] = _always
     all_others: bool = False
     slow: bool = False
-
-    def holds(self, call: Call) -> bool:
-        """Return whether the row says that this call lacks its kernel."""
-        return (call.op in self.operators) is not self.all_others and self.where(call)
 
     def reason_for(self, call: Call) -> str:
         """Return the reason with the values of this call."""
@@ -121,16 +117,16 @@ def _is_bfloat16(text: str) -> bool:
 
 # Channels of a block of oneDNN's bfloat16 layouts; FP32 has one of 8 too. MobileNet's block of 72 channels runs at 0.23
 # of FP32's speed where both are low, and at 0.85 as they are here (scripts/bench_layouts.py; one core of a Zen 5).
-_BLOCK = 16
+CHANNEL_BLOCK = 16
 
 
 def _is_unblocked(call: Call) -> bool:
-    return call.channels is not None and call.channels % _BLOCK != 0
+    return call.channels is not None and call.channels % CHANNEL_BLOCK != 0
 
 
 def _is_unblocked_depthwise(call: Call) -> bool:
     filters = call.attrs["num_filter"]
-    return call.attrs.get("num_group", "1") == filters != "1" and int(filters) % _BLOCK != 0
+    return call.attrs.get("num_group", "1") == filters != "1" and int(filters) % CHANNEL_BLOCK != 0
 
 
 # -- Data -------------------------------------------------------------------------------------------
@@ -190,15 +186,9 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
             _names("_mul_scalar _MulScalar _div_scalar _DivScalar"),
             _scales_inexactly,
         ),
+        MissingKernel("MXNet 1.9.1 has no sound bfloat16 CPU kernel for {op}", BFLOAT16_CPU | _CLIP, all_others=True),
         MissingKernel(
-            "MXNet 1.9.1 has no sound bfloat16 CPU kernel for {op}",
-            BFLOAT16_CPU | _CLIP,
-            all_others=True,
-        ),
-        MissingKernel(
-            "Activation has no bfloat16 softsign",
-            _names("Activation"),
-            HasAttribute("act_type", ("softsign",)),
+            "Activation has no bfloat16 softsign", _names("Activation"), HasAttribute("act_type", ("softsign",))
         ),
         MissingKernel(
             "LeakyReLU has no bfloat16 kernel for it",
@@ -206,14 +196,10 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
             HasAttribute("act_type", ("prelu", "selu", "rrelu")),
         ),
         MissingKernel(
-            "Pooling has bfloat16 max and avg only",
-            _names("Pooling"),
-            HasAttribute("pool_type", ("sum", "lp")),
+            "Pooling has bfloat16 max and avg only", _names("Pooling"), HasAttribute("pool_type", ("sum", "lp"))
         ),
         MissingKernel(
-            "pooling 'same' was not seen to hold",
-            _names("Pooling"),
-            HasAttribute("pooling_convention", ("same",)),
+            "pooling 'same' was not seen to hold", _names("Pooling"), HasAttribute("pooling_convention", ("same",))
         ),
         MissingKernel(
             "the bfloat16 gradient of a 3-D convolution was not measured with dilation or kernels beyond 7 taps",

@@ -85,6 +85,6 @@ def missing_kernel(
     """
     call = Call(op, attrs, channels)
     for row in missing_kernels.TABLE.get((device, compute), ()):
-        if not (slow_too and row.slow) and row.holds(call):
+        if (op in row.operators) is not row.all_others and not (slow_too and row.slow) and row.where(call):
             return row.reason_for(call)
     return ""
