@@ -34,12 +34,11 @@ HOUSE = {
     ],
     "protocol": ["frontend"],
     "gluon": [
-        *("_mxnet", "blocks", "parameter", "expected", "conversion", "record", "scaling", "graphs", "hook", "convert"),
-        *("unscaled", "fresh_gradients", "sharing", "workers", "trainer", "training", "estimator", "__init__"),
+        *("_mxnet", "blocks", "parameter", "conversion", "record", "scaling", "graphs", "hook", "convert"),
+        *("unscaled", "fresh_gradients", "sharing", "trainer", "training", "estimator", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
-        "order",
         "cast",
         "checkpoint",
         "parameters",

@@ -18,8 +18,7 @@ from ..precision.decide import check_policy
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
 from .blocks import blocks_of, hybrid_blocks, with_names_of
-from .conversion import NetConversion, conversions_of, join, leave, refuse_contrib_amp
-from .expected import Expected
+from .conversion import Expected, NetConversion, conversions_of, join, leave, refuse_contrib_amp
 from .hook import Hook, Owner, hook_of, hooks
 from .parameter import BFLOAT16, LowParameter
 

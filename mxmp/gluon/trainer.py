@@ -6,16 +6,18 @@ import logging
 import warnings
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Iterator, Sequence
+from typing import Any, Collection, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
 from ..step import gradients as grads
 from ..step import states
+from ..step.masters import Weight, share_drawn, share_initial
 from ..step.phase import Event, Phase, Progress
 from ..step.scaler import ScalerGroup, as_scaler, check_positive
 from ..step.statistics import RunningStatistics
@@ -30,7 +32,6 @@ from .parameter import master_at, weight_of
 from .record import Record, saying_what_was_not_recorded
 from .scaling import head_gradient, heads_scaled_by
 from .sharing import join, scaled_backward
-from .workers import share_noise, share_weights
 
 __all__ = ["Trainer"]
 
@@ -400,7 +401,7 @@ class Trainer(StepView, gluon.Trainer):
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
         if self._distributed:
-            share_weights(self._kvstore, self._params, waiting - {p.name for p in self._params_to_init})
+            _share_weights(self._kvstore, self._params, waiting - {p.name for p in self._params_to_init})
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         updates = fresh.fresh_updates(self._params, ignore_stale=ignore_stale_grad)
@@ -409,7 +410,7 @@ class Trainer(StepView, gluon.Trainer):
         def apply() -> None:
             with pushing():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
-            share_noise(self._kvstore, self._optimizer, self._params)
+            _share_noise(self._kvstore, self._optimizer, self._params)
 
         try:
             if updates:
@@ -430,3 +431,35 @@ def _listed(loss: Any) -> list[NDArray]:
     if not losses:
         raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
     return losses
+
+
+# What workers agree on besides the gradients: values to start from, and random draws. The kvstore knows parameter i's
+# array, in the gradient's dtype, by i, and its FP32 master by the number of parameters plus i.
+
+
+def _share_weights(kvstore: Any, params: Sequence[Parameter], names: Collection[str]) -> None:
+    """Wait until this worker holds rank 0's values of the parameters called ``names``, masters included.
+
+    MXNet has sent the arrays. Synchronizes.
+    """
+    ready = {index: weight_of(param) for index, param in enumerate(params) if param.name in names}
+    share_initial(
+        kvstore,
+        {key: weight for key, weight in _keys(ready, len(params)).items() if weight.masters},
+        [array for weight in ready.values() for array in weight.arrays],
+    )
+
+
+def _share_noise(kvstore: Any, optimizer: mx.optimizer.Optimizer, params: Sequence[Parameter]) -> None:
+    """After an update: see ``share_drawn``."""
+
+    def weights() -> dict[int, Weight]:
+        trained = {index: weight_of(param) for index, param in enumerate(params) if param.grad_req != "null"}
+        return _keys(trained, len(params))
+
+    share_drawn(kvstore, optimizer, weights)
+
+
+def _keys(weights: dict[int, Weight], count: int) -> dict[int, Weight]:
+    """What holds each weight's value, by its key on the kvstore."""
+    return {index + (count if weight.masters else 0): weight for index, weight in weights.items()}

@@ -29,7 +29,6 @@ from ..step.updater import Update, Updaters
 from . import _mxnet
 from .checkpoint import SavesCheckpoints
 from .core import Core, LendsArrays, grad_requests
-from .order import require
 
 __all__ = ["Module"]
 
@@ -206,7 +205,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         ImportError
             ``"horovod"`` without Horovod; says how to install it.
         """
-        require(self, optimizer=False)
+        _require(self, optimizer=False)
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
@@ -253,7 +252,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
 
     def backward(self, out_grads: Any = None) -> None:
         """As ``mx.mod.Module.backward``, of everything times the loss scale."""
-        require(self, optimizer=False)
+        _require(self, optimizer=False)
         self.scaled_step.note_own_backward(adds="add" in self._exec_group.grad_req.values())
         scale = self.core.scaled_by = self.loss_scale
         for executor in self._exec_group.execs:
@@ -275,7 +274,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         FloatingPointError
             Repeated overflow at the lowest scale; names the parameters.
         """
-        require(self, optimizer=True)
+        _require(self, optimizer=True)
         group, kvstore = self._exec_group, self._kvstore
         updates = []
         for name, weights, gradients in zip(group.param_names, group.param_arrays, group.grad_arrays):
@@ -308,7 +307,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
 
     def save_optimizer_states(self, fname: str) -> None:
         """Optimizer states, masters, scaler and counters, for ``load_optimizer_states``."""
-        require(self, optimizer=True)
+        _require(self, optimizer=True)
         states.save(fname, self.scaled_step, self._updater, self.core.weights(self.arrays()))
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -323,7 +322,21 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         ValueError
             The file is damaged, or of other parameters or another optimizer; nothing has changed.
         """
-        require(self, optimizer=True)
+        _require(self, optimizer=True)
         weights = self.core.weights(self.arrays())
         states.load(fname, self.scaled_step, self._updater, weights, self._context, settings="caller")
         self._params_dirty = True
+
+
+def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
+    """Raise ``RuntimeError`` before ``bind``, ``init_params`` and, where ``optimizer`` is due, ``init_optimizer``."""
+    done = {
+        "bind": module.binded,
+        "init_params": module.params_initialized,
+        "init_optimizer": module.optimizer_initialized or not optimizer,
+    }
+    missing = [f"{name}()" for name, so in done.items() if not so]
+    if missing:
+        raise RuntimeError(
+            f"call {' and '.join(missing)} first: bind(), init_params(), init_optimizer(), as fit() does"
+        )
