@@ -21,7 +21,13 @@ from .step.gradients import Gradient
 from .step.masters import Weight
 from .step.step import ScaledStep
 
-__all__ = ["GraphRun", "Listener", "Listeners", "Note", "TrainedNetwork", "unchanged"]
+__all__ = ["OTHER_WORKERS", "GraphRun", "Listener", "Listeners", "Note", "TrainedNetwork", "unchanged"]
+
+# Why ``TrainedNetwork.check_excludable`` refuses a distributed job.
+OTHER_WORKERS = (
+    "each worker sees batches of its own, and would move layers of its own: guard a run with one worker, and give "
+    "its policy to all"
+)
 
 # Called with the monitor's name of a tensor, and the tensor.
 Listener = Callable[[str, NDArray], None]

@@ -23,31 +23,19 @@ PACKAGE = Path(mxmp.__file__).parent
 HOUSE = {
     "": ["files", "callbacks", "policy"],
     "precision": [
-        *("_mxnet", "rules", "graph", "subgraphs", "tuned", "plan", "renamed", "decide", "casts", "traffic", "record"),
-        *("heads", "hidden_heads", "monitoring", "__init__"),
+        *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "graph", "subgraphs", "tuned", "plan"),
+        *("decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
     "spine": ["pipeline", "conversion"],
     "step": [
-        *(
-            "_mxnet",
-            "scaler",
-            "adaptive",
-            "group",
-            "phase",
-            "refusals",
-            "stores",
-            "gradients",
-            "statistics",
-            "masters",
-            "step",
-        ),
+        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "statistics", "masters", "step"),
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "protocol": ["frontend"],
     "gluon": [
-        *("_mxnet", "blocks", "parameter", "conversion", "graphs", "hook", "convert"),
-        *("fresh_gradients", "sharing", "trainer", "training", "estimator", "__init__"),
+        *("_mxnet", "blocks", "parameter", "conversion", "record", "scaling", "graphs", "hook", "convert"),
+        *("unscaled", "fresh_gradients", "sharing", "trainer", "training", "estimator", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
@@ -74,8 +62,9 @@ HOUSE = {
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
-WITHOUT_MXNET = ["files", "callbacks", "policy", "precision/rules"]
-WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase", "refusals")]
+WITHOUT_MXNET = ["files", "callbacks", "policy"]
+WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
+WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
 WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/plots"]
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice")]

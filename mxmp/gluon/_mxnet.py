@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from types import FrameType
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet.base import NDArrayHandle
+from mxnet.base import _LIB, NDArrayHandle, check_call, py_str
 from mxnet.contrib.amp import amp as contrib_amp
 from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, Trainer, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
@@ -369,3 +369,73 @@ def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
     """Make these FP32 arrays the parameter's, with new gradients."""
     param._data = arrays
     param._init_grad()
+
+
+# -- what autograd recorded --------------------------------------------------------------------------
+
+
+def hidden_outputs(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict[str, dict[str, bool]]:
+    """Return, for each of these ``_CachedOp`` nodes, its outputs and whether its backward reads their gradients.
+
+    The names of outputs are ``<node>_<name inside the block>``. Nothing in Python leads from a recorded node to what is
+    in it, but MXNet's gradient pass knows its backward. The pass lacks operators where an output has no gradient or an
+    array has several: there the node is cut out of a copy of the graph first. A node that reads every array more than
+    once is left out.
+    """
+    found: dict[str, dict[str, bool]] = {}
+    for node in nodes:
+        try:
+            found[node] = _read_gradients(recorded, node)
+        except mx.MXNetError:
+            found[node] = _read_gradients(recorded.__copy__(), node, cut=True)
+    return {node: outputs for node, outputs in found.items() if outputs}
+
+
+def _read_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> dict[str, bool]:
+    inner = recorded.get_internals()
+    outputs = {name: i for i, name in enumerate(inner.list_outputs()) if name.startswith(f"{node}_")}
+    block = mx.sym.Group([inner[i] for i in outputs.values()])
+    if cut:
+        block[0]._set_attr(__subgraph_name__=node)
+        _cut_off_inputs(block)
+    given = block.get_children()
+    times = Counter(given.list_outputs())
+    once = [given[i] for i, name in enumerate(given.list_outputs()) if times[name] == 1]
+    if not once:
+        return {}
+    above = {name: f"{name}_gradient" for name in outputs}
+    backward = _gradients(block, mx.sym.Group(once), mx.sym.Group([mx.sym.var(name) for name in above.values()]))
+    read = backward.get_children()
+    names = set() if read is None else set(read.list_outputs())  # None: all are running statistics
+    return {name: variable in names for name, variable in above.items()} if names else {}
+
+
+def _cut_off_inputs(block: mx.sym.Symbol) -> None:
+    """Replace what the node behind ``block`` reads by variables; the node has an attribute ``__subgraph_name__``."""
+    inputs, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_int()
+    check_call(_LIB.MXSymbolCutSubgraph(block.handle, ctypes.byref(inputs), ctypes.byref(count)))
+    for i in range(count.value):
+        check_call(_LIB.NNSymbolFree(ctypes.c_void_p(inputs[i])))
+
+
+def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, above: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return the gradients of ``inputs`` from the ones ``above`` of ``outputs``, as autograd would compute them."""
+    graph, made, symbol = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    _check_nnvm(_LIB.NNGraphCreate(outputs.handle, ctypes.byref(graph)))
+    try:
+        for key, entries in ((b"grad_ys", outputs), (b"grad_xs", inputs), (b"grad_ys_out_grad", above)):
+            _check_nnvm(_LIB.NNGraphSetNodeEntryListAttr_(graph, key, entries.handle))
+        passes = (ctypes.c_char_p * 1)(b"MXGradient")
+        _check_nnvm(_LIB.NNGraphApplyPasses(graph, 1, passes, ctypes.byref(made)))
+        _check_nnvm(_LIB.NNGraphGetSymbol(made, ctypes.byref(symbol)))
+    finally:
+        for handle in (graph, made):
+            _LIB.NNGraphFree(handle)
+    return mx.sym.Symbol(symbol)
+
+
+def _check_nnvm(status: int) -> None:
+    """Raise the error of NNVM where there is one; ``check_call`` reads those of MXNet only."""
+    if status != 0:
+        _LIB.NNGetLastError.restype = ctypes.c_char_p
+        raise mx.MXNetError(py_str(_LIB.NNGetLastError()))

@@ -17,11 +17,12 @@ from mxnet.ndarray import NDArray
 from ..callbacks import hold_interrupts
 from ..kernels.padding import LargeInputs
 from ..precision.graph import Graph, as_shape
-from ..precision.heads import SCALE_NAME, call_with_scale, note_call, scale_heads
+from ..precision.heads import SCALE_NAME, scale_heads
 from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from . import _mxnet
 from .conversion import NetConversion, refuse_contrib_amp, tracing
+from .scaling import call_with_scale, note_call
 
 __all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing", "read_inputs", "traced_alone"]
 

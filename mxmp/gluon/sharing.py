@@ -12,12 +12,11 @@ from typing import Any, Iterator, Sequence
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ..precision.heads import refuse_unscaled_heads
-from ..precision.hidden_heads import refuse_hidden_heads
-from ..precision.record import Record, recorded_name
 from ..step.phase import Event, Phase
 from . import _mxnet
 from . import fresh_gradients as fresh
+from .record import Record, recorded_name
+from .unscaled import refuse_hidden_heads, refuse_unscaled_heads
 
 __all__ = ["join", "scaled_backward"]
 

@@ -15,24 +15,22 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
-from ..precision.heads import head_gradient, heads_scaled_by
-from ..precision.record import Record, saying_what_was_not_recorded
 from ..step import gradients as grads
 from ..step import states
-from ..step.group import ScalerGroup
 from ..step.masters import Weight, share_drawn, share_initial
 from ..step.phase import Event, Phase, Progress
-from ..step.refusals import check_kvstore, check_positive, refuse_compression, refuse_sparse_weight
-from ..step.scaler import as_scaler
+from ..step.scaler import ScalerGroup, as_scaler, check_positive
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
-from ..step.stores import is_distributed, open_store
+from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
 from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
 from .conversion import any_conversion, conversions_of, forwards_so_far, is_scaling, statistics_of
 from .graphs import pushing
 from .parameter import master_at, weight_of
+from .record import Record, saying_what_was_not_recorded
+from .scaling import head_gradient, heads_scaled_by
 from .sharing import join, scaled_backward
 
 __all__ = ["Trainer"]

@@ -11,18 +11,17 @@ from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
-from ..frontend import GraphRun, Listener, Listeners, Note, unchanged
+from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, unchanged
 from ..policy import Policy
-from ..precision.heads import head_gradient, heads_scaled_by
-from ..precision.record import Record
 from ..step.gradients import Gradient
 from ..step.masters import Weight
-from ..step.refusals import OTHER_WORKERS
 from ..step.step import ScaledStep
 from . import _mxnet
 from .convert import exclude_more, is_whole
 from .hook import Hook, hook_of, hooks
 from .parameter import weight_of
+from .record import Record
+from .scaling import head_gradient, heads_scaled_by
 from .trainer import Trainer
 
 __all__ = ["TrainedNet"]

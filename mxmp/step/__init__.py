@@ -1,4 +1,4 @@
-"""One safe step, for every door: check → apply or skip → adjust.
+"""One safe step, for both frontends: check → apply or skip → adjust.
 
 =================  ================================================================================
 ``scaler``         the loss scale: static, dynamic or none
@@ -9,6 +9,6 @@
 ``step``           one scaled step and what it remembers
 ``phase``          what a trainer may do between two steps
 ``states``         all of that saved and continued from; ``state_file`` on disk, ``state_layout`` in memory
-``refusals``       what would apply gradients before they are checked
+``stores``         over which devices and workers gradients are summed, and what is refused
 =================  ================================================================================
 """

@@ -1,4 +1,4 @@
-"""Loss scalers: pure state machines that know nothing of MXNet.
+"""Loss scalers: pure state machines that know nothing of MXNet; and who shares one.
 
 All three share four methods, so nothing asks which one it holds::
 
@@ -14,6 +14,7 @@ NVIDIA's and torch's implementations; hysteresis is Megatron-LM's.
 from __future__ import annotations
 
 import math
+import weakref
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Callable, TypeVar, Union
 
@@ -21,12 +22,15 @@ __all__ = [
     "DynamicLossScaler",
     "NoLossScaler",
     "Scaler",
+    "ScalerGroup",
     "StaticLossScaler",
     "as_scaler",
     "check_count",
     "check_integer",
+    "check_positive",
     "check_scale",
     "check_state",
+    "group_of",
     "is_number",
 ]
 
@@ -291,8 +295,64 @@ def _hint(loss_scale: Any) -> str:
     return ""
 
 
+class ScalerGroup:
+    """The steps that share one scaler object, and which of them wait to step since the last backward.
+
+    The scale is frozen until each has stepped, and adjusts once.
+    """
+
+    def __init__(self, scaler: Scaler) -> None:
+        self._scaler = weakref.proxy(scaler)
+        self._members: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._finite = True
+
+    @property
+    def loss_scale(self) -> float:
+        """Return the scale of the next backward: that of the last one until all have stepped, then the scaler's."""
+        return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
+
+    def join(self, member: Any) -> None:
+        self._members.add(member)
+
+    def note_backward(self) -> None:
+        """Note a backward that serves all members."""
+        scale = self.loss_scale
+        self._waiting = weakref.WeakSet(self._members)
+        for member in self._waiting:
+            member.scaled_by = scale
+
+    def note_step(self, member: Any, finite: bool) -> None:
+        """Note that ``member`` has stepped. The last one adjusts the scale: an overflow of any is an overflow."""
+        self._finite = self._finite and finite
+        self._done(member)
+        if not self._waiting:
+            self._scaler.adjust(self._finite)
+            self._finite = True
+
+    def forget_backward(self, member: Any) -> None:
+        """Note that the gradients of ``member`` are gone, and it will not step."""
+        self._done(member)
+        if not self._waiting:
+            self._finite = True
+
+    def _done(self, member: Any) -> None:
+        member.scaled_by = None
+        self._waiting.discard(member)
+
+
+# Global: the group of each scaler that lives. Trainers share one by being passed the same object, which may be a
+# user's own class, so it is not stored there.
+_groups: weakref.WeakKeyDictionary[Scaler, ScalerGroup] = weakref.WeakKeyDictionary()
+
+
+def group_of(scaler: Scaler) -> ScalerGroup:
+    """Return the one group of this scaler object."""
+    return _groups.setdefault(scaler, ScalerGroup(scaler))
+
+
 def is_number(value: Any) -> bool:
-    """NumPy's numbers are; ``True`` is none here."""
+    """Return whether it is a number: NumPy's are, ``True`` is not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -300,6 +360,12 @@ def _positive(name: str, value: Any) -> float:
     if not is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return float(value)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise ``ValueError`` unless it is a number above 0, NumPy's and infinity included."""
+    if not is_number(value) or not float(value) > 0:
+        raise ValueError(f"{name} must be a positive number, got {value!r}")
 
 
 def check_scale(name: str, value: Any) -> float:

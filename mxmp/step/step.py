@@ -19,8 +19,7 @@ from typing import Any, Callable, NamedTuple, Protocol, Sequence
 import numpy as np
 
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
-from .group import group_of
-from .scaler import Scaler
+from .scaler import Scaler, group_of
 from .statistics import RunningStatistics
 
 __all__ = ["FLOOR_PATIENCE", "Observer", "ScaleEvent", "ScaledStep", "StepView"]

@@ -1,4 +1,4 @@
-"""Stores: over which devices and processes gradients are summed; none that is asked for is dropped.
+"""Stores: over which devices and processes gradients are summed, and which of them mxmp refuses, and why.
 
 MXNet 1.9.1 trains every worker for itself, without a word, in three cases that end here: a worker with one
 device asks for a store without "dist" in its name ("horovod", one registered with ``KVStoreBase``, even
@@ -18,7 +18,15 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-__all__ = ["Horovod", "from_rank_zero", "is_distributed", "open_store"]
+__all__ = [
+    "Horovod",
+    "check_kvstore",
+    "from_rank_zero",
+    "is_distributed",
+    "open_store",
+    "refuse_compression",
+    "refuse_sparse_weight",
+]
 
 _WITHIN = ("local", "device", "nccl", "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu")
 _HOROVOD = (
@@ -29,7 +37,7 @@ _HOROVOD = (
 
 
 def open_store(kvstore: Any) -> Any:
-    """What to hand to MXNet so that it uses the store that ``kvstore``, a name or an object, stands for.
+    """Return what makes MXNet use the store that ``kvstore``, a name or an object, stands for.
 
     Raises
     ------
@@ -52,8 +60,41 @@ def open_store(kvstore: Any) -> Any:
     return kvstore if name is None else name
 
 
+def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
+    """Raise ``ValueError`` for a kvstore, by name or object, that updates weights itself."""
+    if update_on_kvstore:
+        raise ValueError(
+            "update_on_kvstore=True applies gradients before they are checked, so an overflow would reach the "
+            "weights: leave it None or False"
+        )
+    kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
+    if "async" in kind.lower():
+        raise ValueError(
+            f"kvstore {kind!r} applies each worker's gradients on the server, before any check: use 'dist_sync'"
+        )
+
+
+def refuse_compression(compression_params: Any) -> None:
+    """Raise ``ValueError`` for any gradient compression."""
+    if compression_params is not None:
+        raise ValueError(
+            f"compression_params={compression_params!r}: 2-bit compression compares scaled gradients with its "
+            "threshold, which loses its meaning whenever the scale changes; leave it None (float16 parameters "
+            "already halve the traffic)"
+        )
+
+
+def refuse_sparse_weight(name: str, storage: str) -> None:
+    """Raise ``ValueError`` where a parameter's weights are not dense."""
+    if storage != "default":
+        raise ValueError(
+            f"parameter {name!r} has {storage} weights, which MXNet updates on the kvstore only, before any check: "
+            "use dense weights (sparse_grad=False)"
+        )
+
+
 def is_distributed(store: Any) -> bool:
-    """Whether other workers take part in ``store``, an open one or None."""
+    """Return whether other workers take part in ``store``, an open one or None."""
     if store is None:
         return False
     try:

@@ -21,11 +21,10 @@ from ..precision.plan import Plan, read_policy
 from ..step import states
 from ..step.gradients import Gradient
 from ..step.masters import Weight, share_drawn, share_initial
-from ..step.refusals import check_kvstore, refuse_compression, refuse_sparse_weight
 from ..step.scaler import as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
-from ..step.stores import is_distributed, open_store
+from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
 from ..step.updater import Update, Updaters
 from . import _mxnet
 from .checkpoint import SavesCheckpoints

@@ -8,12 +8,11 @@ from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..frontend import GraphRun, Listener, Listeners, Note, unchanged
+from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, unchanged
 from ..policy import Policy
 from ..precision.heads import SCALE_NAME
 from ..step.gradients import Gradient
 from ..step.masters import Weight, assign
-from ..step.refusals import OTHER_WORKERS
 from ..step.step import ScaledStep
 from ..step.stores import is_distributed
 from . import _mxnet

@@ -15,7 +15,7 @@ import mxmp
 from bench.turns import bench, in_turns, milliseconds
 from mxmp.kernels.fit import SWITCH
 from mxmp.pipeline import low_graph
-from mxmp.precision import rules
+from mxmp.precision import missing_kernels
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.step.gradients import FiniteSums, Gradient
 from mxmp.step.updater import Updater
@@ -40,7 +40,7 @@ def layouts(arguments: list[str]) -> None:
     def rows() -> Iterator[tuple[tuple[int, int], Steps]]:
         for channels, groups in BLOCKS:
             symbol = block(channels, groups)
-            slow = mock.patch.object(rules, "_slow_layout", return_value="")
+            slow = mock.patch.object(missing_kernels, "CHANNEL_BLOCK", 1)
             with slow, mock.patch.dict(os.environ, {SWITCH: "small_channel_blocks"}):
                 as_it_comes = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())
             by_mxmp = mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu())

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from oracle import S, by_symbol
 
-from mxmp.precision import heads
 from mxmp.precision.graph import Graph
-from mxmp.precision.heads import SCALE_NAME, call_with_scale, heads_scaled_by, scale_heads
-from mxmp.precision.record import Record
+from mxmp.precision.heads import SCALE_NAME, scale_heads
 
 FC = S.FullyConnected(S.var("data"), num_hidden=3, name="fc")
 HEADS = {
@@ -94,40 +92,3 @@ def test_a_custom_operator_is_a_head_where_it_says_that_it_needs_no_gradient(top
     graph = Graph.from_symbol(symbol)
     assert scale_heads(graph) is is_head
     assert (SCALE_NAME in graph.to_symbol().list_arguments()) is is_head
-
-
-def forwards(*contexts):
-    """A scaled forward per context, each of which keeps what it was fed, recorded."""
-    fed, outs = [], []
-    weight = mx.nd.ones((1,))
-    weight.attach_grad()
-    with mx.autograd.record():
-        for ctx in contexts:
-            outs.append(call_with_scale(lambda s: fed.append(s) or weight.as_in_context(s.ctx) * s, ctx))
-    return fed, outs
-
-
-def test_the_scale_of_each_forward_is_one_but_in_a_block_whose_losses_reach_it():
-    (first, second, other), outs = forwards(mx.cpu(0), mx.cpu(1), mx.cpu(0))
-    assert (first.dtype, first.shape, first.asscalar()) == (np.float32, (1,), 1)
-    with heads_scaled_by(256.0, Record(outs[:2])):
-        assert [a.asscalar() for a in (first, second, other)] == [256, 256, 1]
-        with pytest.raises(RuntimeError, match="scaled twice"), heads_scaled_by(2.0, Record(outs)):
-            pass
-        assert [a.asscalar() for a in (first, second, other)] == [256, 256, 1]
-    assert [a.asscalar() for a in (first, second, other)] == [1, 1, 1]
-
-
-def test_the_scale_does_not_outlive_an_error():
-    (fed,), outs = forwards(mx.cpu(0))
-    with pytest.raises(KeyError), heads_scaled_by(256.0, Record(outs)):
-        raise KeyError
-    assert fed.asscalar() == 1
-
-
-def test_forwards_that_no_backward_reaches_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr(heads, "_LIVE_RECORDS", 5)
-    (*_, last), outs = forwards(*[mx.cpu(0)] * 9)
-    assert len(heads._recorded) <= 5
-    with heads_scaled_by(256.0, Record(outs[-1:])):
-        assert last.asscalar() == 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Container
 
 import numpy as np
@@ -14,7 +15,7 @@ from sweep.operators.case import CASES, DTYPES, Case, digest, emitted, is_allowe
 from sweep.operators.runner import Runner
 from test_rules import FORWARD
 
-from mxmp.precision import rules
+from mxmp.precision.missing_kernels import TABLE
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")
 
@@ -73,8 +74,13 @@ def test_a_wrong_rule_is_found(monkeypatch):
     """Each operator whose kernel truncates, listed as if it held."""
     for op in ("elemwise_mul", "softsign", "_plus_scalar"):
         with monkeypatch.context() as wrong:
-            wrong.setattr(rules, "BFLOAT16_CPU", rules.BFLOAT16_CPU | {op})
-            wrong.setattr(rules, "BFLOAT16_CPU_UNFIT", {k: v for k, v in rules.BFLOAT16_CPU_UNFIT.items() if k != op})
+            rows = [
+                replace(row, operators=row.operators - {op}) for row in TABLE["cpu", "bfloat16"] if not row.all_others
+            ]
+            others = [
+                replace(row, operators=row.operators | {op}) for row in TABLE["cpu", "bfloat16"] if row.all_others
+            ]
+            wrong.setitem(TABLE, ("cpu", "bfloat16"), (*rows, *others))
             assert (op, "bfloat16", "biased") in faults([op])
 
 

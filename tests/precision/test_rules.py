@@ -16,9 +16,8 @@ import pytest
 from mxnet._ctypes.ndarray import _imperative_invoke
 from mxnet.base import _LIB, check_call
 
+from mxmp.precision.missing_kernels import BFLOAT16_CPU, TABLE, HasAttribute
 from mxmp.precision.rules import (
-    BFLOAT16_CPU,
-    BFLOAT16_CPU_EXCEPT,
     CUDA_BUILD_ONLY,
     RULES,
     Kind,
@@ -90,12 +89,14 @@ def test_every_registered_backward_operator_resolves_to_alone():
 def test_the_table_names_only_operators_that_mxnet_has():
     assert set(RULES) - set(FORWARD) <= CUDA_BUILD_ONLY
     assert set(RULES) >= BFLOAT16_CPU
-    assert set(BFLOAT16_CPU_EXCEPT) <= BFLOAT16_CPU
+    for rows in TABLE.values():
+        assert {name for row in rows for name in row.operators} <= set(FORWARD)
 
 
 def test_every_reason_is_one_specific_line():
     reasons = {rule.reason for rule in RULES.values()}
     reasons |= {exception.reason for rule in RULES.values() for exception in rule.when}
+    reasons |= {row.reason for rows in TABLE.values() for row in rows}
     for reason in reasons:
         assert 20 <= len(reason) <= 160, reason
         assert "\n" not in reason, reason
@@ -133,8 +134,9 @@ def test_aliases_have_the_rule_of_their_canonical_operator():
 
 
 def test_exceptions_and_scalars_name_real_attributes_and_no_exception_holds_a_default():
-    exceptions = [(name, when) for name, rule in RULES.items() for when in rule.when]
-    exceptions += [(name, when) for name, whens in BFLOAT16_CPU_EXCEPT.items() for when in whens]
+    exceptions: list[tuple[str, Any]] = [(name, when) for name, rule in RULES.items() for when in rule.when]
+    for row in (row for rows in TABLE.values() for row in rows):
+        exceptions += [(name, row.where) for name in row.operators if isinstance(row.where, HasAttribute)]
     for name, when in exceptions:
         declared = FORWARD[name].attrs[when.attr]
         default = re.search(r"default='(.*)'", declared)
@@ -189,6 +191,56 @@ def test_missing_kernels_are_those_of_the_cpu():
     for bounds in ({"a_min": "-0.3", "a_max": "0.7"}, {"a_min": "0", "a_max": "257"}, {"a_min": "0"}):
         assert "truncates" in missing_kernel("clip", bounds, "bfloat16", "cpu", slow_too=True)
     assert "max and avg" in missing_kernel("Pooling", {"pool_type": "sum"}, "bfloat16", "cpu")
+
+
+VOLUME = {"kernel": "(3, 3, 3)", "num_filter": "16"}
+LACKING = [
+    ("Deconvolution", "float16", VOLUME, None, "3-D deconvolution"),
+    ("clip", "bfloat16", {"a_min": "0", "a_max": "0.1"}, None, "truncates its bounds"),
+    ("clip", "bfloat16", {"a_min": "0", "a_max": "6"}, None, "three times slower"),
+    ("softsign", "bfloat16", {}, None, "kernel of softsign truncates where FP32 rounds"),
+    ("_mul_scalar", "bfloat16", {"scalar": "0.3"}, None, "kernel of _mul_scalar truncates, its constant too"),
+    ("transpose", "bfloat16", {}, None, "no sound bfloat16 CPU kernel for transpose"),
+    ("Activation", "bfloat16", {"act_type": "softsign"}, None, "no bfloat16 softsign"),
+    ("LeakyReLU", "bfloat16", {"act_type": "selu"}, None, "LeakyReLU has no"),
+    ("Pooling", "bfloat16", {"pool_type": "lp"}, None, "max and avg only"),
+    ("Pooling", "bfloat16", {"pooling_convention": "same"}, None, "'same'"),
+    ("Convolution", "bfloat16", {**VOLUME, "dilate": "(2, 1, 1)"}, None, "not measured"),
+    ("BatchNorm", "bfloat16", {}, 72, "of BatchNorm is slower than FP32's where 72 channels"),
+    ("Convolution", "bfloat16", {"num_filter": "24", "num_group": "24"}, None, "where 24 channels"),
+]
+
+
+@pytest.mark.parametrize(("op", "dtype", "attrs", "channels", "reason"), LACKING)
+def test_a_missing_kernel_is_named_with_its_reason_and_a_gpu_lacks_none(op, dtype, attrs, channels, reason):
+    assert reason in missing_kernel(op, attrs, dtype, "cpu", channels=channels)
+    assert missing_kernel(op, attrs, dtype, "gpu", channels=channels) == ""
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "channels"),
+    [
+        ("_mul_scalar", {"scalar": "-0.25"}, None),
+        ("Activation", {"act_type": "relu"}, None),
+        ("Convolution", VOLUME, None),
+        ("BatchNorm", {}, 96),
+        ("BatchNorm", {}, None),
+        ("Convolution", {"num_filter": "32", "num_group": "32"}, None),
+        ("Convolution", {"num_filter": "24", "num_group": "12"}, None),
+    ],
+)
+def test_a_sound_kernel_is_not_missing(op, attrs, channels):
+    assert missing_kernel(op, attrs, "bfloat16", "cpu", channels=channels) == ""
+
+
+@pytest.mark.parametrize(("op", "dtype", "attrs", "channels", "reason"), LACKING)
+def test_slow_kernels_can_be_allowed_and_wrong_ones_cannot(op, dtype, attrs, channels, reason):
+    slow = "slower" in missing_kernel(op, attrs, dtype, "cpu", channels=channels) and reason != "truncates its bounds"
+    assert (missing_kernel(op, attrs, dtype, "cpu", channels=channels, slow_too=True) == "") is slow
+
+
+def test_every_missing_kernel_has_an_example_above():
+    assert len(LACKING) == sum(map(len, TABLE.values()))
 
 
 def test_operators_that_end_the_process_in_bfloat16_are_never_listed():

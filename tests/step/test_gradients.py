@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import math
-import os
-import subprocess
-import sys
 
 import mxnet as mx
 import numpy as np
@@ -171,30 +170,11 @@ def test_is_finite_says_so_of_each_element():
     np.testing.assert_array_equal(is_finite(mx.nd.array(values)).asnumpy(), np.isfinite(np.float32(values)))
 
 
-def test_an_overflow_is_skipped_with_the_naive_engine():
-    """Its operators run in this thread, and leave an errno behind that MXNet's parser of numbers reads."""
-    program = """
-import mxnet as mx, mxmp
-from mxnet import autograd, gluon
-net = gluon.nn.HybridSequential()
-net.add(gluon.nn.Conv2D(4, 3, in_channels=2), gluon.nn.BatchNorm(in_channels=4))
-net.initialize()
-mxmp.convert(net)
-trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=1024)
-x = mx.nd.random.normal(shape=(2, 2, 5, 5))
-for step in range(3):
-    with autograd.record():
-        loss = net(x * (float("inf") if step == 1 else 1)).sum()
-    trainer.backward(loss)
-    trainer.step(2)
-    assert trainer.last_step_skipped == (step == 1)
-assert all((p.data() - p.data() == 0).min().asscalar() for p in net.collect_params().values())
-"""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env={**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
+def test_what_is_finite_is_known_whatever_was_computed_before():
+    """An operator may leave an error number in this thread, as all do with the naive engine; MXNet's parser reads it."""
+    number = ctypes.CDLL(None).__errno_location
+    number.restype = ctypes.POINTER(ctypes.c_int)
+    array = mx.nd.array([1.0, np.inf])
+    is_finite(array).wait_to_read()
+    number().contents.value = errno.ERANGE
+    assert is_finite(array).asnumpy().tolist() == [1, 0]
