@@ -171,7 +171,7 @@ def test_is_finite_says_so_of_each_element():
 
 
 def test_what_is_finite_is_known_whatever_was_computed_before():
-    """An operator may leave an error number in this thread, as all do with the naive engine; MXNet's parser reads it."""
+    """An operator may leave an errno in this thread, as all do with the naive engine, and MXNet's parser reads it."""
     number = ctypes.CDLL(None).__errno_location
     number.restype = ctypes.POINTER(ctypes.c_int)
     array = mx.nd.array([1.0, np.inf])
