@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-# Continuous integration tries the same examples every time; at home each run tries new ones.
+# Continuous integration tries the same examples every time; at home each run tries new ones, and
+# --hypothesis-profile=long twenty times as many (see counts.py).
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("home", deadline=None)
+settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 

@@ -57,9 +57,6 @@ def call(net, kind, seed):
         return flat(net(*args))
 
 
-CALLS = int(os.environ.get("MXMP_THREAD_CALLS", "2000"))
-
-
 @pytest.mark.parametrize(
     ("policy", "flags"),
     [("float16", "not hybridized"), ("bfloat16", "hybridized"), ("compute=float16,params=float16", "static")],

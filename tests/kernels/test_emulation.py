@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple
 import mxnet as mx
 import numpy as np
 import pytest
+from counts import examples
 from hypothesis import HealthCheck, given, settings
 from oracle import S, assert_same_bits, by_symbol, filled, graphs, half, native, nodes
 
@@ -346,7 +347,7 @@ def test_the_shortcut_of_exact_operators_changes_no_bit(policy, monkeypatch):
     assert_same_bits(by_symbol(short, values), by_symbol(full, values))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_the_shortcut_changes_no_bit_on_random_graphs(drawn):
     symbol, shapes = drawn
