@@ -16,7 +16,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 
 def pytest_collection_modifyitems(items):
-    """Tests marked `gpu` skip, with the reason, where MXNet sees no GPU."""
+    """What is not marked `slow` is `quick`; tests marked `gpu` skip, with the reason, where MXNet sees no GPU."""
+    for item in items:
+        if "slow" not in item.keywords:
+            item.add_marker("quick")
     if mx.context.num_gpus():
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU that MXNet 1.9.1 can use; there is none here")

@@ -157,6 +157,7 @@ def changed(data, value):
     return value
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=st.data())
 def test_traces_with_anything_in_them(data):

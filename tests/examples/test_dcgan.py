@@ -1,8 +1,11 @@
 """The DCGAN example: two trainers in float16, two loss scales, two pictures."""
 
+import pytest
 import dcgan
 import matplotlib.pyplot as plt
 import numpy as np
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_trains_both_nets_with_scales_of_their_own_and_draws_both_pictures(tmp_path, capsys):

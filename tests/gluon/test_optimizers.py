@@ -37,6 +37,7 @@ def run(trainer_class, name, extra, batch_size, **kwargs):
     return tree([p.data() for p in trainer._params]), tree(trainer._updaters[0].states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("batch_size", BATCH_SIZES)
 def test_a_power_of_two_scale_changes_no_bit_of_100_steps(variant, batch_size):

@@ -347,6 +347,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_process_fits_where_the_numbers_are_others(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(mxmp.__file__))}
 

@@ -17,6 +17,7 @@ from mxmp.precision.graph import Graph
 DTYPES = ["float16", "bfloat16"]
 
 
+@pytest.mark.slow
 def test_nothing_reads_memory_that_was_never_written(pytestconfig):
     run_poisoned(pytestconfig, __file__, "on_poison")
 

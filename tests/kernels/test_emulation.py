@@ -398,11 +398,11 @@ def test_a_gpu_gets_native_float16_and_a_cpu_the_emulation():
     assert len(emulated) > len(plain)
 
 
-def test_a_chain_of_100000_nodes_is_lowered_and_stripped():
+def test_a_chain_of_20000_nodes_is_lowered_and_stripped():
     node = Node("dot", "dot", inputs=[Entry(Node("null", "x")), Entry(Node("null", "w"))])
-    for index in range(100_000):
+    for index in range(20_000):
         node = Node("tanh" if index % 4 == 0 else "relu", f"n{index}", inputs=[Entry(node)])
     graph = Graph([Entry(node)])
     low, plan = low_graph(graph, Policy(), "cpu")
-    assert plan.num_low == 100_001
+    assert plan.num_low == 20_001
     assert [n.name for n in strip(low).nodes()] == [n.name for n in graph.nodes()]

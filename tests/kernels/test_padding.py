@@ -26,6 +26,7 @@ from mxmp.precision.rules import missing_kernel
 DTYPES = ["float16", "bfloat16"]
 
 
+@pytest.mark.slow
 def test_nothing_reads_memory_that_was_never_written(pytestconfig):
     run_poisoned(pytestconfig, __file__, "on_poison")
 

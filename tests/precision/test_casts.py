@@ -231,6 +231,7 @@ def test_random_graphs_are_the_original_without_what_was_inserted(drawn):
     assert comparable(Graph.from_symbol(symbol)) == before
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_random_graphs_keep_their_names_infer_and_cast_twice_as_once(drawn):

@@ -55,6 +55,7 @@ def test_a_plan_read_again_is_equal_and_gives_the_same_graph_byte_for_byte(drawn
         assert got.to_json() == want.to_json()
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_process_gives_the_same_graph_byte_for_byte(tmp_path):
     symbol = small()
     symbol.save(str(tmp_path / "net.json"))

@@ -4,6 +4,7 @@ import check_equal_workers
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", check_equal_workers.installed_stores())
 def test_two_workers_are_equal_at_every_step(store, tmp_path, capfd):
     """SGLD draws other noise on every worker."""

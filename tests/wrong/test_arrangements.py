@@ -22,7 +22,7 @@ COUNT = examples(50 if NAIVE else 500)
 # Of the update's length; a forgotten scale, step, device or accumulation is off by half and more.
 TOLERANCE = {"float16": 0.03, "float16 masters": 0.03, "bfloat16": 0.2}
 
-pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")]
 
 
 @settings(max_examples=COUNT * 4 // 5, suppress_health_check=list(HealthCheck), print_blob=True)
