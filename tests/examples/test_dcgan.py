@@ -1,9 +1,9 @@
 """The DCGAN example: two trainers in float16, two loss scales, two pictures."""
 
-import pytest
 import dcgan
 import matplotlib.pyplot as plt
 import numpy as np
+import pytest
 
 pytestmark = pytest.mark.slow
 
