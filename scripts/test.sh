@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs the linters, the types, the manual's site and every test. Arguments go to pytest.
+# Sets up .venv and runs the linters, the types, the manual's site and every test. Arguments go to pytest: -m quick,
+# or -n 0 for one process.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
@@ -14,7 +15,9 @@ check ruff check .
 check ruff format --check .
 check mypy
 check bash scripts/docs.sh
-check pytest "$@"
+# Two processes of one thread each, which take tests from each other at the end.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+check pytest -n 2 --dist worksteal "$@"
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" >&2
     exit 1

@@ -375,6 +375,7 @@ def test_mxnets_profiler(dump):
     assert found.share("bulk") == 0
 
 
+@pytest.mark.slow
 def test_times_are_those_of_mxnets_events(dump):
     """Each operator's time from the raw events: what ends minus what begins."""
     events = json.loads(dump.read_text())["traceEvents"]
