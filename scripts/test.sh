@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up .venv and runs the linters, the types, the manual's site, every test, and those on the null GPU. Arguments go
-# to pytest; with some, the null GPU is left out.
+# to pytest: -m quick, or -n 0 for one process; with some, the null GPU is left out.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
@@ -15,7 +15,9 @@ check ruff check .
 check ruff format --check .
 check mypy
 check bash scripts/docs.sh
-check pytest "$@"
+# Two processes of one thread each, which take tests from each other at the end.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+check pytest -n 2 --dist worksteal "$@"
 if [ $# -eq 0 ]; then check bash scripts/nullgpu.sh; fi
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" >&2

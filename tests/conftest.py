@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-# Continuous integration tries the same examples every time; at home each run tries new ones.
+# Continuous integration tries the same examples every time; at home each run tries new ones, and
+# --hypothesis-profile=long twenty times as many (see counts.py).
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("home", deadline=None)
+settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 
 def pytest_collection_modifyitems(items):
-    """Tests marked `gpu` skip, with the reason, where MXNet sees no GPU."""
+    """What is not marked `slow` is `quick`; tests marked `gpu` skip, with the reason, where MXNet sees no GPU."""
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            item.add_marker("quick")
     if mx.context.num_gpus():
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU that MXNet 1.9.1 can use; there is none here")

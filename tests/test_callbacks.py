@@ -140,6 +140,7 @@ def values_of(target):
     return {k: (v.data() if isinstance(v, mx.gluon.Parameter) else v).asnumpy() for k, v in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [a_net, a_module])
 def test_a_watched_step_that_is_interrupted_in_a_callback_stops_before_its_update(make):
     target, step, watched = make()
@@ -185,6 +186,7 @@ def blamed_module():
     return module, arrays, lambda: blame(module, mx.io.DataBatch([x], [y]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [blamed_net, blamed_module])
 def test_an_interrupted_blame_leaves_gradients_and_statistics_as_they_were(make):
     target, arrays, replay = make()

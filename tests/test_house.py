@@ -293,6 +293,7 @@ check()
 """
 
 
+@pytest.mark.slow
 def test_importing_and_using_mxmp_patches_nothing_in_mxnet():
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SNAPSHOT],

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import mxnet as mx
 import pytest
+from counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -130,7 +131,7 @@ CELLS = st.one_of(
     st.text(st.characters(blacklist_categories=["Cs"]), max_size=5),
     st.binary(max_size=5),
 )
-FUZZ = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 
 
 def places(value, path=()):
@@ -156,6 +157,7 @@ def changed(data, value):
     return value
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=st.data())
 def test_traces_with_anything_in_them(data):

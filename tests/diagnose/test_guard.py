@@ -112,6 +112,7 @@ def test_the_move_changes_nothing_but_the_graph(door, policy, tmp_path):
     assert_same(run.weights(), again.weights())
 
 
+@pytest.mark.slow
 def test_all_doors_and_ways_to_store_weights_give_the_same_run_through_skips_and_the_move():
     runs = [Run(door, overflowing(), policy) for door in DOORS for policy in STORED]
     for run in runs:

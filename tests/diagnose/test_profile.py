@@ -352,6 +352,7 @@ def dump(tmp_path_factory):
     return recorded(path, "apart")
 
 
+@pytest.mark.slow
 def test_mxnets_profiler(dump):
     found = profile(dump)
     assert (found.source, found.devices, found.knows_kernels) == ("MXNet", ("cpu/0",), False)
@@ -374,6 +375,7 @@ def test_mxnets_profiler(dump):
     assert found.share("bulk") == 0
 
 
+@pytest.mark.slow
 def test_times_are_those_of_mxnets_events(dump):
     """Each operator's time from the raw events: what ends minus what begins."""
     events = json.loads(dump.read_text())["traceEvents"]
@@ -383,6 +385,7 @@ def test_times_are_those_of_mxnets_events(dump):
     assert convolution.total == pytest.approx(spent / 1e6)
 
 
+@pytest.mark.slow
 def test_operators_in_bulk_are_said(tmp_path):
     """As they are by default: which of them took the time is not known."""
     found = profile(recorded(tmp_path / "bulk.json"))

@@ -274,6 +274,7 @@ def watched_steps(door):
     return lambda: watch(net, trainer, every=1, keep=1), lambda: gluon_step(net, trainer, x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["gluon", "module"])
 def test_a_watched_step_leaves_no_object_behind(door):
     watched, step = watched_steps(door)
@@ -287,6 +288,7 @@ def test_a_watched_step_leaves_no_object_behind(door):
     assert grown_over(10, watched_once) == {}
 
 
+@pytest.mark.slow
 def test_nor_where_other_threads_run_the_net():
     net, (x, y) = three(), batch()
     trainer = gluon_run(net)
@@ -308,6 +310,7 @@ def test_nor_where_other_threads_run_the_net():
         assert grown_over(10, lambda: step(in_a_thread_that_ends)) == {}
 
 
+@pytest.mark.slow
 def test_a_net_that_is_gone_leaves_no_op_hook_behind():
     (x, y) = batch()
 

@@ -3,6 +3,9 @@
 import dcgan
 import matplotlib.pyplot as plt
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_trains_both_nets_with_scales_of_their_own_and_draws_both_pictures(tmp_path, capsys):

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from parity.families import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "recipes"
 LONGEST = 150
 THERE = {name: row for name, row in FAMILIES.items() if (RECIPES / row.recipe.split()[0]).exists()}

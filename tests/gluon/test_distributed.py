@@ -18,6 +18,8 @@ from tiny import two_layers
 
 import mxmp
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="needs Horovod: bash scripts/check_horovod.sh"

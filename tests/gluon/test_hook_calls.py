@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 
 import mxnet as mx
 import numpy as np
 import pytest
+from counts import examples
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from twins import FLAGS, array, seeded
@@ -57,19 +57,16 @@ def call(net, kind, seed):
         return flat(net(*args))
 
 
-CALLS = int(os.environ.get("MXMP_THREAD_CALLS", "2000"))
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "flags"),
     [("float16", "not hybridized"), ("bfloat16", "hybridized"), ("compute=float16,params=float16", "static")],
 )
 def test_eight_threads_make_two_thousand_calls_of_one_net_as_one_thread_makes_them(policy, flags):
-    """MXMP_THREAD_CALLS asks for another number of calls."""
     net = mxmp.convert(seeded(Shifting()), policy)
     if FLAGS[flags] is not None:
         net.hybridize(**FLAGS[flags])
-    jobs = [(KINDS[(i * 7 + i // 8) % 4], i % 12) for i in range(CALLS)]
+    jobs = [(KINDS[(i * 7 + i // 8) % 4], i % 12) for i in range(examples(2000))]
     twin = mxmp.convert(seeded(Shifting()), policy)
     expected = {job: call(twin, *job) for job in dict.fromkeys(jobs)}
     with ThreadPoolExecutor(8) as pool:

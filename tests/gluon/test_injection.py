@@ -18,6 +18,8 @@ from tiny import LOSS, MASTERS, OPTIMIZERS, batch, contexts, options, picture, t
 
 import mxmp
 
+pytestmark = pytest.mark.slow
+
 VALUES = (math.nan, math.inf, -math.inf)
 POSITIONS = (0, -1)
 PARAMETERS = 2

@@ -10,6 +10,8 @@ from oracle import sqnr
 
 import mxmp
 
+pytestmark = pytest.mark.slow
+
 gluoncv = pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
 
 # The smallest input that each one's last pooling allows, and batch norms with more than two values.

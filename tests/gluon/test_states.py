@@ -69,6 +69,7 @@ def files(tmp_path):
     return str(tmp_path / "net.params"), str(tmp_path / "trainer.states")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("stored", PRECISIONS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -563,6 +564,7 @@ def nn_of(*shapes):
 # -- on disk ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_kill_9_during_a_save_leaves_the_old_file_or_the_new_one(tmp_path):
     fname = tmp_path / "states"
 

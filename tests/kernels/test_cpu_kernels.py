@@ -17,8 +17,9 @@ from mxmp.precision.graph import Graph
 DTYPES = ["float16", "bfloat16"]
 
 
-def test_nothing_reads_memory_that_was_never_written():
-    run_poisoned(__file__, "on_poison")
+@pytest.mark.slow
+def test_nothing_reads_memory_that_was_never_written(pytestconfig):
+    run_poisoned(pytestconfig, __file__, "on_poison")
 
 
 def close_to_fp32(

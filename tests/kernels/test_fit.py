@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from counts import examples
 from hypothesis import HealthCheck, given, settings
 from mxnet.gluon import nn
 from oracle import S, by_gluon, by_symbol, filled, graphs, native, nodes, sqnr
@@ -32,7 +33,7 @@ def test_the_context_of_the_moment_is_the_default():
         assert mxmp.cast_symbol(symbol, "params=float32").tojson() == native(symbol).tojson()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_bfloat16_is_low_only_where_no_kernel_is_missing(drawn):
     graph = Graph.from_symbol(drawn[0])

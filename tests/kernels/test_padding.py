@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from itertools import product
 from typing import NamedTuple
 
 import mxnet as mx
 import numpy as np
 import pytest
+from counts import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from mxnet import gluon
@@ -26,8 +26,9 @@ from mxmp.precision.rules import missing_kernel
 DTYPES = ["float16", "bfloat16"]
 
 
-def test_nothing_reads_memory_that_was_never_written():
-    run_poisoned(__file__, "on_poison")
+@pytest.mark.slow
+def test_nothing_reads_memory_that_was_never_written(pytestconfig):
+    run_poisoned(pytestconfig, __file__, "on_poison")
 
 
 # -- Against exact sums ---------------------------------------------------------------------------------
@@ -228,10 +229,9 @@ def convolutions(draw) -> Convolution:
 
 
 @in_poisoned_memory
-@settings(max_examples=int(os.environ.get("MXMP_EXAMPLES", "40")), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
 @given(convolutions(), st.sampled_from(DTYPES))
 def test_random_convolutions_on_poison(convolution, dtype):
-    """``MXMP_POISONED=1 MALLOC_PERTURB_=128 MXMP_EXAMPLES=2000 pytest -k random``: as many."""
     convolution.is_right(dtype)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
+from counts import examples
 from hypothesis import HealthCheck, assume, given, settings
 from oracle import S, by_symbol, casts, filled, graphs, native, nodes, sqnr
 
@@ -213,7 +214,7 @@ def comparable(graph: Graph) -> Any:
     return json.loads(graph.to_json())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_random_graphs_are_the_original_without_what_was_inserted(drawn):
     symbol, _ = drawn
@@ -230,7 +231,8 @@ def test_random_graphs_are_the_original_without_what_was_inserted(drawn):
     assert comparable(Graph.from_symbol(symbol)) == before
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_random_graphs_keep_their_names_infer_and_cast_twice_as_once(drawn):
     symbol, shapes = drawn
@@ -256,7 +258,7 @@ def test_random_graphs_keep_their_names_infer_and_cast_twice_as_once(drawn):
             assert again.tojson(remove_amp_cast=False) == cast.tojson(remove_amp_cast=False)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_random_graphs_have_one_cast_per_tensor_and_dtype(drawn):
     symbol, _ = drawn
@@ -275,7 +277,7 @@ def test_random_graphs_have_one_cast_per_tensor_and_dtype(drawn):
 # 280 graphs 71 and 51 dB in the median, 54 and 34 dB where products multiply the errors, and 47 dB where
 # a batch norm divides a nearly constant tensor by its small deviation.
 @pytest.mark.parametrize(("policy", "floor"), [(Policy(), 40), (Policy("bfloat16"), 22)])
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_random_graphs_compute_close_to_fp32(policy, floor, drawn):
     symbol, shapes = drawn

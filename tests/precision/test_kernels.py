@@ -97,6 +97,7 @@ def runner():
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["sigmoid", "elemwise_mul", "_npi_true_divide_scalar", "FullyConnected"])
 def test_a_fresh_measurement_says_what_the_results_say(runner, op):
     """``elemwise_mul`` truncates in bfloat16; ``_npi_true_divide_scalar`` fails there."""

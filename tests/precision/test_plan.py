@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mxnet as mx
 import pytest
+from counts import examples
 from hypothesis import HealthCheck, given, settings
 from oracle import S, graphs
 
@@ -40,7 +41,7 @@ def text(symbol: mx.sym.Symbol) -> str:
     return symbol.tojson(remove_amp_cast=False)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_a_plan_read_again_is_equal_and_gives_the_same_graph_byte_for_byte(drawn):
     graph = strip(Graph.from_symbol(drawn[0]))
@@ -54,6 +55,7 @@ def test_a_plan_read_again_is_equal_and_gives_the_same_graph_byte_for_byte(drawn
         assert got.to_json() == want.to_json()
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_process_gives_the_same_graph_byte_for_byte(tmp_path):
     symbol = small()
     symbol.save(str(tmp_path / "net.json"))

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from counts import examples
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from oracle import S
@@ -95,7 +96,7 @@ def check(path, text):
         str(error).encode()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
 @given(where=st.sampled_from(list(places(RAW))), value=JSON | st.just(MISSING))
 @example(where=("tuned", "cast_bytes", "rules"), value=HUGE)
 @example(where=("tuned", "steps", "rules"), value="1")

@@ -439,6 +439,7 @@ def check_bfloat16() -> None:
     print("all hold", flush=True)
 
 
+@pytest.mark.slow
 def test_operators_listed_for_bfloat16_hold_forward_and_backward_on_the_cpu():
     here = Path(__file__).resolve()
     paths = os.pathsep.join(

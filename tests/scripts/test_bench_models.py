@@ -14,6 +14,7 @@ from pages import benchmarks as make_benchmarks_page
 pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
 
 
+@pytest.mark.slow
 def test_two_variants_take_turns_and_a_second_run_measures_nothing_again(tmp_path, capsys):
     path = tmp_path / "benchmarks.json"
     small = ["cifar_resnet20_v1", "--batch", "2", "--size", "32", "--threads", "1", "--rounds", "2", "--warmup", "1"]
@@ -33,6 +34,7 @@ def test_two_variants_take_turns_and_a_second_run_measures_nothing_again(tmp_pat
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_what_a_variant_cannot_do_is_its_result(tmp_path, capsys):
     path = tmp_path / "benchmarks.json"
     bench_models.main(["no_such_network", "--variants", "float32", "--tasks", "training", "--results", str(path)])

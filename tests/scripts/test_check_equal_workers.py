@@ -4,6 +4,7 @@ import pytest
 from checks import equal_workers as check_equal_workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", check_equal_workers.installed_stores())
 def test_two_workers_are_equal_at_every_step(store, tmp_path, capfd):
     """SGLD draws other noise on every worker."""

@@ -92,6 +92,7 @@ def test_a_family_that_is_not_there_is_named(capsys):
     assert "resnet51" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_told_and_leaves_no_result(monkeypatch, tmp_path, capsys):
     job = parity.Job("ssd", "float16", 0, "--loss-scale nonsense")
     assert "nonsense" in parity.run(job)[1]

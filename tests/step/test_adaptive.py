@@ -8,6 +8,7 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
+from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import CASTS, forward, two_layers, weights
@@ -107,7 +108,7 @@ def test_a_hidden_overflow_is_a_ceiling_until_an_interval_has_passed():
     st.integers(1, 5),
     st.integers(1, 6),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_whatever_is_measured_the_scale_stays_within_its_limits_and_a_copy_goes_on_alike(steps, interval, margin):
     def one():
         return AdaptiveLossScaler(2.0**8, growth_interval=7, min_scale=4.0, max_scale=2.0**20, margin=margin,

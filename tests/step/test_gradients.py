@@ -9,6 +9,7 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
+from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,7 +118,7 @@ def test_float16_squares_are_summed_in_fp32():
 
 
 @given(st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=20), min_size=1, max_size=5))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 def test_the_norm_equals_that_of_the_flat_vector(lists):
     flat = np.concatenate([np.asarray(v, np.float64) for v in lists])
     assert norm([gradient(v) for v in lists]) == pytest.approx(float(np.linalg.norm(flat)), rel=1e-4, abs=1e-18)

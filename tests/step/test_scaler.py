@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,13 +61,13 @@ def trace(scaler, outcome_list):
 
 
 @given(outcomes, arguments)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(300))
 def test_the_trace_of_scales_equals_the_algorithm_written_out(outcome_list, args):
     assert trace(DynamicLossScaler(**args), outcome_list) == written_out(outcome_list, **args)
 
 
 @given(outcomes, arguments)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_scale_stays_between_floor_and_ceiling_and_finite(outcome_list, args):
     for scale in trace(DynamicLossScaler(**args), outcome_list):
         assert math.isfinite(scale)
@@ -122,7 +123,7 @@ def test_a_static_scale_never_moves():
 
 
 @given(outcomes, outcomes, arguments)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_state_taken_anywhere_continues_the_same_trace(before, after, args):
     scaler = DynamicLossScaler(**args)
     trace(scaler, before)

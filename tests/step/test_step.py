@@ -7,6 +7,7 @@ import math
 
 import mxnet as mx
 import pytest
+from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +54,7 @@ def test_static_and_no_scaling_still_skip_an_overflow(scaler):
 
 
 @given(st.lists(st.booleans(), max_size=30))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 def test_the_history_holds_one_event_per_skip_and_per_change_of_scale(outcomes):
     step = ScaledStep(mxmp.DynamicLossScaler(init_scale=2.0**20, growth_interval=3, hysteresis=2))
     events, before = [ScaleEvent(1, 2.0**20, False)], 2.0**20
@@ -128,7 +129,7 @@ def test_a_step_that_fails_in_the_update_is_not_counted():
 
 
 @given(st.lists(st.booleans(), max_size=12), st.lists(st.booleans(), max_size=12))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=examples(20))
 def test_a_state_continues_the_same_counters_history_and_scale(before, after):
     def fresh():
         return ScaledStep(mxmp.DynamicLossScaler(init_scale=2.0**16, growth_interval=2, hysteresis=2))

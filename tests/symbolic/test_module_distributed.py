@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from launch_local import launch, launch_horovod
 
+pytestmark = pytest.mark.slow
+
 WORKER = str(Path(__file__).with_name("module_worker.py"))
 HOROVOD = pytest.param(
     "horovod",

@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from counts import examples
 from hypothesis import HealthCheck, given, settings
 from mxnet.contrib import amp
 from mxnet.gluon.model_zoo import vision
@@ -99,7 +100,7 @@ POLICIES = [
 ]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_the_bytes_of_the_model_are_those_of_the_emitted_graph_and_no_plan_has_fewer(drawn):
     symbol, given_shapes = drawn

@@ -405,6 +405,7 @@ print(plan)
 """
 
 
+@pytest.mark.slow
 def test_without_an_instruction_set_for_bfloat16_the_plan_is_fp32_and_says_so():
     """oneDNN reads what it may use when it is first called: in a process of its own."""
     environment = {**os.environ, "DNNL_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(Path(mxmp.__file__).parents[1])}

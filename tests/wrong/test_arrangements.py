@@ -2,26 +2,30 @@
 
 More of them, with a seed, and how many were tried and refused:
 
-    MXMP_ARRANGEMENTS=10000 pytest tests/wrong/test_arrangements.py --hypothesis-seed=1 --hypothesis-show-statistics
+    pytest tests/wrong/test_arrangements.py --hypothesis-profile=long --hypothesis-seed=1 --hypothesis-show-statistics
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from arrangements import Arrangement, arrangements, deltas
+from counts import examples
 from hypothesis import HealthCheck, event, given, settings
 from module_arrangements import ModuleArrangement, module_arrangements, module_deltas
+from processes import run_tests
 
-COUNT = int(os.environ.get("MXMP_ARRANGEMENTS", "500"))
+NAIVE = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
+COUNT = examples(50 if NAIVE else 500)
 # Of the update's length; a forgotten scale, step, device or accumulation is off by half and more.
 TOLERANCE = {"float16": 0.03, "float16 masters": 0.03, "bfloat16": 0.2}
 
-pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* (computes|would run) in:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:nothing in .* (computes|would run) in:UserWarning"),
+]
 
 
 @settings(max_examples=COUNT * 4 // 5, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -36,13 +40,10 @@ def test_three_steps_of_a_module_are_those_of_fp32(arrangement: ModuleArrangemen
     compare(arrangement.dtype, module_deltas(arrangement), module_deltas(arrangement, full=True))
 
 
-@pytest.mark.skipif(os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine", reason="this is the process for it")
-def test_arrangements_hold_with_the_naive_engine():
+@pytest.mark.skipif(NAIVE, reason="this is the process for it")
+def test_arrangements_hold_with_the_naive_engine(pytestconfig):
     """An engine is of the process: another one draws a tenth as many."""
-    environment = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine", "MXMP_ARRANGEMENTS": str(max(COUNT // 10, 5))}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
+    run_tests(pytestconfig, __file__, MXNET_ENGINE_TYPE="NaiveEngine")
 
 
 def check(arrangement: Arrangement) -> None:

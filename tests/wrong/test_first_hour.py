@@ -396,6 +396,7 @@ refused(lambda: mxmp.tune(dense(), (4, 6), measure=False), RuntimeError, "amp.in
 """
 
 
+@pytest.mark.slow
 def test_amp_init_in_the_same_process_is_refused():
     env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(mxmp.__file__))}
     run = subprocess.run(

@@ -1,0 +1,30 @@
+"""Tests in a process of their own, for what must be in the environment before a process starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+__all__ = ["ROOT", "run_tests"]
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_tests(config: pytest.Config, *arguments: str, **environment: str) -> None:
+    """Run pytest with these arguments and variables, and the profile of this run; raise an error if a test fails."""
+    profile = config.getoption("--hypothesis-profile")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    run = subprocess.run(
+        [*command, f"--hypothesis-profile={profile}"] if profile else command,
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-4000:]
