@@ -18,9 +18,11 @@ from mxnet.ndarray import NDArray
 from .stores import from_rank_zero, is_distributed
 
 __all__ = [
+    "KERNEL_LIMIT",
     "Weight",
     "assign",
     "in_full",
+    "portions",
     "publish",
     "publish_all",
     "share_drawn",
@@ -80,7 +82,7 @@ def in_full(gradients: Sequence[NDArray], *, together: bool) -> list[NDArray]:
     if not together:
         return [gradient.astype("float32") for gradient in gradients]
     full: list[NDArray] = []
-    for some in _portions(gradients):
+    for some in portions(gradients):
         copies = [mx.nd.empty(array.shape, ctx=array.ctx) for array in some]
         mx.nd.reset_arrays(*copies, num_arrays=len(copies))
         _sgd(zip(some, some, copies), some, rate=-1.0)
@@ -94,7 +96,7 @@ def publish_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]], *, together
         for master, low, _ in triples:
             publish(master, low)
         return
-    for some in _portions(triples):
+    for some in portions(triples):
         _sgd(((low, gradient, master) for master, low, gradient in some), [low for _, low, _ in some], rate=0.0)
 
 
@@ -105,9 +107,13 @@ def _sgd(triples: Iterable[tuple[NDArray, NDArray, NDArray]], out: list[NDArray]
     mx.nd.multi_mp_sgd_update(*arrays, out=out, num_weights=n, lrs=[rate] * n, wds=[0.0] * n)
 
 
-def _portions(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """As many as the kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h)."""
-    return (list(items[start : start + 60]) for start in range(0, len(items), 60))
+# How many weights one kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h).
+KERNEL_LIMIT = 60
+
+
+def portions(items: Sequence[Any], size: int = KERNEL_LIMIT) -> Iterator[list[Any]]:
+    """Yield all items in their order, in lists of at most ``size``."""
+    return (list(items[start : start + size]) for start in range(0, len(items), size))
 
 
 def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]) -> None:

@@ -16,10 +16,8 @@ from mxnet.gluon import nn
 import mxmp
 
 from .checks import plain_float16_sums, wrong_matrix_calls
-from .networks import FAMILIES
 from .record import recording
 from .test_operators import CASES, emitted, run
-from .training import Training
 
 
 def known(reason: str, raises: type = AssertionError):
@@ -112,27 +110,6 @@ def numpy_net() -> nn.HybridSequential:
 def test_a_net_of_numpy_arrays_with_sgd(how):
     with mx.util.np_shape(True), mx.util.np_array(True):
         trained(numpy_net(), mx.np.ones((3, 4), ctx=mx.gpu()), how)
-
-
-# Of ResNet-18 45 of 69 launches, of ResNet-50 111 of 161.
-@known("every running statistic and every sum is copied by a launch of its own into one array (concat)")
-def test_a_step_copies_no_statistics_or_scalars_one_by_one():
-    training = Training(FAMILIES["resnet18_v1b"](), "float16")
-    training.run(1)
-    training.forward_backward()
-    with recording() as record:
-        training.step()
-    assert len(record.named("SliceExp<")) <= 1
-
-
-@known("the sums of float16 and of FP32 gradients are joined by a launch each (concat)")
-def test_a_step_without_statistics_joins_no_scalars_by_launches():
-    training = Training(FAMILIES["lstm"](), "float16")
-    training.run(1)
-    training.forward_backward()
-    with recording() as record:
-        training.step()
-    assert not record.named("SliceExp<")
 
 
 PLAIN = {
