@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
@@ -61,16 +62,17 @@ class Weight(NamedTuple):
 
 def take_over(master: NDArray, low: NDArray) -> None:
     """Where ``low`` is no longer the rounded master, someone wrote into it: that value holds."""
+    master, low = master.as_nd_ndarray(), low.as_nd_ndarray()
     with autograd.pause():
         value = mx.nd.Cast(low, dtype="float32")
-        rounded = mx.nd.Cast(mx.nd.Cast(master, dtype=low.dtype.__name__), dtype="float32")
+        rounded = mx.nd.Cast(mx.nd.Cast(master, dtype=np.dtype(low.dtype).name), dtype="float32")
         mx.nd.where(rounded == value, master, value, out=master)
 
 
 def publish(master: NDArray, low: NDArray) -> None:
     """Round the master into the array that computes."""
     with autograd.pause():
-        mx.nd.Cast(master, dtype=low.dtype.__name__, out=low)
+        mx.nd.Cast(master.as_nd_ndarray(), dtype=np.dtype(low.dtype).name, out=low.as_nd_ndarray())
 
 
 def in_full(gradients: Sequence[NDArray], *, together: bool) -> list[NDArray]:
@@ -119,7 +121,7 @@ def portions(items: Sequence[Any], size: int = KERNEL_LIMIT) -> Iterator[list[An
 def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]) -> None:
     """Make ``value`` the master on every device, and round it into what computes there."""
     for master, low in zip(masters, arrays):
-        master[:] = value
+        master.as_nd_ndarray()[:] = value.as_nd_ndarray() if isinstance(value, NDArray) else value
         publish(master, low)
 
 

@@ -94,24 +94,6 @@ def test_batch_norm_with_relu_ends_the_process_in_fp32_too():
     assert os.waitpid(child, 0)[1] != 0
 
 
-def numpy_net() -> nn.HybridSequential:
-    net = nn.HybridSequential()
-    net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
-    return net
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "float32",
-        pytest.param("float16", marks=known("TypeError in multi_mp_sgd_update of mx.np parameters", TypeError)),
-    ],
-)
-def test_a_net_of_numpy_arrays_with_sgd(how):
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        trained(numpy_net(), mx.np.ones((3, 4), ctx=mx.gpu()), how)
-
-
 PLAIN = {
     "take": "AddTakeGradKernel adds the gradients of equal indices up in float16",
     "UpSampling": "the gradient of scale x scale elements is added up in float16",

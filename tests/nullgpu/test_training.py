@@ -5,6 +5,10 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+
+import mxmp
 
 from .checks import no_tensor_cores, plain_float16_sums, updates, wrong_matrix_calls
 from .networks import FAMILIES
@@ -190,6 +194,24 @@ def test_an_optimizer_updates_the_fp32_masters_of_float16_weights(optimizer):
     weights = [p for p in training.net.collect_params().values() if p.grad_req != "null"]
     assert any(p.data().dtype == np.float16 for p in weights)
     assert all(master.dtype == np.float32 for p in weights if hasattr(p, "masters") for master in p.masters())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam"])
+def test_a_net_of_numpy_arrays_trains(optimizer):
+    with mx.util.np_shape(True), mx.util.np_array(True), recording() as record:
+        net = nn.HybridSequential()
+        net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
+        net.initialize(ctx=mx.gpu())
+        mxmp.convert(net, "float16")
+        net.hybridize()
+        trainer = mxmp.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.1})
+        with autograd.record():
+            loss = net(mx.np.ones((3, 4), ctx=mx.gpu())).sum()
+        trainer.backward(loss)
+        trainer.step(1)
+    assert not record.impossible
+    assert updates(record)
+    assert not wrong_matrix_calls(record)
 
 
 def test_a_network_runs_at_inference():
