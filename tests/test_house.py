@@ -26,7 +26,10 @@ HOUSE = {
         *("_mxnet", "rules", "graph", "subgraphs", "tuned", "plan", "renamed", "decide", "casts", "traffic", "record"),
         *("heads", "hidden_heads", "monitoring", "__init__"),
     ],
-    "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
+    "kernels": [
+        *("workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "cuda"),
+        *("table", "fit", "__init__"),
+    ],
     "spine": ["pipeline", "conversion"],
     "step": [
         *(
