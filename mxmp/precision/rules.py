@@ -34,6 +34,7 @@ __all__ = [
     "BFLOAT16_CPU_TRUNCATES",
     "BFLOAT16_CPU_UNFIT",
     "CUDA_BUILD_ONLY",
+    "FLOAT16_GPU_UNFIT",
     "REFUSED",
     "RULES",
     "Kind",
@@ -171,7 +172,8 @@ def missing_kernel(
     kernel that is right, but slower than FP32 with casts around it, counts as one.
     """
     if device != "cpu":
-        return ""
+        few_terms = op == "UpSampling" and attrs.get("scale") == "2"  # 4: as exact as a sum of 4 branches
+        return "" if few_terms or compute != "float16" else FLOAT16_GPU_UNFIT.get(op, "")
     if compute != "bfloat16":
         return _NO_VOLUME if op in _DECONVOLUTION and is_volume(attrs) else ""
     if op in BFLOAT16_CPU_SLOW:
@@ -682,7 +684,7 @@ _rows(
 )
 _rows(
     Kind.FOLLOW,
-    "an average stays in the range of its window, and the GPU kernel accumulates in FP32",
+    "an average stays in the range of its window",
     "_contrib_AdaptiveAvgPooling2D",
 )
 _rows(
@@ -1068,4 +1070,27 @@ BFLOAT16_CPU_EXCEPT: dict[str, tuple[When, ...]] = {
         When("pool_type", ("sum", "lp"), Kind.FULL, "Pooling has bfloat16 max and avg only"),
         When("pooling_convention", ("same",), Kind.FULL, "pooling 'same' was not seen to hold"),
     ),
+}
+
+# Operators whose float16 GPU kernel must not be emitted, with the file of MXNet 1.9.1 that shows it.
+FLOAT16_GPU_UNFIT: dict[str, str] = {
+    **dict.fromkeys(
+        ("batch_dot", "_npx_batch_dot", "_npi_matmul"),
+        "its products sum in float16 on a GPU: cublasHgemmStridedBatched (3rdparty/mshadow/mshadow/dot_engine-inl.h)",
+    ),
+    "Crop": "it has no float16 GPU kernel: 'Unsupported data type 2' at bind (src/operator/crop-inl.h)",
+    **{
+        op: f"{what} is summed in float16 on a GPU ({file})"
+        for op, what, file in (
+            ("take", "the gradient of equal indices", "3rdparty/mshadow/mshadow/cuda/tensor_gpu-inl.cuh"),
+            ("_npi_take", "the gradient of equal indices", "3rdparty/mshadow/mshadow/cuda/tensor_gpu-inl.cuh"),
+            ("gather_nd", "the gradient of equal indices", "src/operator/tensor/indexing_op.cu"),
+            ("_npi_gather_nd", "the gradient of equal indices", "src/operator/tensor/indexing_op.cu"),
+            ("_npx_gather_nd", "the gradient of equal indices", "src/operator/tensor/indexing_op.cu"),
+            ("im2col", "the gradient of overlapping windows", "src/operator/nn/im2col.cuh"),
+            ("UpSampling", "the gradient of a copied value", "3rdparty/mshadow/mshadow/extension/spatial_pool.h"),
+            ("_contrib_AdaptiveAvgPooling2D", "a window", "src/operator/contrib/adaptive_avg_pooling.cu"),
+            ("_contrib_BilinearResize2D", "its gradient", "src/operator/contrib/bilinear_resize.cu"),
+        )
+    },
 }

@@ -15,9 +15,9 @@ from mxnet.gluon import nn
 
 import mxmp
 
-from .checks import plain_float16_sums, wrong_matrix_calls
+from .checks import wrong_matrix_calls
 from .record import recording
-from .test_operators import CASES, emitted, run
+from .test_operators import CASES, run
 
 
 def known(reason: str, raises: type = AssertionError):
@@ -66,20 +66,12 @@ def pictures() -> mx.nd.NDArray:
     return mx.nd.ones((2, 3, 8, 8), ctx=mx.gpu())
 
 
-@pytest.mark.parametrize(
-    "how", ["float32", pytest.param("float16", marks=known("Crop: 'Unsupported data type 2' at bind", mx.MXNetError))]
-)
+@pytest.mark.parametrize("how", ["float32", "float16"])
 def test_crop_between_convolutions(how):
     trained(Cropped(), pictures(), how)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "float32",
-        pytest.param("float16", marks=known("the code of slice fused with a Cast does not compile", mx.MXNetError)),
-    ],
-)
+@pytest.mark.parametrize("how", ["float32", "float16"])
 def test_slice_of_the_first_axis_beside_a_cast(how, fusion):
     trained(Sliced(), pictures(), how)
 
@@ -94,22 +86,6 @@ def test_batch_norm_with_relu_ends_the_process_in_fp32_too():
     assert os.waitpid(child, 0)[1] != 0
 
 
-PLAIN = {
-    "take": "AddTakeGradKernel adds the gradients of equal indices up in float16",
-    "UpSampling": "the gradient of scale x scale elements is added up in float16",
-    "im2col": "its gradient, col2im, adds up in float16",
-    "gather_nd": "the gradients of equal indices are added up in float16, by atomicAdd",
-    "_contrib_AdaptiveAvgPooling2D": "the values of a window, up to a picture's, are added up in float16",
-    "_contrib_BilinearResize2D": "its gradients are added up in float16, by atomicAdd",
-}
-
-
-@pytest.mark.parametrize("op", [pytest.param(op, marks=known(why)) for op, why in PLAIN.items()])
-def test_an_operator_adds_nothing_up_in_plain_float16(op):
-    assert not [sums for case in CASES[op] for sums in [plain_float16_sums(run(case, emitted(case)))] if sums]
-
-
-@known("batch_dot: cublasHgemmStridedBatched sums in float16")
 def test_attention_of_gluonnlp_sums_in_fp32():
     import gluonnlp as nlp
 

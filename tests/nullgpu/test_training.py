@@ -18,16 +18,8 @@ from .training import FP32, Training
 # What GluonCV says while it makes its networks, and of values that nobody has computed.
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Runtime")]
 LOW = ("float16", "float16-fast")
-FLOAT16_SUMS = pytest.mark.xfail(strict=True, raises=AssertionError, reason="batch_dot: cublasHgemmStridedBatched")
 NO_TENSOR_CORES = pytest.mark.xfail(strict=True, raises=AssertionError, reason="cuDNN's RNN: math=DEFAULT")
-BY_BATCH_DOT = ("transformer_en_de_512",)
 BY_CUDNN_RNN = ("lstm", "gru", "standard_lstm_lm_200")
-BY_PLAIN_SUMS = {
-    ("se_resnet18_v1", "float16-fast"): "AdaptiveAvgPooling2D adds a picture's values up in float16",
-    ("faster_rcnn_resnet50_v1b_voc", "float16-fast"): "take adds gradients up in float16, AdaptiveAvgPooling2D values",
-    ("fcn_resnet50_voc", "float16"): "BilinearResize2D's gradients are added up in float16",
-    ("fcn_resnet50_voc", "float16-fast"): "BilinearResize2D's gradients are added up in float16",
-}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -50,12 +42,10 @@ def test_a_network_trains_and_an_overflow_updates_nothing(name, how):
     assert not clean.impossible
     assert updates(clean)
     assert any(call.dtypes == {"f16"} for call in clean.matrix_calls)
-    if name not in BY_BATCH_DOT:
-        assert not wrong_matrix_calls(clean)
+    assert not wrong_matrix_calls(clean)
     if name not in BY_CUDNN_RNN:
         assert not no_tensor_cores(clean)
-    if (name, how) not in BY_PLAIN_SUMS:
-        assert not plain_float16_sums(clean)
+    assert not plain_float16_sums(clean)
 
     trainer, before = training.trainer, state(training)
     scale = trainer.loss_scale
@@ -68,34 +58,12 @@ def test_a_network_trains_and_an_overflow_updates_nothing(name, how):
     assert state(training) == before
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=FLOAT16_SUMS) for name in BY_BATCH_DOT])
-def test_attention_by_batch_dot_sums_in_fp32(name):
-    training = Training(FAMILIES[name](), "float16")
-    with recording() as record:
-        training.run(1)
-    assert not wrong_matrix_calls(record)
-
-
 @pytest.mark.parametrize("name", [pytest.param(name, marks=NO_TENSOR_CORES) for name in BY_CUDNN_RNN])
 def test_recurrent_layers_ask_for_tensor_cores(name):
     training = Training(FAMILIES[name](), "float16")
     with recording() as record:
         training.run(1)
     assert not no_tensor_cores(record)
-
-
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        pytest.param(*which, marks=pytest.mark.xfail(strict=True, reason=why, raises=AssertionError))
-        for which, why in BY_PLAIN_SUMS.items()
-    ],
-)
-def test_nothing_of_a_network_is_added_up_in_plain_float16(name, how):
-    training = Training(FAMILIES[name](), how)
-    with recording() as record:
-        training.run(1)
-    assert not plain_float16_sums(record)
 
 
 def state(training: Training) -> dict[str, bytes]:

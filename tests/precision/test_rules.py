@@ -16,10 +16,14 @@ import pytest
 from mxnet._ctypes.ndarray import _imperative_invoke
 from mxnet.base import _LIB, check_call
 
+from mxmp import Policy
+from mxmp.precision.decide import decide
+from mxmp.precision.graph import Graph
 from mxmp.precision.rules import (
     BFLOAT16_CPU,
     BFLOAT16_CPU_EXCEPT,
     CUDA_BUILD_ONLY,
+    FLOAT16_GPU_UNFIT,
     RULES,
     Kind,
     Rule,
@@ -189,6 +193,24 @@ def test_missing_kernels_are_those_of_the_cpu():
     for bounds in ({"a_min": "-0.3", "a_max": "0.7"}, {"a_min": "0", "a_max": "257"}, {"a_min": "0"}):
         assert "truncates" in missing_kernel("clip", bounds, "bfloat16", "cpu", slow_too=True)
     assert "max and avg" in missing_kernel("Pooling", {"pool_type": "sum"}, "bfloat16", "cpu")
+
+
+def test_what_sums_in_float16_on_a_gpu_is_fp32_there_alone():
+    for op, reason in FLOAT16_GPU_UNFIT.items():
+        assert rule_of(op).kind in (Kind.LOW, Kind.FOLLOW)
+        assert missing_kernel(op, {"scale": "3"}, "float16", "gpu") == reason
+        assert missing_kernel(op, {"scale": "3"}, "float16", "cpu") == ""
+    assert missing_kernel("UpSampling", {"scale": "2"}, "float16", "gpu") == ""
+
+
+def test_attention_by_batch_dot_is_fp32_on_a_gpu_and_says_why():
+    scores = mx.sym.batch_dot(mx.sym.Variable("q"), mx.sym.Variable("k"), name="scores")
+    graph = Graph.from_symbol(mx.sym.FullyConnected(scores, num_hidden=4, name="out"))
+    plan = decide(graph, Policy("float16"), "gpu")
+    assert not plan.decisions["scores"].low
+    assert "cublasHgemmStridedBatched" in plan.decisions["scores"].reason
+    assert plan.decisions["out"].low
+    assert decide(graph, Policy("float16"), "cpu").decisions["scores"].low
 
 
 def test_operators_that_end_the_process_in_bfloat16_are_never_listed():
