@@ -220,8 +220,8 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         name="fused_slices",
         dtypes=_FLOAT16,
         effect="fails",
-        fault="fused with a cast, the code of a slice of one axis does not compile; that of one with fewer axes than its "
-        "input has takes the others to end at 0, and reads the wrong elements",
+        fault="fused with a cast, the code of a slice of one axis does not compile; that of one with fewer axes than "
+        "its input has takes the others to end at 0, and reads the wrong elements",
         source="MXNet 1.9.1, src/operator/fusion/fused_op.cu; load_slice in fused_op-inl.h",
         test=f"{_TESTS}/test_cuda.py::test_a_step_keeps_a_slice_out_of_the_fusion_on_a_gpu",
         where=cuda.fused_slices,

@@ -301,7 +301,8 @@ _rows(
 )
 _rows(
     Kind.LOW,
-    "recurrent matrix products: cuDNN runs float16 cells with FP32 accumulation; an LSTM's lengths stay FP32",
+    "recurrent matrix products: cuDNN accumulates in FP32; MXNet never requests Tensor Cores (src/operator/rnn-inl.h); "
+    "an LSTM's lengths stay FP32",
     "RNN _npx_rnn",
     keep=(4,),
 )
