@@ -26,10 +26,13 @@ HOUSE = {
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "graph", "subgraphs", "tuned", "plan"),
         *("decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
-    "kernels": ["workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "table", "fit", "__init__"],
+    "kernels": [
+        *("workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "cuda"),
+        *("table", "fit", "__init__"),
+    ],
     "spine": ["pipeline", "conversion"],
     "step": [
-        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "statistics", "masters", "step"),
+        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "masters", "statistics", "step"),
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "protocol": ["frontend"],

@@ -92,7 +92,10 @@ class LowParameter(gluon.Parameter):
 
     def _reduce(self) -> NDArray:
         masters = [m.copyto(mx.cpu()) for m in self.masters()]
-        return masters[0] if len(masters) == 1 else mx.nd.add_n(*masters) / len(masters)
+        if len(masters) == 1:
+            return masters[0]
+        mean = mx.nd.add_n(*(master.as_nd_ndarray() for master in masters)) / len(masters)
+        return mean.as_np_ndarray() if isinstance(masters[0], mx.np.ndarray) else mean
 
     def store_low(self, dtype: str) -> None:
         """Begin to compute in ``dtype``, of which the values so far are the masters; once, after the class changed."""

@@ -110,7 +110,7 @@ class Trainer(StepView, gluon.Trainer):
 
     def __setstate__(self, state: dict) -> None:
         """For copies, which are trainers of other nets, whose parameters have no gradients yet."""
-        self.__dict__.update(state, _last_update=forwards_so_far(), _progress=Progress())
+        self.__dict__.update(state, _last_update=forwards_so_far(), progress=Progress())
         join(self)
 
     # -- backward -----------------------------------------------------------------------------------

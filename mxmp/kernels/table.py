@@ -5,7 +5,7 @@ They are applied from top to bottom. ``MXMP_WITHOUT=name,name`` in the environme
 
 from __future__ import annotations
 
-from . import emulation, layouts, padding, rounding, unwritten
+from . import cuda, emulation, layouts, padding, rounding, unwritten
 from .workaround import Workaround
 
 __all__ = ["WORKAROUNDS"]
@@ -203,5 +203,29 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         test=f"{_TESTS}/test_cpu_kernels.py::test_nothing_reads_memory_that_was_never_written",
         where=unwritten.untrained_weights,
         rewrite=unwritten.request_both_gradients,
+    ),
+    # -- on a GPU -----------------------------------------------------------------------------------
+    Workaround(
+        name="norms_with_relu",
+        dtypes=_ALL,
+        effect="fails",
+        fault="BatchNormWithReLU has no kernel for a GPU, of any dtype: the process ends",
+        source="MXNet 1.9.1, src/operator/contrib/batch_norm_relu.cc: FCompute<cpu> alone",
+        test=f"{_TESTS}/test_cuda.py::test_batch_norm_with_relu_is_two_operators_on_a_gpu",
+        where=cuda.norms_with_relu,
+        rewrite=cuda.into_norm_and_relu,
+        device="gpu",
+    ),
+    Workaround(
+        name="fused_slices",
+        dtypes=_FLOAT16,
+        effect="fails",
+        fault="fused with a cast, the code of a slice of one axis does not compile; that of one with fewer axes than "
+        "its input has takes the others to end at 0, and reads the wrong elements",
+        source="MXNet 1.9.1, src/operator/fusion/fused_op.cu; load_slice in fused_op-inl.h",
+        test=f"{_TESTS}/test_cuda.py::test_a_step_keeps_a_slice_out_of_the_fusion_on_a_gpu",
+        where=cuda.fused_slices,
+        rewrite=cuda.with_steps,
+        device="gpu",
     ),
 )

@@ -116,7 +116,7 @@ def _is_bfloat16(text: str) -> bool:
 
 
 # Channels of a block of oneDNN's bfloat16 layouts; FP32 has one of 8 too. MobileNet's block of 72 channels runs at 0.23
-# of FP32's speed where both are low, and at 0.85 as they are here (scripts/bench_layouts.py; one core of a Zen 5).
+# of FP32's speed where both are low, and at 0.85 as they are here (scripts/dev.py bench layouts; one core of a Zen 5).
 CHANNEL_BLOCK = 16
 
 
@@ -165,6 +165,16 @@ _TRUNCATING = _names(
 # of the two operators that the workaround ``clip_by_bounds`` makes of it.
 _SLOW_CLIP = "the bfloat16 CPU kernel of {op} is three times slower, and truncates its bounds"
 
+# What a GPU's kernel sums in float16, with the file of MXNet 1.9.1 that shows it. Sums belong in FP32 ("Mixed Precision
+# Training", ICLR 2018, 3.3).
+_SUMS_ON_A_GPU = (
+    ("take _npi_take", "the gradient of equal indices", "3rdparty/mshadow/mshadow/cuda/tensor_gpu-inl.cuh"),
+    ("gather_nd _npi_gather_nd _npx_gather_nd", "the gradient of equal indices", "src/operator/tensor/indexing_op.cu"),
+    ("im2col", "the gradient of overlapping windows", "src/operator/nn/im2col.cuh"),
+    ("_contrib_AdaptiveAvgPooling2D", "a window", "src/operator/contrib/adaptive_avg_pooling.cu"),
+    ("_contrib_BilinearResize2D", "its gradient", "src/operator/contrib/bilinear_resize.cu"),
+)
+
 # By device and compute dtype; the first row that holds counts. float16 on a CPU is emulated, with FP32 kernels.
 TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
     ("cpu", "float16"): (
@@ -172,6 +182,26 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
             "the gradient of a 3-D deconvolution fails on a CPU where its weight is computed, as a cast computes it",
             _names("Deconvolution _npx_deconvolution"),
             lambda call: is_volume(call.attrs),
+        ),
+    ),
+    ("gpu", "float16"): (
+        MissingKernel(
+            "its products sum in float16 on a GPU: cublasHgemmStridedBatched "
+            "(3rdparty/mshadow/mshadow/dot_engine-inl.h)",
+            _names("batch_dot _npx_batch_dot _npi_matmul"),
+        ),
+        MissingKernel(
+            "it has no float16 GPU kernel: 'Unsupported data type 2' at bind (src/operator/crop-inl.h)", _names("Crop")
+        ),
+        MissingKernel(
+            "the gradient of a copied value is summed in float16 on a GPU "
+            "(3rdparty/mshadow/mshadow/extension/spatial_pool.h)",
+            _names("UpSampling"),
+            lambda call: call.attrs.get("scale") != "2",  # 4 terms: as exact as a sum of 4 branches
+        ),
+        *(
+            MissingKernel(f"{what} is summed in float16 on a GPU ({file})", _names(operators))
+            for operators, what, file in _SUMS_ON_A_GPU
         ),
     ),
     ("cpu", "bfloat16"): (

@@ -33,7 +33,8 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.LOW,
-        "recurrent matrix products: cuDNN runs float16 cells with FP32 accumulation; an LSTM's lengths stay FP32",
+        "recurrent matrix products: cuDNN accumulates in FP32; MXNet never requests Tensor Cores "
+        "(src/operator/rnn-inl.h); an LSTM's lengths stay FP32",
         "RNN _npx_rnn",
         keep=(4,),
     ),
@@ -404,7 +405,7 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FOLLOW,
-        "an average stays in the range of its window, and the GPU kernel accumulates in FP32",
+        "an average stays in the range of its window",
         "_contrib_AdaptiveAvgPooling2D",
     ),
     Rule(

@@ -161,7 +161,16 @@ def _on_gpu(array: NDArray) -> bool:
 
 
 def _joined(arrays: Sequence[NDArray]) -> NDArray:
-    return mx.nd.concat(*arrays, dim=0) if len(arrays) > 1 else arrays[0]
+    """Join FP32 vectors of one device. On a GPU ``concat`` launches a kernel for each, and a copy needs none."""
+    if len(arrays) == 1:
+        return arrays[0]
+    if not _on_gpu(arrays[0]):
+        return mx.nd.concat(*arrays, dim=0)
+    ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
+    joined = mx.nd.empty(ends[-1], ctx=arrays[0].ctx)
+    for array, start, end in zip(arrays, ends, ends[1:]):
+        array.copyto(joined[start:end])
+    return joined
 
 
 def _scalars(made: _Made) -> Scalars:

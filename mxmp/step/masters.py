@@ -12,15 +12,18 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from .stores import from_rank_zero, is_distributed
 
 __all__ = [
+    "KERNEL_LIMIT",
     "Weight",
     "assign",
     "in_full",
+    "portions",
     "publish",
     "publish_all",
     "share_drawn",
@@ -59,16 +62,17 @@ class Weight(NamedTuple):
 
 def take_over(master: NDArray, low: NDArray) -> None:
     """Where ``low`` is no longer the rounded master, someone wrote into it: that value holds."""
+    master, low = master.as_nd_ndarray(), low.as_nd_ndarray()
     with autograd.pause():
         value = mx.nd.Cast(low, dtype="float32")
-        rounded = mx.nd.Cast(mx.nd.Cast(master, dtype=low.dtype.__name__), dtype="float32")
+        rounded = mx.nd.Cast(mx.nd.Cast(master, dtype=np.dtype(low.dtype).name), dtype="float32")
         mx.nd.where(rounded == value, master, value, out=master)
 
 
 def publish(master: NDArray, low: NDArray) -> None:
     """Round the master into the array that computes."""
     with autograd.pause():
-        mx.nd.Cast(master, dtype=low.dtype.__name__, out=low)
+        mx.nd.Cast(master.as_nd_ndarray(), dtype=np.dtype(low.dtype).name, out=low.as_nd_ndarray())
 
 
 def in_full(gradients: Sequence[NDArray], *, together: bool) -> list[NDArray]:
@@ -80,7 +84,7 @@ def in_full(gradients: Sequence[NDArray], *, together: bool) -> list[NDArray]:
     if not together:
         return [gradient.astype("float32") for gradient in gradients]
     full: list[NDArray] = []
-    for some in _portions(gradients):
+    for some in portions(gradients):
         copies = [mx.nd.empty(array.shape, ctx=array.ctx) for array in some]
         mx.nd.reset_arrays(*copies, num_arrays=len(copies))
         _sgd(zip(some, some, copies), some, rate=-1.0)
@@ -94,7 +98,7 @@ def publish_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]], *, together
         for master, low, _ in triples:
             publish(master, low)
         return
-    for some in _portions(triples):
+    for some in portions(triples):
         _sgd(((low, gradient, master) for master, low, gradient in some), [low for _, low, _ in some], rate=0.0)
 
 
@@ -105,15 +109,19 @@ def _sgd(triples: Iterable[tuple[NDArray, NDArray, NDArray]], out: list[NDArray]
     mx.nd.multi_mp_sgd_update(*arrays, out=out, num_weights=n, lrs=[rate] * n, wds=[0.0] * n)
 
 
-def _portions(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """As many as the kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h)."""
-    return (list(items[start : start + 60]) for start in range(0, len(items), 60))
+# How many weights one kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h).
+KERNEL_LIMIT = 60
+
+
+def portions(items: Sequence[Any], size: int = KERNEL_LIMIT) -> Iterator[list[Any]]:
+    """Yield all items in their order, in lists of at most ``size``."""
+    return (list(items[start : start + size]) for start in range(0, len(items), size))
 
 
 def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]) -> None:
     """Make ``value`` the master on every device, and round it into what computes there."""
     for master, low in zip(masters, arrays):
-        master[:] = value
+        master.as_nd_ndarray()[:] = value.as_nd_ndarray() if isinstance(value, NDArray) else value
         publish(master, low)
 
 

@@ -6,7 +6,7 @@ step. One inf in an activation leaves them NaN for ever, and evaluation with the
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -14,8 +14,27 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from .gradients import Gradient, Scalars, is_finite, square_sums
+from .masters import KERNEL_LIMIT, portions
 
 __all__ = ["RunningStatistics"]
+
+
+class _Copies(NamedTuple):
+    """Copies of all statistics on one device: ``each`` is a part of ``flat``, which one operator sums up."""
+
+    flat: NDArray
+    each: list[NDArray]
+
+    @classmethod
+    def of(cls, items: Sequence[Gradient]) -> _Copies:
+        """Copy what is finite; the rest falls back to BatchNorm's initial 0 or 1."""
+        ends = np.cumsum([0, *(item.array.size for item in items)]).tolist()
+        with autograd.pause():
+            flat = mx.nd.empty(ends[-1], items[0].array.ctx)
+            each = [flat[a:b].reshape(item.array.shape) for item, a, b in zip(items, ends, ends[1:])]
+            for (name, array), copy in zip(items, each):
+                copy[:] = _finite_or(array, mx.nd.full(array.shape, float(name.endswith("var")), array.ctx))
+        return cls(flat, each)
 
 
 class RunningStatistics:
@@ -24,10 +43,8 @@ class RunningStatistics:
     def __init__(self) -> None:
         self._watched: list[NDArray] = []
         self._devices: dict[mx.Context, list[Gradient]] = {}
-        self._flat: dict[mx.Context, list[NDArray]] = {}
-        self._sizes: dict[mx.Context, int] = {}
-        self._pending: dict[mx.Context, NDArray] = {}
-        self._kept: dict[mx.Context, NDArray] = {}
+        self._pending: dict[mx.Context, _Copies] = {}
+        self._kept: dict[mx.Context, _Copies] = {}
 
     def __bool__(self) -> bool:
         return bool(self._watched)
@@ -45,9 +62,8 @@ class RunningStatistics:
         for name, array in arrays:
             if array.dtype == np.float32:
                 self._devices.setdefault(array.ctx, []).append(Gradient(name, array.as_nd_ndarray()))
-        self._flat = {ctx: [i.array.reshape((-1,)) for i in items] for ctx, items in self._devices.items()}
-        self._sizes = {ctx: sum(i.array.size for i in items) for ctx, items in self._devices.items()}
-        self._kept = {ctx: _sound(self._joined(ctx), items) for ctx, items in self._devices.items()}
+        self._pending = {ctx: _Copies.of(items) for ctx, items in self._devices.items()}
+        self._kept = {ctx: _Copies.of(items) for ctx, items in self._devices.items()}
         return self
 
     def sums(self, after: Scalars) -> Scalars:
@@ -57,15 +73,14 @@ class RunningStatistics:
         telling MXNet's engine, so a copy waits for nothing unless it reads what backward made.
         """
         with autograd.pause():
-            self._pending = {}
-            for ctx in self._devices:
-                done = [mx.nd.zeros_like(array) for array in after.arrays if array.ctx == ctx]
-                self._pending[ctx] = self._joined(ctx, done)
-            return square_sums([Gradient("", flat) for flat in self._pending.values()])
+            for ctx, items in self._devices.items():
+                done = [array for array in after.arrays if array.ctx == ctx]
+                _copy([item.array for item in items], self._pending[ctx].each, done)
+            return square_sums([Gradient("", copies.flat) for copies in self._pending.values()])
 
     def keep(self) -> None:
         """What ``sums`` copied last is finite: remember it."""
-        self._kept, self._pending = self._pending, {}
+        self._kept, self._pending = self._pending, self._kept
 
     def restore(self) -> None:
         """Where a statistic is not finite, put its last finite value back. Synchronizes.
@@ -76,23 +91,22 @@ class RunningStatistics:
         mx.nd.waitall()
         with autograd.pause():
             for ctx, items in self._devices.items():
-                start = 0
-                for item in items:
-                    size = item.array.size
-                    kept = self._kept[ctx][start : start + size].reshape(item.array.shape)
-                    finite = is_finite(item.array)
-                    item.array[:] = mx.nd.where(finite, item.array, kept)
-                    start += size
-            self._pending = {}
-
-    def _joined(self, ctx: mx.Context, zeros: Sequence[NDArray] = ()) -> NDArray:
-        """All values on a device, one after the other; read after ``zeros`` are there."""
-        with autograd.pause():
-            return mx.nd.concat(*self._flat[ctx], *zeros, dim=0)[: self._sizes[ctx]]
+                for item, kept in zip(items, self._kept[ctx].each):
+                    item.array[:] = _finite_or(item.array, kept)
 
 
-def _sound(flat: NDArray, items: Sequence[Gradient]) -> NDArray:
-    """What is already not finite before the first step falls back to BatchNorm's initial 0 or 1."""
-    with autograd.pause():
-        initial = [mx.nd.full(i.array.size, float(i.name.endswith("var")), ctx=flat.ctx) for i in items]
-        return mx.nd.where(is_finite(flat), flat, mx.nd.concat(*initial, dim=0))
+def _copy(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: Sequence[NDArray]) -> None:
+    """Copy FP32 arrays on one device, after ``after`` are computed: by one operator for many.
+
+    MXNet has no copy of that kind; an SGD step of size 0 is one. What is not finite becomes NaN.
+    """
+    unread = [mx.nd.empty(array.shape, array.ctx) for array in after]
+    for some in portions(list(zip(arrays, copies)), KERNEL_LIMIT - len(after)):
+        read, out = [*(array for array, _ in some), *after], [*(copy for _, copy in some), *unread]
+        n, rates = len(out), [0.0] * len(out)
+        pairs = [array for array in read for _ in ("weight", "gradient")]
+        mx.nd.multi_sgd_update(*pairs, out=out, num_weights=n, lrs=rates, wds=rates)
+
+
+def _finite_or(array: NDArray, kept: NDArray) -> NDArray:
+    return mx.nd.where(is_finite(array), array, kept)

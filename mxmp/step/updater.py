@@ -57,10 +57,12 @@ class Updater(mx.optimizer.Updater):
         indices, grads, weights = (
             (index, grad, weight) if isinstance(index, (list, tuple)) else ([index], [grad], [weight])
         )
-        masters = {i: master for i in indices if (master := self.master(i)) is not None}
+        # MXNet's optimizers are written for mx.nd; an array of mx.np and its view share their memory.
+        grads, weights = ([array.as_nd_ndarray() for array in each] for each in (grads, weights))
+        masters = {i: master.as_nd_ndarray() for i in indices if (master := self.master(i)) is not None}
         if masters and self._has_kernels(indices, weights, masters):
             with self._masters_in_states(masters):
-                super().__call__(list(indices), list(grads), list(weights))
+                super().__call__(list(indices), grads, weights)
             return
         low = [k for k, i in enumerate(indices) if i in masters]
         full = dict(zip(low, in_full([grads[k] for k in low], together=self.aggregate_updates)))
@@ -75,7 +77,7 @@ class Updater(mx.optimizer.Updater):
             here = (k for k in self._largest(indices, weights) if self.states_synced.get(indices[k], True))
             alone = {k for k in here if grads[k].stype == "default"}
         for k in alone:
-            index, weight, grad = indices[k], weights[k].as_nd_ndarray(), grads[k].as_nd_ndarray()
+            index, weight, grad = indices[k], weights[k], grads[k]
             if index not in self.states:
                 self.states[index] = _momentum(weight)
                 self.states_synced[index] = True

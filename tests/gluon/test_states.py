@@ -283,7 +283,7 @@ def test_another_kind_of_scaler_keeps_its_own_state_and_says_so(tmp_path, caplog
     other = trainer_of(two_layers())
     other.load_states(fname)
     assert other.loss_scale == 2.0**8
-    assert other._state.steps == 3
+    assert other.scaled_step.steps == 3
     assert "NoLossScaler" in caplog.text
 
 

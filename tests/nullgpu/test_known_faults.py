@@ -15,11 +15,9 @@ from mxnet.gluon import nn
 
 import mxmp
 
-from .checks import plain_float16_sums, wrong_matrix_calls
-from .networks import FAMILIES
+from .checks import wrong_matrix_calls
 from .record import recording
-from .test_operators import CASES, emitted, run
-from .training import Training
+from .test_operators import CASES, run
 
 
 def known(reason: str, raises: type = AssertionError):
@@ -68,20 +66,12 @@ def pictures() -> mx.nd.NDArray:
     return mx.nd.ones((2, 3, 8, 8), ctx=mx.gpu())
 
 
-@pytest.mark.parametrize(
-    "how", ["float32", pytest.param("float16", marks=known("Crop: 'Unsupported data type 2' at bind", mx.MXNetError))]
-)
+@pytest.mark.parametrize("how", ["float32", "float16"])
 def test_crop_between_convolutions(how):
     trained(Cropped(), pictures(), how)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "float32",
-        pytest.param("float16", marks=known("the code of slice fused with a Cast does not compile", mx.MXNetError)),
-    ],
-)
+@pytest.mark.parametrize("how", ["float32", "float16"])
 def test_slice_of_the_first_axis_beside_a_cast(how, fusion):
     trained(Sliced(), pictures(), how)
 
@@ -96,61 +86,6 @@ def test_batch_norm_with_relu_ends_the_process_in_fp32_too():
     assert os.waitpid(child, 0)[1] != 0
 
 
-def numpy_net() -> nn.HybridSequential:
-    net = nn.HybridSequential()
-    net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
-    return net
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "float32",
-        pytest.param("float16", marks=known("TypeError in multi_mp_sgd_update of mx.np parameters", TypeError)),
-    ],
-)
-def test_a_net_of_numpy_arrays_with_sgd(how):
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        trained(numpy_net(), mx.np.ones((3, 4), ctx=mx.gpu()), how)
-
-
-# Of ResNet-18 45 of 69 launches, of ResNet-50 111 of 161.
-@known("every running statistic and every sum is copied by a launch of its own into one array (concat)")
-def test_a_step_copies_no_statistics_or_scalars_one_by_one():
-    training = Training(FAMILIES["resnet18_v1b"](), "float16")
-    training.run(1)
-    training.forward_backward()
-    with recording() as record:
-        training.step()
-    assert len(record.named("SliceExp<")) <= 1
-
-
-@known("the sums of float16 and of FP32 gradients are joined by a launch each (concat)")
-def test_a_step_without_statistics_joins_no_scalars_by_launches():
-    training = Training(FAMILIES["lstm"](), "float16")
-    training.run(1)
-    training.forward_backward()
-    with recording() as record:
-        training.step()
-    assert not record.named("SliceExp<")
-
-
-PLAIN = {
-    "take": "AddTakeGradKernel adds the gradients of equal indices up in float16",
-    "UpSampling": "the gradient of scale x scale elements is added up in float16",
-    "im2col": "its gradient, col2im, adds up in float16",
-    "gather_nd": "the gradients of equal indices are added up in float16, by atomicAdd",
-    "_contrib_AdaptiveAvgPooling2D": "the values of a window, up to a picture's, are added up in float16",
-    "_contrib_BilinearResize2D": "its gradients are added up in float16, by atomicAdd",
-}
-
-
-@pytest.mark.parametrize("op", [pytest.param(op, marks=known(why)) for op, why in PLAIN.items()])
-def test_an_operator_adds_nothing_up_in_plain_float16(op):
-    assert not [sums for case in CASES[op] for sums in [plain_float16_sums(run(case, emitted(case)))] if sums]
-
-
-@known("batch_dot: cublasHgemmStridedBatched sums in float16")
 def test_attention_of_gluonnlp_sums_in_fp32():
     import gluonnlp as nlp
 

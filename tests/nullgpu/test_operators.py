@@ -21,31 +21,14 @@ from .record import Record, recording
 TESTS_PER_PROCESS = 100
 # The same operator between two others: MXNet plans some graphs of one operator alone in another way.
 COPY = Node("_copy", "")
-# Operators whose sums are float16's, each a pattern of checks.py. Those of a plain sum are in test_known_faults.py too.
+# Operators whose sums are float16's, each a pattern of checks.py.
 LOW_SUMS = {
     "reduce_kernel": """broadcast_add broadcast_sub broadcast_mul broadcast_maximum broadcast_minimum _npi_add
     _npi_subtract _npi_multiply _npi_copysign broadcast_axis broadcast_to broadcast_like tile repeat LeakyReLU""",
-    "AddTakeGradKernel": "take",
-    "PoolingExp": "UpSampling",
-    "col2im": "im2col",
-    "backward_gather_nd": "gather_nd",
-    "adaptiveaverage": "_contrib_AdaptiveAvgPooling2D",
-    "interp2_kernel_backward": "_contrib_BilinearResize2D",
+    "PoolingExp": "UpSampling",  # of 2 x 2 values
 }
 # What is known to fail, by the names of cases: why, and with which error.
-NO_KERNEL = {
-    "Crop": ("Crop has no float16 kernel: 'Unsupported data type 2' at bind", mx.MXNetError),
-    "_contrib_BatchNormWithReLU": ("no kernel for a GPU: the process ends, in FP32 as well", SystemExit),
-}
-FAULTS = {
-    **NO_KERNEL,
-    "(batch_dot|_npi_matmul)": ("cublasHgemmStridedBatched sums in float16", AssertionError),
-    "RNN": ("cuDNN does without Tensor Cores: math=DEFAULT", AssertionError),
-}
-FUSION_FAULTS = {
-    **NO_KERNEL,
-    r"slice-\d+x\d+x\d.*_begin=\(0,\)": ("begin of fewer axes: the fused code does not compile", mx.MXNetError),
-}
+FAULTS = {"RNN": ("cuDNN does without Tensor Cores: math=DEFAULT", AssertionError)}
 
 
 def cases(op: str, faults: dict[str, tuple[str, type]]) -> list:
@@ -122,7 +105,7 @@ FUSED = ("slice", "slice_axis", "slice_like", "broadcast_like")
 
 def fused_cases() -> list:
     """One of each operator, and all of those for which the fusion writes code of its own."""
-    by_op = {op: cases(op, FUSION_FAULTS) for op in CASES}
+    by_op = {op: cases(op, {}) for op in CASES}
     return [param for op, found in by_op.items() for param in (found if op in FUSED else found[1:2] or found)]
 
 

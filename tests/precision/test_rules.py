@@ -16,6 +16,9 @@ import pytest
 from mxnet._ctypes.ndarray import _imperative_invoke
 from mxnet.base import _LIB, check_call
 
+from mxmp import Policy
+from mxmp.precision.decide import decide
+from mxmp.precision.graph import Graph
 from mxmp.precision.missing_kernels import BFLOAT16_CPU, TABLE, HasAttribute
 from mxmp.precision.rules import (
     CUDA_BUILD_ONLY,
@@ -240,7 +243,26 @@ def test_slow_kernels_can_be_allowed_and_wrong_ones_cannot(op, dtype, attrs, cha
 
 
 def test_every_missing_kernel_has_an_example_above():
-    assert len(LACKING) == sum(map(len, TABLE.values()))
+    assert len(LACKING) == sum(len(rows) for (device, _), rows in TABLE.items() if device == "cpu")
+
+
+def test_what_sums_in_float16_on_a_gpu_is_fp32_there_alone():
+    for row in TABLE["gpu", "float16"]:
+        for op in row.operators:
+            assert rule_of(op).kind in (Kind.LOW, Kind.FOLLOW)
+            assert missing_kernel(op, {"scale": "3"}, "float16", "gpu") == row.reason
+            assert missing_kernel(op, {"scale": "3"}, "float16", "cpu") == ""
+    assert missing_kernel("UpSampling", {"scale": "2"}, "float16", "gpu") == ""
+
+
+def test_attention_by_batch_dot_is_fp32_on_a_gpu_and_says_why():
+    scores = mx.sym.batch_dot(mx.sym.Variable("q"), mx.sym.Variable("k"), name="scores")
+    graph = Graph.from_symbol(mx.sym.FullyConnected(scores, num_hidden=4, name="out"))
+    plan = decide(graph, Policy("float16"), "gpu")
+    assert not plan.decisions["scores"].low
+    assert "cublasHgemmStridedBatched" in plan.decisions["scores"].reason
+    assert plan.decisions["out"].low
+    assert decide(graph, Policy("float16"), "cpu").decisions["scores"].low
 
 
 def test_operators_that_end_the_process_in_bfloat16_are_never_listed():

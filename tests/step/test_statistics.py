@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 from tiny import contexts
 
 import mxmp
-from mxmp.step.gradients import Gradient, square_sums
+from mxmp.step.gradients import Gradient, fetch, square_sums
 from mxmp.step.statistics import RunningStatistics
 
 
@@ -120,6 +120,20 @@ def test_restore_replaces_the_non_finite_elements_only():
     statistics.restore()
     assert mean.asnumpy().tolist() == [5, 2]
     assert var.asnumpy().tolist() == [3, 6]
+
+
+def test_more_statistics_than_one_kernel_takes_are_kept_each_by_itself():
+    arrays = [mx.nd.full(1 + i % 3, i) for i in range(130)]
+    statistics = RunningStatistics().watch([Gradient("running_mean", array) for array in arrays])
+    done = square_sums([Gradient("", mx.nd.array([math.inf]))])
+    for array in arrays:
+        array[:] = array + 1000
+    assert np.isfinite(fetch(statistics.sums(after=done))[0]).tolist() == [True]
+    statistics.keep()
+    arrays[77][:] = math.nan
+    assert np.isfinite(fetch(statistics.sums(after=done))[0]).tolist() == [False]
+    statistics.restore()
+    assert [array.asnumpy().tolist() for array in arrays] == [[1000.0 + i] * (1 + i % 3) for i in range(130)]
 
 
 def test_keep_remembers_what_sums_saw_and_not_what_came_later():

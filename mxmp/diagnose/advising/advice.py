@@ -28,6 +28,10 @@ class Padding:
         return self.to / self.value - 1
 
 
+# MXNet does not request them from cuDNN (src/operator/rnn-inl.h).
+_NO_TENSOR_CORES = ("RNN", "_npx_rnn")
+
+
 @dataclass(frozen=True)
 class MatrixReport:
     """One matrix operator of the forward.
@@ -105,7 +109,7 @@ class MatrixReport:
 
     def on_tensor_cores(self, gpu: Gpu) -> bool:
         """Whether a kernel for Tensor Cores can do it, in the dtype of the policy."""
-        return self.dtype in gpu.tensor and not self.depthwise
+        return self.dtype in gpu.tensor and not self.depthwise and self.op not in _NO_TENSOR_CORES
 
     def seconds(self, gpu: Gpu, dtype: str) -> float:
         """By the roofline of ``gpu``, in ``dtype``."""

@@ -1,0 +1,43 @@
+"""Operators that MXNet's CUDA build lacks, or that its pointwise fusion breaks."""
+
+from __future__ import annotations
+
+import re
+from typing import Sequence
+
+from ..precision.casts import MARK, replace_heads, replace_operator
+from ..precision.graph import Entry, Node
+from .workaround import Fitting
+
+__all__ = ["fused_slices", "into_norm_and_relu", "norms_with_relu", "with_steps"]
+
+
+def fused_slices(fitting: Fitting) -> list[Node]:
+    """Return the ``slice`` operators that MXNet may fuse: those without a step."""
+    return [node for node in fitting.graph.nodes() if node.op == "slice" and not _sizes(node.attrs.get("step", ""))]
+
+
+def with_steps(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Write the step of 1 out: the fusion leaves such a slice to its own kernel."""
+    for node in nodes:
+        ones = ", ".join("1" for _ in _sizes(node.attrs["begin"]))
+        replace_operator(node, "slice", **{**node.attrs, "step": f"({ones},)"})
+
+
+def _sizes(text: str) -> list[str]:
+    return re.findall(r"-?\d+|None", text)
+
+
+def norms_with_relu(fitting: Fitting) -> list[Node]:
+    """Return the ``BatchNormWithReLU`` operators."""
+    return [node for node in fitting.graph.nodes() if node.op == "_contrib_BatchNormWithReLU"]
+
+
+def into_norm_and_relu(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Compute BatchNorm, then relu."""
+
+    def relu(node: Node) -> Entry:
+        replace_operator(node, "BatchNorm", **node.attrs)
+        return Entry(Node("relu", f"{node.name}_relu", {MARK: "copy"}, [Entry(node)]))
+
+    replace_heads(fitting.graph, fitting.graph.insert_behind(nodes, relu))

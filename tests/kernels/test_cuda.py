@@ -1,0 +1,67 @@
+"""Rewrites for MXNet's CUDA build, as graphs and, on the CPU, as numbers; that they run: tests/nullgpu."""
+
+from __future__ import annotations
+
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import symbol as S
+
+import mxmp
+from mxmp.pipeline import low_graph
+from mxmp.precision.graph import Graph
+
+
+def operators(symbol):
+    return [node["op"] for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"] if node["op"] != "null"]
+
+
+def numbers(symbol):
+    """The output in evaluation and training, and the gradients, on the CPU."""
+    rng = np.random.RandomState(0)
+    bound = symbol.simple_bind(mx.cpu(), data=(2, 3, 6, 6))
+    for array in bound.arg_arrays:
+        array[:] = rng.randn(*array.shape)
+    found = [bound.forward(is_train=False)[0].asnumpy(), bound.forward(is_train=True)[0].asnumpy()]
+    bound.backward(mx.nd.array(rng.randn(*bound.outputs[0].shape)))
+    return [*found, *(array.asnumpy() for array in bound.grad_arrays)]
+
+
+def on_a_gpu(symbol, policy="float16"):
+    return mxmp.cast_symbol(symbol, policy, ctx=mx.gpu())
+
+
+def in_full(symbol):
+    """All in FP32, with the rewrites for a GPU: a CPU can compute it."""
+    return low_graph(Graph.from_symbol(symbol), mxmp.Policy("float16", exclude=("*",)), "gpu")[0].to_symbol()
+
+
+def convolution(**attrs):
+    return S.Convolution(S.var("data"), num_filter=4, kernel=(3, 3), pad=(1, 1), name="convolution", **attrs)
+
+
+@pytest.mark.parametrize("policy", ["float16", "norm=compute"])
+@pytest.mark.parametrize("at_the_head", [False, True])
+def test_batch_norm_with_relu_is_two_operators_on_a_gpu(policy, at_the_head):
+    norm = S.contrib.BatchNormWithReLU(convolution(), fix_gamma=False, eps=1e-3, name="norm")
+    symbol = norm if at_the_head else S.FullyConnected(norm, num_hidden=2, name="dense")
+    found = on_a_gpu(symbol, policy)
+    assert "_contrib_BatchNormWithReLU" not in operators(found)
+    assert operators(found).index("BatchNorm") < operators(found).index("relu")
+    assert found.list_outputs() == symbol.list_outputs()
+    assert found.list_arguments() == symbol.list_arguments()
+    assert found.list_auxiliary_states() == symbol.list_auxiliary_states()
+    for got, want in zip(numbers(in_full(symbol)), numbers(symbol)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("begin", "end"), [((0,), (1,)), ((0, 1), (9, -1)), ((None, 0, 1), (None, 2, 3))])
+def test_a_step_keeps_a_slice_out_of_the_fusion_on_a_gpu(begin, end):
+    symbol = S.log_softmax(S.slice(convolution(), begin=begin, end=end, name="part"), axis=1)
+    steps = on_a_gpu(symbol).attr_dict()["part"]["step"]
+    assert steps.count("1") == len(begin)
+    assert "step" not in mxmp.cast_symbol(symbol, "float16", ctx=mx.cpu()).attr_dict()["part"]
+    for got, want in zip(numbers(in_full(symbol)), numbers(symbol)):
+        np.testing.assert_array_equal(got, want)
