@@ -10,12 +10,12 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-import record_tensor_core
+from checks import tensor_core
 
 import mxmp
 
 RECORDING = Path(__file__).parent.parent / "data" / "tensor_core.npz"
-NAMES = [name for name, _ in record_tensor_core.cases()]
+NAMES = [name for name, _ in tensor_core.cases()]
 
 
 def _products(name, data, weight, head):
@@ -85,19 +85,19 @@ def recording():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_emulation_equals_tensor_core(recording, name):
-    case = {key: recording[f"{name}.{key}"] for key in record_tensor_core.ARRAYS}
+    case = {key: recording[f"{name}.{key}"] for key in tensor_core.ARRAYS}
     _hold(case, name, case)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_emulation_equals_exact_arithmetic_rounded_once(name):
-    case = dict(record_tensor_core.cases())[name]
+    case = dict(tensor_core.cases())[name]
     _hold(case, name, _exact(case, name))
 
 
 @pytest.mark.parametrize("kind", ["fc", "conv"])
 def test_the_cases_are_what_they_say(kind):
-    every = dict(record_tensor_core.cases())
+    every = dict(tensor_core.cases())
     out = {case: _exact(every[f"{kind}.{case}"], kind)["out"] for case in ("normal", "overflow", "subnormal")}
     assert np.isfinite(out["normal"]).all()
     assert 0.02 < np.isinf(out["overflow"]).mean() < 0.98
@@ -107,7 +107,7 @@ def test_the_cases_are_what_they_say(kind):
 
 def test_a_wrong_result_is_noticed():
     name = "fc.normal"
-    case = dict(record_tensor_core.cases())[name]
+    case = dict(tensor_core.cases())[name]
     wrong = _exact(case, name)
     wrong["out"][3, 5] += np.float16(0.125)
     with pytest.raises(AssertionError, match="1 of 768"):
@@ -119,5 +119,5 @@ def test_recording_refuses_without_a_gpu(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA GPU here")
     with pytest.raises(SystemExit, match="no CUDA GPU"):
-        record_tensor_core.main(["--output", str(tmp_path / "none.npz")])
+        tensor_core.main(["--output", str(tmp_path / "none.npz")])
     assert not list(tmp_path.iterdir())
