@@ -10,8 +10,9 @@ from ..precision.rules import is_volume
 from .workaround import Fitting
 
 __all__ = [
-    *("blocked_inputs", "copied_outputs", "copied_weights", "copies_around", "grouped_low_weights", "plain"),
-    *("plain_inputs", "reshaped_volumes", "small_block_convolutions", "unblocked_norms", "volume_norms"),
+    *("blocked_inputs", "copied_outputs", "copied_reshapes", "copied_weights", "copies_around", "grouped_low_weights"),
+    *("plain", "plain_inputs", "reshaped_volumes", "reshapes_before_convolutions", "small_block_convolutions"),
+    *("unblocked_norms", "volume_norms"),
 ]
 
 _RESHAPES = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
@@ -44,6 +45,23 @@ def plain_inputs(fitting: Fitting, nodes: Sequence[Node]) -> None:
     """Copy what these nodes read. A slice of everything copies by MXNet's own means."""
     for node in nodes:
         node.inputs[0] = plain(node.inputs[0], node)
+
+
+def reshapes_before_convolutions(fitting: Fitting) -> list[Node]:
+    """Return the low reshapes that a low convolution depends on."""
+    found: list[Node] = []
+    needed = {node for node in fitting.low if node.op == "Convolution"}
+    for node in reversed(list(fitting.graph.nodes())):
+        if node in needed:
+            needed.update(entry.node for entry in node.inputs)
+            if node in fitting.low and node.op in ("Reshape", "reshape", "expand_dims"):
+                found.append(node)
+    return found[::-1]
+
+
+def copied_reshapes(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Copy what these reshapes return: backward, the copy hands them a gradient in the plain layout."""
+    fitting.graph.insert_behind(nodes, lambda node: plain(Entry(node), node, "flat"))
 
 
 def volume_norms(fitting: Fitting) -> list[Node]:

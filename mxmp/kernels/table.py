@@ -108,6 +108,17 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         where=layouts.reshaped_volumes,
         rewrite=layouts.plain_inputs,
     ),
+    Workaround(
+        name="reshaped_gradients",
+        dtypes=_BFLOAT16,
+        effect="fails",
+        fault="the backward of a bfloat16 reshape from five axes to four has no reorder from the blocked layout of a "
+        "convolution's gradient",
+        source='oneDNN 2.4: "could not create a primitive descriptor for a reorder primitive"',
+        test=f"{_TESTS}/test_layouts.py::test_a_reshape_to_four_axes_before_a_convolution_trains",
+        where=layouts.reshapes_before_convolutions,
+        rewrite=layouts.copied_reshapes,
+    ),
     # -- float16, emulated --------------------------------------------------------------------------
     Workaround(
         name="emulated_float16",

@@ -124,6 +124,26 @@ def test_evaluations_between_two_training_steps_change_no_bit(channels, groups, 
     np.testing.assert_array_equal(evaluations[1:], evaluations[:1] * 2)
 
 
+# -- Reshapes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("between", ["", "relu", "add"])
+@pytest.mark.parametrize("groups", [1, 3, 48])
+def test_a_reshape_to_four_axes_before_a_convolution_trains(groups, between):
+    """As ShuffleNet's, by a plan that tuning may choose: the operator between two reshapes has no bfloat16 kernel."""
+    x = S.Reshape(convolution(S.var("data"), 48, name="first", size=1), shape=(0, -4, 3, -1, -2), name="apart")
+    x = S.Reshape(S.SwapAxis(x, dim1=1, dim2=2, name="swapped"), shape=(0, -3, -2), name="reshaped")
+    x = S.relu(x) if between == "relu" else S.elemwise_add(x, x) if between == "add" else x
+    symbol = convolution(x, 48, groups, name="last")
+    plan = decide(Graph.from_symbol(symbol), Policy("bfloat16"), "cpu", keep_output_names=True)
+    decisions = {name: replace(each, low=name != "swapped") for name, each in plan.decisions.items()}
+    low = mxmp.cast_symbol(symbol, replace(plan, decisions=decisions), ctx=mx.cpu())
+    values = filled(symbol, data=(2, 3, 7, 7))
+    want, got = (by_symbol(each, values) for each in (symbol, low))
+    assert sqnr(want.outputs[0], got.outputs[0]) > 35
+    assert min(sqnr(want.grads[name], got.grads[name]) for name in ("first_weight", "last_weight", "data")) > 30
+
+
 # -- BatchNorm in emulated float16 -------------------------------------------------------------------
 
 
