@@ -172,9 +172,9 @@ class Trainer(StepView, gluon.Trainer):
 
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, once a step; ``update`` then applies them."""
-        self._prepare()
         self._refuse_lost_scale()
         self._put_overflows_back()
+        self._prepare()
         if not self.progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
                 fresh.clear_stale(self._params)
@@ -242,6 +242,8 @@ class Trainer(StepView, gluon.Trainer):
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """The second half of ``step``, after ``allreduce_grads``."""
         self._begin_update("update", batch_size)
+        self._refuse_lost_scale()
+        self._put_overflows_back()
         self._prepare()
         self._update(ignore_stale_grad)
 
@@ -371,9 +373,7 @@ class Trainer(StepView, gluon.Trainer):
     def _begin_update(self, called: str, batch_size: float) -> None:
         self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
-        self._refuse_lost_scale()
         self._note_needless_scale()
-        self._put_overflows_back()
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _put_overflows_back(self) -> None:
