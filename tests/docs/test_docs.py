@@ -7,6 +7,7 @@ warnings as errors. A block marked ``python no-run`` is only compiled.
 import multiprocessing
 import os
 import re
+import runpy
 import warnings
 from pathlib import Path
 
@@ -113,10 +114,32 @@ def test_readme_begins_with_both_doors():
         assert all(f"mxmp.{name}(" in code for name in names)
 
 
-def test_every_page_is_in_the_index():
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    linked = {target.partition("#")[0] for target in LINK.findall(index)}
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md", "index.md"} <= linked
+def test_every_page_is_in_the_index_and_the_site_has_the_same_sections():
+    index, site = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("README.md", "index.md"))
+    linked = [[LINK.search(row)[1][:-3] for row in table.splitlines() if "](" in row] for table in tables(index)]
+    listed = [code.strip().split("\n\n")[1].split() for code in re.findall(r"{toctree}\n(.*?)```", site, re.DOTALL)]
+    assert linked == listed
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"README", "index"} == {
+        page for section in listed for page in section
+    }
+    assert "Measurements" in site.split("```{toctree}")[-1]
+    assert sorted(listed[-1][1:]) == runpy.run_path(str(ROOT / "docs" / "conf.py"))["unsearched"]
+
+
+def tables(text):
+    """The tables of a page, each with its head."""
+    return re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+
+
+def test_the_ten_lines_on_the_measurements_quote_their_pages():
+    text = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+    lines = re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]
+    assert len(lines) == 10
+    for line in lines:
+        pages = {target.split("#")[0] for target in LINK.findall(line)}
+        found = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
+        said = re.sub(r"ResNet-50|FP32|float16|AVX512-BF16|\]\(.*?\)", "", line)
+        assert [figure for figure in re.findall(r"\d[\d.]*\b", said) if figure not in found] == []
 
 
 @pytest.mark.parametrize("name", mxmp.__all__)
