@@ -33,7 +33,7 @@ from .tuning import tune
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; returns the exit status: 0, or 2 with one line on stderr."""
-    args = _parser().parse_args(arguments)
+    args = parser().parse_args(arguments)
     try:
         args.run(args)
     except (ValueError, OSError, ImportError, MemoryError, mx.MXNetError) as error:
@@ -43,9 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m mxmp", description="Mixed precision for MXNet checkpoints.")
-    commands = parser.add_subparsers(dest="command", required=True)
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line, with a subparser for each command."""
+    top = argparse.ArgumentParser("python -m mxmp", description="Mixed precision for MXNet checkpoints.")
+    commands = top.add_subparsers(dest="command", required=True)
     recipes = ", ".join(Policy.recipes())
     graph = argparse.ArgumentParser(add_help=False)
     graph.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     draw.add_argument("report", help="what --save wrote")
     draw.add_argument("picture", help="the file to write: .png, .svg or .pdf")
     draw.set_defaults(run=_plot)
-    return parser
+    return top
 
 
 def _cast(args: argparse.Namespace) -> None:

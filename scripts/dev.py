@@ -32,6 +32,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: docs/parity/"),
     "pages models": ("pages.models", "writes docs/models.md and its picture"),
     "pages kernels": ("pages.kernels", "writes docs/kernels.md"),
+    "pages rules": ("pages.rules", "writes docs/rules.md"),
     "pages workarounds": ("pages.workarounds", "writes docs/workarounds.md"),
     "pages gpu-graphs": ("pages.gpu_graphs", "writes docs/gpu-graphs.md and its picture"),
     "pages benchmarks": ("pages.benchmarks", "writes docs/model-benchmarks.md and its picture"),
