@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Collection, Iterable, Mapping
 
 import mxnet as mx
@@ -14,6 +16,8 @@ from .precision.plan import Plan
 from .precision.traffic import RemedyLog
 
 __all__ = ["Conversion"]
+
+logger = logging.getLogger("mxmp")
 
 
 class Conversion:
@@ -61,7 +65,8 @@ class Conversion:
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
 
-        Logs, once a conversion, that another policy would cast much less.
+        Logs, once a conversion, that another policy would cast much less; and once in a process, that float16 is
+        emulated on a CPU.
 
         Parameters
         ----------
@@ -94,7 +99,18 @@ class Conversion:
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
         self._remedies.note(name, symbol, plan, shapes)
+        if device == "cpu" and plan.policy.compute == "float16" and plan.num_low:
+            _say_that_float16_is_emulated()
         return graph, plan
 
     def _low_graph(self, graph: Graph, device: str, **options: Any) -> tuple[Graph, Plan]:
         return low_graph(graph, self.how, device, **options)
+
+
+@lru_cache(maxsize=None)
+def _say_that_float16_is_emulated() -> None:
+    """Log, once in a process, what float16 on a CPU is for."""
+    logger.warning(
+        "float16 is emulated on a CPU, to show how it trains, and is slower than FP32. The fast dtype of a CPU with "
+        "AVX512-BF16 or AMX is 'bfloat16'"
+    )
