@@ -22,7 +22,7 @@ from .step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from .symbolic import BucketingModule, Module, cast_symbol
 from .tuning import tune
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 __all__ = [
     "AdaptiveLossScaler",
     "BatchProcessor",

@@ -101,3 +101,9 @@ def test_the_loss_scaling_page_has_every_argument_of_the_dynamic_scaler():
 @pytest.mark.parametrize(("module", "name"), [(rules, "rules"), (workarounds, "workarounds")])
 def test_generated_pages_are_those_of_the_tables(module, name):
     assert page(f"docs/{name}.md") == module.render(), f"python scripts/dev.py pages {name}"
+
+
+def test_the_version_stands_in_one_place_and_is_the_first_of_the_changelog():
+    first = re.search(r"^## (\S+) \((?:unreleased|\d{4}-\d\d-\d\d)\)$", page("CHANGELOG.md"), re.MULTILINE)
+    assert first[1] == mxmp.__version__
+    assert re.search(r"^version = (.+)$", page("setup.cfg"), re.MULTILINE)[1] == "attr: mxmp.__version__"
