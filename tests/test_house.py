@@ -38,7 +38,7 @@ HOUSE = {
     "protocol": ["frontend"],
     "gluon": [
         *("_mxnet", "blocks", "parameter", "conversion", "record", "scaling", "graphs", "hook", "convert"),
-        *("unscaled", "fresh_gradients", "sharing", "trainer", "training", "estimator", "__init__"),
+        *("unscaled", "fresh_gradients", "sharing", "trainer", "training", "reading", "estimator", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
@@ -49,6 +49,7 @@ HOUSE = {
         "module",
         "bucketing",
         "training",
+        "reading",
         "__init__",
     ],
     "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
@@ -122,6 +123,12 @@ def test_imports_point_up_the_house(module):
     assert "mxmp" not in others
     if module in WITHOUT_MXNET:
         assert "mxnet" not in others
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if m.startswith("diagnose/") and m != "diagnose/shared/targets"])
+def test_diagnose_knows_a_network_only_by_the_protocol(module):
+    """``frontend.py`` says what it may know; one file of ``diagnose`` knows which frontend a network is of."""
+    assert {(room, name) for room, name in imports(module)[0] if room in DOORS} == set()
 
 
 # -- MXNet's private attributes ---------------------------------------------------------------------
