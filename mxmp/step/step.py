@@ -19,6 +19,7 @@ from typing import Any, Callable, NamedTuple, Protocol, Sequence
 import numpy as np
 
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
+from .masters import MasterPair, distances, take_over
 from .scaler import Scaler, group_of
 from .statistics import RunningStatistics
 
@@ -107,11 +108,21 @@ class ScaledStep:
         apply: Callable[[], None],
         statistics: RunningStatistics | None = None,
         *,
+        exposed: Sequence[MasterPair] = (),
         unscaled: bool = False,
     ) -> bool:
         """Check ``gradients``, then ``apply()`` or skip; adjust the scale. Synchronizes once.
 
-        ``unscaled``: someone has divided them by the scale already.
+        Parameters
+        ----------
+        gradients : sequence of Gradient
+        apply : callable
+            Updates the masters.
+        statistics : RunningStatistics, optional
+        exposed : sequence of MasterPair
+            Those into whose float16 arrays a user may have written; the update starts from what was written.
+        unscaled : bool
+            Whether the gradients have been divided by the scale already.
 
         Returns
         -------
@@ -123,11 +134,13 @@ class ScaledStep:
         FloatingPointError
             After ``FLOOR_PATIENCE`` skips in a row at the lowest scale; names the parameters.
         """
-        bad = self._check(gradients, statistics, unscaled)
+        bad, written = self._check(gradients, statistics or RunningStatistics(), exposed, unscaled)
         for observer in self.observers:
             observer.before_update(gradients)
         try:
             if not bad:
+                for pair in written:
+                    take_over(*pair)
                 apply()
             self._note(bad)
         finally:
@@ -173,32 +186,36 @@ class ScaledStep:
         self.last_step_skipped, self.overflow_params, self.history = last, names, history
 
     def _check(
-        self, gradients: Sequence[Gradient], statistics: RunningStatistics | None, unscaled: bool
-    ) -> list[Gradient]:
-        """The non-finite gradients. One transfer; a second only where the first says overflow.
+        self,
+        gradients: Sequence[Gradient],
+        statistics: RunningStatistics,
+        exposed: Sequence[MasterPair],
+        unscaled: bool,
+    ) -> tuple[list[Gradient], list[MasterPair]]:
+        """Return the non-finite gradients, and those of ``exposed`` that a user has written into.
 
-        A scaler that measures gets in the same transfer what it adjusts by.
+        One transfer; a second only where the first says overflow. A scaler that measures gets in the same transfer
+        what it adjusts by.
         """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
-        marks = self._sums()
-        running = [statistics.sums(after=marks)] if statistics else []
+        device_sums = self._sums()
         measured = zeros_and_peaks(gradients) if getattr(self.scaler, "measures", False) else []
-        sums, *rest = fetch(marks, *running, *measured)
-        running_sums = rest[: len(running)]
+        sums, running, far, *found = fetch(
+            device_sums, statistics.sums(after=device_sums), distances(exposed), *measured
+        )
         suspects = [g for g, ok in zip(gradients, np.isfinite(sums)) if not ok]
         bad = non_finite(suspects) if suspects else []
-        if statistics:
-            if bad or not np.isfinite(running_sums).all():
-                statistics.restore()
-            else:
-                statistics.keep()
-        if measured and not bad:
-            zeros, peaks = rest[len(running) :]
+        if bad or not np.isfinite(running).all():
+            statistics.restore()
+        else:
+            statistics.keep()
+        if found and not bad:
+            zeros, peaks = found
             largest = float(peaks.max()) * (self.loss_scale if unscaled else 1.0)
             largest *= self.scaler.loss_scale / self.loss_scale  # which a user may have set since the backward
             self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[union-attr]
-        return bad
+        return bad, [pair for pair, distance in zip(exposed, far) if distance != 0]
 
     def _note(self, bad: Sequence[Gradient]) -> None:
         self.steps += 1
