@@ -77,7 +77,7 @@ def distances(pairs: Sequence[MasterPair]) -> Scalars:
     devices: dict[mx.Context, list[int]] = {}
     for i, pair in enumerate(pairs):
         devices.setdefault(pair.low.ctx, []).append(i)
-    sums = []
+    found: Scalars = []
     with autograd.pause():
         for members in devices.values():
             masters = [pairs[i].master.as_nd_ndarray() for i in members]
@@ -87,8 +87,8 @@ def distances(pairs: Sequence[MasterPair]) -> Scalars:
             rounded = FlatCopies.like(arrays, mx.nd.Cast(copies.flat, dtype="float16"))
             subtract_all(rounded.each, arrays)
             mx.nd.Cast(rounded.flat, dtype="float32", out=copies.flat)
-            sums.append(mx.nd.multi_sum_sq(*copies.each, num_arrays=len(members)))
-    return Scalars(sums, [i for members in devices.values() for i in members])
+            found.append((mx.nd.multi_sum_sq(*copies.each, num_arrays=len(members)), members))
+    return found
 
 
 def take_over(master: NDArray, low: NDArray) -> None:

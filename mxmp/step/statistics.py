@@ -1,11 +1,12 @@
 """Running statistics that an overflow cannot poison.
 
-BatchNorm writes its running mean and variance during forward and backward, before anyone can check the
-step. One inf in an activation leaves them NaN for ever, and evaluation with them.
+BatchNorm writes its running mean and variance during forward and backward, before anyone can check the step. One inf
+in an activation leaves them NaN for ever, and evaluation with them.
 """
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Sequence
 
 import mxnet as mx
@@ -20,7 +21,7 @@ __all__ = ["RunningStatistics"]
 
 
 class RunningStatistics:
-    """Keeps the last finite value of every running statistic that it watches. False while it watches none."""
+    """Keeps the last finite value of every running statistic that it watches."""
 
     def __init__(self) -> None:
         self._watched: list[NDArray] = []
@@ -28,20 +29,14 @@ class RunningStatistics:
         self._pending: dict[mx.Context, FlatCopies] = {}
         self._kept: dict[mx.Context, FlatCopies] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._watched)
-
-    def watch(self, arrays: Sequence[Gradient]) -> RunningStatistics:
-        """Watch these from now on: name and array of every statistic on every device; other than FP32 is left out.
-
-        Nothing happens where they are watched already. Returns itself.
-        """
-        new = [item.array for item in arrays]
-        if len(new) == len(self._watched) and all(a is b for a, b in zip(new, self._watched)):
+    def watch(self, statistics: Sequence[Gradient]) -> RunningStatistics:
+        """Watch the FP32 arrays among these, on all devices, from now on, unless it does already. Returns itself."""
+        arrays = [item.array for item in statistics]
+        if len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched)):
             return self
-        self._watched = new
+        self._watched = arrays
         self._devices = {}
-        for name, array in arrays:
+        for name, array in statistics:
             if array.dtype == np.float32:
                 self._devices.setdefault(array.ctx, []).append(Gradient(name, array.as_nd_ndarray()))
         self._pending = {ctx: _finite_copies(items) for ctx, items in self._devices.items()}
@@ -51,28 +46,27 @@ class RunningStatistics:
     def sums(self, after: Scalars) -> Scalars:
         """Copy the statistics as they are now, and return their sums of squares, one per device.
 
-        ``after``: scalars that depend on all gradients. BatchNorm's backward writes the statistics without
-        telling MXNet's engine, so a copy waits for nothing unless it reads what backward made.
+        ``after``: scalars that depend on all gradients. BatchNorm's backward writes the statistics without notifying
+        MXNet's engine, so a copy waits for nothing unless it reads what backward made.
         """
         with autograd.pause():
             for ctx, items in self._devices.items():
-                done = [array for array in after.arrays if array.ctx == ctx]
+                done = [array for array, _ in after if array.ctx == ctx]
                 copy_all([item.array for item in items], self._pending[ctx].each, done)
             return square_sums([Gradient("", copies.flat) for copies in self._pending.values()])
 
     def keep(self) -> None:
-        """What ``sums`` copied last is finite: remember it."""
+        """Remember what ``sums`` copied last, which is finite."""
         self._kept, self._pending = self._pending, self._kept
 
     def restore(self) -> None:
         """Where a statistic is not finite, put its last finite value back. Synchronizes.
 
-        A net hybridized with ``static_shape`` writes them in backward without telling MXNet's engine, so
-        only the end of all work makes sure that the write has happened.
+        A net hybridized with ``static_shape`` writes them in backward without notifying MXNet's engine, so only the
+        end of all work makes sure that the write has happened.
         """
-        if not self._devices:
-            return
-        mx.nd.waitall()
+        if self._devices:
+            mx.nd.waitall()
         with autograd.pause():
             for ctx, items in self._devices.items():
                 for item, kept in zip(items, self._kept[ctx].each):
