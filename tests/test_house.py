@@ -32,8 +32,8 @@ HOUSE = {
     ],
     "spine": ["pipeline", "conversion"],
     "step": [
-        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "masters", "statistics", "step"),
-        *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
+        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "multi_tensor", "masters", "statistics"),
+        *("step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "protocol": ["frontend"],
     "gluon": [

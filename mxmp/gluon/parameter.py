@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..step._mxnet import is_asked_by_user
-from ..step.masters import Weight, assign, take_over
+from ..step._mxnet import is_called_by_user
+from ..step.masters import MasterPair, Weight, assign, take_over
 from . import _mxnet
 
-__all__ = ["BFLOAT16", "LowParameter", "master_at", "store_full", "store_low", "weight_of"]
+__all__ = ["BFLOAT16", "LowParameter", "exposed_pairs", "master_at", "store_full", "store_low", "weight_of"]
 
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
@@ -25,24 +25,32 @@ class LowParameter(gluon.Parameter):
     ``data()`` and ``grad()`` are float16, ``masters()`` FP32. ``dtype`` says float32, and so do
     ``set_data``, ``save_parameters``, ``load_parameters`` and ``export``. A write into ``data()``
     (weight clipping, moving averages) reaches the master at the next update or save. Only a parameter whose
-    ``data()`` someone has asked for is looked at there: four operators, since MXNet does not tell of writes.
+    ``data()`` a user has called is compared with its master there, since MXNet does not notify of writes.
     """
 
     _data: Any
     _masters: list[NDArray]
     _low_dtype: str
-    _lent = False
+    _exposed = False
 
     def masters(self) -> list[NDArray]:
-        """The FP32 values, one array per context, with what was written into ``data()`` taken over."""
-        low = self._check_and_get(self._data, list)
-        for master, data in zip(self._masters, low) if self._lent else ():
-            take_over(master, data)
+        """Return the FP32 values, one array per context, with what was written into ``data()`` taken over."""
+        self._check_and_get(self._data, list)
+        for pair in self.exposed_pairs():
+            take_over(*pair)
         return self._masters
+
+    def exposed_pairs(self) -> list[MasterPair]:
+        """Return each master with its float16 array, if a user may have written into that; otherwise none."""
+        return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
+
+    def master(self, device: int) -> NDArray:
+        """Return the FP32 value on one context, by its number, as the last update or ``masters`` left it."""
+        return self._masters[device]
 
     def list_data(self) -> list[NDArray]:
         """The float16 arrays, one per context."""
-        self._lent = self._lent or is_asked_by_user()
+        self._exposed = self._exposed or is_called_by_user()
         return super().list_data()
 
     def data(self, ctx: mx.Context | None = None) -> NDArray:
@@ -60,7 +68,7 @@ class LowParameter(gluon.Parameter):
                 f"{reader.name!r}, which is not converted and computes in FP32: mxmp.convert that net too, or keep "
                 "the parameters in FP32 with Policy(params='float32')"
             )
-        self._lent = self._lent or is_asked_by_user()
+        self._exposed = self._exposed or is_called_by_user()
         return super().data(ctx)
 
     def __reduce__(self) -> Any:
@@ -107,7 +115,7 @@ class LowParameter(gluon.Parameter):
         """Become a plain FP32 Parameter with the masters' values."""
         masters = self.masters() if self._data is not None else None
         self.__class__ = _plain_kind(type(self))
-        for name in ("_low_dtype", "_masters", "_lent"):
+        for name in ("_low_dtype", "_masters", "_exposed"):
             self.__dict__.pop(name, None)
         if masters is not None:
             with autograd.pause():
@@ -115,7 +123,7 @@ class LowParameter(gluon.Parameter):
 
     def _split(self) -> None:
         """Make the arrays that are now in ``_data`` the masters, and float16 copies the data."""
-        self._lent = False
+        self._exposed = False
         with autograd.pause():
             self._masters = [a.detach() for a in self._data]
             self._data = [m.astype(self._low_dtype) for m in self._masters]
@@ -170,9 +178,14 @@ def store_full(param: gluon.Parameter) -> None:
 
 
 def master_at(params: Sequence[gluon.Parameter], index: int, device: int) -> NDArray | None:
-    """The FP32 master of one of ``params`` on its ``device``-th context, None where it has none."""
+    """Return the FP32 master of one of ``params`` on its ``device``-th context, None where it has none."""
     param = params[index]
-    return param.masters()[device] if isinstance(param, LowParameter) else None
+    return param.master(device) if isinstance(param, LowParameter) else None
+
+
+def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
+    """Return the masters with the float16 arrays of initialized parameters into which a user may have written."""
+    return [pair for param in params if isinstance(param, LowParameter) for pair in param.exposed_pairs()]
 
 
 def weight_of(param: gluon.Parameter) -> Weight:

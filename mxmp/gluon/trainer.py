@@ -28,7 +28,7 @@ from . import _mxnet
 from . import fresh_gradients as fresh
 from .conversion import any_conversion, conversions_of, forwards_so_far, is_scaling, statistics_of
 from .graphs import pushing
-from .parameter import master_at, weight_of
+from .parameter import exposed_pairs, master_at, weight_of
 from .record import Record, saying_what_was_not_recorded
 from .scaling import head_gradient, heads_scaled_by
 from .sharing import join, scaled_backward
@@ -415,7 +415,13 @@ class Trainer(StepView, gluon.Trainer):
         try:
             if updates:
                 statistics = self._statistics if self.progress.phase is not Phase.READY else self.watch_statistics()
-                self.scaled_step.run([u.gradient for u in updates], apply, statistics, unscaled=self.progress.unscaled)
+                self.scaled_step.run(
+                    [update.gradient for update in updates],
+                    apply,
+                    statistics,
+                    exposed=exposed_pairs(self._params[index] for index in {update.index for update in updates}),
+                    unscaled=self.progress.unscaled,
+                )
         finally:
             fresh.forget(self._params, updates)
             self.progress = Progress()

@@ -16,12 +16,12 @@ from ..policy import Policy
 from ..precision.casts import declare_full
 from ..precision.heads import scale_heads
 from ..precision.plan import Plan
-from ..step._mxnet import is_asked_by_user
-from ..step.masters import Weight, assign, take_over
+from ..step._mxnet import is_called_by_user
+from ..step.masters import MasterPair, Weight, assign, take_over
 from ..step.step import ScaledStep
 from .cast import nothing_low, warn_of_unmatched
 
-__all__ = ["Core", "LendsArrays", "grad_requests"]
+__all__ = ["Core", "ExposesArrays", "grad_requests"]
 
 
 class Core:
@@ -41,8 +41,8 @@ class Core:
         The inverse; a bucket may have them in another order.
     twins : mapping of Executor to (Listeners, Executor)
         Executors that call listeners, each with these and the executor in whose place it stands.
-    lent : bool
-        Whether someone has asked for arrays that compute, and may have written into them.
+    exposed : bool
+        Whether a user has reached for arrays that compute, and may have written into them.
     """
 
     def __init__(self, step: ScaledStep, conversion: Conversion) -> None:
@@ -52,7 +52,7 @@ class Core:
         self.masters: dict[str, list[NDArray]] = {}
         self.names: list[str] = []
         self.numbers: dict[str, int] = {}
-        self.lent = False
+        self.exposed = False
         self.twins: weakref.WeakKeyDictionary[mx.executor.Executor, tuple[Listeners, mx.executor.Executor]]
         self.twins = weakref.WeakKeyDictionary()
         self._warned = False
@@ -115,14 +115,15 @@ class Core:
             if name in self.low_names
         }
 
-    def master(self, index: int, device: int, array: NDArray) -> NDArray | None:
-        """The master of parameter number ``index``, which computes as ``array`` on a device; None where it has none."""
+    def master(self, index: int, device: int) -> NDArray | None:
+        """Return the master of parameter number ``index`` on a device, None where it has none."""
         masters = self.masters.get(self.names[index])
-        if masters is None:
-            return None
-        if self.lent:
-            take_over(masters[device], array)
-        return masters[device]
+        return None if masters is None else masters[device]
+
+    def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
+        """Return each master with the array that computes, if a user may have written into those; otherwise none."""
+        names = self.masters.keys() & arrays.keys() if self.exposed else ()
+        return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
 
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """FP32 values for those that are named in ``values``."""
@@ -135,26 +136,26 @@ class Core:
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
-        """All parameters, in the order of their numbers; what was written into ``arrays`` holds."""
+        """Return all parameters, in the order of their numbers, with what was written into ``arrays`` taken over."""
+        for pair in self.exposed_pairs(arrays):
+            take_over(*pair)
 
         def weight(name: str) -> Weight:
             copies, masters = arrays[name], self.masters.get(name)
-            for master, array in zip(masters or (), copies) if self.lent else ():
-                take_over(master, array)
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
         return [weight(name) for name in self.names]
 
 
-class LendsArrays:
+class ExposesArrays:
     """Notes when a user reaches for the executors' arrays, to write into them; there is no public way to them."""
 
     core: Core
 
     @property
     def _exec_group(self) -> Any:
-        if is_asked_by_user():
-            self.core.lent = True
+        if is_called_by_user():
+            self.core.exposed = True
         return self._group
 
     @_exec_group.setter

@@ -28,12 +28,12 @@ from ..step.stores import check_kvstore, is_distributed, open_store, refuse_comp
 from ..step.updater import Update, Updaters
 from . import _mxnet
 from .checkpoint import SavesCheckpoints
-from .core import Core, LendsArrays, grad_requests
+from .core import Core, ExposesArrays, grad_requests
 
 __all__ = ["Module"]
 
 
-class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
+class Module(ExposesArrays, SavesCheckpoints, StepView, mx.mod.Module):
     """``mx.mod.Module`` in mixed precision: the same constructor and methods, three more keywords.
 
     Parameters
@@ -222,9 +222,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         core = self.core
         core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
-        self._updater = Updaters(
-            self._optimizer, len(self._context), lambda i, k: core.master(i, k, self._exec_group.param_arrays[i][k])
-        )
+        self._updater = Updaters(self._optimizer, len(self._context), core.master)
         if is_distributed(self._kvstore):
             # MXNet's Module never sends rank 0's parameters to the other workers.
             share_initial(self._kvstore, self._weights_by_key())
@@ -291,7 +289,12 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
         if updates:
-            self.scaled_step.run([update.gradient for update in updates], apply, self._statistics)
+            self.scaled_step.run(
+                [update.gradient for update in updates],
+                apply,
+                self._statistics,
+                exposed=self.core.exposed_pairs(self.arrays()),
+            )
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As ``mx.mod.Module.get_input_grads``: the true gradients, unscaled copies."""
