@@ -30,7 +30,7 @@ HOUSE = {
         *("workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "cuda"),
         *("table", "fit", "__init__"),
     ],
-    "spine": ["pipeline", "conversion"],
+    "spine": ["pipeline"],
     "step": [
         *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "masters", "statistics", "step"),
         *("state_layout", "resume", "updater", "state_file", "states", "__init__"),

@@ -1,4 +1,4 @@
-"""The Gluon door: ``convert``, ``restore``, ``Trainer`` and ``BatchProcessor``."""
+"""The Gluon frontend: ``convert``, ``restore``, ``Trainer`` and ``BatchProcessor``."""
 
 from .convert import convert, restore
 from .estimator import BatchProcessor

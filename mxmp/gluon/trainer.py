@@ -26,9 +26,9 @@ from ..step.stores import check_kvstore, is_distributed, open_store, refuse_comp
 from ..step.updater import Updaters
 from . import _mxnet
 from . import fresh_gradients as fresh
-from .conversion import any_conversion, conversions_of, forwards_so_far, is_scaling, statistics_of
+from .conversion import any_conversion, forwards_so_far, statistics_of
 from .graphs import pushing
-from .parameter import master_at, weight_of
+from .parameter import conversions_of, is_scaling, master_at, weight_of
 from .record import Record, saying_what_was_not_recorded
 from .scaling import head_gradient, heads_scaled_by
 from .sharing import join, scaled_backward

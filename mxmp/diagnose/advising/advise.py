@@ -13,8 +13,7 @@ from mxnet.gluon import Block, HybridBlock
 
 from ...gluon import _mxnet
 from ...gluon.blocks import hybrid_blocks, with_names_of
-from ...gluon.conversion import tracing
-from ...gluon.graphs import read_inputs
+from ...gluon.graphs import read_inputs, tracing
 from ...gluon.hook import hook_of, hooks
 from ...policy import Policy
 from ...precision.casts import strip

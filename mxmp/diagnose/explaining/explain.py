@@ -127,7 +127,7 @@ def _graphs(net: Block) -> Iterator[GraphReport]:
     for block, hook in hooks(net):
         for key, built in hook.graphs.items():
             graph = strip(Graph.from_symbol(built.traced.graph[1]))
-            requested = {param.name: request for param, request in built.asked}
+            requested = {param.name: request for param, request in built.requested}
             large = built.only_for is not None
             yield _measured(block.name, key.training, graph, built.plan, built.shapes, requested, large_inputs=large)
 
