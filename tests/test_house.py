@@ -38,7 +38,7 @@ HOUSE = {
     "protocol": ["frontend"],
     "gluon": [
         *("_mxnet", "blocks", "parameter", "conversion", "record", "scaling", "graphs", "hook", "convert"),
-        *("unscaled", "fresh_gradients", "sharing", "trainer", "training", "estimator", "__init__"),
+        *("backward", "trainer", "training", "__init__"),
     ],
     "symbolic": [
         "_mxnet",

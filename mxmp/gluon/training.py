@@ -83,7 +83,7 @@ class TrainedNet:
                 yield
         finally:
             for array in stale:
-                _mxnet.mark_stale(array)
+                _mxnet.mark(array, fresh=False)
 
     def _params(self) -> list[Parameter]:
         found = {id(p): p for p in [*_mxnet.parameters_of(self._trainer), *self._net.collect_params().values()]}
