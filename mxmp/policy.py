@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields, replace
 from fnmatch import translate
-from glob import escape
 from typing import Collection, Dict, Iterable
 from urllib.parse import quote, unquote
 
@@ -202,11 +201,6 @@ def is_policy_text(text: str) -> bool:
     """Whether a string begins as a policy string does: with a recipe, or with a field."""
     first = text.partition(",")[0].strip()
     return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]
-
-
-def excluding(policy: Policy, nodes: Iterable[str]) -> Policy:
-    """``policy`` with these very nodes in FP32 too; what fnmatch would read in their names is taken literally."""
-    return as_policy(policy, [escape(name) for name in nodes])
 
 
 def _check_choice(field: str, value: object) -> None:

@@ -30,7 +30,7 @@ HOUSE = {
         *("workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "cuda"),
         *("table", "fit", "__init__"),
     ],
-    "spine": ["pipeline", "conversion"],
+    "spine": ["pipeline"],
     "step": [
         *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "multi_tensor", "masters", "statistics"),
         *("step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),
@@ -38,7 +38,7 @@ HOUSE = {
     "protocol": ["frontend"],
     "gluon": [
         *("_mxnet", "blocks", "parameter", "conversion", "record", "scaling", "graphs", "hook", "convert"),
-        *("unscaled", "fresh_gradients", "sharing", "trainer", "training", "reading", "estimator", "__init__"),
+        *("backward", "trainer", "training", "reading", "__init__"),
     ],
     "symbolic": [
         "_mxnet",

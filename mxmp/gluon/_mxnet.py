@@ -353,16 +353,13 @@ def fresh(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Par
 
 
 def is_fresh(array: NDArray) -> bool:
-    """Whether a backward has written its gradient since ``mark_stale``."""
+    """Whether a backward has written its gradient since it was marked as stale."""
     return array._fresh_grad
 
 
-def mark_stale(array: NDArray) -> None:
-    array._fresh_grad = False
-
-
-def mark_fresh(array: NDArray) -> None:
-    array._fresh_grad = True
+def mark(array: NDArray, *, fresh: bool) -> None:
+    """Let MXNet believe that a backward has written the array's gradient, or that none has."""
+    array._fresh_grad = fresh
 
 
 def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:

@@ -1,4 +1,4 @@
-"""The graphs of one block: made from a trace in low precision, told apart by what a call may change."""
+"""The graphs of one block: traced, made in low precision, and run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,28 @@ from ..precision.heads import SCALE_NAME, scale_heads
 from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from . import _mxnet
-from .conversion import NetConversion, refuse_contrib_amp, tracing
+from .conversion import NetConversion
 from .scaling import call_with_scale, note_call
 
-__all__ = ["BuiltGraph", "GraphKey", "Graphs", "UntraceableError", "build", "pushing", "read_inputs", "traced_alone"]
+__all__ = [
+    "BUILDING",
+    "BuiltGraph",
+    "GraphKey",
+    "Graphs",
+    "UntraceableError",
+    "build",
+    "is_tracing",
+    "pushing",
+    "read_inputs",
+    "refuse_contrib_amp",
+    "traced_alone",
+    "tracing",
+]
+
+# Global: one lock while a graph is made, for nets of several conversions may share blocks and Parameters.
+BUILDING = threading.RLock()
+# Global: whether this thread traces. Children that are called with Symbols lead to no conversion.
+_local = threading.local()
 
 
 class GraphKey(NamedTuple):
@@ -44,28 +62,35 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 
 
 class BuiltGraph(NamedTuple):
-    """One graph of a block: what it runs, the plan behind it, and the shapes that it was first called with.
+    """One graph of a block: what it runs, and the plan that it follows.
 
-    ``only_for``: what it is right for, None where that is any shapes.
+    Attributes
+    ----------
+    shapes : dict of str to tuple of int
+        Of the inputs of the first call.
+    requested : list of (Parameter, str)
+        Its parameters, with the ``grad_req`` for which it was made.
+    only_for : LargeInputs or None
+        The shapes that it is right for; None where it is right for all.
     """
 
     traced: _mxnet.Traced
     op: _LowOp
     plan: Plan
     shapes: dict[str, tuple]
-    asked: list[tuple[Parameter, str]]
+    requested: list[tuple[Parameter, str]]
     only_for: LargeInputs | None
 
     def serves(self, inputs: list) -> bool:
-        """Whether it is right for these, and for what is asked of the gradients now ("write", "add" or "null")."""
+        """Return whether it is right for the shapes of ``inputs``, and for the gradients that are requested now."""
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
-        return all(param.grad_req == request for param, request in self.asked)
+        return all(param.grad_req == request for param, request in self.requested)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
-        """What the block returns for flat inputs; ``monitor`` is told of every operator's outputs."""
-        given = [inputs[i] if is_data else _mxnet.data(i) for is_data, i in self.traced.op_args]
-        out = self.op(given, monitor)
+        """Return what the block returns for flat inputs; calls ``monitor`` with every operator's outputs."""
+        values = [inputs[i] if is_data else _mxnet.data(i) for is_data, i in self.traced.op_args]
+        out = self.op(values, monitor)
         flat = [out] if isinstance(out, NDArray) else out
         return _named(_mxnet.regroup(flat, self.traced.out_format), self.traced.answer)
 
@@ -79,45 +104,98 @@ class UntraceableError(Exception):
         self.reason = reason
 
 
+def refuse_contrib_amp() -> None:
+    """Raise ``RuntimeError`` after ``amp.init()``: every graph would have the casts of both."""
+    if _mxnet.is_amp_initialized():
+        raise RuntimeError(
+            "amp.init() of mxnet.contrib.amp was called in this process, and its casts would stand in every graph "
+            "beside mxmp's. It cannot be undone: remove the call, and start Python again. mxmp.convert(net) needs none"
+        )
+
+
+def is_tracing() -> bool:
+    """Return whether this thread makes the graph of a converted block, whose children may be called with Symbols."""
+    return getattr(_local, "tracing", False)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Let children of a block that mxmp traces within this block of code be called with Symbols, converted or not."""
+    before, _local.tracing = is_tracing(), True
+    try:
+        yield
+    finally:
+        _local.tracing = before
+
+
 def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversion) -> BuiltGraph:
     """Trace the block as MXNet does, then make the operator from the low-precision graph.
 
-    Raises
-    ------
-    UntraceableError
-        The user's code fails on Symbols.
+    Raises ``UntraceableError`` where the user's code fails on Symbols.
     """
     with tracing():
         clone = _trace(block, args)
         traced = _mxnet.built(clone, args)
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
-    asked = {name: param.grad_req for name, param in params.items()}
-    flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
-    shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
-    large = _large_inputs(symbol, shapes, conversion.policy.compute) if device == "cpu" else None
-    graph, plan = conversion.build_graph(block, symbol, params, device, asked, shapes, large_inputs=large is not None)
+    requested = {name: param.grad_req for name, param in params.items()}
+    shapes = {name: array.shape for name, array in _named_inputs(data, args).items()}
+    large = None
+    if device == "cpu":
+        # Where some convolution's input could be too small at other shapes, and here none is.
+        found = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute)
+        large = found if found and found.at(list(shapes.values())) else None
+    graph, plan = conversion.build_graph(
+        block, symbol, params, device, requested, shapes, large_inputs=large is not None
+    )
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), plan, symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     traced = traced._replace(answer=_kinds(traced.answer))
-    return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in asked.items()], large)
+    return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in requested.items()], large)
 
 
-def _large_inputs(symbol: mx.sym.Symbol, shapes: dict[str, tuple], compute: str) -> LargeInputs | None:
-    """What to ask about other shapes, where some convolution's input could be too small, and here none is."""
-    large = LargeInputs(Graph.from_symbol(symbol), list(shapes), compute)
-    return large if large and large.at(list(shapes.values())) else None
+def traced_alone(
+    block: HybridBlock, args: tuple, training: bool
+) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
+    """Return the FP32 graph of a block, its inputs and its parameters by name; the block stays as it is.
+
+    Parameters may have unknown shapes. Raises ``ValueError`` where the user's code fails on Symbols.
+    """
+    try:
+        with tracing(), autograd.train_mode() if training else autograd.predict_mode():
+            data, symbol = _mxnet.traced(_trace(block, args)).graph
+    except UntraceableError as error:
+        raise ValueError(
+            f"{error.blocks[-1].name!r} cannot be traced, so it has no graph to plan: {error.reason}"
+        ) from error
+    names = set(symbol.list_inputs())
+    params = {param.name: param for param in block.collect_params().values() if param.name in names}
+    return symbol, {name: array for name, array in _named_inputs(data, args).items() if name in names}, params
+
+
+def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
+    arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
+    return {variable.name: array for variable, array in zip(data, arrays)}
+
+
+def _trace(block: HybridBlock, args: tuple) -> HybridBlock:
+    """Return another block, which has the graph."""
+    refuse_contrib_amp()
+    clone = _mxnet.copied(block)
+    try:
+        # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
+        with mx.name.NameManager():
+            _mxnet.trace(clone, args)
+    except Exception as error:
+        found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
+        raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error
+    return clone
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
-    """Return what a block is to be called with, FP32 zeros on the CPU in place of each shape; and these zeros.
+    """Return the arguments for a call of a block, FP32 zeros on the CPU in place of each shape; and these zeros.
 
-    ``inputs``: arrays, shapes, None, and lists of them, as ``tune`` and ``advise`` take them.
-
-    Raises
-    ------
-    ValueError
-        One is neither an array nor a shape.
+    ``inputs``: arrays, shapes, None, and lists of them. Raises ``ValueError`` where one is none of these.
     """
     drawn: list[NDArray] = []
     zeros = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
@@ -136,46 +214,8 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
 
 
 def _is_input(value: Any) -> bool:
-    """Whether it may stand in a list of inputs: a list of anything else is a shape, right or wrong."""
+    """Return whether a list may hold it as an input: a list of anything else is a shape, right or wrong."""
     return value is None or isinstance(value, (NDArray, list, tuple))
-
-
-def traced_alone(
-    block: HybridBlock, args: tuple, training: bool
-) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
-    """The FP32 graph of a block, its inputs and its parameters by name; the block stays as it is, shapes unknown.
-
-    Raises
-    ------
-    ValueError
-        The user's code fails on Symbols.
-    """
-    try:
-        with tracing(), autograd.train_mode() if training else autograd.predict_mode():
-            data, symbol = _mxnet.traced(_trace(block, args)).graph
-    except UntraceableError as error:
-        raise ValueError(
-            f"{error.blocks[-1].name!r} cannot be traced, so it has no graph to plan: {error.reason}"
-        ) from error
-    flat = [array for array in _mxnet.flatten(args)[0] if array is not None]
-    given = {variable.name: array for variable, array in zip(data, flat)}
-    names = set(symbol.list_inputs())
-    params = {param.name: param for param in block.collect_params().values() if param.name in names}
-    return symbol, {name: array for name, array in given.items() if name in names}, params
-
-
-def _trace(block: HybridBlock, args: tuple) -> HybridBlock:
-    """Another block, with the graph."""
-    refuse_contrib_amp()
-    clone = _mxnet.copied(block)
-    try:
-        # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
-        with mx.name.NameManager():
-            _mxnet.trace(clone, args)
-    except Exception as error:
-        found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
-        raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error
-    return clone
 
 
 # Global: one lock for MXNet's engine, which is one for the process.
@@ -184,10 +224,10 @@ _pushing = threading.RLock()
 
 @contextmanager
 def pushing() -> Iterator[None]:
-    """While one thread hands operators to MXNet's engine, others wait; to the last one, which MXNet keeps in bulk.
+    """Let one thread at a time hand operators to MXNet's engine; hands over those too that MXNet keeps in bulk.
 
     The engine notes each array of an operator by itself: of two threads whose operators read and write the same
-    two arrays (weights, running statistics), each may wait for the other for ever. In plain MXNet too.
+    two arrays (weights, running statistics), each may wait for the other for ever. This holds for MXNet's own nets too.
     """
     with _pushing:
         try:
@@ -198,16 +238,16 @@ def pushing() -> Iterator[None]:
 
 
 class _LowOp:
-    """MXNet's CachedOp on the low graph, called with the FP32 graph's inputs.
+    """MXNet's CachedOp on the low-precision graph, called with the FP32 graph's inputs.
 
-    MXNet's is not made for several threads (src/imperative/cached_op_threadsafe.h stands beside it, and
-    cannot record). A recorded call comes back in its backward, of which nothing tells: each thread records
-    with an operator of its own. All others share one.
+    A CachedOp is not made for several threads (src/imperative/cached_op_threadsafe.h is, and cannot record). Nothing
+    tells when the backward of a recorded call has ended: each thread records with an operator of its own. All other
+    calls share one.
     """
 
-    def __init__(self, low: mx.sym.Symbol, plan: Plan, given: list, data: list, flags: list) -> None:
+    def __init__(self, low: mx.sym.Symbol, plan: Plan, inputs: list, data: list, flags: list) -> None:
         names = low.list_inputs()
-        position = {name: i for i, name in enumerate(given)}
+        position = {name: i for i, name in enumerate(inputs)}
         fed = [*data, SCALE_NAME]
         self._order = [position.get(name) for name in names]
         self.symbol = low
@@ -219,6 +259,7 @@ class _LowOp:
         ]
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
+        # By the thread's number and the monitor.
         self._monitored: dict[tuple, mx.nd.CachedOp] = {}
         weakref.finalize(self, _remove, self._monitored).atexit = False
 
@@ -232,53 +273,49 @@ class _LowOp:
         return out
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None, scale: NDArray | None = None) -> Any:
-        given = [scale if i is None else inputs[i] for i in self._order]
+        values = [scale if i is None else inputs[i] for i in self._order]
         with pushing():
-            if monitor is None:
-                return self._operator()(*given)
-            with hold_interrupts():
-                return self._told(monitor)(*given)
+            if monitor is not None:
+                with hold_interrupts():
+                    return self._calling(monitor)(*values)
+            if not autograd.is_recording():
+                self._shared = self._shared or self._make(self._flags)
+                return self._shared(*values)
+            if not hasattr(self._own, "op"):
+                self._own.op = self._make(self._flags)
+            return self._own.op(*values)
 
-    def forget(self, monitor: tuple) -> None:
-        """Let go of what calls with ``monitor`` left here."""
-        _remove(self._monitored, [key for key in list(self._monitored) if key[1] == monitor])
-        _mxnet.silence_removed()
+    def _make(self, flags: list) -> mx.nd.CachedOp:
+        return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
-    def _operator(self) -> mx.nd.CachedOp:
-        if not autograd.is_recording():
-            self._shared = self._shared or self._make()
-            return self._shared
-        if not hasattr(self._own, "op"):
-            self._own.op = self._make()
-        return self._own.op
-
-    def _told(self, monitor: tuple) -> mx.nd.CachedOp:
-        """One that tells ``monitor`` of every operator: not with static memory, where MXNet tells of few."""
+    def _calling(self, monitor: tuple) -> mx.nd.CachedOp:
+        """Return an operator that calls ``monitor``; without static memory, where MXNet calls it for few outputs."""
         key = (threading.get_ident(), monitor)
         if key not in self._monitored:
             _mxnet.silence_removed()
-            flags = [(name, value) for name, value in self._flags if not name.startswith("static_")]
-            self._monitored[key] = mx.nd.CachedOp(copy.copy(self.symbol), flags)
+            op = self._monitored[key] = self._make([flag for flag in self._flags if not flag[0].startswith("static_")])
             callback, monitor_all = monitor
             if not isinstance(callback, GraphListener):
                 callback = NetworkView(self.symbol, self._plan).translated(callback)
-            _mxnet.register_op_hook(self._monitored[key], callback, monitor_all)
+            _mxnet.register_op_hook(op, callback, monitor_all)
         return self._monitored[key]
 
-    def _make(self) -> mx.nd.CachedOp:
-        return mx.nd.CachedOp(copy.copy(self.symbol), self._flags)
+    def forget(self, monitor: tuple) -> None:
+        """Delete the cached operators that were created for ``monitor``."""
+        _remove(self._monitored, monitor)
+        _mxnet.silence_removed()
 
 
-def _remove(monitored: dict[tuple, mx.nd.CachedOp], keys: Sequence[tuple] | None = None) -> None:
-    """Let go of the hooks of these operators, by thread and monitor; None: of all."""
-    for key in list(monitored) if keys is None else keys:
-        op = monitored.pop(key, None)
+def _remove(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None) -> None:
+    """Remove the operators that call ``monitor``; None: all."""
+    for key in list(monitored):
+        op = monitored.pop(key, None) if monitor in (None, key[1]) else None
         if op is not None:
             _mxnet.remove_op_hook(op, thread=key[0])
 
 
 def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:
-    """The blocks whose code a traceback goes through, outermost first."""
+    """Yield the blocks whose code a traceback goes through, outermost first."""
     while trace is not None:
         if trace.tb_frame.f_code.co_name in ("hybrid_forward", "forward"):
             owner = trace.tb_frame.f_locals.get("self")
@@ -288,7 +325,7 @@ def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:
 
 
 def _kinds(answer: Any) -> Any:
-    """Where namedtuples stand in what a block returned, None where there are none."""
+    """Return the types of the namedtuples in what a block returned, nested as they are; None where there are none."""
     if not isinstance(answer, (list, tuple)):
         return None
     inside = [_kinds(item) for item in answer]
@@ -297,7 +334,7 @@ def _kinds(answer: Any) -> Any:
 
 
 def _named(value: Any, kinds: Any) -> Any:
-    """``value``, nested lists, with the namedtuples that ``kinds`` remembers."""
+    """Return ``value``, nested lists, with the namedtuples that ``kinds`` has the types of."""
     if kinds is None:
         return value
     kind, inside = kinds

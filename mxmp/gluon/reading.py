@@ -39,7 +39,7 @@ def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
 def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
     for block, hook in hooks(net):
         for key, built in hook.graphs.items():
-            requested = {param.name: request for param, request in built.asked}
+            requested = {param.name: request for param, request in built.requested}
             large = built.only_for is not None
             symbol = built.traced.graph[1]
             yield ConvertedGraph(block.name, key.training, symbol, built.plan, built.shapes, requested, large)

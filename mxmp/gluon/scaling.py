@@ -2,33 +2,44 @@
 
 Each recorded forward of a converted block feeds an array of its own to ``SCALE_NAME``. It is the loss scale in a scaled
 backward that reaches this forward, and 1 otherwise.
+
+Loss heads outside any converted block ignore the loss scale, and are errors. An unconverted hybridized block is one
+``_CachedOp`` node in a recorded graph. What is in the node cannot be read, but MXNet shows which gradients from above
+its backward reads. A block that reads none for those of its outputs that are used writes gradients of its own, and so
+does one with an output that is named after a loss head and whose gradient it does not read. A loss head is not found
+where the block also passes a gradient from above on, and the head is no output of the block or the user has named it.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from ..precision.graph import Node
+from ..precision.heads import HEAD_OPERATORS, is_unscaled
 from .record import Record, recorded_name
 
-__all__ = ["call_with_scale", "head_gradient", "heads_scaled_by", "is_converted", "note_call"]
+__all__ = [
+    "call_with_scale",
+    "head_gradient",
+    "heads_scaled_by",
+    "note_call",
+    "refuse_hidden_heads",
+    "refuse_unscaled_heads",
+]
 
 
 def head_gradient(loss: NDArray, scale: float) -> NDArray:
     """Return what backward of ``loss * scale`` starts from, in the loss's dtype, shape and kind of array.
 
-    Raises
-    ------
-    TypeError
-        ``loss`` is no NDArray.
-    ValueError
-        ``loss`` is float16, which cannot hold the scale.
+    Raises ``TypeError`` where ``loss`` is no NDArray, and ``ValueError`` where it is float16 and cannot hold the scale.
     """
     if not isinstance(loss, NDArray):
         raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
@@ -69,7 +80,7 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
 
 @contextmanager
 def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
-    """Multiply the gradients of heads by ``value`` in a backward from ``record``'s losses within this block.
+    """Multiply the gradients of loss heads by ``value`` in a backward from ``record``'s losses within this block.
 
     The record says which forwards the backward reaches, whoever owns their parameters, and each has a scale of its
     own; other backwards are not scaled. MXNet's engine orders the writes before and after among the reads of the
@@ -80,7 +91,10 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
             "a scaled backward inside scale_loss would be scaled twice: call autograd.backward there, on the "
             "scaled loss, or trainer.backward(loss) outside"
         )
-    reached = _reached(record) if _recorded and value != 1.0 else []
+    reached: list[NDArray] = []
+    if _recorded and value != 1.0:
+        with _lock:
+            reached = [_recorded[name] for name in record.leaves if name in _recorded]
     _local.open = True
     try:
         _set(reached, value)
@@ -91,16 +105,10 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
 
 
 def note_call(out: NDArray) -> None:
-    """Remember that a converted block has returned ``out``, if it is recorded: all heads in the block are scaled."""
+    """Remember that a converted block, whose loss heads are all scaled, has returned ``out``, if it is recorded."""
     name = recorded_name(out)
     if name is not None:
         _remember(_calls, name, None)
-
-
-def is_converted(node: str) -> bool:
-    """Return whether a recorded node is a call of a converted block, in which every loss head is scaled."""
-    with _lock:
-        return node in _calls
 
 
 def _remember(store: dict, name: str, value: Any) -> None:
@@ -110,12 +118,75 @@ def _remember(store: dict, name: str, value: Any) -> None:
             del store[next(iter(store))]
 
 
-def _reached(record: Record) -> list[NDArray]:
-    with _lock:
-        return [_recorded[name] for name in record.leaves if name in _recorded]
-
-
 def _set(scales: Sequence[NDArray], value: float) -> None:
     with autograd.pause():
         for scale in scales:
             scale[:] = value
+
+
+# -- loss heads outside any converted block --------------------------------------------------------
+
+# MXNet names an output after its operator, unless the user has named it.
+_HEAD = re.compile(rf"({'|'.join(op.lower() for op in HEAD_OPERATORS)})\d*_output\d*$")
+# Operators through which no gradient goes: a block that ends in one writes zeros.
+_NO_GRADIENT = re.compile(
+    r"(blockgrad|stop_gradient|(zeros|ones|arange)_like|arg(max|min|sort)|topk|one_hot|(equal|greater|lesser)(_?scalar)?"
+    r"|logical_(and|or|xor|not)|round|rint|floor|ceil|trunc|fix|sign|multibox(prior|target|detection)|proposal|box_nms"
+    r"|shape_array)\d*_output\d*$"
+)
+
+
+def refuse_unscaled_heads(record: Record, scale: float) -> None:
+    """Raise ``ValueError`` for a recorded loss head that would write unscaled gradients.
+
+    For those inside an unconverted hybridized block see ``refuse_hidden_heads``. Takes 0.7 ms for a ResNet-50.
+    """
+    if HEAD_OPERATORS.isdisjoint(record.operators):
+        return
+    for node in record.nodes():
+        if is_unscaled(node):
+            raise ValueError(
+                f"{node.op} writes its own gradient and ignores the loss scale {scale:g}, by which the update "
+                "would divide: put it inside a net that goes through mxmp.convert, or use loss_scale=None"
+            )
+
+
+def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]) -> None:
+    """Raise ``ValueError`` where an unconverted hybridized block writes unscaled gradients of ``trained``.
+
+    ``trained``: arrays with a gradient, of parameters that the next step updates. Costs nothing where no hybridized
+    block was recorded.
+    """
+    if "_CachedOp" not in record.operators:
+        return
+    hidden = record.hidden_outputs(known=_calls)
+    if all(reads for outputs in hidden.values() for reads in outputs.values()):
+        return
+    used = record.read_entries()
+    for node in list(record.nodes()):
+        if node.name not in hidden:
+            continue
+        outputs = list(hidden[node.name].items())
+        reached = [outputs[i] for i in range(len(outputs)) if (node.name, i) in used]
+        named = [name for name, reads in outputs if not reads and _HEAD.search(name)]
+        if not named and any(reads or _NO_GRADIENT.search(name) for name, reads in reached):
+            continue
+        if not _leaves(node).isdisjoint(map(recorded_name, trained)):
+            names = ", ".join(name[len(node.name) + 1 :] for name in named or dict(reached))
+            raise ValueError(
+                f"a hybridized block (its output: {names}) ignores the gradient from above, and with it the loss "
+                f"scale {scale:g}, by which the update would divide: it has a loss head inside. Convert it with "
+                "mxmp.convert(block), or use loss_scale=None; if its output is to have no gradient, call the block "
+                "within autograd.pause()"
+            )
+
+
+def _leaves(node: Node) -> set[str | None]:
+    """Return the names of all variables that the node reads, itself or through other nodes."""
+    met: set[Node] = {node}
+    stack = [node]
+    while stack:
+        below = {entry.node for entry in stack.pop().inputs} - met
+        met |= below
+        stack += below
+    return {each.name for each in met if each.is_variable}

@@ -17,8 +17,7 @@ from ..step.gradients import Gradient
 from ..step.masters import Weight
 from ..step.step import ScaledStep
 from . import _mxnet
-from .convert import exclude_more, is_whole
-from .hook import Hook, hook_of, hooks
+from .hook import Hook, conversions_in, exclude_more, hook_of, hooks
 from .parameter import weight_of
 from .record import Record
 from .scaling import head_gradient, heads_scaled_by
@@ -84,7 +83,7 @@ class TrainedNet:
                 yield
         finally:
             for array in stale:
-                _mxnet.mark_stale(array)
+                _mxnet.mark(array, fresh=False)
 
     def _params(self) -> list[Parameter]:
         found = {id(p): p for p in [*_mxnet.parameters_of(self._trainer), *self._net.collect_params().values()]}
@@ -151,7 +150,7 @@ class TrainedNet:
     def check_excludable(self) -> None:
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
-        if not is_whole(self._net):
+        if conversions_in(self._net)[1]:
             raise ValueError(f"{self._net.name!r} is a part of a net that was converted as a whole: pass that net")
 
     def exclude(self, nodes: Collection[str]) -> None:

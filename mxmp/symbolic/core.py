@@ -9,10 +9,9 @@ from typing import Any, Collection, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..conversion import Conversion
 from ..frontend import Listeners
 from ..kernels.fit import UNKNOWN
-from ..policy import Policy
+from ..pipeline import Conversion
 from ..precision.casts import declare_full
 from ..precision.heads import scale_heads
 from ..precision.plan import Plan
@@ -87,7 +86,7 @@ class Core:
             shapes={each[0]: each[1] for each in data_shapes},
             keep_output_names=True,
             grad_req=grad_req,
-            whole=not stored,
+            strict=not stored,
         )
         if not self._warned:
             self._warned = True
@@ -99,11 +98,6 @@ class Core:
             scale_heads(graph)
         declare_full(graph)
         return graph.to_symbol(), plan
-
-    def decide_anew(self, how: Policy | Plan) -> None:
-        """Bind by another policy or plan, whose first graph decides again how parameters are stored."""
-        self.conversion.how = how
-        self.conversion.stored_low.clear()
 
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """FP32 masters beside ``arrays``, in one order on all workers, who number their keys by it."""

@@ -12,8 +12,8 @@ from typing import Any, Iterable, Iterator, Mapping
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..conversion import Conversion
 from ..kernels.fit import device_of
+from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME

@@ -144,7 +144,7 @@ class TrainedModule:
         core, before = first.core, first.core.low_names
         # On each device of its own: running statistics differ there, and a mean of equals can be off by a bit.
         weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(first.arrays())}
-        core.decide_anew(core.conversion.excluding(nodes))
+        core.conversion.exclude(nodes)
         _bind(first, None)
         for module in others:
             _bind(module, first)

@@ -7,15 +7,15 @@ import pytest
 from mxnet import gluon
 
 import mxmp
-from mxmp import conversion
+from mxmp import pipeline
 
 
 @pytest.fixture
 def said(caplog):
     """The lines that the log has of the emulation, in a process that has said nothing yet."""
-    conversion._say_that_float16_is_emulated.cache_clear()
+    pipeline._log_that_float16_is_emulated.cache_clear()
     yield lambda: [record for record in caplog.records if "emulated on a CPU" in record.getMessage()]
-    conversion._say_that_float16_is_emulated()
+    pipeline._log_that_float16_is_emulated()
 
 
 def called(policy, **kwargs):
