@@ -11,7 +11,6 @@ from .pipeline import low_graph
 from .policy import Policy, excluding
 from .precision.graph import Graph
 from .precision.plan import Plan
-from .precision.traffic import RemedyLog
 
 __all__ = ["Conversion"]
 
@@ -31,7 +30,6 @@ class Conversion:
     def __init__(self, how: Policy | Plan) -> None:
         self.how = how
         self.stored_low: dict[str, bool] = {}
-        self._remedies = RemedyLog()
 
     @property
     def policy(self) -> Policy:
@@ -60,8 +58,6 @@ class Conversion:
         **options: Any,
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
-
-        Logs, once a conversion, that another policy would cast much less.
 
         Parameters
         ----------
@@ -93,7 +89,6 @@ class Conversion:
         )
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
-        self._remedies.note(name, symbol, plan, shapes)
         return graph, plan
 
     def _low_graph(self, graph: Graph, device: str, **options: Any) -> tuple[Graph, Plan]:

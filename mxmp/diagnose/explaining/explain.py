@@ -21,7 +21,7 @@ from ...precision.graph import Graph, Node, as_shape
 from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under
 from ...precision.rules import Kind
 from ...precision.subgraphs import bodies
-from ...precision.traffic import CastSize, cast_sizes, remedy
+from ...precision.traffic import CastSize, cast_sizes
 from ...symbolic import BucketingModule, Module
 from .report import Explanation, GraphReport, NodeReport
 
@@ -170,7 +170,6 @@ def _measured(
         tuple(casts),
         tuple(sorted(plan.low_variables)),
         tuple(name for name in variables if name not in plan.low_variables),
-        remedy(graph, plan, shapes),
         workarounds,
     )
 
@@ -190,8 +189,13 @@ def _workarounds(
 
 
 def _inside(graph: Graph, plan: Plan, shapes: dict, prefix: str = "") -> tuple[list[NodeReport], list[CastSize]]:
-    """Operators and casts of a graph, those in the bodies of control flow too."""
-    casted = insert_casts(PlannedGraph(graph, plan))
+    """Return the operators and casts of a graph, those in the bodies of control flow too.
+
+    Casts that the device's kernels do inside are left out.
+    """
+    casted, fitted = insert_casts(PlannedGraph(graph, plan)), emitted(graph, plan)
+    left = set(fitted.graph.nodes())
+    casted.casts = [cast for cast, same in zip(casted.casts, fitted.casts) if same in left]
     ours = set(casted.casts)
     names = graph.names()
     casts = [cast._replace(tensor=prefix + cast.tensor) for cast in cast_sizes(casted, shapes)]
