@@ -20,7 +20,6 @@ from .precision.decide import decide
 from .precision.graph import Graph
 from .precision.plan import Plan, PlannedGraph, check_fit
 from .precision.subgraphs import Body, bodies, set_bodies
-from .precision.traffic import RemedyLog
 
 __all__ = ["Conversion", "emitted", "follow", "low_graph"]
 
@@ -94,7 +93,6 @@ class Conversion:
     def __init__(self, how: Policy | Plan) -> None:
         self.how = how
         self.stored_low: dict[str, bool] = {}
-        self._remedies = RemedyLog()
 
     @property
     def policy(self) -> Policy:
@@ -113,13 +111,11 @@ class Conversion:
 
     def build(
         self,
-        name: str,
         symbol: mx.sym.Symbol,
         device: str,
         parameters: Iterable[str],
         *,
         stored: Mapping[str, bool],
-        shapes: Mapping[str, tuple],
         strict: bool,
         fixed: Collection[str] = (),
         keep_output_names: bool = False,
@@ -128,19 +124,14 @@ class Conversion:
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
 
-        Logs, once a conversion, that another policy would cast much less; and once in a process, that float16 is
-        emulated on a CPU.
+        Logs, once in a process, that float16 is emulated on a CPU.
 
         Parameters
         ----------
-        name : str
-            What the log calls the Symbol.
         parameters : iterable of str
             The names of all parameters that it reads.
         stored : mapping of str to bool
             For parameters that are stored already, whether in low precision.
-        shapes : mapping of str to tuple of int
-            Of its inputs, as far as they are known.
         strict : bool
             A Plan must be of this very graph. Otherwise it may be of another mode, bucket or part of the network:
             operators of the same names and types follow it, and all others follow the rules.
@@ -164,7 +155,6 @@ class Conversion:
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
-        self._remedies.note(name, symbol, plan, shapes)
         if device == "cpu" and plan.policy.compute == "float16" and plan.num_low:
             _log_that_float16_is_emulated()
         return graph, plan

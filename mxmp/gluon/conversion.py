@@ -132,7 +132,6 @@ class NetConversion(Conversion):
         params: dict[str, Parameter],
         device: str,
         grad_req: Mapping[str, str],
-        shapes: Mapping[str, tuple],
         large_inputs: bool,
     ) -> tuple[Graph, Plan]:
         """Return the graph that runs and its plan; store the parameters as they decide.
@@ -147,13 +146,11 @@ class NetConversion(Conversion):
         tuned = None if self.plan is None else self.plan.tuned
         strict = is_root and not self._fits and (tuned is None or tuned.training == autograd.is_training())
         graph, planned = self.build(
-            block.name,
             symbol,
             device,
             params,
             stored={name: low for name, p in params.items() if (low := self._is_stored_low(p)) is not None},
             fixed={name for name, p in params.items() if isinstance(p, Constant)} | self._fp32,
-            shapes=shapes,
             strict=strict,
             grad_req=grad_req,
             large_inputs=large_inputs,

@@ -145,9 +145,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
         # Where some convolution's input could be too small at other shapes, and here none is.
         found = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute)
         large = found if found and found.at(list(shapes.values())) else None
-    graph, plan = conversion.build_graph(
-        block, symbol, params, device, requested, shapes, large_inputs=large is not None
-    )
+    graph, plan = conversion.build_graph(block, symbol, params, device, requested, large_inputs=large is not None)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), plan, symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     traced = traced._replace(answer=_kinds(traced.answer))

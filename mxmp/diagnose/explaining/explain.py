@@ -19,7 +19,7 @@ from ...precision.graph import Graph, Node, as_shape
 from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under
 from ...precision.rules import Kind
 from ...precision.subgraphs import bodies
-from ...precision.traffic import CastSize, cast_sizes, remedy
+from ...precision.traffic import CastSize, cast_sizes
 from ..shared.targets import Network, converted_graphs, is_network
 from .report import Explanation, GraphReport, NodeReport
 
@@ -117,7 +117,6 @@ def _report(converted: ConvertedGraph) -> GraphReport:
         tuple(casts),
         tuple(sorted(plan.low_variables)),
         tuple(name for name in variables if name not in plan.low_variables),
-        remedy(graph, plan, shapes),
         workarounds,
     )
 
@@ -138,8 +137,13 @@ def _workarounds(graph: Graph, converted: ConvertedGraph) -> dict[str, tuple[str
 def _nodes_and_casts(
     graph: Graph, plan: Plan, shapes: Mapping[str, tuple], prefix: str = ""
 ) -> tuple[list[NodeReport], list[CastSize]]:
-    """Return the operators and casts of a graph and of the bodies of its control flow; ``prefix`` begins each name."""
-    casted = insert_casts(PlannedGraph(graph, plan))
+    """Return the operators and casts of a graph and of the bodies of its control flow; ``prefix`` begins each name.
+
+    Casts that the device's kernels do inside are left out.
+    """
+    casted, fitted = insert_casts(PlannedGraph(graph, plan)), emitted(graph, plan)
+    left = set(fitted.graph.nodes())
+    casted.casts = [cast for cast, same in zip(casted.casts, fitted.casts) if same in left]
     inserted = set(casted.casts)
     names = graph.names()
     casts = [cast._replace(tensor=prefix + cast.tensor) for cast in cast_sizes(casted, shapes)]
