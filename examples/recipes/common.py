@@ -184,6 +184,11 @@ def arrays_in(states: Any) -> Iterator[NDArray]:
             yield from arrays_in(state)
 
 
+def warmed_up(rate: float, step: int, steps: int) -> float:
+    """Return the learning rate of a step, counted from 0: it rises over a tenth of the steps, then falls to zero."""
+    return rate * min(10 * (step + 1) / steps, 1.1 * (1 - step / steps), 1)
+
+
 def thinned(losses: Sequence[float]) -> list[list[float]]:
     """At most ``POINTS`` pairs of a step and the mean loss of the steps around it."""
     parts = np.array_split(np.arange(len(losses)), min(POINTS, len(losses)))

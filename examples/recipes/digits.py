@@ -27,6 +27,18 @@ def split(size: int) -> Sequence[np.ndarray]:
     return ink, labels, held, truth
 
 
+def moved(ink: np.ndarray, copies: int) -> np.ndarray:
+    """Return ink of shape (copies * n, size, size): the pictures, then copies that are moved, turned and scaled."""
+    random, size = np.random.RandomState(0), ink.shape[1]
+    made = [ink]
+    for _ in range(copies - 1):
+        for picture in ink:
+            turn = cv2.getRotationMatrix2D(((size - 1) / 2,) * 2, random.uniform(-8, 8), random.uniform(0.9, 1.1))
+            turn[:, 2] += random.uniform(-size / 10, size / 10, 2)
+            made.append(cv2.warpAffine(picture, turn, (size, size))[None])
+    return np.concatenate(made)
+
+
 class Canvases(NamedTuple):
     """Images with up to ``most`` digits each; boxes and ids are -1 where there are fewer.
 

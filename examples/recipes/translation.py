@@ -12,7 +12,7 @@ from collections import Counter
 
 import mxnet as mx
 import numpy as np
-from common import Run, parser
+from common import Run, parser, warmed_up
 from data import BEGIN, END, PAD, Vocabulary, translations
 from mxnet import autograd, gluon
 
@@ -43,10 +43,7 @@ def translate(doc: str, family: str, make_net, arguments: list[str] | None, epoc
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     steps = run.epochs * (len(train) // BATCH)
     for x, y in run.batches(source, target, size=BATCH):
-        # Warms up over a tenth of the steps, then falls to zero.
-        trainer.set_learning_rate(
-            rate * min(10 * (len(run.losses) + 1) / steps, 1.1 * (1 - len(run.losses) / steps), 1)
-        )
+        trainer.set_learning_rate(warmed_up(rate, len(run.losses), steps))
         with autograd.record():
             label = y[:, 1:]
             weight = (label != PAD).expand_dims(2)
