@@ -101,11 +101,11 @@ def conditioned(size: int, condition: float, random: np.random.RandomState) -> n
     return left * np.geomspace(1, 1 / condition, size) @ right
 
 
-def table(size: int = 256, conditions: Sequence[float] = CONDITIONS) -> dict[float, dict[str, Solution]]:
+def table(size: int = 256, conditions: Sequence[float] = ()) -> dict[float, dict[str, Solution]]:
     """Return the solutions by condition number and by the dtype of the products."""
     random, multiply = np.random.RandomState(0), {dtype: product(dtype) for dtype in ("float16", "float32")}
     found = {}
-    for condition in conditions:
+    for condition in conditions or CONDITIONS:
         matrix, wanted = conditioned(size, condition, random), random.standard_normal(size)
         found[condition] = {dtype: solve(matrix, wanted, multiply[dtype]) for dtype in multiply}
     return found

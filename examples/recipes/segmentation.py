@@ -44,18 +44,15 @@ class Pyramid(gluon.HybridBlock):
         return F.concat(x, *(F.contrib.BilinearResize2D(part, like=x, mode="like") for part in seen), dim=1)
 
 
-def network(width: int = 16) -> gluon.HybridBlock:
-    """Scores (n, 11, size, size) of images (n, 3, size, size); features at a quarter of the resolution."""
+def network(width: int = 16, size: int = SIZE) -> gluon.HybridBlock:
+    """Return a net from images (n, 3, size, size) to scores (n, 11, size, size), by features of a quarter of that."""
     net = nn.HybridSequential()
     net.add(*convolution(width, strides=2), *convolution(width), *convolution(2 * width, strides=2))
     net.add(*convolution(2 * width), *convolution(3 * width), *convolution(3 * width, dilation=2))
     net.add(Pyramid(width), *convolution(3 * width), nn.Conv2D(len(CLASSES) + 1, 1))
-    net.add(nn.HybridLambda(enlarged))
+    net.add(nn.HybridLambda(lambda F, x: F.contrib.BilinearResize2D(x, height=size, width=size)))  # noqa: N803
+    net.initialize(mx.init.Xavier("gaussian", "in", 2))
     return net
-
-
-def enlarged(F: Any, x: Any) -> Any:  # noqa: N803
-    return F.contrib.BilinearResize2D(x, height=SIZE, width=SIZE)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -63,9 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     run = Run(options, "segmentation", "mIoU, %", chance=8)
     count = 64 if run.quick else 800
     data, held = canvases(count, False, seed=1, size=SIZE), canvases(count // 4, True, seed=2, size=SIZE)
-    net = network()
-    net.initialize(mx.init.Xavier("gaussian", "in", 2))
-    net = run.convert(net)
+    net = run.convert(network())
     schedule = mx.lr_scheduler.CosineScheduler(run.epochs * (count // BATCH), base_lr=0.005, warmup_steps=10)
     trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": 0.005, "lr_scheduler": schedule})
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss(axis=1)
