@@ -2,9 +2,9 @@
 
     python examples/recipes/classify.py resnet50 --dtype float16
 
-The networks are GluonCV's, and Inception v2, each layer with a few of its channels, for a CPU has to train them. The
-data: 1,797 real digits (UCI's optical recognition of handwritten digits, CC BY 4.0, in scikit-learn), three in ten of
-them to test on. Chance is 10 %.
+The networks are GluonCV's, and Inception v2. Each layer has an 8th or a 16th of its channels, so that a CPU can train
+them. The data: 1,797 real digits (UCI's optical recognition of handwritten digits, CC BY 4.0, in scikit-learn), of which
+three in ten are held out. Chance is 10 %.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ class Network(NamedTuple):
 
 
 def zoo(name: str) -> Any:
+    """Return a function that makes a network of GluonCV's."""
     return lambda: gluoncv.model_zoo.get_model(name, classes=10)
 
 
 def convolution(channels: int, kernel: int, strides: int = 1) -> list[gluon.Block]:
+    """Return a convolution with its norm and its activation."""
     layer = nn.Conv2D(channels, kernel, strides, kernel // 2, use_bias=False)
     return [layer, nn.BatchNorm(), nn.Activation("relu")]
 
@@ -56,7 +58,7 @@ INCEPTION_V2 = (  # 1x1; reduction and 3x3; reduction and two of 3x3; pooling, i
 
 
 def inception_v2(classes: int) -> gluon.HybridBlock:
-    """Table 1 of "Batch Normalization" (Ioffe and Szegedy, 2015), which GluonCV does not have."""
+    """Return table 1 of "Batch Normalization" (Ioffe and Szegedy, 2015), which GluonCV does not have."""
     net = nn.HybridSequential()
     net.add(*convolution(64, 7, 2), nn.MaxPool2D(3, 2, 1), *convolution(64, 1), *convolution(192, 3))
     net.add(nn.MaxPool2D(3, 2, 1))
@@ -90,7 +92,7 @@ NETWORKS = {
 
 
 def narrowed(net: gluon.HybridBlock, times: int) -> mx.sym.Symbol:
-    """The net's graph with fewer channels: the numbers of filters in it are divided."""
+    """Return the net's graph with so many times fewer filters in each layer."""
     graph = json.loads(net(mx.sym.var("data")).tojson())
     for node in graph["nodes"]:
         attributes = node.get("attrs", {})

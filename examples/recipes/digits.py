@@ -18,7 +18,7 @@ HELD_OUT = 0.3
 
 
 def split(size: int) -> Sequence[np.ndarray]:
-    """Ink of shape (n, size, size) from 0 to 1 and labels to train on, then those held out."""
+    """Return ink of shape (n, size, size) from 0 to 1 and labels to train on, then those held out."""
     data = load_digits()
     ink = np.stack([cv2.resize(image / 16, (size, size), interpolation=cv2.INTER_CUBIC) for image in data.images])
     ink = ink.clip(0, 1).astype("float32")
@@ -53,7 +53,7 @@ class Canvases(NamedTuple):
 
 
 def canvases(count: int, held_out: bool, seed: int, size: int = 64, most: int = 3) -> Canvases:
-    """Canvases with 1 to ``most`` digits of 14 to 30 pixels each, which do not overlap, on noise."""
+    """Return canvases with 1 to ``most`` digits of 14 to 30 pixels each, which do not overlap, on noise."""
     ink, labels = split(16)[2 * held_out : 2 * held_out + 2]
     random = np.random.RandomState(seed)
     images = random.uniform(0, 0.3, (count, size, size)).astype("float32")
@@ -80,4 +80,5 @@ def canvases(count: int, held_out: bool, seed: int, size: int = 64, most: int = 
 
 
 def overlaps(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Return whether two boxes of left, top, right and bottom overlap."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

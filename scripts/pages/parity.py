@@ -296,6 +296,7 @@ def draw_values(results: Mapping[str, Any], path: Path) -> None:
 
 
 def grid(count: int) -> tuple[Any, Any]:
+    """Return a figure and its axes, four in a row; those after ``count`` are empty."""
     rows = -(-count // 4)
     figure, places = subplots(rows, 4, figsize=(11, 0.6 + 1.9 * rows), squeeze=False, constrained_layout=True)
     for axes in places.flat[count:]:
@@ -306,6 +307,7 @@ def grid(count: int) -> tuple[Any, Any]:
 
 
 def finish(figure: Any, path: Path, title: str) -> None:
+    """Add the legend and the title, and write the picture."""
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=colour, marker="o", markersize=4, label=dtype) for dtype, colour in COLOURS.items()]

@@ -1,4 +1,4 @@
-"""Trains every family of networks in float32, float16 and bfloat16 with several seeds.
+"""Train every family of networks in float32, float16 and bfloat16 with several seeds.
 
 Each run is a process of its own, the command that stands beside its result. On a CPU; float16 is emulated there.
 
@@ -33,6 +33,8 @@ ABLATED = 3  # seeds of a run with a safeguard less, or a probe
 
 
 class Job(NamedTuple):
+    """One run: a family, a dtype, a seed, and the options that remove a safeguard."""
+
     family: str
     dtype: str
     seed: int
@@ -47,18 +49,21 @@ class Job(NamedTuple):
 
     @property
     def recipe(self) -> Path:
+        """Return the file of the recipe."""
         return RECIPES / FAMILIES[self.family].recipe.split()[0]
 
     @property
     def key(self) -> str:
+        """Return the name of the run among the results of its family."""
         return " ".join([self.dtype, str(self.seed), *self.ablation.split()])
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run what has no result yet, or list the verdicts; return 1 where a run failed."""
     options = parse(
         *(__doc__, arguments, "families"),
         families=([str], "default: all; --list names them"),
-        list=(False, "show every family and how far it is, and run nothing"),
+        list=(False, "show the verdicts on every family, and run nothing"),
         dtypes=(list(DTYPES), "", DTYPES),
         seeds=([int], "default: as many as the family's entry says"),
         only_ablations=(False, "the runs without a safeguard alone"),
@@ -110,7 +115,7 @@ def run(job: Job) -> tuple[Job, dict[str, Any] | str]:
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         error = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
-        if job.ablation and error.startswith("FloatingPointError: "):  # what such a run is to show
+        if job.ablation and error.startswith("FloatingPointError: "):  # a result: this shows the safeguard's use
             return job, {"seed": job.seed, "value": None, "error": error}
         if ended.returncode or not out.exists():
             return job, error
@@ -123,6 +128,7 @@ def load(folder: Path, family: str) -> dict[str, Any]:
 
 
 def save(folder: Path, family: str, results: dict[str, Any]) -> None:
+    """Write the results of a family, sorted by the runs' keys."""
     write(folder / f"{family}.json", dict(sorted(results.items())))
 
 
