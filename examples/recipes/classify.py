@@ -3,8 +3,8 @@
     python examples/recipes/classify.py resnet50 --dtype float16
 
 The networks are GluonCV's, and Inception v2. Each layer has an 8th or a 16th of its channels, so that a CPU can train
-them. The data: 1,797 real digits (UCI's optical recognition of handwritten digits, CC BY 4.0, in scikit-learn), of which
-three in ten are held out. Chance is 10 %.
+them. The data: 1,797 real digits (UCI's optical recognition of handwritten digits, CC BY 4.0, in scikit-learn); three
+in ten are held out. Chance is 10 %.
 """
 
 from __future__ import annotations
