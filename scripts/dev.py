@@ -28,7 +28,10 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),
     "sweep operators": ("sweep.operators.run", "measures every operator that may compute low: docs/kernels.json"),
     "sweep sequences": ("sweep.sequences", "sees whether an evaluation between training steps changes a bit"),
-    "sweep gpu-graphs": ("sweep.gpu_graphs", "counts casts and operators of GPU graphs: docs/gpu-graphs.json"),
+    "sweep gpu-graphs": (
+        "sweep.gpu_graphs",
+        "records a step of every network on the null GPU: docs/gpu-graphs.json",
+    ),
     "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: docs/parity/"),
     "pages models": ("pages.models", "writes docs/models.md and its picture"),
     "pages kernels": ("pages.kernels", "writes docs/kernels.md"),
