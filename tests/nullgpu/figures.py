@@ -49,7 +49,7 @@ def figures(case: Case, how: str) -> dict[str, Any]:
         ``matrix_calls``: of convolutions, products and recurrent layers by dtype, dtype of the sums, and math mode.
         ``library_calls``: all, matrix calls among them. ``casts``, ``bytes_cast``: kernels that do nothing but cast,
         and what they read and write. ``fused_casts``: kernels in which the fusion has joined a cast with others.
-        ``matrix_seconds``: by GPU, the time of the matrix calls at the peaks of its data sheet: a model, no measurement.
+        ``matrix_seconds``: by GPU, a model: the time of the matrix calls at the peaks of its data sheet.
     """
     training = Training(case, how, static_alloc=True, static_shape=True)
     for _ in range(STEPS):
