@@ -7,6 +7,7 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
+from checks import tensor_core
 from mxnet import autograd, gluon
 
 import mxmp
@@ -131,3 +132,50 @@ def test_this_is_mxnets_cuda_build():
     assert mx.runtime.Features().is_enabled("CUDA")
     assert mx.context.num_gpus() == 1
     assert mxmp.__file__.startswith(os.getcwd())
+
+
+def test_the_recorder_of_tensor_cores_uses_them_in_all_three_directions():
+    """Through MXNet: ``scripts/dev.py check tensor-core --by mxnet``."""
+    names = [name for name, _ in tensor_core.cases()]
+    with recording() as record:
+        arrays = tensor_core.record("mxnet", "cuda")
+    assert arrays.keys() == {f"{name}.{key}" for name in names for key in tensor_core.ARRAYS}
+    assert len(record.matrix_calls) == 3 * len(names)
+    assert not wrong_matrix_calls(record)
+    assert not no_tensor_cores(record)
+
+
+def test_the_flops_of_a_convolution_and_a_product_are_those_by_hand():
+    with recording() as record:
+        mx.nd.FullyConnected(half(2, 4), half(3, 4), num_hidden=3, no_bias=True).wait_to_read()
+    (product,) = record.matrix_calls
+    assert (product.flops, product.bytes_moved) == (2 * 2 * 4 * 3, 2 * (2 * 4 + 3 * 4 + 2 * 3))
+    x, w = half(2, 4, 6, 6), half(8, 2, 3, 3)
+    for array in (x, w):
+        array.attach_grad()
+    with recording() as record:
+        with autograd.record():
+            y = mx.nd.Convolution(x, w, kernel=(3, 3), pad=(1, 1), num_filter=8, num_group=2, no_bias=True)
+        y.backward()
+    assert len(record.matrix_calls) == 3
+    for call in record.matrix_calls:
+        assert call.flops == 2 * (2 * 8 * 6 * 6) * (2 * 3 * 3)
+        assert call.bytes_moved == 2 * (x.size + w.size + y.size)
+
+
+def test_a_fused_cast_counts_as_a_cast_and_a_cast_fused_with_arithmetic_does_not():
+    def cast(F, x):  # noqa: N803
+        return F.reshape(F.Cast(x, dtype="float32"), (-1,))
+
+    def cast_and_tanh(F, x):  # noqa: N803
+        return F.tanh(cast(F, x))
+
+    for function, bytes_cast in ((cast, 6 * 64), (cast_and_tanh, 0)):
+        block = gluon.nn.HybridLambda(function)
+        block.hybridize(static_alloc=True, static_shape=True)
+        x = half(4, 16)
+        block(x).wait_to_read()
+        with recording() as record:
+            block(x).wait_to_read()
+        assert len(record.launches) == 1
+        assert record.bytes_cast == bytes_cast, record.launches[0].name
