@@ -72,7 +72,7 @@ class Event(NamedTuple):
             if found and found["to"] != found["source"]:
                 return int(self.details["elements"]) * (BYTES[found["to"]] + BYTES[found["source"]])
         if self.kind == "fused" and FUSED_CAST.match(self.name) and "ast_" in self.name:
-            sizes = [FUSED_BYTES.get(name, 0) for name in re.findall(r"([\w ]+?)\*", self.name)]
+            sizes = [FUSED_BYTES.get(name, 0) for name in re.findall(r"(\w[\w ]*)\*", self.name)]
             together = max(1, 4 // min(filter(None, sizes), default=4))  # elements a thread: MXNet's fused_op.cu
             return int(self.details["elements"]) * together * sum(sizes)
         return 0
