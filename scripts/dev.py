@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> int:
     name = next((name for count in (1, 2) if (name := " ".join(arguments[:count])) in COMMANDS), None)
     if name is None:
         return unknown(arguments)
-    sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+    root = Path(__file__).resolve().parents[1]
+    sys.path[1:1] = [str(root), str(root / "tests")]
     warnings.simplefilter("ignore")
     if name.startswith(("bench", "check")):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
