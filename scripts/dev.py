@@ -41,7 +41,6 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "pages benchmarks": ("pages.benchmarks", "writes docs/model-benchmarks.md and its picture"),
     "pages parity": ("pages.parity", "writes docs/parity.md and its pictures"),
     "pages looking-inside": ("pages.looking_inside", "draws the pictures of docs/looking-inside.md"),
-    "check gpu-graph": ("checks.gpu_graph", "fails where a matrix operator of a GPU's graph is not float16"),
     "check equal-workers": ("checks.equal_workers", "fails where two workers' weights differ, for every optimizer"),
     "check words": ("checks.words", "lists names and docstrings that the language rules exclude"),
     "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU"),
