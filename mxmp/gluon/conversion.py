@@ -131,13 +131,12 @@ class NetConversion(Conversion):
         symbol: mx.sym.Symbol,
         params: dict[str, Parameter],
         device: str,
-        grad_req: Mapping[str, str],
         shapes: Mapping[str, tuple],
         large_inputs: bool,
     ) -> tuple[Graph, Plan]:
         """Return the graph that runs and its plan; store the parameters as they decide.
 
-        ``grad_req``, ``large_inputs``: see ``fit_to_device``. Raises ``ValueError`` where the plan is of another net:
+        ``large_inputs``: see ``fit_to_device``. Raises ``ValueError`` where the plan is of another net:
         a root's graph, in the mode that the plan was tuned for, must have its operators. Other graphs (of the other
         mode, of a part of the net) follow it where they have the same operators.
         """
@@ -155,7 +154,7 @@ class NetConversion(Conversion):
             fixed={name for name, p in params.items() if isinstance(p, Constant)} | self._fp32,
             shapes=shapes,
             strict=strict,
-            grad_req=grad_req,
+            grad_req={name: param.grad_req for name, param in params.items()},
             large_inputs=large_inputs,
         )
         self._fits = self._fits or strict
