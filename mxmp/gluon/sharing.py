@@ -12,7 +12,7 @@ from typing import Any, Iterator, Sequence
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ..step.phase import Event, Phase
+from ..step.phase import Event, Phase, Progress
 from . import _mxnet
 from . import fresh_gradients as fresh
 from .record import Record, recorded_name
@@ -68,7 +68,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
             fresh.put_back([*before, *reached])
     if not scaled and reached:
         for peer in peers:
-            peer.progress.start()
+            peer.progress = Progress()
         raise RuntimeError(
             "a backward within scale_loss was not of the scaled loss, so its gradients are not scaled, and the update "
             f"would divide them by {trainer.loss_scale:g}: with trainer.scale_loss(loss) as scaled: scaled.backward()"
