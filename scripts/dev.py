@@ -41,6 +41,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "check gpu-graph": ("checks.gpu_graph", "fails where a matrix operator of a GPU's graph is not float16"),
     "check equal-workers": ("checks.equal_workers", "fails where two workers' weights differ, for every optimizer"),
     "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU and PyTorch"),
+    "check site": ("checks.site", "fails where a search of the built manual leads to another page than it should"),
     "check words": ("checks.words", "lists names and docstrings that the language rules exclude"),
     "launch": ("launch_local", "runs a training script as a distributed job on this machine"),
     "demo": ("demo", "trains a network on real digits in three dtypes and compares the runs"),
