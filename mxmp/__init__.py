@@ -15,6 +15,7 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
 
 from .diagnose import explain
 from .gluon import BatchProcessor, Trainer, convert, restore
+from .inference import optimize_for_inference
 from .policy import Policy
 from .precision.plan import Plan
 from .step.adaptive import AdaptiveLossScaler
@@ -37,6 +38,7 @@ __all__ = [
     "cast_symbol",
     "convert",
     "explain",
+    "optimize_for_inference",
     "restore",
     "tune",
 ]
