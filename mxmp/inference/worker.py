@@ -21,7 +21,7 @@ from mxnet.ndarray import NDArray
 from ..callbacks import KeptError
 from .calibration import CALIBRATORS, Statistics
 
-__all__: list[str] = []
+__all__ = ["Bound", "Worker", "main"]
 
 _KEPT_SHAPES = 2
 
