@@ -53,14 +53,10 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     ``factors``: what the losses were multiplied by, arrays with a gradient each, where the user calls backward.
     They tell a backward of the scaled losses from one of others; it may also come after the block.
 
-    Raises
-    ------
-    ValueError
-        A loss head that the scale would not reach.
-    RuntimeError
-        One of the trainers has looked at its gradients and not stepped, or the backward would write gradients
-        that a trainer with another scaler has yet to apply, or add to those of an unscaled backward. No gradient has
-        been written. Or the backward was not of the scaled losses: ``step`` will refuse its gradients.
+    Raises ``ValueError`` for a loss head that the scale would not reach. Raises ``RuntimeError`` where one of the
+    trainers has looked at its gradients and not stepped, or the backward would write gradients that a trainer with
+    another scaler has yet to apply, or add to those of an unscaled backward: no gradient has been written then. And
+    where the backward was not of the scaled losses: ``step`` will refuse its gradients.
     """
     group = trainer.scaler_group
     others = [other for other in list(_trainers) if other is not trainer]

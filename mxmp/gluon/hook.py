@@ -91,7 +91,11 @@ class Hook:
     def call_graph(self, *args: Any) -> Any:
         """Return the result of the graph that this call needs; stands in MXNet's call of the block's graph."""
         block, conversion = self._block, self.conversion
-        _check_backend(block)
+        if _mxnet.backend(block):
+            raise ValueError(
+                f"{block.name}: hybridize(backend={_mxnet.backend(block)!r}) partitions the FP32 graph, and a "
+                "converted net runs its own: drop the backend, or call mxmp.restore(net) first"
+            )
         try:
             flat, structure = _mxnet.flatten(args)
         except ValueError as error:
@@ -166,14 +170,6 @@ class Hook:
                 f"{self._block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
                 f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
             )
-
-
-def _check_backend(block: HybridBlock) -> None:
-    if _mxnet.backend(block):
-        raise ValueError(
-            f"{block.name}: hybridize(backend={_mxnet.backend(block)!r}) partitions the FP32 graph, and a "
-            "converted net runs its own: drop the backend, or call mxmp.restore(net) first"
-        )
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:

@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 from ..precision.graph import Entry, Graph, Node
 from . import _mxnet
 
-__all__ = ["Record", "recorded_name", "saying_what_was_not_recorded"]
+__all__ = ["Record", "naming_what_is_missing", "recorded_name"]
 
 _OPERATOR = re.compile(r'"op": "(\w+)"')
 _OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
@@ -36,7 +36,7 @@ _NOT_RECORDED = (
 
 
 @contextmanager
-def saying_what_was_not_recorded() -> Iterator[None]:
+def naming_what_is_missing() -> Iterator[None]:
     """Raise ``RuntimeError`` in place of autograd's own error where a loss was not recorded."""
     try:
         yield
@@ -61,7 +61,7 @@ class Record:
 
     @cached_property
     def _symbols(self) -> list[mx.sym.Symbol]:
-        with saying_what_was_not_recorded():
+        with naming_what_is_missing():
             return [mx.autograd.get_symbol(loss) for loss in self.losses]
 
     @cached_property

@@ -22,7 +22,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..precision.graph import Node
+from ..precision.graph import Entry, Graph
 from ..precision.heads import HEAD_OPERATORS, is_unscaled
 from .record import Record, recorded_name
 
@@ -70,11 +70,7 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
     fed = memory.detach()  # autograd notes in the handle which record it belongs to
     out = call(fed)
     if autograd.is_recording():
-        try:
-            name = mx.autograd.get_symbol(fed).name
-        except mx.MXNetError:  # nothing here needs a gradient, so nothing was recorded
-            return out
-        _remember(_recorded, name, memory)
+        _remember(_recorded, fed, memory)
     return out
 
 
@@ -106,16 +102,17 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
 
 def note_call(out: NDArray) -> None:
     """Remember that a converted block, whose loss heads are all scaled, has returned ``out``, if it is recorded."""
-    name = recorded_name(out)
+    _remember(_calls, out, None)
+
+
+def _remember(store: dict, array: NDArray, value: Any) -> None:
+    """Keep ``value`` by the name of ``array``, unless nothing was recorded because nothing needs a gradient."""
+    name = recorded_name(array)
     if name is not None:
-        _remember(_calls, name, None)
-
-
-def _remember(store: dict, name: str, value: Any) -> None:
-    with _lock:
-        store[name] = value
-        while len(store) > _LIVE_RECORDS:
-            del store[next(iter(store))]
+        with _lock:
+            store[name] = value
+            while len(store) > _LIVE_RECORDS:
+                del store[next(iter(store))]
 
 
 def _set(scales: Sequence[NDArray], value: float) -> None:
@@ -171,7 +168,8 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
         named = [name for name, reads in outputs if not reads and _HEAD.search(name)]
         if not named and any(reads or _NO_GRADIENT.search(name) for name, reads in reached):
             continue
-        if not _leaves(node).isdisjoint(map(recorded_name, trained)):
+        read = {each.name for each in Graph([Entry(node)]).nodes() if each.is_variable}
+        if not read.isdisjoint(map(recorded_name, trained)):
             names = ", ".join(name[len(node.name) + 1 :] for name in named or dict(reached))
             raise ValueError(
                 f"a hybridized block (its output: {names}) ignores the gradient from above, and with it the loss "
@@ -179,14 +177,3 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
                 "mxmp.convert(block), or use loss_scale=None; if its output is to have no gradient, call the block "
                 "within autograd.pause()"
             )
-
-
-def _leaves(node: Node) -> set[str | None]:
-    """Return the names of all variables that the node reads, itself or through other nodes."""
-    met: set[Node] = {node}
-    stack = [node]
-    while stack:
-        below = {entry.node for entry in stack.pop().inputs} - met
-        met |= below
-        stack += below
-    return {each.name for each in met if each.is_variable}
