@@ -147,7 +147,7 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
 
 
 def clear_stale(params: Sequence[Parameter]) -> None:
-    """Where only some devices ran a parameter, set the gradients of the others to zero, for the sum over devices."""
+    """Set stale gradients of parameters that only some devices ran to zero, for the sum over devices."""
     for param in params:
         pairs = _mxnet.with_gradients(param)
         stale = [grad for data, grad in pairs if not _is_due(param, data)]

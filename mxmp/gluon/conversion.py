@@ -92,7 +92,7 @@ class NetConversion(Conversion):
         self._fits = False
 
     def __getstate__(self) -> dict:
-        """For copies of a net, whose blocks are others."""
+        """Leave the blocks out: those of a copied net are others."""
         return {name: value for name, value in vars(self).items() if name != "blocks"}
 
     def __setstate__(self, state: dict) -> None:

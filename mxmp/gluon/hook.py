@@ -38,7 +38,7 @@ class Hook:
         self._join()
 
     def __setstate__(self, state: dict) -> None:
-        """For copies, whose conversions do not know their blocks yet."""
+        """Tell a copy's conversions of its block."""
         vars(self).update(state)
         self._join()
 
