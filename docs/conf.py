@@ -8,6 +8,8 @@ release = version = mxmp.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "README.md"]  # README.md is part of index.md
+# The pages of measurements are long tables, which would hide the manual in a search: measurements.md leads to them.
+unsearched = ["benchmarks", "gpu-graphs", "kernels", "model-benchmarks", "models", "parity"]
 myst_heading_anchors = 3  # as GitHub's, so that the pages' links hold in both places
 
 # The reference shows mxmp's own docstrings; those that MXNet's base classes hand down are not in this format.
@@ -21,3 +23,13 @@ html_theme = "furo"
 html_title = f"mxmp {release}"
 html_copy_source = False
 html_show_copyright = False
+
+
+def setup(app):
+    app.connect("env-updated", leave_out_of_search)
+
+
+def leave_out_of_search(app, env):
+    """Mark the pages of measurements as Sphinx's ``:no-search:`` field would, which GitHub would show as text."""
+    for page in unsearched:
+        env.metadata[page]["nosearch"] = True

@@ -35,7 +35,7 @@ from .tuning import tune
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; return the exit status: 0, or 2 with one line on stderr."""
-    args = _parser().parse_args(arguments)
+    args = parser().parse_args(arguments)
     try:
         args.run(args)
     except (ValueError, OSError, ImportError, MemoryError, mx.MXNetError) as error:
@@ -45,9 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m mxmp", description="Mixed precision for MXNet checkpoints.")
-    commands = parser.add_subparsers(dest="command", required=True)
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line, with a subparser for each command."""
+    top = argparse.ArgumentParser("python -m mxmp", description="Mixed precision for MXNet checkpoints.")
+    commands = top.add_subparsers(dest="command", required=True)
     recipes = ", ".join(Policy.recipes())
 
     def add(run: Callable, purpose: str, policy: str = "", plan: bool = False) -> argparse.ArgumentParser:
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     draw = add(_plot, "draw the picture of a saved report")
     draw.add_argument("report", help="what --save wrote")
     draw.add_argument("picture", help="the file to write: .png, .svg or .pdf")
-    return parser
+    return top
 
 
 def _cast(args: argparse.Namespace) -> None:

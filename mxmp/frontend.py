@@ -1,18 +1,20 @@
-"""One protocol for both frontends: all that ``diagnose`` needs of a network that trains.
+"""One protocol for both frontends: all that ``diagnose`` needs of a network.
 
-``gluon.training.TrainedNet`` and ``symbolic.training.TrainedModule`` implement it, where the state is theirs.
+``gluon.training.TrainedNet`` and ``symbolic.training.TrainedModule`` implement ``TrainedNetwork``, where the state is
+theirs. ``gluon.reading`` and ``symbolic.reading`` return ``ConvertedGraph`` and ``CalledGraph``.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, ContextManager, Iterator, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Collection, ContextManager, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
+from .kernels.fit import UNKNOWN
 from .policy import Policy
 from .precision.monitoring import GraphListener
 from .precision.plan import Plan
@@ -20,7 +22,17 @@ from .step.gradients import Gradient
 from .step.masters import Weight
 from .step.step import ScaledStep
 
-__all__ = ["OTHER_WORKERS", "GraphRun", "Listener", "Listeners", "Note", "TrainedNetwork", "unchanged"]
+__all__ = [
+    "OTHER_WORKERS",
+    "CalledGraph",
+    "ConvertedGraph",
+    "GraphRun",
+    "Listener",
+    "Listeners",
+    "Note",
+    "TrainedNetwork",
+    "unchanged",
+]
 
 # Why ``TrainedNetwork.check_excludable`` refuses a distributed job.
 OTHER_WORKERS = (
@@ -32,6 +44,55 @@ OTHER_WORKERS = (
 Listener = Callable[[str, NDArray], None]
 # Called with a name and an array that no operator of the network made: an input, the loss, its gradient.
 Note = Callable[[str, NDArray], None]
+
+
+class ConvertedGraph(NamedTuple):
+    """One FP32 graph of a converted network, and the Plan that it runs by.
+
+    Attributes
+    ----------
+    name : str
+        The name of its block or module.
+    training : bool or None
+        Whether it runs in training or in inference; None where one graph serves both.
+    symbol : Symbol
+        The FP32 graph.
+    plan : Plan
+    shapes : dict of str to tuple of int
+        Shapes of its inputs.
+    requested_gradients : mapping of str to str
+        For each variable that has one: ``"write"``, ``"add"`` or ``"null"``.
+    large_inputs : bool
+        Whether it runs only where all inputs of its convolutions are large, see ``kernels.fit.fit_to_device``.
+    """
+
+    name: str
+    training: bool | None
+    symbol: mx.sym.Symbol
+    plan: Plan
+    shapes: Mapping[str, tuple]
+    requested_gradients: Mapping[str, str] = UNKNOWN
+    large_inputs: bool = False
+
+
+class CalledGraph(NamedTuple):
+    """One FP32 graph that a call of a network runs.
+
+    Attributes
+    ----------
+    name : str
+        The name of its block.
+    symbol : Symbol
+    known : dict of str to tuple
+        Shape and dtype of its inputs and of those parameters whose shape is known.
+    parameters : frozenset of str
+        Its variables that are parameters.
+    """
+
+    name: str
+    symbol: mx.sym.Symbol
+    known: Mapping[str, tuple[tuple[int, ...], Any]]
+    parameters: frozenset[str]
 
 
 class GraphRun(NamedTuple):

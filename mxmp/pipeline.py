@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from functools import lru_cache
 from glob import escape
 from typing import Collection, Iterable, Mapping
 
@@ -18,9 +20,10 @@ from .precision.decide import decide
 from .precision.graph import Graph
 from .precision.plan import Plan, PlannedGraph, check_fit
 from .precision.subgraphs import Body, bodies, set_bodies
-from .precision.traffic import RemedyLog
 
 __all__ = ["Conversion", "emitted", "low_graph"]
+
+logger = logging.getLogger("mxmp")
 
 
 def low_graph(
@@ -90,7 +93,6 @@ class Conversion:
     def __init__(self, how: Policy | Plan) -> None:
         self.how = how
         self.stored_low: dict[str, bool] = {}
-        self._remedies = RemedyLog()
 
     @property
     def policy(self) -> Policy:
@@ -109,13 +111,11 @@ class Conversion:
 
     def build(
         self,
-        name: str,
         symbol: mx.sym.Symbol,
         device: str,
         parameters: Iterable[str],
         *,
         stored: Mapping[str, bool],
-        shapes: Mapping[str, tuple],
         strict: bool,
         fixed: Collection[str] = (),
         keep_output_names: bool = False,
@@ -124,19 +124,15 @@ class Conversion:
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
 
-        Logs, once a conversion, that another policy would cast much less. Raises ``ValueError`` where the plan is of
-        another network, or a parameter is needed in another dtype than it is stored in.
+        Logs, once in a process, that float16 is emulated on a CPU. Raises ``ValueError`` where the plan is of another
+        network, or a parameter is needed in another dtype than it is stored in.
 
         Parameters
         ----------
-        name : str
-            The Symbol's name in the log.
         parameters : iterable of str
             The names of all parameters that it reads.
         stored : mapping of str to bool
             For parameters that are stored already, whether in low precision.
-        shapes : mapping of str to tuple of int
-            Of its inputs, as far as they are known.
         strict : bool
             A Plan must be of this very graph. Otherwise it may be of another mode, bucket or part of the network:
             operators of the same names and types follow it, and all others follow the rules.
@@ -154,7 +150,8 @@ class Conversion:
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
-        self._remedies.note(name, symbol, plan, shapes)
+        if device == "cpu" and plan.policy.compute == "float16" and plan.num_low:
+            _log_that_float16_is_emulated()
         return graph, plan
 
     def _decide(
@@ -180,6 +177,15 @@ class Conversion:
         if not plan.decisions.keys() & decided.keys():
             check_fit(graph, how)
         return replace(plan, tuned=how.tuned)
+
+
+@lru_cache(maxsize=None)
+def _log_that_float16_is_emulated() -> None:
+    """Log, once in a process, what float16 on a CPU is for."""
+    logger.warning(
+        "float16 is emulated on a CPU, to show how it trains, and is slower than FP32. The fast dtype of a CPU with "
+        "AVX512-BF16 or AMX is 'bfloat16'"
+    )
 
 
 def _planned_for(device: str, plan: Plan) -> Plan:

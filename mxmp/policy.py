@@ -13,7 +13,7 @@ __all__ = ["Policy"]
 _ALLOWED = {
     "compute": ("float16", "bfloat16"),
     "params": (None, "float16", "float32"),
-    "norm": ("float32", "compute"),
+    "norm": (None, "float32", "compute"),
     "output": ("float32", "compute"),
 }
 _LISTS = ("exclude", "low_ops", "full_ops")
@@ -33,11 +33,13 @@ class Policy:
         all-reduce traffic, with FP32 masters. ``"float32"``: the parameters are the masters and are cast once per
         forward inside the graph. ``None``: ``"float16"`` for float16 on a GPU, ``"float32"`` on a CPU and for bfloat16
         (MXNet's optimizers have no bfloat16 kernels). Training is the same bit for bit on one device.
-    norm : {"float32", "compute"}
-        ``"float32"`` puts casts around BatchNorm. ``"compute"`` lets it read and write the compute dtype; statistics,
-        gamma and beta stay FP32 in both. Default: ``"float32"`` for float16, ``"compute"`` for bfloat16, where the
-        casts would cost more than bfloat16 saves (a ResNet-50 step on a CPU: 0.98 times FP32's speed with them, 1.49
-        without).
+    norm : {None, "float32", "compute"}
+        Where the casts around BatchNorm are; it computes in FP32, with FP32 statistics, gamma and beta, whatever this
+        says. ``None``: right around it, as operators of the graph, except where the device's kernel does the same
+        inside: cuDNN's reads float16, computes in FP32 and rounds once, and there are no casts. ``"float32"``: always
+        as operators, with the same numbers. ``"compute"``: nowhere, on every kernel that sums in FP32. ``None`` is
+        ``"compute"`` for bfloat16, where casts would cost more than bfloat16 saves (a ResNet-50 step on a CPU: 0.98
+        times FP32's speed with them, 1.49 without).
     output : {"float32", "compute"}
         Dtype of the network's outputs.
     exclude : iterable of str
@@ -63,7 +65,7 @@ class Policy:
 
     compute: str
     params: str | None
-    norm: str
+    norm: str | None
     output: str
     exclude: tuple[str, ...]
     low_ops: tuple[str, ...]
@@ -80,8 +82,8 @@ class Policy:
         low_ops: Iterable[str] = (),
         full_ops: Iterable[str] = (),
     ) -> None:
-        if norm is None:
-            norm = "compute" if compute == "bfloat16" else "float32"
+        if norm is None and compute == "bfloat16":
+            norm = "compute"
         for field, value in (("compute", compute), ("params", params), ("norm", norm), ("output", output)):
             _check_choice(field, value)
             object.__setattr__(self, field, value)
@@ -144,10 +146,13 @@ class Policy:
 
 # By name: the fields that it sets, and when to use it.
 _RECIPES: dict[str, tuple[dict, str]] = {
-    "float16": ({"compute": "float16"}, "safe: BatchNorm in FP32, with a cast on each side of it"),
+    "float16": (
+        {"compute": "float16"},
+        "BatchNorm computes in FP32, between casts or, on a GPU, inside cuDNN's kernel",
+    ),
     "float16-fast": (
         {"compute": "float16", "norm": "compute"},
-        "on a GPU: BatchNorm reads and writes float16, its statistics, gamma and beta are FP32; hardly any casts",
+        "BatchNorm reads and writes float16 wherever its input is; its statistics, gamma and beta are FP32",
     ),
     "bfloat16": (
         {"compute": "bfloat16"},

@@ -32,13 +32,13 @@ HOUSE = {
     ],
     "spine": ["pipeline"],
     "step": [
-        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "masters", "statistics", "step"),
-        *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
+        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "multi_tensor", "masters", "statistics"),
+        *("step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "protocol": ["frontend"],
     "gluon": [
         *("_mxnet", "blocks", "parameter", "conversion", "record", "scaling", "graphs", "hook", "convert"),
-        *("backward", "trainer", "training", "__init__"),
+        *("backward", "trainer", "training", "reading", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
@@ -49,6 +49,7 @@ HOUSE = {
         "module",
         "bucketing",
         "training",
+        "reading",
         "__init__",
     ],
     "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
@@ -122,6 +123,12 @@ def test_imports_point_up_the_house(module):
     assert "mxmp" not in others
     if module in WITHOUT_MXNET:
         assert "mxnet" not in others
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if m.startswith("diagnose/") and m != "diagnose/shared/targets"])
+def test_diagnose_knows_a_network_only_by_the_protocol(module):
+    """``frontend.py`` says what it may know; one file of ``diagnose`` knows which frontend a network is of."""
+    assert {(room, name) for room, name in imports(module)[0] if room in DOORS} == set()
 
 
 # -- MXNet's private attributes ---------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Looking inside: what a conversion decided, and why; what trains; what a GPU can make of it, and what it made."""
+"""Looking inside: what a conversion decided, and why; what trains; what a GPU can make of it, and what it made.
+
+All of it leaves training as it is but ``guard``, which is public as ``mxmp.guard`` too, beside ``Trainer``.
+"""
 
 from .advising.advice import Advice
 from .advising.advise import advise

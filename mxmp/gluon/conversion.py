@@ -7,7 +7,7 @@ import warnings
 import weakref
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Collection, Iterable, Mapping, Sequence
+from typing import Collection, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -131,7 +131,6 @@ class NetConversion(Conversion):
         symbol: mx.sym.Symbol,
         params: dict[str, Parameter],
         device: str,
-        shapes: Mapping[str, tuple],
         large_inputs: bool,
     ) -> tuple[Graph, Plan]:
         """Return the graph that runs and its plan; store the parameters as they decide.
@@ -149,13 +148,11 @@ class NetConversion(Conversion):
         conversions = {name: [*reversed(conversions_of([param])), self] for name, param in params.items()}
         stored = {name: c.stored_low[name] for name in params for c in conversions[name] if name in c.stored_low}
         graph, planned = self.build(
-            block.name,
             symbol,
             device,
             params,
             stored=stored,
             fixed={name for name, p in params.items() if isinstance(p, Constant)} | self._fp32,
-            shapes=shapes,
             strict=strict,
             grad_req={name: param.grad_req for name, param in params.items()},
             large_inputs=large_inputs,

@@ -128,7 +128,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
     # It matters only where some convolution's input could be too small at other shapes, and here none is.
     only_for = large if large and large.at(list(shapes.values())) else None
-    graph, plan = conversion.build_graph(block, symbol, params, device, shapes, large_inputs=only_for is not None)
+    graph, plan = conversion.build_graph(block, symbol, params, device, large_inputs=only_for is not None)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), plan, symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     return BuiltGraph(traced, op, plan, shapes, requested, only_for, _types_of_tuples(answer))

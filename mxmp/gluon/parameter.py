@@ -9,8 +9,8 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..step._mxnet import is_asked_by_user
-from ..step.masters import Weight, assign, take_over
+from ..step._mxnet import is_called_by_user
+from ..step.masters import MasterPair, Weight, assign, take_over
 from . import _mxnet
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "LowParameter",
     "change_conversions",
     "conversions_of",
+    "exposed_pairs",
     "is_scaling",
     "master_at",
     "store_full",
@@ -34,8 +35,8 @@ class LowParameter(gluon.Parameter):
 
     ``data()`` and ``grad()`` are float16, ``masters()`` FP32. ``dtype`` says float32, and so do
     ``set_data``, ``save_parameters``, ``load_parameters`` and ``export``. A write into ``data()``
-    (weight clipping, moving averages) reaches the master at the next update or save. MXNet does not tell of writes,
-    so the arrays are compared with the masters (four operators), but only once ``data()`` was handed to a user.
+    (weight clipping, moving averages) reaches the master at the next update or save. Only a parameter whose
+    ``data()`` a user has called is compared with its master there, since MXNet does not notify of writes.
     """
 
     _data: Any
@@ -44,15 +45,23 @@ class LowParameter(gluon.Parameter):
     _exposed = False
 
     def masters(self) -> list[NDArray]:
-        """Return the FP32 values, one array per context; they include what was written into ``data()``."""
-        low = self._check_and_get(self._data, list)
-        for master, data in zip(self._masters, low) if self._exposed else ():
-            take_over(master, data)
+        """Return the FP32 values, one array per context, with what was written into ``data()`` taken over."""
+        self._check_and_get(self._data, list)
+        for pair in self.exposed_pairs():
+            take_over(*pair)
         return self._masters
+
+    def exposed_pairs(self) -> list[MasterPair]:
+        """Return each master with its float16 array, if a user may have written into that; otherwise none."""
+        return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
+
+    def master(self, device: int) -> NDArray:
+        """Return the FP32 value on one context, by its number, as the last update or ``masters`` left it."""
+        return self._masters[device]
 
     def list_data(self) -> list[NDArray]:
         """Return the float16 arrays, one per context."""
-        self._exposed = self._exposed or is_asked_by_user()
+        self._exposed = self._exposed or is_called_by_user()
         return super().list_data()
 
     def data(self, ctx: mx.Context | None = None) -> NDArray:
@@ -67,7 +76,7 @@ class LowParameter(gluon.Parameter):
                 f"{reader.name!r}, which is not converted and computes in FP32: mxmp.convert that net too, or keep "
                 "the parameters in FP32 with Policy(params='float32')"
             )
-        self._exposed = self._exposed or is_asked_by_user()
+        self._exposed = self._exposed or is_called_by_user()
         return super().data(ctx)
 
     def __reduce__(self) -> Any:
@@ -195,7 +204,12 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
 def master_at(params: Sequence[gluon.Parameter], index: int, device: int) -> NDArray | None:
     """Return the FP32 master of ``params[index]`` on its ``device``-th context, None where it has none."""
     param = params[index]
-    return param.masters()[device] if isinstance(param, LowParameter) else None
+    return param.master(device) if isinstance(param, LowParameter) else None
+
+
+def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
+    """Return the masters with the float16 arrays of initialized parameters into which a user may have written."""
+    return [pair for param in params if isinstance(param, LowParameter) for pair in param.exposed_pairs()]
 
 
 def weight_of(param: gluon.Parameter) -> Weight:

@@ -28,7 +28,7 @@ from ..step.updater import Updaters
 from . import _mxnet, backward
 from .conversion import any_conversion, forwards_so_far, statistics_of
 from .graphs import pushing
-from .parameter import conversions_of, is_scaling, master_at, weight_of
+from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
 from .record import Record, naming_what_is_missing
 from .scaling import head_gradient, heads_scaled_by
 
@@ -417,7 +417,13 @@ class Trainer(StepView, gluon.Trainer):
         try:
             if updates:
                 statistics = self._statistics if self.progress.phase is not Phase.READY else self.watch_statistics()
-                self.scaled_step.run([u.gradient for u in updates], apply, statistics, unscaled=self.progress.unscaled)
+                self.scaled_step.run(
+                    [update.gradient for update in updates],
+                    apply,
+                    statistics,
+                    exposed=exposed_pairs(self._params[index] for index in {update.index for update in updates}),
+                    unscaled=self.progress.unscaled,
+                )
         finally:
             backward.forget(self._params, updates)
             self.progress = Progress()

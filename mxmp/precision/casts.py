@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Mapping
 
+from ..policy import Policy
 from .graph import Entry, Graph, Node
 from .plan import PlannedGraph
-from .rules import Rule
+from .rules import Kind, Rule
 from .subgraphs import bodies, set_bodies
 
 __all__ = [
@@ -47,8 +48,7 @@ class CastGraph:
     Attributes
     ----------
     graph : Graph
-    compute : str
-        Dtype that the low operators read and write.
+    policy : Policy
     casts : list of Node
     low : dict of Node to Rule
         The operators that compute low.
@@ -59,11 +59,16 @@ class CastGraph:
     """
 
     graph: Graph
-    compute: str
+    policy: Policy
     casts: list[Node]
     low: dict[Node, Rule]
     source: dict[Node, Node]
     workarounds: dict[str, list[Node]] = field(default_factory=dict)
+
+    @property
+    def compute(self) -> str:
+        """Dtype that the low operators read and write."""
+        return self.policy.compute
 
 
 def insert_casts(planned: PlannedGraph) -> CastGraph:
@@ -155,7 +160,7 @@ class _Rewriter:
         self._planned = planned
         self._policy = planned.plan.policy
         self._new: dict[Node, Node] = {}
-        self._casts: dict[tuple[Entry, str], Node] = {}
+        self._casts: dict[tuple[Entry, str, Node | None], Node] = {}
 
     def run(self) -> CastGraph:
         planned, new = self._planned, self._new
@@ -167,7 +172,7 @@ class _Rewriter:
         heads = [self._head(entry) for entry in planned.graph.heads]
         return CastGraph(
             Graph(heads, planned.graph.attrs, numpy=planned.graph.numpy),
-            self._policy.compute,
+            self._policy,
             list(self._casts.values()),
             {new[node]: planned.rules[node] for node, decision in planned.decisions.items() if decision.low},
             {copy: node for node, copy in new.items()},
@@ -179,7 +184,8 @@ class _Rewriter:
         low = self._planned.wants_low(node, position)
         if low == self._planned.is_low(entry):
             return self._moved(entry)
-        return self._cast(entry, self._policy.compute if low else FULL)
+        reader = node if self._planned.rules[node].kind is Kind.NORM else None
+        return self._cast(entry, self._policy.compute if low else FULL, reader)
 
     def _head(self, entry: Entry) -> Entry:
         if self._policy.output != FULL or not self._planned.is_low(entry):
@@ -189,16 +195,15 @@ class _Rewriter:
             _take_name(cast.node, self._new[entry.node], self._policy.compute)
         return cast
 
-    def _cast(self, entry: Entry, dtype: str) -> Entry:
-        key = (entry, dtype)
+    def _cast(self, entry: Entry, dtype: str, reader: Node | None = None) -> Entry:
+        """Return the cast of a tensor that its readers share; that of ``reader`` alone, where there is one."""
+        key = (entry, dtype, reader)
         if key not in self._casts:
             suffix = f"_{entry.index}" if entry.index else ""
-            self._casts[key] = Node(
-                "Cast",
-                f"{entry.node.name}{suffix}_to_{dtype}",
-                {"dtype": dtype, MARK: "cast"},
-                [self._moved(entry)],
-            )
+            name, attrs = f"{entry.node.name}{suffix}_to_{dtype}", {"dtype": dtype, MARK: "cast"}
+            if reader is not None:
+                name = attrs[APART] = f"{name}_for_{reader.name}"
+            self._casts[key] = Node("Cast", name, attrs, [self._moved(entry)])
         return Entry(self._casts[key])
 
     def _moved(self, entry: Entry) -> Entry:

@@ -9,23 +9,23 @@ optimizer of MXNet 1.9.1), and what is saved or loaded is FP32 with no trainer i
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from .gradients import Scalars
+from .multi_tensor import FlatCopies, copy_all, subtract_all
 from .stores import from_rank_zero, is_distributed
 
 __all__ = [
-    "KERNEL_LIMIT",
+    "MasterPair",
     "Weight",
     "assign",
-    "in_full",
-    "portions",
+    "distances",
     "publish",
-    "publish_all",
     "share_drawn",
     "share_initial",
     "take_over",
@@ -60,6 +60,37 @@ class Weight(NamedTuple):
             publish(master, array)
 
 
+class MasterPair(NamedTuple):
+    """An FP32 master, and the float16 array on the same device that computes with its rounded value."""
+
+    master: NDArray
+    low: NDArray
+
+
+def distances(pairs: Sequence[MasterPair]) -> Scalars:
+    """Return for each pair a number that is 0 if the array holds the rounded master, and only then. Does not wait.
+
+    The number is the sum of squared differences. Where two float16 numbers differ, they do so by 2**-24 at least, and
+    2**-48 is a normal FP32 number, so no such sum is 0. An inf or NaN in either array makes it NaN. Meanwhile it takes 6
+    bytes an element, at a time when the memory of forward and backward is free.
+    """
+    devices: dict[mx.Context, list[int]] = {}
+    for i, pair in enumerate(pairs):
+        devices.setdefault(pair.low.ctx, []).append(i)
+    found: Scalars = []
+    with autograd.pause():
+        for members in devices.values():
+            masters = [pairs[i].master.as_nd_ndarray() for i in members]
+            arrays = [pairs[i].low.as_nd_ndarray() for i in members]
+            copies = FlatCopies.like(masters)
+            copy_all(masters, copies.each)
+            rounded = FlatCopies.like(arrays, mx.nd.Cast(copies.flat, dtype="float16"))
+            subtract_all(rounded.each, arrays)
+            mx.nd.Cast(rounded.flat, dtype="float32", out=copies.flat)
+            found.append((mx.nd.multi_sum_sq(*copies.each, num_arrays=len(members)), members))
+    return found
+
+
 def take_over(master: NDArray, low: NDArray) -> None:
     """Where ``low`` is no longer the rounded master, someone wrote into it: that value holds."""
     master, low = master.as_nd_ndarray(), low.as_nd_ndarray()
@@ -73,49 +104,6 @@ def publish(master: NDArray, low: NDArray) -> None:
     """Round the master into the array that computes."""
     with autograd.pause():
         mx.nd.Cast(master.as_nd_ndarray(), dtype=np.dtype(low.dtype).name, out=low.as_nd_ndarray())
-
-
-def in_full(gradients: Sequence[NDArray], *, together: bool) -> list[NDArray]:
-    """FP32 copies of float16 gradients on one device, finite ones.
-
-    ``together``: by one operator for many, as optimizers with such kernels update. MXNet has no cast of that
-    kind; an SGD step of size -1 from zero is one.
-    """
-    if not together:
-        return [gradient.astype("float32") for gradient in gradients]
-    full: list[NDArray] = []
-    for some in portions(gradients):
-        copies = [mx.nd.empty(array.shape, ctx=array.ctx) for array in some]
-        mx.nd.reset_arrays(*copies, num_arrays=len(copies))
-        _sgd(zip(some, some, copies), some, rate=-1.0)
-        full += copies
-    return full
-
-
-def publish_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]], *, together: bool) -> None:
-    """``publish`` for many masters with their arrays and finite gradients; ``together`` as in ``in_full``."""
-    if not together:
-        for master, low, _ in triples:
-            publish(master, low)
-        return
-    for some in portions(triples):
-        _sgd(((low, gradient, master) for master, low, gradient in some), [low for _, low, _ in some], rate=0.0)
-
-
-def _sgd(triples: Iterable[tuple[NDArray, NDArray, NDArray]], out: list[NDArray], *, rate: float) -> None:
-    """``weight32 -= rate * gradient; out = weight32`` for each (float16 array, gradient, weight32)."""
-    n = len(out)
-    arrays = [array for triple in triples for array in triple]
-    mx.nd.multi_mp_sgd_update(*arrays, out=out, num_weights=n, lrs=[rate] * n, wds=[0.0] * n)
-
-
-# How many weights one kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h).
-KERNEL_LIMIT = 60
-
-
-def portions(items: Sequence[Any], size: int = KERNEL_LIMIT) -> Iterator[list[Any]]:
-    """Yield all items in their order, in lists of at most ``size``."""
-    return (list(items[start : start + size]) for start in range(0, len(items), size))
 
 
 def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]) -> None:

@@ -15,12 +15,12 @@ from ..pipeline import Conversion
 from ..precision.casts import declare_full
 from ..precision.heads import scale_heads
 from ..precision.plan import Plan
-from ..step._mxnet import is_asked_by_user
-from ..step.masters import Weight, assign, take_over
+from ..step._mxnet import is_called_by_user
+from ..step.masters import MasterPair, Weight, assign, take_over
 from ..step.step import ScaledStep
 from .cast import nothing_low, warn_of_unmatched
 
-__all__ = ["Core", "LendsArrays", "grad_requests"]
+__all__ = ["Core", "ExposesArrays", "grad_requests"]
 
 
 class Core:
@@ -40,8 +40,8 @@ class Core:
         The inverse; a bucket may have them in another order.
     twins : mapping of Executor to (Listeners, Executor)
         Executors that call listeners, each with these and the executor in whose place it stands.
-    lent : bool
-        Whether someone has asked for arrays that compute, and may have written into them.
+    exposed : bool
+        Whether a user has reached for arrays that compute, and may have written into them.
     """
 
     def __init__(self, step: ScaledStep, conversion: Conversion) -> None:
@@ -51,7 +51,7 @@ class Core:
         self.masters: dict[str, list[NDArray]] = {}
         self.names: list[str] = []
         self.numbers: dict[str, int] = {}
-        self.lent = False
+        self.exposed = False
         self.twins: weakref.WeakKeyDictionary[mx.executor.Executor, tuple[Listeners, mx.executor.Executor]]
         self.twins = weakref.WeakKeyDictionary()
         self._warned = False
@@ -68,22 +68,18 @@ class Core:
         parameters: Collection[str],
         for_training: bool,
         grad_req: Mapping[str, str],
-        data_shapes: Sequence[tuple] = (),
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return what executors run and its plan: the graph with casts and, for training, the scale at loss heads.
 
-        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing. ``data_shapes``: pairs of name
-        and shape as ``bind`` takes them.
+        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing.
         """
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
-            symbol.name or "symbol",
             symbol,
             device,
             parameters,
             # Masters are made once, so the first graph decides for all.
             stored={name: stored.get(name, False) for name in parameters} if stored else {},
-            shapes={each[0]: each[1] for each in data_shapes},
             keep_output_names=True,
             grad_req=grad_req,
             strict=not stored,
@@ -109,14 +105,15 @@ class Core:
             if name in self.low_names
         }
 
-    def master(self, index: int, device: int, array: NDArray) -> NDArray | None:
-        """The master of parameter number ``index``, which computes as ``array`` on a device; None where it has none."""
+    def master(self, index: int, device: int) -> NDArray | None:
+        """Return the master of parameter number ``index`` on a device, None where it has none."""
         masters = self.masters.get(self.names[index])
-        if masters is None:
-            return None
-        if self.lent:
-            take_over(masters[device], array)
-        return masters[device]
+        return None if masters is None else masters[device]
+
+    def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
+        """Return each master with the array that computes, if a user may have written into those; otherwise none."""
+        names = self.masters.keys() & arrays.keys() if self.exposed else ()
+        return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
 
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """FP32 values for those that are named in ``values``."""
@@ -129,26 +126,26 @@ class Core:
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
-        """All parameters, in the order of their numbers; what was written into ``arrays`` holds."""
+        """Return all parameters, in the order of their numbers, with what was written into ``arrays`` taken over."""
+        for pair in self.exposed_pairs(arrays):
+            take_over(*pair)
 
         def weight(name: str) -> Weight:
             copies, masters = arrays[name], self.masters.get(name)
-            for master, array in zip(masters or (), copies) if self.lent else ():
-                take_over(master, array)
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
         return [weight(name) for name in self.names]
 
 
-class LendsArrays:
+class ExposesArrays:
     """Notes when a user reaches for the executors' arrays, to write into them; there is no public way to them."""
 
     core: Core
 
     @property
     def _exec_group(self) -> Any:
-        if is_asked_by_user():
-            self.core.lent = True
+        if is_called_by_user():
+            self.core.exposed = True
         return self._group
 
     @_exec_group.setter

@@ -28,12 +28,12 @@ from ..step.stores import check_kvstore, is_distributed, open_store, refuse_comp
 from ..step.updater import Update, Updaters
 from . import _mxnet
 from .checkpoint import SavesCheckpoints
-from .core import Core, LendsArrays, grad_requests
+from .core import Core, ExposesArrays, grad_requests
 
 __all__ = ["Module"]
 
 
-class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
+class Module(ExposesArrays, SavesCheckpoints, StepView, mx.mod.Module):
     """``mx.mod.Module`` in mixed precision: the same constructor and methods, three more keywords.
 
     Parameters
@@ -125,9 +125,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         if force_rebind or not self.binded:
             self.requested_gradients = grad_requests(grad_req, self._param_names, self._fixed_param_names)
             requested = self.requested_gradients
-            low, self.plan = self.core.low_symbol(
-                original, self._device, self._param_names, for_training, requested, data_shapes
-            )
+            low, self.plan = self.core.low_symbol(original, self._device, self._param_names, for_training, requested)
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
             unfused = _mxnet.fuses(self._context)
@@ -222,9 +220,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         core = self.core
         core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
-        self._updater = Updaters(
-            self._optimizer, len(self._context), lambda i, k: core.master(i, k, self._exec_group.param_arrays[i][k])
-        )
+        self._updater = Updaters(self._optimizer, len(self._context), core.master)
         if is_distributed(self._kvstore):
             # MXNet's Module never sends rank 0's parameters to the other workers.
             share_initial(self._kvstore, self._weights_by_key())
@@ -291,7 +287,12 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
         if updates:
-            self.scaled_step.run([update.gradient for update in updates], apply, self._statistics)
+            self.scaled_step.run(
+                [update.gradient for update in updates],
+                apply,
+                self._statistics,
+                exposed=self.core.exposed_pairs(self.arrays()),
+            )
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As ``mx.mod.Module.get_input_grads``: the true gradients, unscaled copies."""

@@ -21,6 +21,7 @@ from mxnet.ndarray import NDArray
 
 from ..callbacks import KeptError, hold_interrupts
 from ..pipeline import emitted
+from ..policy import Policy
 from ..precision.casts import FULL, CastGraph, declare_full, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan, PlannedGraph
@@ -115,7 +116,7 @@ class Timed:
     def __init__(self, graph: Graph, plan: Plan | None, arrays: Arrays, training: bool) -> None:
         if plan is None:
             copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
-            casted = CastGraph(copy, FULL, [], {}, dict(zip(copy.nodes(), graph.nodes())))
+            casted = CastGraph(copy, Policy("bfloat16"), [], {}, dict(zip(copy.nodes(), graph.nodes())))
         else:
             casted = emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs)
             declare_full(casted.graph)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from contextlib import nullcontext
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block
 
-from ...gluon import _mxnet
-from ...gluon.blocks import hybrid_blocks, with_names_of
-from ...gluon.graphs import read_inputs, tracing
-from ...gluon.hook import hook_of, hooks
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
 from ...precision.graph import Graph
 from ...precision.plan import Plan, read_policy
 from ..explaining.explain import check_shapes
+from ..shared.targets import called_graphs, policy_of, with_names_of
 from .advice import Advice, Joinable, MatrixReport
 from .flops import Step, Tensor, dtype_name, walk
 from .gemm import Products
@@ -130,61 +125,13 @@ def _calls(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> tuple[list[_
         )
     if shapes or not inputs:
         raise ValueError("a net takes its inputs in order: advise(net, x), or advise(net, (32, 3, 224, 224))")
-    own = next((str(hook.conversion.policy) for _, hook in hooks(target)), "float16")
-    args, _ = read_inputs(inputs)
-    whole = isinstance(target, HybridBlock) and _is_graph(target) and not _mxnet.overrides_forward(target)
-    return [_traced(target, args)] if whole else _outermost(target, args), own
+    graphs = called_graphs(target, inputs)
+    return [_called(*graph) for graph in graphs], str(policy_of(target) or "float16")
 
 
-def _outermost(net: Block, args: tuple) -> list[_Called]:
-    """Call a net once, in inference, and trace its outermost blocks that are graphs with what they are called with."""
-    found: list[_Called] = []
-    inside: list[HybridBlock] = []
-
-    def enter(block: HybridBlock, args: tuple) -> None:
-        given = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)
-        if given is not None:  # it does not run as Python
-            inside.append(block)
-            found.append(_traced(block, given))
-
-    def leave(block: HybridBlock, args: tuple, out: Any) -> None:
-        if inside and inside[0] is block:
-            inside.clear()
-
-    handles = []
-    try:
-        for block in hybrid_blocks(net):
-            handles += [block.register_forward_pre_hook(enter), block.register_forward_hook(leave)]
-        with autograd.pause():
-            net(*args)
-    finally:
-        for handle in handles:
-            handle.detach()
-    if not found:
-        raise ValueError(f"{net.name!r}: nothing in it ran as a HybridBlock, and only those have a graph to count")
-    return found
-
-
-def _traced(block: HybridBlock, args: tuple) -> _Called:
-    """A copy is traced: the block keeps its own graph, or none."""
-    clone = _mxnet.copied(block)
-    with tracing() if hook_of(block) else nullcontext():
-        _mxnet.trace(clone, args)
-    data, symbol = _mxnet.traced(clone).graph
-    params = block.collect_params()
-    known = {name: Tensor(tuple(p.shape), dtype_name(p.dtype)) for name, p in params.items() if _is_shape(p.shape)}
-    arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
-    known.update({v.name: Tensor(a.shape, dtype_name(a.dtype)) for v, a in zip(data, arrays)})
-    return _Called(block.name, strip(Graph.from_symbol(symbol)), known, frozenset(params.keys()))
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(size, int) and size > 0 for size in value)
-
-
-def _is_graph(block: HybridBlock) -> bool:
-    hook = hook_of(block)
-    return hook is None or not hook.python
+def _called(name: str, symbol: mx.sym.Symbol, known: Mapping[str, tuple], parameters: frozenset[str]) -> _Called:
+    tensors = {key: Tensor(tuple(shape), dtype_name(dtype)) for key, (shape, dtype) in known.items()}
+    return _Called(name, strip(Graph.from_symbol(symbol)), tensors, parameters)
 
 
 def _chosen(policy: str | Policy | Plan, exclude: Iterable[str]) -> Policy | Plan:

@@ -8,8 +8,7 @@ from mxnet import autograd
 from mxnet.gluon import Block
 
 from ...step.step import ScaledStep
-from ...symbolic import BucketingModule, Module
-from ..shared.targets import trained
+from ..shared.targets import Network, trained
 from ..watching.taps import Tap
 from .recording import Recording
 from .report import Blame
@@ -19,7 +18,7 @@ __all__ = ["blame"]
 
 
 def blame(
-    target: Block | Module | BucketingModule,
+    target: Network,
     *given: Any,
     loss: Callable | None = None,
     loss_scale: float | None = None,

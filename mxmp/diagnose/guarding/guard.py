@@ -6,18 +6,15 @@ import logging
 from types import TracebackType
 from typing import Any, NamedTuple, Sequence
 
-from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ...gluon import Trainer
 from ...policy import Policy
 from ...step.gradients import Gradient
 from ...step.scaler import check_count, check_scale
-from ...symbolic import BucketingModule, Module
 from ..blaming.recording import Recording
 from ..blaming.report import Blame
 from ..blaming.verdict import verdict
-from ..shared.targets import trained
+from ..shared.targets import Network, Trainer, trained
 from ..watching.taps import Tap
 from ..watching.wiring import Seen
 from .layers import layer_at_fault
@@ -148,7 +145,7 @@ class Guard:
 
 
 def guard(
-    target: Block | Module | BucketingModule,
+    target: Network,
     trainer: Trainer | None = None,
     *,
     patience: int = 3,

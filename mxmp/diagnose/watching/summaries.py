@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from mxnet.gluon.contrib.estimator import BatchEnd, TrainBegin
 
-from ...gluon import Trainer
 from ...step.step import StepView
 from .histogram import Histogram
 from .snapshot import Snapshot
@@ -118,7 +117,7 @@ class ScaleHandler(TrainBegin, BatchEnd):
         self._batches = 0
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(estimator.trainer, Trainer):
+        if not isinstance(estimator.trainer, StepView):
             raise TypeError(
                 f"ScaleHandler is for an Estimator with an mxmp.Trainer, got {type(estimator.trainer).__name__}"
             )

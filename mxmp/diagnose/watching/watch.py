@@ -9,14 +9,11 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ...gluon import Trainer
 from ...step.gradients import Gradient
 from ...step.masters import Weight
-from ...symbolic import BucketingModule, Module
-from ..shared.targets import trained
+from ..shared.targets import Network, Trainer, trained
 from .histogram import Histogram
 from .snapshot import Snapshot, TensorReport, joined
 from .taps import Tap, values_of
@@ -170,7 +167,7 @@ def _stride(shape: Sequence[int], at_least: int) -> int:
 
 
 def watch(
-    target: Block | Module | BucketingModule,
+    target: Network,
     trainer: Trainer | None = None,
     *,
     every: int = 100,
