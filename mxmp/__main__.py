@@ -11,8 +11,6 @@ python -m mxmp plot advice.json roofline.png
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from reprlib import repr as shorten
 from typing import Any, Callable
@@ -24,11 +22,11 @@ from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining.explain import check_shapes
 from .diagnose.explaining.report import Explanation
-from .files import read_json, replacing_all
+from .files import replacing_all
 from .policy import Policy
 from .precision.plan import Plan
 from .symbolic import cast_symbol
-from .symbolic.checkpoint import write_arrays, write_symbol
+from .symbolic.checkpoint import last_line, read_parameters, read_symbol, write_arrays, write_symbol
 from .symbolic.parameters import check_parameters, halved
 from .tuning import tune
 
@@ -39,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         args.run(args)
     except (ValueError, OSError, ImportError, MemoryError, mx.MXNetError) as error:
-        text = _last_line(error) if isinstance(error, mx.MXNetError) else " ".join(str(error).splitlines())
+        text = last_line(error) if isinstance(error, mx.MXNetError) else " ".join(str(error).splitlines())
         print(f"mxmp {args.command}: {text or type(error).__name__}", file=sys.stderr)
         return 2
     return 0
@@ -89,9 +87,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _cast(args: argparse.Namespace) -> None:
-    symbol = _load_symbol(args.symbol)
+    symbol = read_symbol(args.symbol)
     low = cast_symbol(symbol, args.policy, exclude=args.exclude, ctx=mx.Context(args.device))
-    params = _load_params(args.params, symbol, _shapes(args)) if args.params else {}
+    params = _parameters(args.params, symbol, _shapes(args)) if args.params else {}
     written = halved(params, low)
     found = _explanation(symbol, args)
     files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
@@ -107,7 +105,7 @@ def _cast(args: argparse.Namespace) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
-    found = _explanation(_load_symbol(args.symbol), args)
+    found = _explanation(read_symbol(args.symbol), args)
     print(found)
     if args.nodes:
         print()
@@ -121,7 +119,7 @@ def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation
 
 
 def _tune(args: argparse.Namespace) -> None:
-    symbol = _load_symbol(args.symbol)
+    symbol = read_symbol(args.symbol)
     shapes: dict[str, Any] = dict(_shapes(args))
     check_shapes(shapes, symbol.list_inputs())
     plan = tune(
@@ -138,7 +136,7 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _advise(args: argparse.Namespace) -> None:
-    symbol = _load_symbol(args.symbol)
+    symbol = read_symbol(args.symbol)
     found = advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args))
     _report(found, args.save)
 
@@ -165,68 +163,8 @@ def _plot(args: argparse.Namespace) -> None:
     print(f"Wrote {args.picture}")
 
 
-def _load_symbol(path: str) -> mx.sym.Symbol:
-    if not os.path.isfile(path):
-        raise ValueError(f"no file {path!r}; expected a Symbol in JSON, NAME-symbol.json")
-    try:
-        _check_graph(read_json(path))
-        symbol = mx.sym.load(path)
-        _check_outputs(symbol)
-        symbol.infer_type_partial()  # counts the inputs of each operator
-        return symbol
-    except (mx.MXNetError, ValueError) as error:
-        raise ValueError(f"{path!r} is no Symbol in JSON, or it is damaged: {_last_line(error)}") from error
-
-
-def _check_graph(raw: Any) -> None:
-    """Raise ``ValueError`` if it is no graph: of a broken file MXNet's own reader may make garbage, or crash."""
-    nodes, heads = _list(raw, "nodes"), _list(raw, "heads")
-    if not nodes or not heads:
-        raise ValueError(f"it has no {'heads' if nodes else 'nodes'}")
-    for number, node in enumerate(nodes):
-        if not isinstance(node, dict) or not all(isinstance(node.get(key), str) for key in ("op", "name")):
-            raise ValueError(f"node {number} has no op or no name")
-        _check_places(_list(node, "inputs"), number)
-        _check_places([[place] for place in _list(node, "control_deps")], number)
-        for body in _list(node, "subgraphs"):
-            _check_graph(body)
-    _check_places(heads, len(nodes))
-    _check_places([[place] for place in _list(raw, "arg_nodes")], len(nodes))
-
-
-def _check_outputs(symbol: mx.sym.Symbol) -> None:
-    """Raise ``ValueError`` if an operator reads an output that another does not have, which MXNet does not notice."""
-    there = {(node, output) for node, output, *_ in json.loads(symbol.get_internals().tojson())["heads"]}
-    graph = json.loads(symbol.tojson())
-    for entry in [*graph["heads"], *(entry for node in graph["nodes"] for entry in node["inputs"])]:
-        if tuple(entry[:2]) not in there:
-            raise ValueError(f"it reads output {entry[1]} of node {entry[0]}, which has fewer")
-
-
-def _list(raw: Any, key: str) -> list:
-    found = raw.get(key, []) if isinstance(raw, dict) else None
-    if not isinstance(found, list):
-        raise ValueError(f"it has no list of {key}, but {shorten(raw if found is None else found)}")
-    return found
-
-
-def _check_places(entries: list, count: int) -> None:
-    """Raise ``ValueError`` unless each entry begins with the number of one of the first ``count`` nodes."""
-    for entry in entries:
-        places = entry if isinstance(entry, list) and entry else [-1]
-        if not all(type(place) is int and 0 <= place < 2**31 for place in places) or places[0] >= count:
-            raise ValueError(f"{shorten(entry)} is no place in it: expected the number of a node below {count} first")
-
-
-def _load_params(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> dict[str, NDArray]:
-    if not os.path.isfile(path):
-        raise ValueError(f"no file {path!r}; expected parameters, NAME-0000.params")
-    try:
-        params = mx.nd.load(path)
-    except mx.MXNetError as error:
-        raise ValueError(f"{path!r} holds no MXNet parameters, or it is damaged: {_last_line(error)}") from error
-    if not isinstance(params, dict) or not all(k.startswith(("arg:", "aux:")) for k in params):
-        raise ValueError(f"{path!r} holds no checkpoint: expected names such as 'arg:conv0_weight'; use net.export()")
+def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> dict[str, NDArray]:
+    params = read_parameters(path)
     try:
         if not check_parameters(symbol, params, shapes):
             print("The sizes of the parameters could not be checked: give --shape for all inputs")
@@ -244,10 +182,6 @@ def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
             raise ValueError(f"--shape {shorten(text)} is not NAME=N,C,H,W with positive numbers of at most 19 digits")
         shapes[name] = tuple(numbers)
     return shapes
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[-1]
 
 
 if __name__ == "__main__":

@@ -49,21 +49,9 @@ Note = Callable[[str, NDArray], None]
 class ConvertedGraph(NamedTuple):
     """One FP32 graph of a converted network, and the Plan that it runs by.
 
-    Attributes
-    ----------
-    name : str
-        The name of its block or module.
-    training : bool or None
-        Whether it runs in training or in inference; None where one graph serves both.
-    symbol : Symbol
-        The FP32 graph.
-    plan : Plan
-    shapes : dict of str to tuple of int
-        Shapes of its inputs.
-    requested_gradients : mapping of str to str
-        For each variable that has one: ``"write"``, ``"add"`` or ``"null"``.
-    large_inputs : bool
-        Whether it runs only where all inputs of its convolutions are large, see ``kernels.fit.fit_to_device``.
+    ``name`` is that of its block or module. ``training`` is None where one graph serves training and inference.
+    ``shapes`` are those of its inputs. ``requested_gradients`` has ``"write"``, ``"add"`` or ``"null"`` for each
+    variable with a gradient. ``large_inputs``: see ``kernels.fit.fit_to_device``.
     """
 
     name: str
@@ -78,15 +66,8 @@ class ConvertedGraph(NamedTuple):
 class CalledGraph(NamedTuple):
     """One FP32 graph that a call of a network runs.
 
-    Attributes
-    ----------
-    name : str
-        The name of its block.
-    symbol : Symbol
-    known : dict of str to tuple
-        Shape and dtype of its inputs and of those parameters whose shape is known.
-    parameters : frozenset of str
-        Its variables that are parameters.
+    ``name`` is that of its block. ``known`` has shape and dtype of its inputs and of those parameters whose shape is
+    known. ``parameters`` are the names of its variables that are parameters.
     """
 
     name: str

@@ -135,7 +135,7 @@ class Hook:
         try:
             return build(self._block, args, device, self.conversion)
         except UntraceableError as found:
-            culprit, reason = found.blocks[-1], found.reason
+            culprit, reason = found.args
             raise ValueError(
                 f"{culprit.name!r} ({type(culprit).__name__}) cannot be traced, and mxmp runs {self._block.name!r} as "
                 "a graph: hybrid_forward gets Symbols there, which have no values, shapes or lengths "
