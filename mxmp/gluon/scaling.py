@@ -160,6 +160,7 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
     if all(reads for outputs in hidden.values() for reads in outputs.values()):
         return
     used = record.read_entries()
+    names_of_trained = set(map(recorded_name, trained))
     for node in list(record.nodes()):
         if node.name not in hidden:
             continue
@@ -169,7 +170,7 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
         if not named and any(reads or _NO_GRADIENT.search(name) for name, reads in reached):
             continue
         read = {each.name for each in Graph([Entry(node)]).nodes() if each.is_variable}
-        if not read.isdisjoint(map(recorded_name, trained)):
+        if not read.isdisjoint(names_of_trained):
             names = ", ".join(name[len(node.name) + 1 :] for name in named or dict(reached))
             raise ValueError(
                 f"a hybridized block (its output: {names}) ignores the gradient from above, and with it the loss "
