@@ -22,8 +22,7 @@ from mxnet.ndarray import NDArray
 from ..step.phase import Event, Phase, Progress
 from ..step.updater import Update
 from . import _mxnet
-from .record import Record, recorded_name
-from .scaling import refuse_hidden_heads, refuse_unscaled_heads
+from .scaling import Record, recorded_name, refuse_hidden_heads, refuse_unscaled_heads
 
 __all__ = [
     "claim_fresh",

@@ -29,8 +29,7 @@ from . import _mxnet, backward
 from .conversion import any_conversion, forwards_so_far, statistics_of
 from .graphs import pushing
 from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
-from .record import Record, naming_what_is_missing
-from .scaling import head_gradient, heads_scaled_by
+from .scaling import Record, head_gradient, heads_scaled_by, naming_what_is_missing
 
 __all__ = ["BatchProcessor", "Trainer"]
 

@@ -19,8 +19,7 @@ from ..step.step import ScaledStep
 from . import _mxnet
 from .hook import Hook, conversions_in, exclude_more, hook_of, hooks
 from .parameter import weight_of
-from .record import Record
-from .scaling import head_gradient, heads_scaled_by
+from .scaling import Record, head_gradient, heads_scaled_by
 from .trainer import Trainer
 
 __all__ = ["TrainedNet"]
