@@ -21,7 +21,7 @@ from .precision.graph import Graph
 from .precision.plan import Plan, PlannedGraph, check_fit
 from .precision.subgraphs import Body, bodies, set_bodies
 
-__all__ = ["Conversion", "emitted", "follow", "low_graph"]
+__all__ = ["Conversion", "emitted", "low_graph"]
 
 logger = logging.getLogger("mxmp")
 
@@ -124,7 +124,8 @@ class Conversion:
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
 
-        Logs, once in a process, that float16 is emulated on a CPU.
+        Logs, once in a process, that float16 is emulated on a CPU. Raises ``ValueError`` where the plan is of another
+        network, or a parameter is needed in another dtype than it is stored in.
 
         Parameters
         ----------
@@ -139,19 +140,13 @@ class Conversion:
             Parameters that stay FP32 unless they are stored in low precision already.
         keep_output_names, grad_req, large_inputs
             As for ``low_graph``.
-
-        Raises
-        ------
-        ValueError
-            The plan is of another network, or a parameter is needed in another dtype than it is stored in.
         """
         original, names = strip(Graph.from_symbol(symbol)), list(parameters)
         if self.plan is not None and strict:
             check_fit(original, _planned_for(device, self.plan))
         undecided = {each for each in names if each not in stored and each not in fixed}
-        plan = self._decide(
-            original, device, undecided, {each for each, low in stored.items() if low}, keep_output_names
-        )
+        low = {each for each, is_low in stored.items() if is_low}
+        plan = self._decide(self.how, original, device, undecided, low, keep_output_names)
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
@@ -159,34 +154,29 @@ class Conversion:
             _log_that_float16_is_emulated()
         return graph, plan
 
-    def _decide(self, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool) -> Plan:
-        """Return the plan for a graph. ``low``: the parameters that are stored in low precision already."""
-        return follow(self.how, graph, device, undecided, low, keep_output_names)
+    def _decide(
+        self, how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool
+    ) -> Plan:
+        """Return the plan for a graph that has parameters in low precision already, ``low``.
 
-
-def follow(
-    how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool = False
-) -> Plan:
-    """Return the plan for a graph of a network that has parameters in low precision already, ``low``.
-
-    A Plan decides where operators have the same names and types, the rules elsewhere. ``undecided``: parameters of
-    which the graph decides how they are stored.
-    """
-    decided = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
-    plan = decide(
-        graph,
-        how.policy if isinstance(how, Plan) else how,
-        device,
-        parameters=undecided,
-        stored_low=low,
-        keep_output_names=keep_output_names,
-        decided=decided,
-    )
-    if not isinstance(how, Plan):
-        return plan
-    if not plan.decisions.keys() & decided.keys():
-        check_fit(graph, how)
-    return replace(plan, tuned=how.tuned)
+        A Plan decides where operators have the same names and types, the rules elsewhere. The plan decides how the
+        parameters ``undecided`` are stored.
+        """
+        decided = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
+        plan = decide(
+            graph,
+            how.policy if isinstance(how, Plan) else how,
+            device,
+            parameters=undecided,
+            stored_low=low,
+            keep_output_names=keep_output_names,
+            decided=decided,
+        )
+        if not isinstance(how, Plan):
+            return plan
+        if not plan.decisions.keys() & decided.keys():
+            check_fit(graph, how)
+        return replace(plan, tuned=how.tuned)
 
 
 @lru_cache(maxsize=None)

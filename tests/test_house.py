@@ -37,7 +37,7 @@ HOUSE = {
     ],
     "protocol": ["frontend"],
     "gluon": [
-        *("_mxnet", "blocks", "parameter", "conversion", "record", "scaling", "graphs", "hook", "convert"),
+        *("_mxnet", "blocks", "parameter", "conversion", "scaling", "graphs", "hook", "convert"),
         *("backward", "trainer", "training", "reading", "__init__"),
     ],
     "symbolic": [

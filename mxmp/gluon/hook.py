@@ -38,7 +38,7 @@ class Hook:
         self._join()
 
     def __setstate__(self, state: dict) -> None:
-        """For copies, whose conversions do not know their blocks yet."""
+        """Tell a copy's conversions of its block."""
         vars(self).update(state)
         self._join()
 
@@ -91,7 +91,11 @@ class Hook:
     def call_graph(self, *args: Any) -> Any:
         """Return the result of the graph that this call needs; stands in MXNet's call of the block's graph."""
         block, conversion = self._block, self.conversion
-        _check_backend(block)
+        if _mxnet.backend(block):
+            raise ValueError(
+                f"{block.name}: hybridize(backend={_mxnet.backend(block)!r}) partitions the FP32 graph, and a "
+                "converted net runs its own: drop the backend, or call mxmp.restore(net) first"
+            )
         try:
             flat, structure = _mxnet.flatten(args)
         except ValueError as error:
@@ -131,7 +135,7 @@ class Hook:
         try:
             return build(self._block, args, device, self.conversion)
         except UntraceableError as found:
-            culprit, reason = found.blocks[-1], found.reason
+            culprit, reason = found.args
             raise ValueError(
                 f"{culprit.name!r} ({type(culprit).__name__}) cannot be traced, and mxmp runs {self._block.name!r} as "
                 "a graph: hybrid_forward gets Symbols there, which have no values, shapes or lengths "
@@ -166,14 +170,6 @@ class Hook:
                 f"{self._block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
                 f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
             )
-
-
-def _check_backend(block: HybridBlock) -> None:
-    if _mxnet.backend(block):
-        raise ValueError(
-            f"{block.name}: hybridize(backend={_mxnet.backend(block)!r}) partitions the FP32 graph, and a "
-            "converted net runs its own: drop the backend, or call mxmp.restore(net) first"
-        )
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:

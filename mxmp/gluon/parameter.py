@@ -80,7 +80,7 @@ class LowParameter(gluon.Parameter):
         return super().data(ctx)
 
     def __reduce__(self) -> Any:
-        """For copies: a class that ``store_low`` made is found by the class that it was made from."""
+        """Return what makes a copy; a class that ``store_low`` made is found by the class that it was made from."""
         return _empty, (_full_class(type(self)),), vars(self)
 
     def set_data(self, data: NDArray) -> None:
