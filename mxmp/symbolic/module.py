@@ -12,16 +12,14 @@ from typing import Any, Iterable, Iterator, Mapping
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..conversion import Conversion
 from ..kernels.fit import device_of
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
-from ..precision.plan import Plan, read_policy
+from ..precision.plan import Plan
 from ..step import states
 from ..step.gradients import Gradient
 from ..step.masters import Weight, share_drawn, share_initial
-from ..step.scaler import as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
@@ -72,9 +70,7 @@ class Module(ExposesArrays, SavesCheckpoints, StepView, mx.mod.Module):
         if not isinstance(symbol, mx.sym.Symbol):
             hint = ": for a Block use mxmp.convert and mxmp.Trainer" if isinstance(symbol, mx.gluon.Block) else ""
             raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{hint}")
-        asked, given = read_policy(policy, exclude)
-        scaler = as_scaler(loss_scale, low_range=asked.compute == "float16")
-        self.core = Core(ScaledStep(scaler), Conversion(given or asked))
+        self.core = Core(policy, exclude, loss_scale)
         self.plan: Plan | None = None
         self.requested_gradients: Mapping[str, str] = {}
         self._symbol: Any
@@ -221,7 +217,7 @@ class Module(ExposesArrays, SavesCheckpoints, StepView, mx.mod.Module):
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
         core = self.core
         core.make_masters(self._arg_params, arrays)
-        _mxnet.number_weights_plainly(self._optimizer, core.names, len(self._context))
+        _mxnet.number_weights_plainly(self._optimizer, list(core.numbers), len(self._context))
         self._updater = Updaters(self._optimizer, len(self._context), core.master)
         if is_distributed(self._kvstore):
             # MXNet's Module never sends rank 0's parameters to the other workers.
