@@ -3,9 +3,8 @@
 python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
 python -m mxmp explain net-symbol.json --shape data=1,3,224,224
 python -m mxmp tune net-symbol.json --shape data=8,3,224,224 --out plan.json
-python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100 --save advice.json
-python -m mxmp profile report.sqlite --save profile.json
-python -m mxmp plot advice.json roofline.png
+python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100
+python -m mxmp profile report.sqlite
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from typing import Any
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot_roofline, profile
+from .diagnose import advise, explain, profile
 from .diagnose.advising.gpus import GPUS
-from .diagnose.explaining.explain import check_shapes
 from .files import read_json, replacing_all
 from .policy import Policy
+from .precision.graph import check_shapes
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import write_arrays, write_symbol
 from .symbolic.parameters import check_parameters, halved
@@ -54,8 +53,6 @@ def parser() -> argparse.ArgumentParser:
     graph.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes")
     common = argparse.ArgumentParser(add_help=False, parents=[graph])
     common.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it will run")
-    report = argparse.ArgumentParser(add_help=False)
-    report.add_argument("--save", metavar="REPORT.json", help="write the report too, for plot")
 
     policy = argparse.ArgumentParser(add_help=False)
     policy.add_argument("--policy", default="float16", help=f"{recipes}, a policy string or a plan (.json)")
@@ -78,19 +75,14 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--no-cache", action="store_true", help="neither read nor keep times of earlier runs")
     plan.set_defaults(run=_tune)
 
-    tell = commands.add_parser("advise", parents=[graph, report], help="say which shapes miss the Tensor Cores")
-    tell.add_argument("--policy", default="float16", help=f"{recipes} or a policy string")
-    tell.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU")
-    tell.set_defaults(run=_advise)
+    advice = commands.add_parser("advise", parents=[graph], help="say which shapes miss the Tensor Cores")
+    advice.add_argument("--policy", default="float16", help=f"{recipes} or a policy string")
+    advice.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU")
+    advice.set_defaults(run=_advise)
 
-    read = commands.add_parser("profile", parents=[report], help="say what a profiler's file tells of Tensor Cores")
-    read.add_argument("file", help="Nsight Systems' SQLite, Nsight Compute's CSV, or what mx.profiler.dump() wrote")
-    read.set_defaults(run=_profile)
-
-    draw = commands.add_parser("plot", help="draw the picture of a saved report")
-    draw.add_argument("report", help="what --save wrote")
-    draw.add_argument("picture", help="the file to write: .png, .svg or .pdf")
-    draw.set_defaults(run=_plot)
+    times = commands.add_parser("profile", help="say what ran on Tensor Cores, from what Nsight Systems recorded")
+    times.add_argument("file", help="what nsys export --type sqlite wrote")
+    times.set_defaults(run=_profile)
     return top
 
 
@@ -148,31 +140,12 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _advise(args: argparse.Namespace) -> None:
-    found = advise(
-        _load_symbol(args.symbol), policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args)
-    )
-    _print(found, args.save)
+    symbol = _load_symbol(args.symbol)
+    print(advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args)))
 
 
 def _profile(args: argparse.Namespace) -> None:
-    _print(profile(args.file), args.save)
-
-
-def _print(found: Advice | Profile, path: str | None) -> None:
-    if path:
-        found.save(path)
-    print(found)
-    if path:
-        print(f"\nWrote {path}")
-
-
-def _plot(args: argparse.Namespace) -> None:
-    found = load(args.report)
-    if isinstance(found, Advice):
-        plot_roofline(found, args.picture)
-    else:
-        plot_profile(found, args.picture)
-    print(f"Wrote {args.picture}")
+    print(profile(args.file))
 
 
 def _load_symbol(path: str) -> mx.sym.Symbol:
