@@ -53,6 +53,10 @@ HOUSE = {
         "__init__",
     ],
     "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
+    "inference": [
+        *("folding", "fusing", "lowering", "quantizing", "calibration", "report", "worker", "runner"),
+        *("targets", "search", "optimize", "__init__"),
+    ],
     "diagnose/shared": ["report", "targets", "__init__"],
     "diagnose/explaining": ["report", "explain", "__init__"],
     "diagnose/watching": ["histogram", "snapshot", "watch", "__init__"],
@@ -68,6 +72,7 @@ WITHOUT_MXNET = ["files", "callbacks", "policy"]
 WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
+WITHOUT_MXNET += ["inference/report"]
 WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/plots"]
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice")]
 WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("report", "profile")]

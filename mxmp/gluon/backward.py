@@ -19,7 +19,7 @@ from typing import Any, Iterable, Iterator, Sequence
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ..step.phase import Event, Phase
+from ..step.phase import Event, Phase, Progress
 from ..step.updater import Update
 from . import _mxnet
 from .record import Record, recorded_name
@@ -87,7 +87,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
             mark_fresh(array for _, array in [*before, *written])
     if not scaled and written:
         for peer in peers:
-            peer.progress.start()
+            peer.progress = Progress()
         raise RuntimeError(
             "a backward within scale_loss was not of the scaled loss, so its gradients are not scaled, and the update "
             f"would divide them by {trainer.loss_scale:g}: with trainer.scale_loss(loss) as scaled: scaled.backward()"

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Collection, Iterable, Mapping, Sequence
+from typing import Collection, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -131,12 +131,11 @@ class NetConversion(Conversion):
         symbol: mx.sym.Symbol,
         params: dict[str, Parameter],
         device: str,
-        grad_req: Mapping[str, str],
         large_inputs: bool,
     ) -> tuple[Graph, Plan]:
         """Return the graph that runs and its plan; store the parameters as they decide.
 
-        ``grad_req``, ``large_inputs``: see ``fit_to_device``. Raises ``ValueError`` where the plan is of another net:
+        ``large_inputs``: see ``fit_to_device``. Raises ``ValueError`` where the plan is of another net:
         a root's graph, in the mode that the plan was tuned for, must have its operators. Other graphs (of the other
         mode, of a part of the net) follow it where they have the same operators.
         """
@@ -152,7 +151,7 @@ class NetConversion(Conversion):
             stored={name: low for name, p in params.items() if (low := self._is_stored_low(p)) is not None},
             fixed={name for name, p in params.items() if isinstance(p, Constant)} | self._fp32,
             strict=strict,
-            grad_req=grad_req,
+            grad_req={name: param.grad_req for name, param in params.items()},
             large_inputs=large_inputs,
         )
         self._fits = self._fits or strict

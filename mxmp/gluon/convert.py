@@ -12,9 +12,9 @@ from mxnet.gluon import Block
 
 from ..policy import Policy
 from ..precision.plan import Plan, read_policy
+from . import _mxnet
 from .blocks import divide, with_names_of
 from .conversion import NetConversion
-from .graphs import refuse_contrib_amp
 from .hook import conversions_in, install, remove
 
 __all__ = ["convert", "restore"]
@@ -55,7 +55,7 @@ def convert(
     if not isinstance(net, Block):
         hint = ": for a Symbol use mxmp.cast_symbol" if isinstance(net, mx.sym.Symbol) else ""
         raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{hint}")
-    refuse_contrib_amp()
+    _mxnet.refuse_contrib_amp()
     requested, plan = read_policy(policy, () if callable(exclude) else exclude)
     if callable(exclude) and plan is not None:
         raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")

@@ -6,7 +6,7 @@ import copy
 import threading
 import weakref
 from contextlib import contextmanager
-from types import TracebackType
+from traceback import walk_tb
 from typing import Any, Dict, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
@@ -34,7 +34,6 @@ __all__ = [
     "is_tracing",
     "pushing",
     "read_inputs",
-    "refuse_contrib_amp",
     "traced_alone",
     "tracing",
 ]
@@ -46,12 +45,12 @@ _local = threading.local()
 
 
 class GraphKey(NamedTuple):
-    """What tells the graphs of one block apart."""
+    """Tells the graphs of one block apart. ``variant``: see ``_mxnet.variant``."""
 
     training: bool
     structure: str
     device: str
-    variant: Any = None
+    variant: Any
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
@@ -62,16 +61,10 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 
 
 class BuiltGraph(NamedTuple):
-    """One graph of a block: what it runs, and the plan that it follows.
+    """One graph of a block: the operator that it runs, and the plan that it follows.
 
-    Attributes
-    ----------
-    shapes : dict of str to tuple of int
-        Of the inputs of the first call.
-    requested : list of (Parameter, str)
-        Its parameters, with the ``grad_req`` for which it was made.
-    only_for : LargeInputs or None
-        The shapes that it is right for; None where it is right for all.
+    ``shapes``: of the inputs of the first call. ``requested``: the parameters, with the ``grad_req`` for which it was
+    made. ``only_for``: the shapes that it is right for, None for all. ``types``: see ``_types_of_tuples``.
     """
 
     traced: _mxnet.Traced
@@ -80,6 +73,7 @@ class BuiltGraph(NamedTuple):
     shapes: dict[str, tuple]
     requested: list[tuple[Parameter, str]]
     only_for: LargeInputs | None
+    types: Any
 
     def serves(self, inputs: list) -> bool:
         """Return whether it is right for the shapes of ``inputs``, and for the gradients that are requested now."""
@@ -92,7 +86,7 @@ class BuiltGraph(NamedTuple):
         values = [inputs[i] if is_data else _mxnet.data(i) for is_data, i in self.traced.op_args]
         out = self.op(values, monitor)
         flat = [out] if isinstance(out, NDArray) else out
-        return _named(_mxnet.regroup(flat, self.traced.out_format), self.traced.answer)
+        return _with_tuples(_mxnet.regroup(flat, self.traced.out_format), self.types)
 
 
 class UntraceableError(Exception):
@@ -102,15 +96,6 @@ class UntraceableError(Exception):
         super().__init__(blocks, reason)
         self.blocks = blocks
         self.reason = reason
-
-
-def refuse_contrib_amp() -> None:
-    """Raise ``RuntimeError`` after ``amp.init()``: every graph would have the casts of both."""
-    if _mxnet.is_amp_initialized():
-        raise RuntimeError(
-            "amp.init() of mxnet.contrib.amp was called in this process, and its casts would stand in every graph "
-            "beside mxmp's. It cannot be undone: remove the call, and start Python again. mxmp.convert(net) needs none"
-        )
 
 
 def is_tracing() -> bool:
@@ -133,23 +118,20 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
 
     Raises ``UntraceableError`` where the user's code fails on Symbols.
     """
-    with tracing():
-        clone = _trace(block, args)
-        traced = _mxnet.built(clone, args)
+    clone, answer = _trace(block, args)
+    _mxnet.infer_shapes(clone, args)
+    traced = _mxnet.traced(clone)
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
-    requested = {name: param.grad_req for name, param in params.items()}
+    requested = [(param, param.grad_req) for param in params.values()]
     shapes = {name: array.shape for name, array in _named_inputs(data, args).items()}
-    large = None
-    if device == "cpu":
-        # Where some convolution's input could be too small at other shapes, and here none is.
-        found = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute)
-        large = found if found and found.at(list(shapes.values())) else None
-    graph, plan = conversion.build_graph(block, symbol, params, device, requested, large_inputs=large is not None)
+    large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
+    # It matters only where some convolution's input could be too small at other shapes, and here none is.
+    only_for = large if large and large.at(list(shapes.values())) else None
+    graph, plan = conversion.build_graph(block, symbol, params, device, large_inputs=only_for is not None)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), plan, symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
-    traced = traced._replace(answer=_kinds(traced.answer))
-    return BuiltGraph(traced, op, plan, shapes, [(params[name], request) for name, request in requested.items()], large)
+    return BuiltGraph(traced, op, plan, shapes, requested, only_for, _types_of_tuples(answer))
 
 
 def traced_alone(
@@ -160,8 +142,8 @@ def traced_alone(
     Parameters may have unknown shapes. Raises ``ValueError`` where the user's code fails on Symbols.
     """
     try:
-        with tracing(), autograd.train_mode() if training else autograd.predict_mode():
-            data, symbol = _mxnet.traced(_trace(block, args)).graph
+        with autograd.train_mode() if training else autograd.predict_mode():
+            data, symbol = _mxnet.traced(_trace(block, args)[0]).graph
     except UntraceableError as error:
         raise ValueError(
             f"{error.blocks[-1].name!r} cannot be traced, so it has no graph to plan: {error.reason}"
@@ -176,18 +158,19 @@ def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArr
     return {variable.name: array for variable, array in zip(data, arrays)}
 
 
-def _trace(block: HybridBlock, args: tuple) -> HybridBlock:
-    """Return another block, which has the graph."""
-    refuse_contrib_amp()
+def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
+    """Return another block, which has the graph, and what the user's code returned."""
+    _mxnet.refuse_contrib_amp()
     clone = _mxnet.copied(block)
     try:
         # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
-        with mx.name.NameManager():
-            _mxnet.trace(clone, args)
+        with tracing(), mx.name.NameManager():
+            return clone, _mxnet.trace(clone, args)
     except Exception as error:
-        found = [block if each is clone else each for each in _blocks_in(error.__traceback__)]
-        raise UntraceableError(list(dict.fromkeys([block, *found])), error) from error
-    return clone
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        owners = [f.f_locals.get("self") for f in frames if f.f_code.co_name in ("hybrid_forward", "forward")]
+        blocks = [block if each is clone else each for each in owners if isinstance(each, Block)]
+        raise UntraceableError(list(dict.fromkeys([block, *blocks])), error) from error
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
@@ -201,7 +184,8 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
     def read(value: Any) -> Any:
         if value is None or isinstance(value, NDArray):
             return value
-        if isinstance(value, (list, tuple)) and value and all(_is_input(each) for each in value):
+        # A list of anything else is a shape, right or wrong.
+        if isinstance(value, (list, tuple)) and value and all(isinstance(each, _INPUTS) for each in value):
             return [read(each) for each in value]
         drawn.append(zeros(as_shape(value), ctx=mx.cpu()))
         return drawn[-1]
@@ -211,11 +195,7 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
     return tuple(map(read, inputs)), drawn
 
 
-def _is_input(value: Any) -> bool:
-    """Return whether a list may hold it as an input: a list of anything else is a shape, right or wrong."""
-    return value is None or isinstance(value, (NDArray, list, tuple))
-
-
+_INPUTS = (NDArray, list, tuple, type(None))
 # Global: one lock for MXNet's engine, which is one for the process.
 _pushing = threading.RLock()
 
@@ -312,29 +292,19 @@ def _remove(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None
             _mxnet.remove_op_hook(op, thread=key[0])
 
 
-def _blocks_in(trace: TracebackType | None) -> Iterator[Block]:
-    """Yield the blocks whose code a traceback goes through, outermost first."""
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name in ("hybrid_forward", "forward"):
-            owner = trace.tb_frame.f_locals.get("self")
-            if isinstance(owner, Block):
-                yield owner
-        trace = trace.tb_next
-
-
-def _kinds(answer: Any) -> Any:
+def _types_of_tuples(answer: Any) -> Any:
     """Return the types of the namedtuples in what a block returned, nested as they are; None where there are none."""
     if not isinstance(answer, (list, tuple)):
         return None
-    inside = [_kinds(item) for item in answer]
-    kind = type(answer) if hasattr(answer, "_fields") else None
-    return (kind, inside) if kind or any(inside) else None
+    inside = [_types_of_tuples(item) for item in answer]
+    own = type(answer) if hasattr(answer, "_fields") else None
+    return (own, inside) if own or any(inside) else None
 
 
-def _named(value: Any, kinds: Any) -> Any:
-    """Return ``value``, nested lists, with the namedtuples that ``kinds`` has the types of."""
-    if kinds is None:
+def _with_tuples(value: Any, types: Any) -> Any:
+    """Return ``value``, nested lists, with namedtuples of these types."""
+    if types is None:
         return value
-    kind, inside = kinds
-    items = [_named(item, each) for item, each in zip(value, inside)]
-    return items if kind is None else kind(*items)
+    own, inside = types
+    items = [_with_tuples(item, each) for item, each in zip(value, inside)]
+    return items if own is None else own(*items)

@@ -8,7 +8,7 @@ The FP32 graph stays beside them, so exports and checkpoints stay FP32.
 
 from __future__ import annotations
 
-from typing import Any, Collection, Iterator, NamedTuple
+from typing import Any, Collection, Iterator, Mapping
 
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
@@ -20,25 +20,18 @@ from .conversion import NetConversion
 from .graphs import BUILDING, BuiltGraph, GraphKey, Graphs, UntraceableError, build, is_tracing
 from .parameter import change_conversions, conversions_of
 
-__all__ = ["Hook", "Owner", "conversions_in", "exclude_more", "hook_of", "hooks", "install", "remove"]
-
-
-class Owner(NamedTuple):
-    """One conversion that a block is part of. ``python``: the block runs as Python there."""
-
-    conversion: NetConversion
-    python: bool
+__all__ = ["Hook", "conversions_in", "exclude_more", "hook_of", "hooks", "install", "remove"]
 
 
 class Hook:
     """Stands in ``block.forward``, with the conversions that the block is part of.
 
-    The last of them says how the block runs when it is called itself: a conversion's root traces all
-    that it contains by its own policy.
+    ``conversions`` says for each whether the block runs as Python there. The last one decides how the block runs when
+    it is called itself: a conversion's root traces all that it contains by its own policy.
     """
 
-    def __init__(self, block: HybridBlock, owners: list[Owner]) -> None:
-        self.owners = owners
+    def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
+        self.conversions = conversions
         self._block = block
         # What ``hybridize`` chose, where this hook has changed it.
         self._active: bool | None = None
@@ -50,17 +43,17 @@ class Hook:
         self._join()
 
     def _join(self) -> None:
-        for owner in self.owners:
-            owner.conversion.blocks.add(self._block)
+        for conversion in self.conversions:
+            conversion.blocks.add(self._block)
 
     @property
     def conversion(self) -> NetConversion:
-        return self.owners[-1].conversion
+        return list(self.conversions)[-1]
 
     @property
     def python(self) -> bool:
         """Whether the block runs as Python: it is excluded, or contains an excluded one."""
-        return any(owner.python for owner in self.owners)
+        return any(self.conversions.values())
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
@@ -219,22 +212,21 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]]:
     """Return the conversions in ``net`` of which it contains all blocks, and the others."""
     inside = {id(block) for block in hybrid_blocks(net)}
-    found = list(dict.fromkeys(owner.conversion for _, hook in hooks(net) for owner in hook.owners))
+    found = dict.fromkeys(conversion for _, hook in hooks(net) for conversion in hook.conversions)
     complete = [c for c in found if all(id(block) in inside for block in c.blocks)]
     return complete, [c for c in found if c not in complete]
 
 
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
     """Let ``conversion`` decide for ``net`` in place of those that it contains, unless one does the same already."""
-    blocks = {id(block): False for block in division.graphs}
-    blocks.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
+    runs_as_python = {id(block): False for block in division.graphs}
+    runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
     complete, partial = conversions_in(net)
-    installed = {id(block): hook.owners[-1].python for block, hook in hooks(net)}
-    if [each.how for each in complete] == [conversion.how] and not partial and installed == blocks:
+    installed = {id(block): hook.python for block, hook in hooks(net)}
+    if [each.how for each in complete] == [conversion.how] and not partial and installed == runs_as_python:
         return
     for block in hybrid_blocks(net):
-        owners = [Owner(conversion, blocks[id(block)])] if id(block) in blocks else []
-        _change_owners(block, complete, owners)
+        _change(block, complete, {conversion: runs_as_python[id(block)]} if id(block) in runs_as_python else {})
     for param in net.collect_params().values():
         change_conversions(param, complete, [conversion])
 
@@ -242,7 +234,7 @@ def install(net: Block, conversion: NetConversion, division: Division) -> None:
 def remove(net: Block, conversions: Collection[NetConversion]) -> None:
     """Undo conversions of ``net``, which contains all their blocks."""
     for block in hybrid_blocks(net):
-        _change_owners(block, conversions)
+        _change(block, conversions, {})
     for param in net.collect_params().values():
         change_conversions(param, conversions)
 
@@ -256,19 +248,19 @@ def exclude_more(net: Block, nodes: Collection[str]) -> None:
     for conversion in complete:
         conversion.exclude(nodes)
     for block, hook in hooks(net):
-        _change_owners(block, complete, [owner for owner in hook.owners if owner.conversion in complete])
+        _change(block, complete, {c: python for c, python in hook.conversions.items() if c in complete})
     for param in net.collect_params().values():
         change_conversions(param, complete, [each for each in conversions_of([param]) if each in complete])
 
 
-def _change_owners(block: HybridBlock, old: Collection[NetConversion], new: Collection[Owner] = ()) -> None:
-    """Take ``block`` out of conversions and into others; its graphs are made again."""
+def _change(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
+    """Take ``block`` out of conversions and into others, where its graphs are made anew."""
     before = hook_of(block)
-    kept = [owner for owner in before.owners if owner.conversion not in old] if before is not None else []
-    if before is not None and len(kept) == len(before.owners) and not new:
+    had = before.conversions if before is not None else {}
+    after = Hook(block, {**{c: python for c, python in had.items() if c not in old}, **new})
+    if after.conversions.keys() == had.keys() and not new:
         return
-    after = Hook(block, [*kept, *new])
     if before is not None:
         before.undo()
-    if after.owners:
+    if after.conversions:
         _mxnet.take_over(block, after, after.call_graph)

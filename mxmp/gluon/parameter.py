@@ -69,7 +69,7 @@ class LowParameter(gluon.Parameter):
 
         Raises ``ValueError`` when an unconverted block calls it, which cannot compute with float16.
         """
-        reader = _mxnet.plain_reader()
+        reader = _mxnet.unconverted_reader()
         if reader is not None:
             raise ValueError(
                 f"Parameter {self.name!r} is stored in {self._low_dtype} for a converted net and shared with "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from .scaler import DynamicLossScaler, check_count, check_integer, check_scale, is_number
 
@@ -73,7 +73,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
     """
 
     ARGUMENTS = (*DynamicLossScaler.ARGUMENTS, "max_zeros", "margin", "measure_interval")
-    COUNTERS = {
+    COUNTERS: ClassVar = {
         **DynamicLossScaler.COUNTERS,
         "room": check_scale,
         "largest": _check_largest,

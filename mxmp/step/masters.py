@@ -71,8 +71,8 @@ def distances(pairs: Sequence[MasterPair]) -> Scalars:
     """Return for each pair a number that is 0 if the array holds the rounded master, and only then. Does not wait.
 
     The number is the sum of squared differences. Where two float16 numbers differ, they do so by 2**-24 at least, and
-    2**-48 is a normal FP32 number, so no such sum is 0. An inf or NaN in either array makes it NaN. Meanwhile it takes 6
-    bytes an element, at a time when the memory of forward and backward is free.
+    2**-48 is a normal FP32 number, so no such sum is 0. An inf or NaN in either array makes it NaN. It needs 6 bytes an
+    element, at a time when the memory of forward and backward is free.
     """
     devices: dict[mx.Context, list[int]] = {}
     for i, pair in enumerate(pairs):

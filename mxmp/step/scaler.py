@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import weakref
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, TypeVar
 
 __all__ = [
     "DynamicLossScaler",
@@ -96,7 +96,7 @@ class StaticLossScaler:
 
     # What a state holds besides the scale: arguments of the constructor, and private attributes with their checks.
     ARGUMENTS: tuple[str, ...] = ()
-    COUNTERS: Mapping[str, Callable[[str, Any], Any]] = {}
+    COUNTERS: ClassVar[Mapping[str, Callable[[str, Any], Any]]] = {}
 
     def __init__(self, scale: float) -> None:
         self._scale = check_scale("scale", scale)
@@ -206,8 +206,15 @@ class DynamicLossScaler(StaticLossScaler):
         Names the argument and what it must be.
     """
 
-    ARGUMENTS = ("growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale", "hysteresis")
-    COUNTERS = {"clean_steps": check_not_negative, "tolerance": check_integer}
+    ARGUMENTS: tuple[str, ...] = (
+        "growth_factor",
+        "backoff_factor",
+        "growth_interval",
+        "min_scale",
+        "max_scale",
+        "hysteresis",
+    )
+    COUNTERS: ClassVar = {"clean_steps": check_not_negative, "tolerance": check_integer}
 
     def __init__(
         self,

@@ -207,7 +207,7 @@ class ScaledStep:
             zeros, peaks = found
             largest = float(peaks.max()) * (self.loss_scale if unscaled else 1.0)
             largest *= self.scaler.loss_scale / self.loss_scale  # which a user may have set since the backward
-            self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[union-attr]
+            self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[attr-defined]
         return bad, [pair for pair, distance in zip(exposed, far) if distance != 0]
 
     def _note(self, bad: Sequence[Gradient]) -> None:
@@ -250,13 +250,13 @@ class StepView:
 
     @property
     def loss_scale(self) -> float:
-        """Return the scale of the next backward; frozen from a backward to its step. To set it: ``scaler.loss_scale``."""
+        """Return the scale of the next backward, frozen from a backward to its step; set ``scaler.loss_scale``."""
         return self.scaled_step.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, value: Any) -> None:
         raise AttributeError(
-            f"a {type(self).__name__}'s loss_scale is its scaler's: set .scaler.loss_scale = {value!r}, or create a new "
+            f"a {type(self).__name__}'s loss_scale is its scaler's: set .scaler.loss_scale = {value!r}, or create a "
             f"{type(self).__name__} with loss_scale={value!r}"
         )
 
