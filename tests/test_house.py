@@ -35,7 +35,7 @@ HOUSE = {
         *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "multi_tensor", "masters", "statistics"),
         *("step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
-    "protocol": ["frontend"],
+    "protocol": ["observed", "frontend", "probe"],
     "gluon": [
         *("_mxnet", "blocks", "parameter", "conversion", "scaling", "graphs", "hook", "convert"),
         *("backward", "trainer", "training", "reading", "__init__"),
@@ -59,14 +59,12 @@ HOUSE = {
     ],
     "diagnose/shared": ["report", "targets", "__init__"],
     "diagnose/explaining": ["report", "explain", "__init__"],
-    "diagnose/watching": [
-        *("histogram", "wiring", "taps", "snapshot", "watch", "summaries", "__init__"),
-    ],
+    "diagnose/watching": ["histogram", "snapshot", "watch", "__init__"],
     "diagnose/blaming": ["report", "verdict", "recording", "blame", "__init__"],
-    "diagnose/guarding": ["layers", "guard", "__init__"],
+    "diagnose/guarding": ["guard", "__init__"],
     "diagnose/advising": ["gemm", "flops", "gpus", "advice", "advise", "__init__"],
-    "diagnose/profiling": ["kernels", "report", "profile", "__init__"],
-    "diagnose": ["plots", "load", "__init__"],
+    "diagnose/profiling": ["report", "profile", "__init__"],
+    "diagnose": ["plots", "__init__"],
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
@@ -77,7 +75,7 @@ WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapsho
 WITHOUT_MXNET += ["inference/report"]
 WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/plots"]
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice")]
-WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "report", "profile")]
+WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("report", "profile")]
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
