@@ -1,4 +1,4 @@
-"""BatchNorm between casts, on a CPU, is what cuDNN's kernel is defined to compute: float16 read, FP32 inside, one rounding."""
+"""BatchNorm between casts, on a CPU, is what cuDNN's kernel computes: float16 read, FP32 inside, one rounding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def norm_of(**attrs: Any) -> mx.sym.Symbol:
 
 
 class Kernel:
-    """cuDNN's BatchNorm in FP64: x and the gradient from above are float16 values, and what it writes of them is rounded.
+    """cuDNN's BatchNorm in FP64, before its one rounding; x and the gradient from above hold float16 values.
 
     The formulas of "Batch Normalization" (Ioffe and Szegedy, 2015), as cudnnBatchNormalizationForwardTraining,
     ...ForwardInference and ...Backward have them.
@@ -57,14 +57,10 @@ class Kernel:
 
 
 def assert_rounded_once(got: np.ndarray, exact: np.ndarray, size: float) -> None:
-    """The nearest float16, or its neighbour where FP32's error, of values of ``size``, crosses the middle of two."""
+    """Raise unless all is the nearest float16, but for FP32's error, which is that of values of ``size``."""
     np.testing.assert_array_equal(got, half(got))
-    away = np.abs(exact - half(exact))
-    nearest = got == half(exact)
     ulp = np.spacing(np.abs(exact).astype("float16")).astype("float64")
-    slack = 1e-5 * size
-    assert (nearest | (np.abs(got - exact) <= away + slack + 2.0**-24)).all()
-    assert (np.abs(got - exact) <= ulp / 2 + slack + 2.0**-24).all()
+    assert (np.abs(got - exact) <= ulp / 2 + 1e-5 * size).all()
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -149,12 +145,11 @@ def test_bfloat16_has_norms_in_its_kernels_and_full_precision_after_layer_norm()
 
 
 @pytest.mark.parametrize("attrs", [{}, {"use_global_stats": True}])
-def test_one_reader_and_another_policy_find_the_same_graph_again(attrs, monkeypatch):
+def test_casting_again_what_has_its_casts_inside_changes_nothing(attrs, monkeypatch):
     symbol = S.FullyConnected(norm_of(**attrs), num_hidden=2, name="dense")
     once = mxmp.cast_symbol(symbol, LOW_AROUND, ctx=mx.gpu())
     assert mxmp.cast_symbol(once, LOW_AROUND, ctx=mx.gpu()).tojson() == once.tojson()
     monkeypatch.setenv(SWITCH, "fp32_inside_the_kernel")
     apart = mxmp.cast_symbol(once, LOW_AROUND, ctx=mx.gpu())
-    assert len(list(Graph.from_symbol(apart).nodes())) == len(list(Graph.from_symbol(once).nodes())) + (
-        2 if not attrs else 0
-    )
+    numbers = [len(list(Graph.from_symbol(each).nodes())) for each in (once, apart)]
+    assert numbers[1] - numbers[0] == (0 if attrs else 2)

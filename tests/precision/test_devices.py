@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
+from mxnet import symbol as S
 from mxnet.gluon.model_zoo import vision
 from sweep.operators import arithmetic, layout  # noqa: F401  (they fill CASES)
 from sweep.operators.case import CASES
 
 from mxmp import Policy
 from mxmp.precision.decide import decide
-from mxmp.precision.graph import Graph
+from mxmp.precision.graph import Graph, Node
 
 POLICIES = [Policy(), Policy(norm="compute"), Policy(norm="float32")]
+# Around the operator, in float16.
+COPY = Node("_copy", "")
 # What a CPU alone keeps in FP32, by a reason of its own.
 CPU_ALONE = "fails on a CPU"
 
@@ -29,7 +32,7 @@ def differences(graph: Graph, policy: Policy) -> dict[str, str]:
 def test_an_operator_has_one_dtype_on_both_devices(op, policy):
     for case in CASES[op]:
         with mx.util.np_shape(case.empty or op.startswith("_np")):
-            graph = case.graph()
+            graph = case.graph(COPY)
         found = differences(graph, Policy(norm=policy.norm, low_ops=["_copy"] if op != "_copy" else []))
         assert all(CPU_ALONE in reason for reason in found.values()), case.name
 
@@ -54,7 +57,6 @@ def test_a_network_has_the_same_dtypes_on_both_devices(name, policy):
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_attention_and_resampling_have_the_same_dtypes_on_both_devices(policy):
-    S = mx.sym
     x = S.FullyConnected(S.var("data"), num_hidden=16, flatten=False, name="first")
     x = S.batch_dot(S.Dropout(S.softmax(S.batch_dot(x, x, transpose_b=True))), x)
     x = S.take(S.LayerNorm(x), S.var("indices"), axis=1)
