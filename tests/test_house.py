@@ -51,7 +51,10 @@ HOUSE = {
         "training",
         "__init__",
     ],
-    "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
+    "tuning": [
+        *("cut", "choices", "stand_ins", "job", "clock", "table", "machine", "search", "process", "tune"),
+        "__init__",
+    ],
     "diagnose/shared": ["report", "targets", "__init__"],
     "diagnose/explaining": ["report", "explain", "__init__"],
     "diagnose/watching": [

@@ -110,7 +110,7 @@ def _large_inputs(symbol: mx.sym.Symbol, shapes: dict[str, tuple], compute: str)
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
-    """Return what a block is to be called with, FP32 zeros on the CPU in place of each shape; and these zeros.
+    """Return what a block is to be called with, empty FP32 arrays on the CPU in place of shapes; and these arrays.
 
     ``inputs``: arrays, shapes, None, and lists of them, as ``tune`` and ``advise`` take them.
 
@@ -119,20 +119,20 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
     ValueError
         One is neither an array nor a shape.
     """
-    drawn: list[NDArray] = []
-    zeros = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
+    made: list[NDArray] = []
+    empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty  # no operator runs, so no thread starts
 
     def read(value: Any) -> Any:
         if value is None or isinstance(value, NDArray):
             return value
         if isinstance(value, (list, tuple)) and value and all(_is_input(each) for each in value):
             return [read(each) for each in value]
-        drawn.append(zeros(as_shape(value), ctx=mx.cpu()))
-        return drawn[-1]
+        made.append(empty(as_shape(value), ctx=mx.cpu()))
+        return made[-1]
 
     if inputs and all(isinstance(each, int) for each in inputs):
         raise ValueError(f"got the numbers {', '.join(map(str, inputs))}: give a shape as one tuple, {tuple(inputs)}")
-    return tuple(map(read, inputs)), drawn
+    return tuple(map(read, inputs)), made
 
 
 def _is_input(value: Any) -> bool:
