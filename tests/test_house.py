@@ -52,7 +52,10 @@ HOUSE = {
         "reading",
         "__init__",
     ],
-    "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
+    "tuning": [
+        *("cut", "choices", "stand_ins", "job", "clock", "table", "machine", "search", "process", "tune"),
+        "__init__",
+    ],
     "inference": [
         *("folding", "fusing", "lowering", "quantizing", "calibration", "report", "worker", "runner"),
         *("targets", "search", "optimize", "__init__"),

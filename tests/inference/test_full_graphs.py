@@ -141,7 +141,9 @@ def networks(draw):
     for index in range(draw(st.integers(2, 8))):
         x, y = (tensors[draw(st.integers(max(len(tensors) - 3, 0), len(tensors) - 1))] for _ in range(2))
         name = f"node{index}"
-        kind = draw(st.sampled_from("conv conv norm relu clip add add tanh dropout prelu pool".split()))
+        kind = draw(
+            st.sampled_from(["conv", "conv", "norm", "relu", "clip", "add", "add", "tanh", "dropout", "prelu", "pool"])
+        )
         made = {
             "conv": lambda: conv(x, name, no_bias=draw(st.booleans())),
             "norm": lambda: S.BatchNorm(x, fix_gamma=draw(st.booleans()), name=name),
