@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from reprlib import repr as shorten
 from typing import Any
 
@@ -151,6 +152,9 @@ def _advise(args: argparse.Namespace) -> None:
     found = advise(
         _load_symbol(args.symbol), policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args)
     )
+    # A Symbol has the name of its last operator; the file has the network's.
+    name = os.path.basename(args.symbol)
+    found = replace(found, name=name[: -len("-symbol.json")] if name.endswith("-symbol.json") else name)
     _print(found, args.save)
 
 

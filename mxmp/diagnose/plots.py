@@ -157,7 +157,7 @@ def plot_roofline(advice: Advice, path: str | None = None) -> Any:
         fill, area = color if dtype == roof else "none", 12 + 500 * flops / advice.flops
         axis.scatter([intensity], [reached], s=area, facecolor=fill, edgecolor=color, alpha=0.7, zorder=3)
     axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(None, gpu.peak("float16") / _TERA * 2))
-    note = "a dot: operators, its area their share of the FLOPs; hollow: low, but not on Tensor Cores"
+    note = "a dot: operators, its area: their share of the FLOPs; hollow: low precision without Tensor Cores"
     axis.annotate(note, (1, 0), (-4, 4), "axes fraction", "offset points", ha="right", fontsize=8, color="#555555")
     axis.grid(visible=True, which="major", alpha=0.3)
     return _saved(axis, path)
