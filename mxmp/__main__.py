@@ -10,7 +10,9 @@ python -m mxmp profile report.sqlite
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from dataclasses import replace
 from reprlib import repr as shorten
 from typing import Any, Callable
 
@@ -132,7 +134,10 @@ def _tune(args: argparse.Namespace) -> None:
 
 def _advise(args: argparse.Namespace) -> None:
     symbol = read_symbol(args.symbol)
-    print(advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args)))
+    found = advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args))
+    # A Symbol has the name of its last operator; the file has the network's.
+    name = os.path.basename(args.symbol)
+    print(replace(found, name=name[: -len("-symbol.json")] if name.endswith("-symbol.json") else name))
 
 
 def _profile(args: argparse.Namespace) -> None:
