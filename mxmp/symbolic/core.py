@@ -9,9 +9,9 @@ from typing import Any, Collection, Iterable, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..conversion import Conversion
 from ..frontend import Listeners
 from ..kernels.fit import UNKNOWN
+from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.casts import declare_full
 from ..precision.heads import scale_heads
@@ -69,25 +69,21 @@ class Core:
         parameters: Collection[str],
         for_training: bool,
         grad_req: Mapping[str, str],
-        data_shapes: Sequence[tuple] = (),
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return the Symbol that executors run, with casts and, for training, the scale at loss heads; and its plan.
 
-        Warns where nothing computes in low precision, or a pattern of ``exclude`` matches nothing. ``data_shapes``:
-        pairs of name and shape as ``bind`` takes them.
+        Warns where nothing computes in low precision, or a pattern of ``exclude`` matches nothing.
         """
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
-            symbol.name or "symbol",
             symbol,
             device,
             parameters,
             # Masters are made once, so the first graph decides for all.
             stored={name: stored.get(name, False) for name in parameters} if stored else {},
-            shapes={each[0]: each[1] for each in data_shapes},
             keep_output_names=True,
             grad_req=grad_req,
-            whole=not stored,
+            strict=not stored,
         )
         if not self._warned:
             self._warned = True
@@ -99,11 +95,6 @@ class Core:
             scale_heads(graph)
         declare_full(graph)
         return graph.to_symbol(), plan
-
-    def decide_anew(self, how: Policy | Plan) -> None:
-        """Bind by another policy or plan from now on; its first graph decides again how parameters are stored."""
-        self.conversion.how = how
-        self.conversion.stored_low.clear()
 
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """Make FP32 masters for ``arrays``, in an order that all workers share, who number their keys by it."""

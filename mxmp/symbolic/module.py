@@ -121,9 +121,7 @@ class Module(ExposesArrays, SavesCheckpoints, StepView, mx.mod.Module):
         original = self._symbol
         if force_rebind or not self.binded:
             self.requested_gradients = requested = grad_requests(grad_req, self._param_names, self._fixed_param_names)
-            low, self.plan = self.core.low_symbol(
-                original, self._device, self._param_names, for_training, requested, data_shapes
-            )
+            low, self.plan = self.core.low_symbol(original, self._device, self._param_names, for_training, requested)
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
             unfused = _mxnet.fuses(self._context)

@@ -137,7 +137,7 @@ class TrainedModule:
         core, low_names = first.core, first.core.low_names
         # On each device of its own: running statistics differ there, and a mean of equals can be off by a bit.
         weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(first.arrays())}
-        core.decide_anew(core.conversion.excluding(nodes))
+        core.conversion.exclude(nodes)
         first.rebind(None)
         for module in others:
             module.rebind(first)
