@@ -10,7 +10,6 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..frontend import Listeners
-from ..kernels.fit import UNKNOWN
 from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.casts import declare_full
@@ -21,7 +20,7 @@ from ..step.scaler import as_scaler
 from ..step.step import ScaledStep
 from .cast import nothing_low, warn_of_unmatched
 
-__all__ = ["Core", "grad_requests"]
+__all__ = ["Core"]
 
 
 class Core:
@@ -135,10 +134,3 @@ class Core:
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
         return [weight(name) for name in self._names]
-
-
-def grad_requests(grad_req: Any, params: Collection[str], fixed: Collection[str]) -> Mapping[str, str]:
-    """Return ``bind(grad_req=...)`` by parameter; empty if it is not one string for all."""
-    if not isinstance(grad_req, str):
-        return UNKNOWN
-    return {name: "null" if name in fixed else grad_req for name in params}

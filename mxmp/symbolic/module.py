@@ -14,7 +14,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..files import replacing
-from ..kernels.fit import device_of
+from ..kernels.fit import UNKNOWN, device_of
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
@@ -29,7 +29,7 @@ from ..step.stores import check_kvstore, is_distributed, open_store, refuse_comp
 from ..step.updater import Update, Updaters
 from . import _mxnet
 from .checkpoint import SavesParams, write_symbol
-from .core import Core, grad_requests
+from .core import Core
 
 __all__ = ["Module"]
 
@@ -123,8 +123,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
         fresh = self._arg_params is None
         original = self._symbol
         if force_rebind or not self.binded:
-            self.requested_gradients = requested = grad_requests(grad_req, self._param_names, self._fixed_param_names)
-            low, self.plan = self.core.low_symbol(original, self._device, self._param_names, for_training, requested)
+            names, fixed, is_one = self._param_names, self._fixed_param_names, isinstance(grad_req, str)
+            requested = {each: "null" if each in fixed else grad_req for each in names} if is_one else UNKNOWN
+            self.requested_gradients = requested
+            low, self.plan = self.core.low_symbol(original, self._device, names, for_training, requested)
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
             fuses = mx.cpu(0) in self._context and "MXNET_SUBGRAPH_BACKEND" not in os.environ
