@@ -3,28 +3,28 @@
 python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
 python -m mxmp explain net-symbol.json --shape data=1,3,224,224
 python -m mxmp tune net-symbol.json --shape data=8,3,224,224 --out plan.json
-python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100 --save advice.json
-python -m mxmp profile report.sqlite --save profile.json
-python -m mxmp plot advice.json roofline.png
+python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100
+python -m mxmp profile report.sqlite
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from dataclasses import replace
 from reprlib import repr as shorten
 from typing import Any, Callable
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .diagnose import Advice, Profile, advise, explain, load, plot_profile, plot_roofline, profile
+from .diagnose import advise, explain, profile
 from .diagnose.advising.gpus import GPUS
-from .diagnose.explaining.explain import check_shapes
 from .diagnose.explaining.report import Explanation
 from .files import replacing_all
 from .policy import Policy
-from .precision.plan import Plan
+from .precision.graph import check_shapes
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import last_line, read_parameters, read_symbol, write_arrays, write_symbol
 from .symbolic.parameters import check_parameters, halved
@@ -76,13 +76,8 @@ def parser() -> argparse.ArgumentParser:
 
     shapes = add(_advise, "say which shapes miss the Tensor Cores", "float16")
     shapes.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU")
-    read = add(_profile, "say what a profiler's file tells of Tensor Cores")
-    read.add_argument("file", help="Nsight Systems' SQLite, Nsight Compute's CSV, or what mx.profiler.dump() wrote")
-    for command in (shapes, read):
-        command.add_argument("--save", metavar="REPORT.json", help="write the report too, for plot")
-    draw = add(_plot, "draw the picture of a saved report")
-    draw.add_argument("report", help="what --save wrote")
-    draw.add_argument("picture", help="the file to write: .png, .svg or .pdf")
+    read = add(_profile, "say what ran on Tensor Cores, from what Nsight Systems recorded")
+    read.add_argument("file", help="what nsys export --type sqlite wrote")
     return top
 
 
@@ -132,35 +127,21 @@ def _tune(args: argparse.Namespace) -> None:
         cache=not args.no_cache,
         **shapes,
     )
-    _report(plan, args.out)
+    plan.save(args.out)
+    print(plan)
+    print(f"\nWrote {args.out}")
 
 
 def _advise(args: argparse.Namespace) -> None:
     symbol = read_symbol(args.symbol)
     found = advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args))
-    _report(found, args.save)
+    # A Symbol has the name of its last operator; the file has the network's.
+    name = os.path.basename(args.symbol)
+    print(replace(found, name=name[: -len("-symbol.json")] if name.endswith("-symbol.json") else name))
 
 
 def _profile(args: argparse.Namespace) -> None:
-    _report(profile(args.file), args.save)
-
-
-def _report(found: Plan | Advice | Profile, path: str | None) -> None:
-    """Print what a command has found, and save it where a path is given."""
-    if path:
-        found.save(path)
-    print(found)
-    if path:
-        print(f"\nWrote {path}")
-
-
-def _plot(args: argparse.Namespace) -> None:
-    found = load(args.report)
-    if isinstance(found, Advice):
-        plot_roofline(found, args.picture)
-    else:
-        plot_profile(found, args.picture)
-    print(f"Wrote {args.picture}")
+    print(profile(args.file))
 
 
 def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> dict[str, NDArray]:

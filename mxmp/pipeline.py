@@ -54,28 +54,40 @@ def low_graph(
 
 
 def emitted(
-    graph: Graph, plan: Plan, grad_req: Mapping[str, str] = UNKNOWN, *, large_inputs: bool = False
+    graph: Graph,
+    plan: Plan,
+    grad_req: Mapping[str, str] = UNKNOWN,
+    *,
+    large_inputs: bool = False,
+    avoid_slow_kernels: bool | None = None,
 ) -> CastGraph:
     """Return the graph with casts for the plan's device, in the bodies of control flow too.
 
     A body reads and returns FP32, so states keep their dtype from one iteration to the next. Weights are cast in the
     body: outside, MXNet would sum their gradients over all iterations in low precision.
+
+    A plan in which nothing computes in low precision gives the graph as it is, but for the workarounds without which it
+    fails or is wrong. ``avoid_slow_kernels``: see ``fit_to_device``; None: what the plan says.
     """
+    if avoid_slow_kernels is None:
+        avoid_slow_kernels = plan.avoids_slow_kernels
     planned = PlannedGraph(graph, plan)
     casted = insert_casts(planned)
     for copy, node in casted.source.items():
         if node.subgraphs:
             within = [(body, plan.within(body, planned.names[node])) for body in bodies(node)]
-            set_bodies(copy, [_low_body(body, inner, grad_req) for body, inner in within])
-    casted.graph = fit_to_device(casted, plan.device, grad_req, large_inputs=large_inputs)
+            set_bodies(copy, [_low_body(body, inner, grad_req, avoid_slow_kernels) for body, inner in within])
+    casted.graph = fit_to_device(
+        casted, plan.device, grad_req, large_inputs=large_inputs, avoid_slow_kernels=avoid_slow_kernels
+    )
     return casted
 
 
-def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
+def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str], avoid_slow_kernels: bool) -> Graph:
     requested = {v.name: grad_req[e.node.name] for v, e in body.outer.items() if e.node.name in grad_req}
     # Each iteration adds its gradient to those of the iterations after it.
     added = {name: "add" if request == "write" else request for name, request in requested.items()}
-    return emitted(body.graph, plan, added).graph
+    return emitted(body.graph, plan, added, avoid_slow_kernels=avoid_slow_kernels).graph
 
 
 class Conversion:

@@ -167,12 +167,12 @@ def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
-    """Return the arguments for a call of a block, FP32 zeros on the CPU in place of each shape; and these zeros.
+    """Return the arguments for a call of a block, empty FP32 arrays on the CPU in place of shapes; and these arrays.
 
     ``inputs``: arrays, shapes, None, and lists of them. Raises ``ValueError`` where one is none of these.
     """
-    drawn: list[NDArray] = []
-    zeros = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
+    made: list[NDArray] = []
+    empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty  # no operator runs, so no thread starts
 
     def read(value: Any) -> Any:
         if value is None or isinstance(value, NDArray):
@@ -180,12 +180,12 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
         # A list of anything else is a shape, right or wrong.
         if isinstance(value, (list, tuple)) and value and all(isinstance(each, _INPUTS) for each in value):
             return [read(each) for each in value]
-        drawn.append(zeros(as_shape(value), ctx=mx.cpu()))
-        return drawn[-1]
+        made.append(empty(as_shape(value), ctx=mx.cpu()))
+        return made[-1]
 
     if inputs and all(isinstance(each, int) for each in inputs):
         raise ValueError(f"got the numbers {', '.join(map(str, inputs))}: give a shape as one tuple, {tuple(inputs)}")
-    return tuple(map(read, inputs)), drawn
+    return tuple(map(read, inputs)), made
 
 
 _INPUTS = (NDArray, list, tuple, type(None))

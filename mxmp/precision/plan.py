@@ -18,7 +18,7 @@ from ..policy import Policy, as_policy, is_policy_text, pattern_of
 from .graph import Entry, Graph, Node
 from .rules import REFUSED, RULES, Kind, Rule, rule_of
 from .subgraphs import Body, bodies
-from .tuned import Tuned, texts
+from .tuned import CONVERTED, Tuned, texts
 
 __all__ = ["Decision", "Plan", "PlannedGraph", "check_fit", "read_policy", "renamed", "rule_under"]
 
@@ -70,6 +70,14 @@ class Plan:
     def num_low(self) -> int:
         """How many operators compute in the compute dtype."""
         return sum(d.low for d in self.decisions.values())
+
+    @property
+    def avoids_slow_kernels(self) -> bool:
+        """Whether the graph runs with workarounds against slow FP32 kernels too, not only with those that it needs.
+
+        So it does where an operator computes low, and where tuning measured that FP32 is faster with them.
+        """
+        return self.num_low > 0 or (self.tuned is not None and self.tuned.chosen == CONVERTED)
 
     def within(self, body: Body, name: str) -> Plan:
         """The part for a body of the control-flow node ``name``; it hands on FP32, as it was traced."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from operator import is_
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -106,7 +106,7 @@ def largest_on_cpu(arrays: Sequence[NDArray], least: int, most: int | None = Non
 def fetch(*groups: Scalars) -> list[np.ndarray]:
     """Return the scalars of each group on the host: float32, by position. Synchronizes, with one transfer for all."""
     found = [np.empty(sum(len(members) for _, members in group), np.float32) for group in groups]
-    devices: Dict[mx.Context, List[Tuple[NDArray, List[int], np.ndarray]]] = {}
+    devices: dict[mx.Context, list[tuple[NDArray, list[int], np.ndarray]]] = {}
     for values, group in zip(found, groups):
         for array, members in group:
             devices.setdefault(array.ctx, []).append((array, members, values))

@@ -50,39 +50,22 @@ class Observer(Protocol):
 
 
 class ScaledStep:
-    """The state that a Trainer or Module adds to its optimizer's; decides whether a step is applied.
-
-    Attributes
-    ----------
-    scaler : Scaler
-    group : ScalerGroup
-        All steps that have the same scaler object.
-    steps, skipped_steps : int
-        Steps so far, skipped ones included; skipped ones.
-    last_step_skipped : bool
-    overflow_params : tuple of str
-        ``"name on device"`` of each non-finite gradient of the last step, empty after a clean one.
-    history : list of ScaleEvent
-        The first scale, and one event for every change of scale and every skip.
-    observers : list of Observer
-        Neither copied nor saved.
-    scaled_by : float or None
-        The scale of the gradients that a backward left and no step has applied; None where there are none.
-    """
+    """The state that a Trainer or Module adds to its optimizer's; decides whether a step is applied."""
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
-        self.scaled_by: float | None = None
-        self.group = group_of(scaler)
+        self.group = group_of(scaler)  # all steps that have the same scaler object
         self.group.join(self)
-        self.steps = 0
+        # The scale of the gradients that a backward left and no step has applied; None where there are none.
+        self.scaled_by: float | None = None
+        self.steps = 0  # skipped ones included
         self.skipped_steps = 0
         self.last_step_skipped = False
-        self.overflow_params: tuple[str, ...] = ()
-        self.history = [ScaleEvent(1, scaler.loss_scale, False)]
+        self.overflow_params: tuple[str, ...] = ()  # "name on device" of each non-finite gradient of the last step
+        self.history = [ScaleEvent(1, scaler.loss_scale, False)]  # and one event for every change of scale and skip
+        self.observers: list[Observer] = []  # neither copied nor saved
         self._skips_at_floor = 0
         self._sums: FiniteSums | None = None
-        self.observers: list[Observer] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies, whose scalers and gradients are others."""
@@ -207,7 +190,7 @@ class ScaledStep:
             zeros, peaks = found
             largest = float(peaks.max()) * (self.loss_scale if unscaled else 1.0)
             largest *= self.scaler.loss_scale / self.loss_scale  # which a user may have set since the backward
-            self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[union-attr]
+            self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[attr-defined]
         return bad, [pair for pair, distance in zip(exposed, far) if distance != 0]
 
     def _note(self, bad: Sequence[Gradient]) -> None:
@@ -250,13 +233,13 @@ class StepView:
 
     @property
     def loss_scale(self) -> float:
-        """Return the scale of the next backward; frozen from a backward to its step. To set it: ``scaler.loss_scale``."""
+        """Return the scale of the next backward, frozen from a backward to its step; set ``scaler.loss_scale``."""
         return self.scaled_step.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, value: Any) -> None:
         raise AttributeError(
-            f"a {type(self).__name__}'s loss_scale is its scaler's: set .scaler.loss_scale = {value!r}, or create a new "
+            f"a {type(self).__name__}'s loss_scale is its scaler's: set .scaler.loss_scale = {value!r}, or create a "
             f"{type(self).__name__} with loss_scale={value!r}"
         )
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a Symbol and its parameters, in MXNet's formats, whole or not there."""
+"""Checkpoints on disk: a Symbol and its parameters, in MXNet's formats. A file appears completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = [
 
 
 class SavesParams(mx.mod.BaseModule):
-    """A module whose ``save_params`` says where the disk was full."""
+    """A module whose ``save_params`` notices a full disk."""
 
     def save_params(self, fname: str) -> None:
-        """As ``mx.mod.BaseModule.save_params``: a plain FP32 file, whole or not there.
+        """Save an FP32 file, as ``mx.mod.BaseModule.save_params``.
 
         Raises
         ------
         OSError
-            The disk is full or the folder cannot be written; names the file.
+            The disk is full or the folder cannot be written; names the file. The old file stays as it was.
         """
         args, auxs = self.get_params()
         named = {**{f"arg:{k}": v for k, v in args.items()}, **{f"aux:{k}": v for k, v in auxs.items()}}
@@ -50,7 +50,7 @@ class SavesCheckpoints(SavesParams):
     def save_checkpoint(
         self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
     ) -> None:
-        """Plain FP32 files that ``mx.mod.Module.load`` opens without mxmp; each appears whole or not at all."""
+        """Save FP32 files that ``mx.mod.Module.load`` opens without mxmp; each appears completely or not at all."""
         with replacing(f"{prefix}-symbol.json") as path:
             write_symbol(path, self._symbol, remove_amp_cast)
         self.save_params(f"{prefix}-{epoch:04d}.params")
@@ -60,46 +60,34 @@ class SavesCheckpoints(SavesParams):
 
 
 def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> None:
-    """``symbol.save``, whose own writer does not notice a full disk."""
+    """Save a Symbol as ``symbol.save`` does, whose own writer does not notice a full disk."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(symbol.tojson(remove_amp_cast=remove_amp_cast))
 
 
 def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -> None:
-    """``mx.nd.save``, and a look at what it wrote.
+    """Save as ``mx.nd.save``, which closes a file without checking that its last buffer was written.
 
-    MXNet closes the file without asking whether its last buffer could be written. What comes last are
-    the names, so a file that ends with them is whole.
+    Names come last, so a file that ends with them is complete. A file without names is read back.
 
     Raises
     ------
     OSError
         Something is missing.
     """
-    try:
-        mx.nd.save(path, arrays)
-    except mx.MXNetError as error:
-        raise _incomplete() from error
     names = [name.encode() for name in arrays] if isinstance(arrays, Mapping) else []
     end = struct.pack("=Q", len(names)) + b"".join(struct.pack("=Q", len(name)) + name for name in names)
+    incomplete = OSError(errno.EIO, "MXNet could not write all of it, is the disk full?")
+    try:
+        mx.nd.save(path, arrays)
+        if not names:
+            mx.nd.load(path)
+    except mx.MXNetError as error:
+        raise incomplete from error
     with open(path, "rb") as file:
         file.seek(-min(len(end), os.path.getsize(path)), os.SEEK_END)
         if file.read() != end:
-            raise _incomplete()
-    if not names:
-        _read_back(path)
-
-
-def _read_back(path: str) -> Any:
-    """Without names the end looks like any zeros."""
-    try:
-        return mx.nd.load(path)
-    except mx.MXNetError as error:
-        raise _incomplete() from error
-
-
-def _incomplete() -> OSError:
-    return OSError(errno.EIO, "MXNet could not write all of it, is the disk full?")
+            raise incomplete
 
 
 def read_symbol(path: str) -> mx.sym.Symbol:

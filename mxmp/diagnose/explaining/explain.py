@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
-from math import prod
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping
 
 import mxnet as mx
 
@@ -15,7 +13,7 @@ from ...pipeline import emitted
 from ...policy import Policy
 from ...precision.casts import FULL, insert_casts, strip
 from ...precision.decide import decide
-from ...precision.graph import Graph, Node, as_shape
+from ...precision.graph import Graph, Node, check_shapes
 from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under
 from ...precision.rules import Kind
 from ...precision.subgraphs import bodies
@@ -23,7 +21,7 @@ from ...precision.traffic import CastSize, cast_sizes
 from ..shared.targets import Network, converted_graphs, is_network
 from .report import Explanation, GraphReport, NodeReport
 
-__all__ = ["check_shapes", "explain"]
+__all__ = ["explain"]
 
 
 def explain(
@@ -78,25 +76,6 @@ def _of_symbol(
     except mx.MXNetError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
-
-
-def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
-    """Raise ``ValueError`` for a shape of no input, perhaps a misspelt keyword, or one that MXNet cannot hold.
-
-    MXNet counts the elements of an array in 64 bits and, unless it is built with ``USE_INT64_TENSOR_SIZE``, a size in
-    32.
-    """
-    largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
-    for name, shape in shapes.items():
-        if name not in inputs:
-            close = get_close_matches(name, [*inputs, *keywords], n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
-            raise ValueError(f"the Symbol has no input {name!r}; {hint}")
-        as_shape(shape, name)
-        if any(size > largest for size in shape) or prod(shape) > 2**63 - 1:
-            raise ValueError(
-                f"{name}={shape} is too large for MXNet: a size is at most {largest:,}, all at most 2**63 - 1"
-            )
 
 
 def _report(converted: ConvertedGraph) -> GraphReport:
