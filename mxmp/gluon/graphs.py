@@ -82,7 +82,7 @@ class BuiltGraph(NamedTuple):
         return all(param.grad_req == request for param, request in self.requested)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
-        """Run the graph for flat inputs, calling ``monitor`` with every operator's outputs; return the block's output."""
+        """Run the graph for flat inputs; return the block's output. ``monitor`` is called with operators' outputs."""
         out = self.op(inputs, monitor)
         flat = [out] if isinstance(out, NDArray) else out
         return _with_tuples(_mxnet.regroup(flat, self.traced.out_format), self.types)
