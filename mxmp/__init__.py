@@ -15,6 +15,7 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
 
 from .diagnose import explain, guard
 from .gluon import BatchProcessor, Trainer, convert, restore
+from .inference import optimize_for_inference
 from .policy import Policy
 from .precision.plan import Plan
 from .step.adaptive import AdaptiveLossScaler
@@ -38,6 +39,7 @@ __all__ = [
     "convert",
     "explain",
     "guard",
+    "optimize_for_inference",
     "restore",
     "tune",
 ]
