@@ -18,8 +18,8 @@ import mxmp
 from mxmp.callbacks import KeptError, hold_interrupts
 from mxmp.diagnose import blame, watch
 from mxmp.diagnose.shared.targets import trained
-from mxmp.diagnose.watching.taps import Tap
 from mxmp.precision.graph import Graph
+from mxmp.probe import Probe
 from mxmp.tuning import search
 from mxmp.tuning.choices import Task
 from mxmp.tuning.clock import Arrays, Timed
@@ -213,22 +213,22 @@ def test_ctrl_c_in_a_user_s_own_op_hook_is_not_lost(call):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt])
-def test_what_a_callback_raises_itself_is_raised_by_disarm(error):
+def test_what_a_callback_raises_itself_is_raised_by_stop(error):
     net, (x, y) = three(), batch()
     trainer = gluon_run(net)
 
-    def see(seen, array):
+    def fail(observed, array):
         raise error("stop")
 
-    tap = Tap(trained(net, trainer), see)
-    tap.arm()
+    probe = Probe(trained(net, trainer), fail)
+    probe.start()
     with autograd.record():
         loss = LOSS(net(x), y)
     trainer.backward(loss)
     with pytest.raises(error, match="stop"):
-        tap.disarm()
+        probe.stop()
     assert_nothing_stays(net)
-    tap.disarm()
+    probe.stop()
 
 
 def test_an_operator_that_fails_while_it_is_timed_is_an_error():

@@ -8,11 +8,11 @@ from typing import Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-__all__ = ["is_asked_by_user", "replicate_update_counts", "update_by_momentum"]
+__all__ = ["is_called_by_user", "replicate_update_counts", "update_by_momentum"]
 
 
-def is_asked_by_user() -> bool:
-    """Whether the function that asks was called by neither MXNet nor us: its caller may write into what it gets."""
+def is_called_by_user() -> bool:
+    """Return whether neither MXNet nor mxmp called the function that calls this one, but a user, who may write."""
     return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
 

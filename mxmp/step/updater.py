@@ -12,7 +12,8 @@ from mxnet.ndarray import NDArray
 
 from . import _mxnet
 from .gradients import Gradient, largest_on_cpu
-from .masters import in_full, publish, publish_all
+from .masters import publish
+from .multi_tensor import round_all, widen_all
 from .resume import AsMade
 
 __all__ = ["Update", "Updater", "Updaters", "rescaled"]
@@ -65,10 +66,16 @@ class Updater(mx.optimizer.Updater):
                 super().__call__(list(indices), grads, weights)
             return
         low = [k for k, i in enumerate(indices) if i in masters]
-        full = dict(zip(low, in_full([grads[k] for k in low], together=self.aggregate_updates)))
+        rounded = [grads[k] for k in low]
+        wide = widen_all(rounded) if self.aggregate_updates else [grad.astype("float32") for grad in rounded]
+        full = dict(zip(low, wide))
         with self._true_gradients([full.get(k, grad) for k, grad in enumerate(grads)]) as true:
             self._update(indices, true, [masters.get(i, w) for i, w in zip(indices, weights)])
-        publish_all([(masters[indices[k]], weights[k], grads[k]) for k in low], together=self.aggregate_updates)
+        if self.aggregate_updates:
+            round_all([(masters[indices[k]], weights[k], grads[k]) for k in low])
+        else:
+            for k in low:
+                publish(masters[indices[k]], weights[k])
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
         """As MXNet's Updater; the largest arrays on a CPU by themselves, where that is faster and the same."""

@@ -1,7 +1,7 @@
 """Which precision is fast: measured plans.
 
-``tune`` checks what it is given and describes it as data (``job``), a process of its own measures (``process``), and the
-plan comes back.
+``tune`` checks what it is given and describes it as data (``job``); a process of its own measures (``process``), and
+the plan comes back.
 
 =============  ===================================================================================
 ``cut``        finds the assignment of dtypes with the least total cost, exactly
