@@ -47,13 +47,11 @@ class Conversion:
 
     def build(
         self,
-        name: str,
         symbol: mx.sym.Symbol,
         device: str,
         parameters: Iterable[str],
         *,
         stored: Mapping[str, bool],
-        shapes: Mapping[str, tuple],
         fixed: Collection[str] = (),
         **options: Any,
     ) -> tuple[Graph, Plan]:
@@ -61,16 +59,12 @@ class Conversion:
 
         Parameters
         ----------
-        name : str
-            What the log calls the Symbol.
         parameters : iterable of str
             The names of all parameters that it reads.
         stored : mapping of str to bool
             How some of them are stored already.
         fixed : collection of str
             Parameters that stay FP32 unless they are stored low already.
-        shapes : mapping of str to tuple of int
-            Of its inputs, as far as they are known.
         **options
             For ``pipeline.low_graph``.
 

@@ -226,7 +226,6 @@ class NetConversion(Conversion):
         params: dict[str, Parameter],
         device: str,
         grad_req: Mapping[str, str],
-        shapes: Mapping[str, tuple],
         large_inputs: bool,
     ) -> tuple[Graph, Plan]:
         """Return the graph that runs and its plan; store the parameters as they decide.
@@ -243,13 +242,11 @@ class NetConversion(Conversion):
         _check_dtypes(params.values())
         strict = self._must_fit(block)
         graph, planned = self.build(
-            block.name,
             symbol,
             device,
             params,
             stored={name: low for name, p in params.items() if (low := self._storage_of(p)) is not None},
             fixed={name for name, p in params.items() if isinstance(p, Constant)} | self.full,
-            shapes=shapes,
             grad_req=grad_req,
             whole=strict,
             large_inputs=large_inputs,

@@ -96,7 +96,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     flat = [a for a in _mxnet.flatten(args)[0] if a is not None]
     shapes = {variable.name: array.shape for variable, array in zip(data, flat)}
     large = _large_inputs(symbol, shapes, conversion.policy.compute) if device == "cpu" else None
-    graph, plan = conversion.build_graph(block, symbol, params, device, asked, shapes, large_inputs=large is not None)
+    graph, plan = conversion.build_graph(block, symbol, params, device, asked, large_inputs=large is not None)
     scale_heads(graph)
     op = _LowOp(graph.to_symbol(), plan, symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
     traced = traced._replace(answer=_kinds(traced.answer))

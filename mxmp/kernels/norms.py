@@ -14,7 +14,7 @@ __all__ = ["as_in_kernels", "between_casts", "into_kernels", "sharing_casts"]
 
 def between_casts(fitting: Fitting) -> list[Node]:
     """Return the norms that read a cast of ours to FP32, and that one to float16 reads, where cuDNN has the kernel."""
-    if fitting.casted.policy.norm is not None:
+    if fitting.casted.norm is not None:
         return []
     readers, heads = fitting.graph.consumers(), set(fitting.graph.heads)
 

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Mapping
 
-from ..policy import Policy
 from .graph import Entry, Graph, Node
 from .plan import PlannedGraph
 from .rules import Rule
@@ -48,27 +47,26 @@ class CastGraph:
     Attributes
     ----------
     graph : Graph
-    policy : Policy
+    compute : str
+        Dtype that the low operators read and write.
     casts : list of Node
     low : dict of Node to Rule
         The operators that compute low.
     source : dict of Node to Node
         From a node of this graph to the node of the planned one; casts have none.
+    norm : {None, "float32", "compute"}
+        Of the policy.
     workarounds : dict of str to list of Node
         The workarounds that were applied to this graph, by name, and the nodes that needed them.
     """
 
     graph: Graph
-    policy: Policy
+    compute: str
     casts: list[Node]
     low: dict[Node, Rule]
     source: dict[Node, Node]
+    norm: str | None = None
     workarounds: dict[str, list[Node]] = field(default_factory=dict)
-
-    @property
-    def compute(self) -> str:
-        """Dtype that the low operators read and write."""
-        return self.policy.compute
 
 
 def insert_casts(planned: PlannedGraph) -> CastGraph:
@@ -172,10 +170,11 @@ class _Rewriter:
         heads = [self._head(entry) for entry in planned.graph.heads]
         return CastGraph(
             Graph(heads, planned.graph.attrs, numpy=planned.graph.numpy),
-            self._policy,
+            self._policy.compute,
             list(self._casts.values()),
             {new[node]: planned.rules[node] for node, decision in planned.decisions.items() if decision.low},
             {copy: node for node, copy in new.items()},
+            self._policy.norm,
         )
 
     def _read(self, entry: Entry, node: Node, position: int) -> Entry:

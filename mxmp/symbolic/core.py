@@ -69,22 +69,18 @@ class Core:
         parameters: Collection[str],
         for_training: bool,
         grad_req: Mapping[str, str],
-        data_shapes: Sequence[tuple] = (),
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return what executors run and its plan: the graph with casts and, for training, the scale at loss heads.
 
-        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing. ``data_shapes``: pairs of name
-        and shape as ``bind`` takes them.
+        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing.
         """
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
-            symbol.name or "symbol",
             symbol,
             device,
             parameters,
             # Masters are made once, so the first graph decides for all.
             stored={name: stored.get(name, False) for name in parameters} if stored else {},
-            shapes={each[0]: each[1] for each in data_shapes},
             keep_output_names=True,
             grad_req=grad_req,
             whole=not stored,

@@ -125,9 +125,7 @@ class Module(LendsArrays, SavesCheckpoints, StepView, mx.mod.Module):
         if force_rebind or not self.binded:
             self.requested_gradients = grad_requests(grad_req, self._param_names, self._fixed_param_names)
             requested = self.requested_gradients
-            low, self.plan = self.core.low_symbol(
-                original, self._device, self._param_names, for_training, requested, data_shapes
-            )
+            low, self.plan = self.core.low_symbol(original, self._device, self._param_names, for_training, requested)
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
             unfused = _mxnet.fuses(self._context)
