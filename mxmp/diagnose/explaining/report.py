@@ -1,4 +1,4 @@
-"""What ``explain`` finds, as plain data, and its text."""
+"""The result of ``explain``, as plain data, and its text."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ class GraphReport:
 
     @property
     def device(self) -> str:
-        """``"cpu"`` or ``"gpu"``: whose kernels the graph meets."""
+        """Return ``"cpu"`` or ``"gpu"``, on whose kernels the graph runs."""
         return self.plan.device
 
     @property
     def policy(self) -> Policy:
-        """What the plan was made for."""
+        """Return the policy that the plan was made for."""
         return self.plan.policy
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """Patterns of ``exclude`` that matched nothing."""
+        """Return the patterns of ``exclude`` that matched nothing."""
         return self.plan.unmatched
 
     @property
     def cast_bytes(self) -> int | None:
-        """Bytes that one forward moves for casts, None without shapes."""
+        """Return the bytes that one forward moves for casts, None without shapes."""
         return _total(cast.bytes for cast in self.casts)
 
     @property
     def num_low(self) -> int:
-        """Operators that compute in the compute dtype."""
+        """Return how many operators compute in the low dtype."""
         return sum(node.dtype == self.policy.compute for node in self.nodes)
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class GraphReport:
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
-        """One line per operator type, dtype and reason, most frequent first."""
+        """Return one line per operator type, dtype and reason, most frequent first."""
         nodes: Counter = Counter()
         casts: Counter = Counter()
         for node in self.nodes:
@@ -116,17 +116,17 @@ class Explanation:
 
     @property
     def num_casts(self) -> int:
-        """Casts in one forward: of the training graphs where there are some."""
+        """Return the number of casts in one forward: of the training graphs where there are some."""
         return sum(len(graph.casts) for graph in self._current())
 
     @property
     def cast_bytes(self) -> int | None:
-        """Bytes that one forward moves for casts, None without shapes."""
+        """Return the bytes that one forward moves for casts, None without shapes."""
         return _total(graph.cast_bytes for graph in self._current())
 
     @property
     def nodes(self) -> tuple[NodeReport, ...]:
-        """All operators of those graphs."""
+        """Return all operators of those graphs."""
         return tuple(node for graph in self._current() for node in graph.nodes)
 
     def _current(self) -> tuple[GraphReport, ...]:
