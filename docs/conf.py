@@ -1,7 +1,5 @@
 """The site of this manual: `bash scripts/docs.sh` builds it into docs/_build/html."""
 
-from sphinx import addnodes
-
 import mxmp
 
 project = "mxmp"
@@ -55,6 +53,8 @@ def setup(app):
 
 def index_terms(app, doctree):
     """Put the page's terms into the index, and so at the top of a search for them."""
+    from sphinx import addnodes
+
     entries = [("single", term, "", "main", None) for term, page in indexed.items() if page == app.env.docname]
     if entries:
         doctree.insert(0, addnodes.index(entries=entries))

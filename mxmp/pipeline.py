@@ -21,7 +21,7 @@ from .precision.graph import Graph
 from .precision.plan import Plan, PlannedGraph, check_fit
 from .precision.subgraphs import Body, bodies, set_bodies
 
-__all__ = ["Conversion", "emitted", "follow", "low_graph"]
+__all__ = ["Conversion", "emitted", "low_graph"]
 
 logger = logging.getLogger("mxmp")
 
@@ -54,28 +54,40 @@ def low_graph(
 
 
 def emitted(
-    graph: Graph, plan: Plan, grad_req: Mapping[str, str] = UNKNOWN, *, large_inputs: bool = False
+    graph: Graph,
+    plan: Plan,
+    grad_req: Mapping[str, str] = UNKNOWN,
+    *,
+    large_inputs: bool = False,
+    avoid_slow_kernels: bool | None = None,
 ) -> CastGraph:
     """Return the graph with casts for the plan's device, in the bodies of control flow too.
 
     A body reads and returns FP32, so states keep their dtype from one iteration to the next. Weights are cast in the
     body: outside, MXNet would sum their gradients over all iterations in low precision.
+
+    A plan in which nothing computes in low precision gives the graph as it is, but for the workarounds without which it
+    fails or is wrong. ``avoid_slow_kernels``: see ``fit_to_device``; None: what the plan says.
     """
+    if avoid_slow_kernels is None:
+        avoid_slow_kernels = plan.avoids_slow_kernels
     planned = PlannedGraph(graph, plan)
     casted = insert_casts(planned)
     for copy, node in casted.source.items():
         if node.subgraphs:
             within = [(body, plan.within(body, planned.names[node])) for body in bodies(node)]
-            set_bodies(copy, [_low_body(body, inner, grad_req) for body, inner in within])
-    casted.graph = fit_to_device(casted, plan.device, grad_req, large_inputs=large_inputs)
+            set_bodies(copy, [_low_body(body, inner, grad_req, avoid_slow_kernels) for body, inner in within])
+    casted.graph = fit_to_device(
+        casted, plan.device, grad_req, large_inputs=large_inputs, avoid_slow_kernels=avoid_slow_kernels
+    )
     return casted
 
 
-def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str]) -> Graph:
+def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str], avoid_slow_kernels: bool) -> Graph:
     requested = {v.name: grad_req[e.node.name] for v, e in body.outer.items() if e.node.name in grad_req}
     # Each iteration adds its gradient to those of the iterations after it.
     added = {name: "add" if request == "write" else request for name, request in requested.items()}
-    return emitted(body.graph, plan, added).graph
+    return emitted(body.graph, plan, added, avoid_slow_kernels=avoid_slow_kernels).graph
 
 
 class Conversion:
@@ -124,7 +136,8 @@ class Conversion:
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
 
-        Logs, once in a process, that float16 is emulated on a CPU.
+        Logs, once in a process, that float16 is emulated on a CPU. Raises ``ValueError`` where the plan is of another
+        network, or a parameter is needed in another dtype than it is stored in.
 
         Parameters
         ----------
@@ -139,19 +152,13 @@ class Conversion:
             Parameters that stay FP32 unless they are stored in low precision already.
         keep_output_names, grad_req, large_inputs
             As for ``low_graph``.
-
-        Raises
-        ------
-        ValueError
-            The plan is of another network, or a parameter is needed in another dtype than it is stored in.
         """
         original, names = strip(Graph.from_symbol(symbol)), list(parameters)
         if self.plan is not None and strict:
             check_fit(original, _planned_for(device, self.plan))
         undecided = {each for each in names if each not in stored and each not in fixed}
-        plan = self._decide(
-            original, device, undecided, {each for each, low in stored.items() if low}, keep_output_names
-        )
+        low = {each for each, is_low in stored.items() if is_low}
+        plan = self._decide(self.how, original, device, undecided, low, keep_output_names)
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
@@ -159,34 +166,29 @@ class Conversion:
             _log_that_float16_is_emulated()
         return graph, plan
 
-    def _decide(self, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool) -> Plan:
-        """Return the plan for a graph. ``low``: the parameters that are stored in low precision already."""
-        return follow(self.how, graph, device, undecided, low, keep_output_names)
+    def _decide(
+        self, how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool
+    ) -> Plan:
+        """Return the plan for a graph that has parameters in low precision already, ``low``.
 
-
-def follow(
-    how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool = False
-) -> Plan:
-    """Return the plan for a graph of a network that has parameters in low precision already, ``low``.
-
-    A Plan decides where operators have the same names and types, the rules elsewhere. ``undecided``: parameters of
-    which the graph decides how they are stored.
-    """
-    decided = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
-    plan = decide(
-        graph,
-        how.policy if isinstance(how, Plan) else how,
-        device,
-        parameters=undecided,
-        stored_low=low,
-        keep_output_names=keep_output_names,
-        decided=decided,
-    )
-    if not isinstance(how, Plan):
-        return plan
-    if not plan.decisions.keys() & decided.keys():
-        check_fit(graph, how)
-    return replace(plan, tuned=how.tuned)
+        A Plan decides where operators have the same names and types, the rules elsewhere. The plan decides how the
+        parameters ``undecided`` are stored.
+        """
+        decided = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
+        plan = decide(
+            graph,
+            how.policy if isinstance(how, Plan) else how,
+            device,
+            parameters=undecided,
+            stored_low=low,
+            keep_output_names=keep_output_names,
+            decided=decided,
+        )
+        if not isinstance(how, Plan):
+            return plan
+        if not plan.decisions.keys() & decided.keys():
+            check_fit(graph, how)
+        return replace(plan, tuned=how.tuned)
 
 
 @lru_cache(maxsize=None)

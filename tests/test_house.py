@@ -37,7 +37,7 @@ HOUSE = {
     ],
     "protocol": ["observed", "frontend", "probe"],
     "gluon": [
-        *("_mxnet", "blocks", "parameter", "conversion", "record", "scaling", "graphs", "hook", "convert"),
+        *("_mxnet", "blocks", "parameter", "conversion", "scaling", "graphs", "hook", "convert"),
         *("backward", "trainer", "training", "reading", "__init__"),
     ],
     "symbolic": [
@@ -52,7 +52,10 @@ HOUSE = {
         "reading",
         "__init__",
     ],
-    "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
+    "tuning": [
+        *("cut", "stand_ins", "choices", "job", "clock", "table", "machine", "search", "process", "tune"),
+        "__init__",
+    ],
     "inference": [
         *("folding", "fusing", "lowering", "quantizing", "calibration", "report", "worker", "runner"),
         *("targets", "search", "optimize", "__init__"),

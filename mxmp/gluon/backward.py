@@ -22,8 +22,7 @@ from mxnet.ndarray import NDArray
 from ..step.phase import Event, Phase, Progress
 from ..step.updater import Update
 from . import _mxnet
-from .record import Record, recorded_name
-from .scaling import refuse_hidden_heads, refuse_unscaled_heads
+from .scaling import Record, recorded_name, refuse_hidden_heads, refuse_unscaled_heads
 
 __all__ = [
     "claim_fresh",
@@ -42,25 +41,21 @@ _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def join(trainer: Any) -> None:
-    """Let other trainers know of this one, for as long as it lives."""
+    """Add a trainer to those that a backward checks, for as long as it lives."""
     _trainers.add(trainer)
 
 
 @contextmanager
 def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = ()) -> Iterator[None]:
-    """Let the one backward in this block be scaled, and serve all trainers that were given the same scaler object.
+    """Prepare for one scaled backward in this block, which serves all trainers with the same scaler object.
 
     ``factors``: what the losses were multiplied by, arrays with a gradient each, where the user calls backward.
     They tell a backward of the scaled losses from one of others; it may also come after the block.
 
-    Raises
-    ------
-    ValueError
-        A loss head that the scale would not reach.
-    RuntimeError
-        One of the trainers has looked at its gradients and not stepped, or the backward would write gradients
-        that a trainer with another scaler has yet to apply, or add to those of an unscaled backward. No gradient has
-        been written. Or the backward was not of the scaled losses: ``step`` will refuse its gradients.
+    Raises ``ValueError`` for a loss head that the scale would not reach. Raises ``RuntimeError`` where one of the
+    trainers has looked at its gradients and not stepped, or the backward would write gradients that a trainer with
+    another scaler has yet to apply, or add to those of an unscaled backward: no gradient has been written then. And
+    where the backward was not of the scaled losses: ``step`` will refuse its gradients.
     """
     group = trainer.scaler_group
     others = [other for other in list(_trainers) if other is not trainer]
@@ -132,7 +127,7 @@ def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]
 
 
 def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Update]:
-    """Return everything that a step would update.
+    """Return the weights that a step would update, with their gradients.
 
     Raises ``UserWarning`` on a stale gradient unless ``ignore_stale``, as ``gluon.Trainer`` does.
     """
@@ -151,7 +146,7 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
 
 
 def clear_stale(params: Sequence[Parameter]) -> None:
-    """Where only some devices ran a parameter, set the gradients of the others to zero, for the sum over devices."""
+    """Set stale gradients of parameters that only some devices ran to zero, for the sum over devices."""
     for param in params:
         pairs = _mxnet.with_gradients(param)
         stale = [grad for data, grad in pairs if not _is_due(param, data)]

@@ -15,7 +15,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 
 from ..kernels.fit import device_of
-from ..pipeline import Conversion, follow
+from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.graph import Graph
@@ -86,13 +86,13 @@ class NetConversion(Conversion):
         check_policy(self.policy, "cpu")
 
     def _begin(self) -> None:
-        """Expect first graphs."""
+        """Wait for the first graph of each root."""
         self._waiting = set(self._roots)
         self._any_low = False
         self._fits = False
 
     def __getstate__(self) -> dict:
-        """For copies of a net, whose blocks are others."""
+        """Leave the blocks out: those of a copied net are others."""
         return {name: value for name, value in vars(self).items() if name != "blocks"}
 
     def __setstate__(self, state: dict) -> None:
@@ -141,14 +141,17 @@ class NetConversion(Conversion):
         """
         self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
         _check_dtypes(params.values(), trained_float64=False)
-        is_root = id(block) in self._roots
         tuned = None if self.plan is None else self.plan.tuned
-        strict = is_root and not self._fits and (tuned is None or tuned.training == autograd.is_training())
+        strict = id(block) in self._roots and not self._fits
+        strict = strict and (tuned is None or tuned.training == autograd.is_training())
+        # How a graph of any of a parameter's nets stored it, this net's first.
+        conversions = {name: [*reversed(conversions_of([param])), self] for name, param in params.items()}
+        stored = {name: c.stored_low[name] for name in params for c in conversions[name] if name in c.stored_low}
         graph, planned = self.build(
             symbol,
             device,
             params,
-            stored={name: low for name, p in params.items() if (low := self._is_stored_low(p)) is not None},
+            stored=stored,
             fixed={name for name, p in params.items() if isinstance(p, Constant)} | self._fp32,
             strict=strict,
             grad_req={name: param.grad_req for name, param in params.items()},
@@ -179,35 +182,32 @@ class NetConversion(Conversion):
         if self._unmatched:
             warnings.warn(f"exclude: no node or block of {self._net!r} matches {self._unmatched}", stacklevel=5)
 
-    def _decide(self, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool) -> Plan:
+    def _decide(
+        self, how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool
+    ) -> Plan:
         """Return the plan for a graph; nets of other conversions may have stored some parameters in float16.
 
-        Raises
-        ------
-        ValueError
-            This net needs such a parameter in another dtype.
+        Raises ``ValueError`` where this net needs such a parameter in another dtype.
         """
+        decide = super()._decide
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self.stored_low)}
         if not shared:
-            return super()._decide(graph, device, undecided, low, keep_output_names)
+            return decide(how, graph, device, undecided, low, keep_output_names)
         if self.policy.compute == "float16":
             # As if this net stored it: every operator that reads it must read float16.
             policy = replace(self.policy, params="float16")
-            requested = replace(self.plan, policy=policy) if self.plan else policy
+            storing = replace(how, policy=policy) if isinstance(how, Plan) else policy
             undecided = undecided if stores else set()
-            shared -= follow(requested, graph, device, undecided | shared, low - shared).low_variables
+            trial = decide(storing, graph, device, undecided | shared, low - shared, keep_output_names)
+            shared -= trial.low_variables
             if not shared:
-                return replace(follow(requested, graph, device, undecided, low), policy=self.policy)
+                plan = decide(storing, graph, device, undecided, low, keep_output_names)
+                return replace(plan, policy=self.policy)
         raise ValueError(
             f"Parameter {min(shared)!r} is shared with a net that was converted to store it in float16, and here "
             f"({self.policy}) it is read in another dtype: convert both nets with params='float32'"
         )
-
-    def _is_stored_low(self, param: Parameter) -> bool | None:
-        """Return whether a graph of any of the parameter's nets stored it low, None where none has been made."""
-        stored = (c.stored_low.get(param.name) for c in [self, *conversions_of([param])])
-        return next((low for low in stored if low is not None), None)
 
 
 def _check_dtypes(params: Iterable[Parameter], *, trained_float64: bool = True) -> None:
@@ -226,7 +226,7 @@ _RUNNING = ("running_mean", "running_var")
 
 
 def forwards_so_far() -> int:
-    """Return a moment among the forwards of converted nets, for ``statistics_of``."""
+    """Return a number that orders this moment among the forwards of converted nets, for ``statistics_of``."""
     return next(_forwards)
 
 

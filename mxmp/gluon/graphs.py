@@ -82,20 +82,14 @@ class BuiltGraph(NamedTuple):
         return all(param.grad_req == request for param, request in self.requested)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
-        """Return what the block returns for flat inputs; calls ``monitor`` with every operator's outputs."""
-        values = [inputs[i] if is_data else _mxnet.data(i) for is_data, i in self.traced.op_args]
-        out = self.op(values, monitor)
+        """Run the graph for flat inputs; return the block's output. ``monitor`` is called with operators' outputs."""
+        out = self.op(inputs, monitor)
         flat = [out] if isinstance(out, NDArray) else out
         return _with_tuples(_mxnet.regroup(flat, self.traced.out_format), self.types)
 
 
 class UntraceableError(Exception):
-    """A block's Python code cannot run on Symbols. ``blocks``: from the one called to the one that failed."""
-
-    def __init__(self, blocks: list[Block], reason: Exception) -> None:
-        super().__init__(blocks, reason)
-        self.blocks = blocks
-        self.reason = reason
+    """A block's Python code cannot run on Symbols. ``args``: the block that failed, and its error."""
 
 
 def is_tracing() -> bool:
@@ -130,7 +124,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     only_for = large if large and large.at(list(shapes.values())) else None
     graph, plan = conversion.build_graph(block, symbol, params, device, large_inputs=only_for is not None)
     scale_heads(graph)
-    op = _LowOp(graph.to_symbol(), plan, symbol.list_inputs(), [d.name for d in data], _mxnet.flags(block))
+    op = _LowOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), _mxnet.flags(block))
     return BuiltGraph(traced, op, plan, shapes, requested, only_for, _types_of_tuples(answer))
 
 
@@ -145,9 +139,8 @@ def traced_alone(
         with autograd.train_mode() if training else autograd.predict_mode():
             data, symbol = _mxnet.traced(_trace(block, args)[0]).graph
     except UntraceableError as error:
-        raise ValueError(
-            f"{error.blocks[-1].name!r} cannot be traced, so it has no graph to plan: {error.reason}"
-        ) from error
+        culprit, reason = error.args
+        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}") from error
     names = set(symbol.list_inputs())
     params = {param.name: param for param in block.collect_params().values() if param.name in names}
     return symbol, {name: array for name, array in _named_inputs(data, args).items() if name in names}, params
@@ -159,7 +152,7 @@ def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArr
 
 
 def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
-    """Return another block, which has the graph, and what the user's code returned."""
+    """Return a copy of the block with its FP32 graph, and what the user's code returned."""
     _mxnet.refuse_contrib_amp()
     clone = _mxnet.copied(block)
     try:
@@ -170,16 +163,16 @@ def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         owners = [f.f_locals.get("self") for f in frames if f.f_code.co_name in ("hybrid_forward", "forward")]
         blocks = [block if each is clone else each for each in owners if isinstance(each, Block)]
-        raise UntraceableError(list(dict.fromkeys([block, *blocks])), error) from error
+        raise UntraceableError([block, *blocks][-1], error) from error
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
-    """Return the arguments for a call of a block, FP32 zeros on the CPU in place of each shape; and these zeros.
+    """Return the arguments for a call of a block, empty FP32 arrays on the CPU in place of shapes; and these arrays.
 
     ``inputs``: arrays, shapes, None, and lists of them. Raises ``ValueError`` where one is none of these.
     """
-    drawn: list[NDArray] = []
-    zeros = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
+    made: list[NDArray] = []
+    empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty  # no operator runs, so no thread starts
 
     def read(value: Any) -> Any:
         if value is None or isinstance(value, NDArray):
@@ -187,12 +180,12 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
         # A list of anything else is a shape, right or wrong.
         if isinstance(value, (list, tuple)) and value and all(isinstance(each, _INPUTS) for each in value):
             return [read(each) for each in value]
-        drawn.append(zeros(as_shape(value), ctx=mx.cpu()))
-        return drawn[-1]
+        made.append(empty(as_shape(value), ctx=mx.cpu()))
+        return made[-1]
 
     if inputs and all(isinstance(each, int) for each in inputs):
         raise ValueError(f"got the numbers {', '.join(map(str, inputs))}: give a shape as one tuple, {tuple(inputs)}")
-    return tuple(map(read, inputs)), drawn
+    return tuple(map(read, inputs)), made
 
 
 _INPUTS = (NDArray, list, tuple, type(None))
@@ -202,7 +195,7 @@ _pushing = threading.RLock()
 
 @contextmanager
 def pushing() -> Iterator[None]:
-    """Let one thread at a time hand operators to MXNet's engine; hands over those too that MXNet keeps in bulk.
+    """Let one thread at a time hand operators to MXNet's engine, and flush those that MXNet holds back in bulk.
 
     The engine notes each array of an operator by itself: of two threads whose operators read and write the same
     two arrays (weights, running statistics), each may wait for the other for ever. This holds for MXNet's own nets too.
@@ -216,25 +209,25 @@ def pushing() -> Iterator[None]:
 
 
 class _LowOp:
-    """MXNet's CachedOp on the low-precision graph, called with the FP32 graph's inputs.
+    """MXNet's CachedOp on the low-precision graph, called with a block's inputs.
+
+    ``sources``: for each variable of the FP32 graph whether it is an input, and the input's number or the Parameter.
 
     A CachedOp is not made for several threads (src/imperative/cached_op_threadsafe.h is, and cannot record). Nothing
     tells when the backward of a recorded call has ended: each thread records with an operator of its own. All other
     calls share one.
     """
 
-    def __init__(self, low: mx.sym.Symbol, plan: Plan, inputs: list, data: list, flags: list) -> None:
+    def __init__(self, low: mx.sym.Symbol, plan: Plan, sources: dict[str, tuple[bool, Any]], flags: list) -> None:
         names = low.list_inputs()
-        position = {name: i for i, name in enumerate(inputs)}
-        fed = [*data, SCALE_NAME]
-        self._order = [position.get(name) for name in names]
         self.symbol = low
         self._plan = plan
-        self._flags = [
-            ("data_indices", [i for i, name in enumerate(names) if name in fed]),
-            ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
-            *flags,
-        ]
+        self._reads_scale = SCALE_NAME in names
+        self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last input
+        indices: dict[bool, list[int]] = {True: [], False: []}
+        for i, (is_input, _) in enumerate(self._sources):
+            indices[is_input].append(i)
+        self._flags = [("data_indices", indices[True]), ("param_indices", indices[False]), *flags]
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
         # By the thread's number and the monitor.
@@ -242,16 +235,16 @@ class _LowOp:
         weakref.finalize(self, _remove, self._monitored).atexit = False
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
-        if None in self._order:
-            out = call_with_scale(lambda scale: self._run(inputs, monitor, scale), inputs[0].ctx)
+        if self._reads_scale:
+            out = call_with_scale(lambda scale: self._run([*inputs, scale], monitor), inputs[0].ctx)
         else:
             out = self._run(inputs, monitor)
         if autograd.is_recording():
             note_call(out if isinstance(out, NDArray) else out[0])
         return out
 
-    def _run(self, inputs: Sequence[NDArray], monitor: tuple | None, scale: NDArray | None = None) -> Any:
-        values = [scale if i is None else inputs[i] for i in self._order]
+    def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
+        values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
         with pushing():
             if monitor is not None:
                 with hold_interrupts():
@@ -267,7 +260,7 @@ class _LowOp:
         return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
     def _calling(self, monitor: tuple) -> mx.nd.CachedOp:
-        """Return an operator that calls ``monitor``; without static memory, where MXNet calls it for few outputs."""
+        """Return an operator that calls ``monitor``; with static memory MXNet would call it for few outputs."""
         key = (threading.get_ident(), monitor)
         if key not in self._monitored:
             _mxnet.silence_removed()
@@ -285,7 +278,7 @@ class _LowOp:
 
 
 def _remove(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None) -> None:
-    """Remove the operators that call ``monitor``; None: all."""
+    """Remove the operators that call ``monitor``, or all of them."""
     for key in list(monitored):
         op = monitored.pop(key, None) if monitor in (None, key[1]) else None
         if op is not None:

@@ -25,22 +25,11 @@ from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
 from ..step.updater import Updaters
-from . import _mxnet
-from .backward import (
-    claim_fresh,
-    clear_stale,
-    due_updates,
-    forget,
-    join,
-    mark_fresh,
-    refuse_unscaled_gradients,
-    scaled_backward,
-)
+from . import _mxnet, backward
 from .conversion import any_conversion, forwards_so_far, statistics_of
 from .graphs import pushing
 from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
-from .record import Record, saying_what_was_not_recorded
-from .scaling import head_gradient, heads_scaled_by
+from .scaling import Record, head_gradient, heads_scaled_by, naming_what_is_missing
 
 __all__ = ["BatchProcessor", "Trainer"]
 
@@ -70,9 +59,8 @@ class Trainer(StepView, gluon.Trainer):
 
     Parameters
     ----------
-    params : ParameterDict, dict or list of Parameter
-    optimizer, optimizer_params, kvstore
-        As for ``gluon.Trainer``, and ``"horovod"``. Masters need no ``multi_precision``; it does no harm.
+    params, optimizer, optimizer_params, kvstore
+        As for ``gluon.Trainer``; also ``kvstore="horovod"``. Masters need no ``multi_precision``; it does no harm.
     compression_params : None
         Refused: a threshold on scaled gradients means nothing.
     update_on_kvstore : {None, False}
@@ -115,12 +103,12 @@ class Trainer(StepView, gluon.Trainer):
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
         self.watch_statistics()
-        join(self)
+        backward.join(self)
 
     def __setstate__(self, state: dict) -> None:
-        """Begin as a copy does: the trainer of another net, whose parameters have no gradients yet."""
+        """Restore a copy: it is the trainer of another net, whose parameters have no gradients yet."""
         self.__dict__.update(state, _last_update=forwards_so_far(), progress=Progress())
-        join(self)
+        backward.join(self)
 
     # -- backward -----------------------------------------------------------------------------------
 
@@ -140,13 +128,9 @@ class Trainer(StepView, gluon.Trainer):
             It reaches parameters whose gradients another Trainer has yet to apply, or would add to
             gradients of ``loss.backward()``, which are not scaled. Outside ``autograd.record()``.
         """
-        losses = _listed(loss)
-        with autograd.pause():
-            heads = [head_gradient(item, self.loss_scale) for item in losses]
-        self._warn_of_other_trainer()
-        record = Record(losses)
-        heads_scaled, gradients_scaled = heads_scaled_by(self.loss_scale, record), scaled_backward(self, record)
-        with heads_scaled, gradients_scaled, pushing(), hold_interrupts(), saying_what_was_not_recorded():
+        losses, heads, record = self._begin_backward(loss)
+        scaled = backward.scaled_backward(self, record)
+        with heads_scaled_by(self.loss_scale, record), scaled, pushing(), hold_interrupts(), naming_what_is_missing():
             autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
@@ -164,18 +148,13 @@ class Trainer(StepView, gluon.Trainer):
             As ``backward`` does. And ``RuntimeError`` where the block calls backward of another loss than ``scaled``,
             such as the unscaled one: ``step`` will refuse its gradients.
         """
-        single = not isinstance(loss, (list, tuple))
-        losses = _listed(loss)
-        with autograd.pause():
-            factors = [head_gradient(item, self.loss_scale) for item in losses]
+        losses, factors, record = self._begin_backward(loss)
         for factor in factors:
             factor.attach_grad()
-        self._warn_of_other_trainer()
-        record = Record(losses)
-        with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record, factors):
+        with heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record, factors):
             with autograd.record(train_mode=autograd.is_training()):
                 scaled = [item * factor for item, factor in zip(losses, factors)]
-            yield scaled[0] if single else scaled
+            yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
 
     # -- between backward and step ------------------------------------------------------------------
 
@@ -184,7 +163,7 @@ class Trainer(StepView, gluon.Trainer):
         self._prepare()
         if not self.progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
-                clear_stale(self._params)
+                backward.clear_stale(self._params)
             self._allreduce_grads()
         self.progress.note(Event.REDUCE, self.loss_scale)
         self.progress.accumulates = any(p.grad_req == "add" for p in self._params)
@@ -204,12 +183,12 @@ class Trainer(StepView, gluon.Trainer):
         """
         self.progress.check(Event.UNSCALE, self.loss_scale)
         self._refuse_lost_scale()
-        updates = due_updates(self._params, ignore_stale=True)
+        updates = backward.due_updates(self._params, ignore_stale=True)
         found = [update.gradient for update in updates]
         grads.unscale(found, 1.0 / self.loss_scale)
         self.progress.overflows = grads.Overflows(found)
         # They are true gradients now, which any optimizer may apply.
-        mark_fresh(update.weight for update in updates)
+        backward.mark_fresh(update.weight for update in updates)
         self.progress.note(Event.UNSCALE, self.loss_scale)
 
     def clip_global_norm(self, max_norm: float) -> float:
@@ -222,7 +201,7 @@ class Trainer(StepView, gluon.Trainer):
         check_positive("max_norm", max_norm)
         self.progress.check(Event.CLIP, self.loss_scale)
         self.allreduce_grads()
-        updates = due_updates(self._params, ignore_stale=True)
+        updates = backward.due_updates(self._params, ignore_stale=True)
         total = grads.norm([update.gradient for update in updates if update.device == 0]) * self._factor
         if max_norm < total < float("inf"):
             self.progress.clip *= float(max_norm) / total
@@ -280,19 +259,17 @@ class Trainer(StepView, gluon.Trainer):
         self.progress = Progress()  # earlier gradients belong to another scale
         self.scaled_step.group.forget_backward(self.scaled_step)
         ready = list(filter(_mxnet.is_initialized, self._params))
-        forget(ready, due_updates(ready, ignore_stale=True))
+        backward.forget(ready, backward.due_updates(ready, ignore_stale=True))
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
 
     @property
     def _amp_loss_scaler(self) -> Any:
-        """Raise ``AttributeError``, so that ``hasattr`` stays False: ``amp.scale_loss`` reads it."""
-        raise AttributeError(_NO_AMP)
+        raise AttributeError(_NO_AMP)  # for ``amp.scale_loss``; ``hasattr`` stays False
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, value: Any) -> None:
-        """Raise ``TypeError`` for ``amp.init_trainer``."""
-        raise TypeError(_NO_AMP)
+        raise TypeError(_NO_AMP)  # for ``amp.init_trainer``
 
     @property
     def _scale(self) -> float:
@@ -308,6 +285,16 @@ class Trainer(StepView, gluon.Trainer):
 
     # -- inside -------------------------------------------------------------------------------------
 
+    def _begin_backward(self, loss: Any) -> tuple[list[NDArray], list[NDArray], Record]:
+        """Return the losses as a list, what their backward starts from, and what was recorded of them."""
+        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+        if not losses:
+            raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
+        with autograd.pause():
+            heads = [head_gradient(item, self.loss_scale) for item in losses]
+        self._warn_of_other_trainer()
+        return losses, heads, Record(losses)
+
     def _warn_of_other_trainer(self) -> None:
         """Warn, once, where a Trainer that does not scale was made after this one, and may step by mistake."""
         if self._warned or self.loss_scale == 1.0:
@@ -320,7 +307,7 @@ class Trainer(StepView, gluon.Trainer):
                     f"a {type(last).__module__}.{type(last).__name__} was made over {param.name!r} after this "
                     "mxmp.Trainer: its step does not unscale the gradients of this trainer's backward, so call "
                     "step of this one",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
                 return
 
@@ -329,14 +316,11 @@ class Trainer(StepView, gluon.Trainer):
         if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
             return
         if any(map(_mxnet.is_fresh, self.progress.factors)):  # the backward came after the block of scale_loss
-            claim_fresh(self._params)
-        refuse_unscaled_gradients(self._params, self.loss_scale)
+            backward.claim_fresh(self._params)
+        backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 
     def _note_needless_scale(self) -> None:
-        """Log, before the first step, that losses are scaled though no net is converted, unless the user gave a scale.
-
-        A critic or an embedding that stays FP32 beside converted nets needs their scale.
-        """
+        """Log, before the first step, that losses are scaled though no net is converted and nobody gave a scale."""
         if self.scaled_step.steps or self.loss_scale == 1.0 or self._requested_scale != "dynamic" or any_conversion():
             return
         if all(np.dtype(param.dtype) == np.float32 for param in self._params):
@@ -382,7 +366,7 @@ class Trainer(StepView, gluon.Trainer):
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
-        """Check the gradients' scale, show non-finite ones again, and open the store."""
+        """Check the gradients' scale, put back what was not finite, and open the store."""
         self._refuse_lost_scale()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
         overflows, self.progress.overflows = self.progress.overflows, None
@@ -413,16 +397,12 @@ class Trainer(StepView, gluon.Trainer):
             share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
 
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
-        """Return weights by their keys on the store.
-
-        It knows the array of parameter i, in the gradient's dtype, by i, and its FP32 master by the number of
-        parameters plus i.
-        """
+        """Return weights by their keys on the store: i for the array of parameter i, count + i for its FP32 master."""
         weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
         return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        updates = due_updates(self._params, ignore_stale=ignore_stale_grad)
+        updates = backward.due_updates(self._params, ignore_stale=ignore_stale_grad)
         factor = self._factor
 
         def trained() -> dict[int, Weight]:
@@ -444,20 +424,12 @@ class Trainer(StepView, gluon.Trainer):
                     unscaled=self.progress.unscaled,
                 )
         finally:
-            forget(self._params, updates)
+            backward.forget(self._params, updates)
             self.progress = Progress()
             self._last_update = forwards_so_far()
 
     def watch_statistics(self) -> RunningStatistics:
         return self._statistics.watch(statistics_of(self._params, self._last_update))
-
-
-def _listed(loss: Any) -> list[NDArray]:
-    """Return a loss, or a list of losses, as a list. Raises ``ValueError`` for an empty one."""
-    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
-    if not losses:
-        raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
-    return losses
 
 
 class BatchProcessor(estimator.BatchProcessor):
@@ -470,10 +442,7 @@ class BatchProcessor(estimator.BatchProcessor):
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> tuple:
         """Return data, labels, predictions and losses, a list each with one item per device, as MXNet's does.
 
-        Raises
-        ------
-        TypeError
-            The Estimator's trainer cannot scale.
+        Raises ``TypeError`` where the Estimator's trainer cannot scale.
         """
         if not isinstance(estimator.trainer, Trainer):
             raise TypeError(

@@ -11,7 +11,8 @@ from ..precision.rules import RULES, Kind, missing_kernel
 from .workaround import Fitting
 
 __all__ = [
-    *("fused_slices", "into_norm_and_relu", "into_norms", "norms_between_casts", "norms_with_relu", "with_steps"),
+    *("fused_slices", "global_averages", "into_global_poolings", "into_norm_and_relu", "into_norms"),
+    *("norms_between_casts", "norms_with_relu", "with_steps"),
 ]
 
 
@@ -47,10 +48,7 @@ def into_norm_and_relu(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def norms_between_casts(fitting: Fitting) -> list[Node]:
-    """Return the batch normalisations between two casts of ours that cuDNN computes: it casts inside its kernel.
-
-    Those that an FP32 operator reads too stay as they are: it would read rounded values.
-    """
+    """Return the batch normalisations between two casts of ours that cuDNN computes: it casts inside its kernel."""
     if fitting.casted.policy.norm is not None:
         return []
     readers, heads = fitting.graph.consumers(), set(fitting.graph.heads)
@@ -78,6 +76,17 @@ def into_norms(fitting: Fitting, nodes: Sequence[Node]) -> None:
         for cast in casts[1:]:
             for user, position in readers[Entry(cast)]:
                 user.inputs[position] = Entry(node)
+
+
+def global_averages(fitting: Fitting) -> list[Node]:
+    """Return the float16 adaptive poolings, of which each is an average of everything."""
+    return [node for node in fitting.low if node.op == "_contrib_AdaptiveAvgPooling2D"]
+
+
+def into_global_poolings(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Compute the average by cuDNN, which sums in FP32."""
+    for node in nodes:
+        replace_operator(node, "Pooling", kernel="(1, 1)", global_pool="True", pool_type="avg")
 
 
 def _casts_to(node: Node, dtype: str) -> bool:

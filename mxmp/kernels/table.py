@@ -230,6 +230,17 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         device="gpu",
     ),
     Workaround(
+        name="global_averages",
+        dtypes=_FLOAT16,
+        effect="wrong",
+        fault="AdaptiveAvgPooling2D, of squeeze-and-excitation for one, sums a window in float16",
+        source="MXNet 1.9.1, src/operator/contrib/adaptive_avg_pooling.cu: T sum",
+        test=f"{_TESTS}/test_cuda.py::test_an_adaptive_average_of_everything_is_cudnns_on_a_gpu",
+        where=cuda.global_averages,
+        rewrite=cuda.into_global_poolings,
+        device="gpu",
+    ),
+    Workaround(
         name="norms_with_relu",
         dtypes=_ALL,
         effect="fails",

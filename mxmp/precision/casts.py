@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Mapping
+from typing import Iterator, Mapping
 
 from ..policy import Policy
 from .graph import Entry, Graph, Node
@@ -161,6 +161,7 @@ class _Rewriter:
         self._policy = planned.plan.policy
         self._new: dict[Node, Node] = {}
         self._casts: dict[tuple[Entry, str, Node | None], Node] = {}
+        self._rounded = set(self._rounded_norms())
 
     def run(self) -> CastGraph:
         planned, new = self._planned, self._new
@@ -182,7 +183,7 @@ class _Rewriter:
         if node.is_variable:
             return self._moved(entry)
         low = self._planned.wants_low(node, position)
-        if low == self._planned.is_low(entry):
+        if low == self._planned.is_low(entry) and (low or entry not in self._rounded):
             return self._moved(entry)
         reader = node if self._planned.rules[node].kind is Kind.NORM else None
         return self._cast(entry, self._policy.compute if low else FULL, reader)
@@ -203,8 +204,23 @@ class _Rewriter:
             name, attrs = f"{entry.node.name}{suffix}_to_{dtype}", {"dtype": dtype, MARK: "cast"}
             if reader is not None:
                 name = attrs[APART] = f"{name}_for_{reader.name}"
-            self._casts[key] = Node("Cast", name, attrs, [self._moved(entry)])
+            rounded = dtype == FULL and entry in self._rounded
+            source = self._cast(entry, self._policy.compute) if rounded else self._moved(entry)
+            self._casts[key] = Node("Cast", name, attrs, [source])
         return Entry(self._casts[key])
+
+    def _rounded_norms(self) -> Iterator[Entry]:
+        """Yield the outputs of FP32 norms that read float16 and are read in float16: FP32 readers get these values too.
+
+        A kernel that casts inside has no others.
+        """
+        planned = self._planned
+        for entry, users in planned.graph.consumers().items() if self._policy.compute == "float16" else ():
+            node = entry.node
+            if entry.index == 0 and not node.is_variable and planned.rules[node].kind is Kind.NORM:
+                between = planned.is_low(node.inputs[0]) and not planned.decisions[node].low
+                if between and entry not in planned.graph.heads and any(planned.wants_low(*user) for user in users):
+                    yield entry
 
     def _moved(self, entry: Entry) -> Entry:
         return Entry(self._new[entry.node], entry.index, entry.version)

@@ -12,7 +12,10 @@ import struct
 from dataclasses import dataclass
 from typing import Callable, Mapping, NamedTuple
 
-__all__ = ["BFLOAT16_CPU", "CHANNEL_BLOCK", "TABLE", "Call", "HasAttribute", "MissingKernel", "is_volume"]
+__all__ = [
+    *("BFLOAT16_CPU", "CHANNEL_BLOCK", "TABLE", "Call", "HasAttribute", "MissingKernel", "is_global_average"),
+    "is_volume",
+]
 
 
 class Call(NamedTuple):
@@ -83,6 +86,11 @@ class HasAttribute:
 def is_volume(attrs: Mapping[str, str]) -> bool:
     """Return whether a convolution, deconvolution or pooling is 3-D."""
     return attrs.get("kernel", "").count(",") == 2
+
+
+def is_global_average(attrs: Mapping[str, str]) -> bool:
+    """Return whether an adaptive average pooling has one value a channel."""
+    return set(re.findall(r"\d+", attrs.get("output_size", ""))) <= {"1"}
 
 
 def _is_unmeasured_volume(call: Call) -> bool:
@@ -176,7 +184,6 @@ _SUMS_ON_A_GPU = (
     ("take _npi_take", "the gradient of equal indices", "3rdparty/mshadow/mshadow/cuda/tensor_gpu-inl.cuh"),
     ("gather_nd _npi_gather_nd _npx_gather_nd", "the gradient of equal indices", "src/operator/tensor/indexing_op.cu"),
     ("im2col", "the gradient of overlapping windows", "src/operator/nn/im2col.cuh"),
-    ("_contrib_AdaptiveAvgPooling2D", "a window", "src/operator/contrib/adaptive_avg_pooling.cu"),
     ("_contrib_BilinearResize2D", "its gradient", "src/operator/contrib/bilinear_resize.cu"),
 )
 
@@ -199,6 +206,12 @@ _FLOAT16_GPU = (
         "(src/operator/nn/batch_norm.cu)",
         _names("BatchNorm _npx_batch_norm _contrib_BatchNormWithReLU"),
         _leaves_cudnn,
+    ),
+    MissingKernel(
+        "a window is summed in float16 on a GPU (src/operator/contrib/adaptive_avg_pooling.cu); cuDNN computes an "
+        "average of everything",
+        _names("_contrib_AdaptiveAvgPooling2D"),
+        lambda call: not is_global_average(call.attrs),
     ),
     *(
         MissingKernel(f"{what} is summed in float16 on a GPU ({file})", _names(operators))

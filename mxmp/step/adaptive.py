@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from .scaler import DynamicLossScaler, check_count, check_integer, check_scale, is_number
+from .scaler import DynamicLossScaler, check_count, check_integer, check_scale, is_number, require
 
 __all__ = ["AdaptiveLossScaler"]
 
@@ -15,20 +15,17 @@ _USEFUL = 0.98
 
 
 def _check_largest(name: str, value: Any) -> float:
-    if not is_number(value) or not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number from 0 on, got {value!r}")
+    require(is_number(value) and 0 <= value < math.inf, name, value, "a finite number from 0 on")
     return float(value)
 
 
 def _check_zeros(name: str, value: Any) -> float | None:
-    if not (value is None or is_number(value)):
-        raise ValueError(f"{name} must be a number or None, got {value!r}")
+    require(value is None or is_number(value), name, value, "a number or None")
     return value
 
 
 def _check_bool(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be a bool, got {value!r}")
+    require(isinstance(value, bool), name, value, "a bool")
     return value
 
 
@@ -96,8 +93,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         measure_interval: int = 20,
     ) -> None:
         super().__init__(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
-        if not is_number(max_zeros) or not 0 <= max_zeros <= 1:
-            raise ValueError(f"max_zeros must be a number from 0 to 1, got {max_zeros!r}")
+        require(is_number(max_zeros) and 0 <= max_zeros <= 1, "max_zeros", max_zeros, "a number from 0 to 1")
         self.max_zeros = float(max_zeros)
         self.margin = check_count("margin", margin)
         self.measure_interval = check_count("measure_interval", measure_interval)

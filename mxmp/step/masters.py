@@ -1,10 +1,9 @@
 """FP32 masters: a float16 array to compute with, an FP32 one to update, save, load and set.
 
-Updates smaller than 2**-11 of a weight vanish in float16 ("Mixed Precision Training", ICLR 2018,
-section 3.1). MXNet's ``multi_precision`` keeps the FP32 copy in the optimizer's state, made from the
-already rounded weight, and files then hold float16. Here the master belongs to the weight: the
-optimizer updates it as it updates any FP32 weight (the same bits as ``multi_precision`` for every
-optimizer of MXNet 1.9.1), and what is saved or loaded is FP32 with no trainer in sight.
+Updates smaller than 2**-11 of a weight vanish in float16 ("Mixed Precision Training", ICLR 2018, section 3.1). MXNet's
+``multi_precision`` keeps the FP32 copy in the optimizer's state, made from the already rounded weight, and files then
+hold float16. Here the master belongs to the weight: the optimizer updates it as it updates any FP32 weight (the same
+bits as ``multi_precision`` for every optimizer of MXNet 1.9.1), and files are FP32 without any trainer.
 """
 
 from __future__ import annotations
@@ -33,29 +32,16 @@ __all__ = [
 
 
 class Weight(NamedTuple):
-    """One parameter on every device of this worker, as files and other workers see it.
-
-    Attributes
-    ----------
-    name : str
-    shape : tuple of int
-        0 where it is not known yet.
-    arrays : sequence of NDArray
-        What computes, one per device; empty before initialization.
-    masters : sequence of NDArray or None
-        FP32, one per device.
-    assign : callable
-        Takes an FP32 NDArray and makes it the value on every device.
-    """
+    """One parameter on every device of this worker, as files and other workers see it."""
 
     name: str
-    shape: tuple
-    arrays: Sequence[NDArray]
-    masters: Sequence[NDArray] | None
-    assign: Callable[[NDArray], Any]
+    shape: tuple  # 0 where it is not known yet
+    arrays: Sequence[NDArray]  # those that compute, one per device; empty before initialization
+    masters: Sequence[NDArray] | None  # FP32, one per device
+    assign: Callable[[NDArray], Any]  # makes an FP32 array the value on every device
 
     def publish(self) -> None:
-        """Round the masters into the arrays that compute, where there are some."""
+        """Round the masters, if there are some, into the arrays that compute."""
         for master, array in zip(self.masters or (), self.arrays):
             publish(master, array)
 
@@ -92,7 +78,7 @@ def distances(pairs: Sequence[MasterPair]) -> Scalars:
 
 
 def take_over(master: NDArray, low: NDArray) -> None:
-    """Where ``low`` is no longer the rounded master, someone wrote into it: that value holds."""
+    """Copy into the master each element of ``low`` that is not the rounded master's: a user wrote it. Does not wait."""
     master, low = master.as_nd_ndarray(), low.as_nd_ndarray()
     with autograd.pause():
         value = mx.nd.Cast(low, dtype="float32")
@@ -101,7 +87,7 @@ def take_over(master: NDArray, low: NDArray) -> None:
 
 
 def publish(master: NDArray, low: NDArray) -> None:
-    """Round the master into the array that computes."""
+    """Round the master into the array that computes. Does not wait."""
     with autograd.pause():
         mx.nd.Cast(master.as_nd_ndarray(), dtype=np.dtype(low.dtype).name, out=low.as_nd_ndarray())
 
@@ -114,17 +100,10 @@ def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]
 
 
 def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays: Sequence[NDArray] = ()) -> None:
-    """Wait until this worker holds rank 0's values, before it pushes anything. Synchronizes.
+    """Send rank 0's ``weights``, by keys that the kvstore does not know, and wait for them. Synchronizes.
 
-    MXNet broadcasts without waiting, and workers diverged in most runs.
-
-    Parameters
-    ----------
-    kvstore : KVStore
-    weights : mapping
-        What is to be sent, by a key that the kvstore does not know: the masters where there are some.
-    arrays : sequence of NDArray
-        What is on its way already.
+    MXNet broadcasts without waiting, and workers that pushed gradients before diverged in most runs. ``arrays`` are
+    waited for, too: they are being sent already.
     """
     for key, weight in weights.items():
         source = list(weight.masters or weight.arrays)
@@ -135,16 +114,10 @@ def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays:
 
 
 def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callable[[], Mapping[Any, Weight]]) -> None:
-    """After an update with random numbers all workers go on from rank 0's weights; does not wait.
+    """Send rank 0's weights to all workers after an update with random numbers. Does not wait.
 
-    Of MXNet's optimizers SGLD draws, on every worker another noise; plain MXNet draws once, on the server.
-
-    Parameters
-    ----------
-    kvstore : KVStoreBase or None
-    optimizer : mxnet.optimizer.Optimizer
-    weights : callable
-        Returns them, by a key that ``kvstore`` knows in FP32.
+    Of MXNet's optimizers SGLD draws, on every worker another noise; MXNet's own Trainer draws once, on the server.
+    ``weights`` returns them by a key that ``kvstore`` knows in FP32.
     """
     if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
         for key, weight in weights().items():

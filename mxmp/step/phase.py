@@ -34,7 +34,7 @@ class Phase(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What a user calls; the value is its name in errors."""
+    """A call by the user; the value is its name in errors."""
 
     BACKWARD = "backward"
     REDUCE = "allreduce_grads"
@@ -64,27 +64,14 @@ _AFTER: dict[Event, dict[Phase, Phase]] = {
 
 
 class Progress:
-    """The state of a trainer between two steps.
-
-    Attributes
-    ----------
-    phase : Phase
-    clip : float
-        The factor by which clipping shrinks the update.
-    accumulates : bool
-        Whether a backward adds to existing gradients.
-    factors : list
-        Arrays that losses were multiplied by whose backward has yet to come.
-    overflows : Overflows or None
-        The gradients that were not finite when they were unscaled.
-    """
+    """The state of a trainer between two steps."""
 
     def __init__(self) -> None:
         self.phase = Phase.READY
-        self.clip = 1.0
-        self.accumulates = False
-        self.factors: list[Any] = []
-        self.overflows: Any = None
+        self.clip = 1.0  # the factor by which clipping shrinks the update
+        self.accumulates = False  # whether a backward adds to existing gradients
+        self.factors: list[Any] = []  # arrays that losses were multiplied by whose backward has yet to come
+        self.overflows: Any = None  # Overflows: the gradients that were not finite when they were unscaled
 
     @property
     def reduced(self) -> bool:
@@ -107,7 +94,7 @@ class Progress:
         if before in _AFTER[event]:
             return
         if event is Event.BACKWARD:
-            raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then go on")
+            raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then continue")
         if before is not Phase.READY:
             raise RuntimeError(f"{event.value}() was already called since the last step: the gradients are true ones")
         raise RuntimeError(

@@ -31,6 +31,7 @@ __all__ = [
     "check_scale",
     "group_of",
     "is_number",
+    "require",
 ]
 
 T = TypeVar("T")
@@ -38,38 +39,44 @@ T = TypeVar("T")
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
 
+def require(valid: bool, name: str, value: Any, allowed: str) -> None:
+    """Raise ``ValueError`` unless ``valid``: the value of the argument ``name`` must be what ``allowed`` says."""
+    if not valid:
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
 def is_number(value: Any) -> bool:
     """Return whether it is a number: NumPy's are, ``True`` is not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_positive(name: str, value: Any, *, finite: bool = False) -> float:
-    """Return a number above 0, NumPy's and infinity included, as a float. Raises ``ValueError`` for anything else."""
-    if not is_number(value) or not float(value) > 0 or (finite and math.isinf(value)):
-        raise ValueError(f"{name} must be a positive {'finite ' if finite else ''}number, got {value!r}")
+def check_positive(name: str, value: Any) -> None:
+    """Raise ``ValueError`` unless it is a number above 0, NumPy's and infinity included."""
+    require(is_number(value) and float(value) > 0, name, value, "a positive number")
+
+
+def _check_finite(name: str, value: Any) -> float:
+    require(is_number(value) and 0 < value < math.inf, name, value, "a positive finite number")
     return float(value)
 
 
 def check_scale(name: str, value: Any) -> float:
-    if not _SMALLEST <= check_positive(name, value, finite=True) <= _LARGEST:
-        raise ValueError(f"{name} must be a positive number within FP32's range, 2**-126 to 2**127, got {value!r}")
+    _check_finite(name, value)
+    require(_SMALLEST <= value <= _LARGEST, name, value, "a positive number within FP32's range, 2**-126 to 2**127")
     return float(value)
 
 
 def check_integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
+    require(isinstance(value, Integral) and not isinstance(value, bool), name, value, "an integer")
     return int(value)
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    count = check_integer(name, value)
-    if count < least:
-        raise ValueError(f"{name} must be at least {least}, got {value!r}")
-    return count
+    require(check_integer(name, value) >= least, name, value, f"at least {least}")
+    return int(value)
 
 
-def check_not_negative(name: str, value: Any) -> int:
+def _check_not_negative(name: str, value: Any) -> int:
     return check_count(name, value, least=0)
 
 
@@ -107,7 +114,7 @@ class StaticLossScaler:
 
         A value that is set between a backward and its step holds from the first backward after that step, since the
         gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count of clean steps
-        goes on.
+        continues.
         """
         return self._scale
 
@@ -207,14 +214,9 @@ class DynamicLossScaler(StaticLossScaler):
     """
 
     ARGUMENTS: tuple[str, ...] = (
-        "growth_factor",
-        "backoff_factor",
-        "growth_interval",
-        "min_scale",
-        "max_scale",
-        "hysteresis",
+        *("growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale", "hysteresis"),
     )
-    COUNTERS: ClassVar = {"clean_steps": check_not_negative, "tolerance": check_integer}
+    COUNTERS: ClassVar = {"clean_steps": _check_not_negative, "tolerance": check_integer}
 
     def __init__(
         self,
@@ -227,30 +229,23 @@ class DynamicLossScaler(StaticLossScaler):
         hysteresis: int = 1,
     ) -> None:
         super().__init__(check_scale("init_scale", init_scale))
-        self.growth_factor = check_positive("growth_factor", growth_factor, finite=True)
-        self.backoff_factor = check_positive("backoff_factor", backoff_factor, finite=True)
+        self.growth_factor = _check_finite("growth_factor", growth_factor)
+        self.backoff_factor = _check_finite("backoff_factor", backoff_factor)
         self.growth_interval = check_count("growth_interval", growth_interval)
         self.min_scale = check_scale("min_scale", min_scale)
         self.max_scale = check_scale("max_scale", max_scale)
         self.hysteresis = check_count("hysteresis", hysteresis)
-        if self.growth_factor <= 1:
-            raise ValueError(f"growth_factor must be above 1, got {growth_factor}")
-        if self.backoff_factor >= 1:
-            raise ValueError(f"backoff_factor must be below 1, got {backoff_factor}")
-        if not self.min_scale <= self._scale <= self.max_scale:
-            raise ValueError(
-                f"init_scale must lie between min_scale and max_scale, got {init_scale} with "
-                f"min_scale={min_scale} and max_scale={max_scale}"
-            )
+        require(self.growth_factor > 1, "growth_factor", growth_factor, "above 1")
+        require(self.backoff_factor < 1, "backoff_factor", backoff_factor, "below 1")
+        in_range, limits = self.min_scale <= self._scale <= self.max_scale, f"{min_scale} and {max_scale}"
+        require(in_range, "init_scale", init_scale, f"between min_scale and max_scale, {limits}")
         self._clean_steps = 0
         self._tolerance = self.hysteresis
 
     def _set(self, scale: float) -> None:
         if not self.min_scale <= scale <= self.max_scale:
-            raise ValueError(
-                f"loss_scale must lie between min_scale={self.min_scale:g} and max_scale={self.max_scale:g}, "
-                f"got {scale:g}"
-            )
+            limits = f"between min_scale={self.min_scale:g} and max_scale={self.max_scale:g}"
+            raise ValueError(f"loss_scale must lie {limits}, got {scale:g}")
         self._scale = scale
 
     @property

@@ -29,40 +29,18 @@ __all__ = ["OptimizerStates", "load", "read", "save"]
 
 
 class OptimizerStates(NamedTuple):
-    """The content of a file.
+    """The content of a file; arrays are NumPy's."""
 
-    Attributes
-    ----------
-    step : dict or None
-        ``ScaledStep.state_dict()``; None in a file of MXNet's.
-    optimizer : str or None
-        Class name; None in a file of MXNet's ``Module``, which holds states only.
-    progress : dict
-        Attributes of the optimizer: update counts, hyper-parameters, what it accumulates.
-    scheduler : Any
-        ``None`` or class name and attributes of the learning-rate schedule.
-    states, masters : dict
-        Updater states and FP32 masters by index, with ``numpy.ndarray`` leaves. The states are those of FP32 weights.
-    shapes : list of tuple, or None
-        Shape of every parameter.
-    accumulated : list of str or None
-        Names in ``progress`` that a run continues from whatever its hyper-parameters are; None: not known.
-    scheduler_as_made : Any
-        As ``scheduler``, before the first update.
-    scheduler_start : int
-        The update from which the schedule counts.
-    """
-
-    step: dict | None
-    optimizer: str | None
-    progress: dict
-    scheduler: Any
-    states: dict
-    masters: dict
-    shapes: list | None
-    accumulated: list | None = None
-    scheduler_as_made: Any = None
-    scheduler_start: int = 0
+    step: dict | None  # ScaledStep.state_dict(); None in a file of MXNet's
+    optimizer: str | None  # class name; None in a file of MXNet's Module, which holds states only
+    progress: dict  # attributes of the optimizer: update counts, hyper-parameters, what it accumulates
+    scheduler: Any  # None or class name and attributes of the learning-rate schedule
+    states: dict  # of the updater by index, as for FP32 weights
+    masters: dict  # FP32, by index
+    shapes: list | None  # of every parameter
+    accumulated: list | None = None  # names in ``progress`` that every resumed run continues from; None: not known
+    scheduler_as_made: Any = None  # as ``scheduler``, before the first update
+    scheduler_start: int = 0  # the update from which the schedule counts
 
 
 def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weight]) -> None:
@@ -202,7 +180,7 @@ def _check(
     progress = {k: v for k, v in found.progress.items() if k in own_data(optimizer)}
     if settings == "caller":
         accumulated = found.accumulated
-        if accumulated is None:  # a gluon.Trainer's file: nobody knows what its optimizer was before the first update
+        if accumulated is None:  # a gluon.Trainer's file does not hold the optimizer as it was constructed
             accumulated = AsMade({}, None).accumulated(optimizer)
         progress = {k: v for k, v in progress.items() if k in accumulated}
     else:

@@ -50,39 +50,22 @@ class Observer(Protocol):
 
 
 class ScaledStep:
-    """The state that a Trainer or Module adds to its optimizer's; decides whether a step is applied.
-
-    Attributes
-    ----------
-    scaler : Scaler
-    group : ScalerGroup
-        All steps that have the same scaler object.
-    steps, skipped_steps : int
-        Steps so far, skipped ones included; skipped ones.
-    last_step_skipped : bool
-    overflow_params : tuple of str
-        ``"name on device"`` of each non-finite gradient of the last step, empty after a clean one.
-    history : list of ScaleEvent
-        The first scale, and one event for every change of scale and every skip.
-    observers : list of Observer
-        Neither copied nor saved.
-    scaled_by : float or None
-        The scale of the gradients that a backward left and no step has applied; None where there are none.
-    """
+    """The state that a Trainer or Module adds to its optimizer's; decides whether a step is applied."""
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
-        self.scaled_by: float | None = None
-        self.group = group_of(scaler)
+        self.group = group_of(scaler)  # all steps that have the same scaler object
         self.group.join(self)
-        self.steps = 0
+        # The scale of the gradients that a backward left and no step has applied; None where there are none.
+        self.scaled_by: float | None = None
+        self.steps = 0  # skipped ones included
         self.skipped_steps = 0
         self.last_step_skipped = False
-        self.overflow_params: tuple[str, ...] = ()
-        self.history = [ScaleEvent(1, scaler.loss_scale, False)]
+        self.overflow_params: tuple[str, ...] = ()  # "name on device" of each non-finite gradient of the last step
+        self.history = [ScaleEvent(1, scaler.loss_scale, False)]  # and one event for every change of scale and skip
+        self.observers: list[Observer] = []  # neither copied nor saved
         self._skips_at_floor = 0
         self._sums: FiniteSums | None = None
-        self.observers: list[Observer] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies, whose scalers and gradients are others."""

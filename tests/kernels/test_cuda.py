@@ -39,6 +39,13 @@ def in_full(symbol):
     return low_graph(Graph.from_symbol(symbol), mxmp.Policy("float16", exclude=("*",)), "gpu")[0].to_symbol()
 
 
+def in_float32(symbol):
+    """What a GPU gets in float16, with casts to FP32 instead: a CPU can compute it."""
+    return mx.sym.load_json(
+        on_a_gpu(symbol, "params=float32").tojson(remove_amp_cast=False).replace('"float16"', '"float32"')
+    )
+
+
 def convolution(**attrs):
     return S.Convolution(S.var("data"), num_filter=4, kernel=(3, 3), pad=(1, 1), name="convolution", **attrs)
 
@@ -96,10 +103,37 @@ def test_a_norm_that_cudnn_does_not_compute_keeps_its_casts(attrs, policy):
     assert casts(on_a_gpu(normed(**attrs), policy))[1:3] == ["convolution_to_float32_for_norm", "norm_to_float16"]
 
 
-def test_a_norm_that_an_fp32_operator_reads_too_keeps_its_casts():
+def test_an_fp32_operator_reads_what_a_kernel_has_rounded_on_a_cpu_too():
     norm = normed().get_internals()["norm_output"]
-    found = on_a_gpu(S.Group([S.FullyConnected(norm, num_hidden=2, name="dense"), S.exp(norm)]))
-    assert {"convolution_to_float32_for_norm", "norm_to_float16"} <= set(casts(found))
+    symbol = S.Group([S.FullyConnected(norm, num_hidden=2, name="dense"), S.exp(norm, name="exp")])
+    assert casts(on_a_gpu(symbol)) == ["data_to_float16", "dense", "norm_to_float32"]
+    nodes = {node.name: node for node in Graph.from_symbol(mxmp.cast_symbol(symbol, ctx=mx.cpu())).nodes()}
+    widened = nodes["exp"].inputs[0].node
+    assert [widened.name, widened.inputs[0].node.name] == ["norm_to_float32", "norm_to_float16"]
+
+
+def test_a_norm_at_the_head_is_fp32_and_not_rounded():
+    norm = normed().get_internals()["norm_output"]
+    found = on_a_gpu(S.Group([S.FullyConnected(norm, num_hidden=2, name="dense"), norm]))
+    assert casts(found) == ["data_to_float16", "convolution_to_float32_for_norm", "norm_to_float16", "dense"]
+    assert found[1].infer_type(data="float32")[1] == [np.float32]
+
+
+@pytest.mark.parametrize("size", [{}, {"output_size": 1}, {"output_size": (1, 1)}])
+def test_an_adaptive_average_of_everything_is_cudnns_on_a_gpu(size, monkeypatch):
+    symbol = S.FullyConnected(S.contrib.AdaptiveAvgPooling2D(convolution(), **size), num_hidden=2, name="dense")
+    assert "Pooling" in operators(on_a_gpu(symbol))
+    for got, want in zip(numbers(in_float32(symbol)), numbers(symbol)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    monkeypatch.setenv(SWITCH, "global_averages")
+    assert "_contrib_AdaptiveAvgPooling2D" in operators(on_a_gpu(symbol))
+
+
+def test_another_adaptive_average_is_fp32_on_both_devices():
+    symbol = S.FullyConnected(S.contrib.AdaptiveAvgPooling2D(convolution(), output_size=2, name="pool"), num_hidden=2)
+    for ctx in (mx.cpu(), mx.gpu()):
+        (report,) = mxmp.explain(symbol, ctx=ctx).graphs
+        assert report.plan.decisions["pool"].low is False
 
 
 def test_readers_of_a_tensor_beside_a_norm_keep_casts_of_their_own():

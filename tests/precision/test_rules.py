@@ -254,7 +254,7 @@ def test_what_sums_in_float16_on_a_gpu_is_fp32_there_and_in_the_emulation():
         for op in row.operators:
             assert rule_of(op).kind in (Kind.LOW, Kind.FOLLOW, Kind.NORM)
             for device in ("cpu", "gpu"):
-                attrs = {"scale": "3", "use_global_stats": "True"}
+                attrs = {"scale": "3", "use_global_stats": "True", "output_size": "7"}
                 assert missing_kernel(op, attrs, "float16", device) == row.reason
     assert missing_kernel("UpSampling", {"scale": "2"}, "float16", "gpu") == ""
     assert missing_kernel("BatchNorm", {"use_global_stats": "False"}, "float16", "gpu") == ""
