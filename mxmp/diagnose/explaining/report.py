@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping
 
@@ -95,12 +94,11 @@ class GraphReport:
 
     def _table(self) -> list[str]:
         """Return one line per operator type, dtype and reason, most frequent first."""
-        nodes: Counter = Counter()
-        casts: Counter = Counter()
+        alike: dict[tuple[str, str, str], list[NodeReport]] = {}
         for node in self.nodes:
-            nodes[node.dtype, node.op, node.reason] += 1
-            casts[node.dtype, node.op, node.reason] += node.casts
-        rows = [(str(number), *key[:2], str(casts[key]), key[2]) for key, number in nodes.most_common()]
+            alike.setdefault((node.dtype, node.op, node.reason), []).append(node)
+        order = sorted(alike.items(), key=lambda item: -len(item[1]))
+        rows = [(str(len(nodes)), *key[:2], str(sum(n.casts for n in nodes)), key[2]) for key, nodes in order]
         return table([("nodes", "dtype", "operator", "casts", "reason"), *rows], "><<><")
 
 
