@@ -16,6 +16,7 @@ from networks import S, conv, digits, filled, forward, preactivation, relu, trai
 from oracle import sqnr
 
 import mxmp
+from mxmp.__main__ import main
 from mxmp.inference import optimize, search
 from mxmp.inference.runner import CandidateError, Runner
 from mxmp.precision.graph import Graph
@@ -161,7 +162,7 @@ def test_layers_leave_int8_until_evaluate_is_content(net, images, held):
         """Loses as soon as the first convolution is in INT8."""
         operators = [node.name for node in Graph.from_symbol(served.symbol).nodes()]
         asked.append(operators)
-        return 0.0 if any(name.startswith("quantized_digits_conv0") for name in operators) else 1.0
+        return 0.0 if any(name.startswith("quantized_digits_relu0") for name in operators) else 1.0
 
     found = mxmp.optimize_for_inference(net, batches(images), dtypes=["int8"], evaluate=evaluate, max_drop=0.5)
     rows = {row.name: row for row in found.report.candidates}
@@ -325,3 +326,55 @@ def test_the_report_is_data_and_a_picture(found, tmp_path):
     assert (tmp_path / "picture.png").stat().st_size > 5000
     with pytest.raises(ValueError, match="is no picture"):
         found.report.plot("picture.txt")
+
+
+# -- the command line -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(net, images, tmp_path):
+    net(mx.nd.array(images[:2]))
+    net.export(str(tmp_path / "net"))
+    np.save(str(tmp_path / "data.npy"), np.stack([batch.asnumpy() for batch in batches(images)]))
+    return tmp_path
+
+
+def command(folder, *arguments):
+    return main(["optimize", *(a.replace("@", f"{folder}{os.sep}") for a in arguments)])
+
+
+def test_the_command_writes_files_and_a_report(checkpoint, held, capsys):
+    files = ["@net-symbol.json", "@net-0000.params", "@data.npy", "@fast"]
+    assert command(checkpoint, *files, "--dtypes", "int8", "--save", "@r.json", "--plot", "@p.png") == 0
+    assert "Served: " in capsys.readouterr().out
+    assert json.loads((checkpoint / "r.json").read_text())["candidates"]
+    assert (checkpoint / "p.png").exists()
+    files = f"{checkpoint}/fast-symbol.json", ["data"], f"{checkpoint}/fast-0000.params"
+    with pytest.warns(UserWarning, match="Cannot decide type"):  # MXNet warns of every import
+        served = gluon.SymbolBlock.imports(*files)
+    assert sqnr(held[2], served(held[0]).asnumpy()) > 15
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"no arrays", "holds no arrays of NumPy"),
+        (np.zeros(3), "holds no batches"),
+        (np.zeros((0, 2, 1, 8, 8)), "there is no calibration data"),
+        (np.zeros((2, 2, 3, 8, 8)), "does not fit the network"),
+        ({"data": np.zeros((2, 2, 1, 8, 8)), "other": np.zeros((3, 2))}, "different numbers of batches"),
+    ],
+)
+def test_the_command_refuses_bad_data_in_one_line(checkpoint, data, message, capsys):
+    path = checkpoint / ("bad.npz" if isinstance(data, dict) else "bad.npy")
+    if isinstance(data, bytes):
+        path.write_bytes(data)
+    elif isinstance(data, dict):
+        np.savez(path, **data)
+    else:
+        np.save(path, data)
+    assert command(checkpoint, "@net-symbol.json", "@net-0000.params", f"@{path.name}", "@fast") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (checkpoint / "fast-symbol.json").exists()
