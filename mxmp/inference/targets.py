@@ -54,6 +54,8 @@ def read_target(target: Any, calibration: Any, arg_params: Batch | None, aux_par
         raise ValueError("arg_params and aux_params are for Symbols: a block has its own parameters")
     else:
         subject = _of_block(target, batches)
+    if subject.graph.numpy:
+        raise ValueError("this network is one of mx.np, whose operators MXNet neither fuses nor quantizes: use mx.nd")
     _check_values(subject)
     _check_shapes(subject)
     for node in subject.graph.nodes():

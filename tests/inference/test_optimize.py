@@ -17,7 +17,7 @@ from oracle import sqnr
 
 import mxmp
 from mxmp.__main__ import main
-from mxmp.inference import optimize, search
+from mxmp.inference import calibration, optimize, search
 from mxmp.inference.runner import CandidateError, Runner
 from mxmp.precision.graph import Graph
 
@@ -268,6 +268,30 @@ def test_vnni_is_read_from_the_processor(tmp_path):
         file.write_text(f"flags : {flags}\n")
         assert optimize._has_vnni(str(file)) is expected
     assert optimize._has_vnni(str(tmp_path / "none"))
+
+
+def test_a_network_whose_own_outputs_are_nan_is_refused():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=2), nn.HybridLambda(lambda math, x: math.sqrt(-1 - x * x)))
+    net.initialize()
+    with pytest.raises(ValueError, match="own FP32 outputs on the calibration data hold NaN"):
+        mxmp.optimize_for_inference(net, [mx.nd.ones((2, 2))])
+
+
+def test_equal_infinities_are_no_noise():
+    masked = np.array([1.0, -np.inf, 2.0])
+    assert calibration.sqnr(masked, masked) == np.inf
+    assert calibration.sqnr(masked, np.array([1.1, -np.inf, 2.0])) > 20
+    assert calibration.sqnr(masked, np.array([1.0, 5.0, 2.0])) == -np.inf
+
+
+def test_a_network_of_numpy_arrays_is_refused():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.Dense(3, in_units=2)
+        net.initialize()
+        x = mx.np.ones((2, 2))
+        with pytest.raises(ValueError, match=r"this network is one of mx\.np"):
+            mxmp.optimize_for_inference(net, [x])
 
 
 def test_nothing_to_quantize_is_said():
