@@ -217,6 +217,30 @@ WORKAROUNDS: tuple[Workaround, ...] = (
     ),
     # -- on a GPU -----------------------------------------------------------------------------------
     Workaround(
+        name="fp32_inside_the_kernel",
+        dtypes=_FLOAT16,
+        effect="slow",
+        fault="casts around a BatchNorm do a second time what its kernel does: cuDNN reads float16, sums and "
+        "normalizes in FP32 with FP32 parameters, and rounds once. They cost five times the launches and FP32 copies",
+        source="cuDNN, cudnnBatchNormalizationForwardTraining: FP32 parameters beside half tensors; MXNet 1.9.1, "
+        "src/operator/nn/cudnn/cudnn_batch_norm-inl.h: dtype_param_",
+        test=f"{_TESTS}/test_cuda.py::test_the_casts_around_a_norm_are_inside_its_kernel_on_a_gpu",
+        where=cuda.norms_between_casts,
+        rewrite=cuda.into_norms,
+        device="gpu",
+    ),
+    Workaround(
+        name="global_averages",
+        dtypes=_FLOAT16,
+        effect="wrong",
+        fault="AdaptiveAvgPooling2D, of squeeze-and-excitation for one, sums a window in float16",
+        source="MXNet 1.9.1, src/operator/contrib/adaptive_avg_pooling.cu: T sum",
+        test=f"{_TESTS}/test_cuda.py::test_an_adaptive_average_of_everything_is_cudnns_on_a_gpu",
+        where=cuda.global_averages,
+        rewrite=cuda.into_global_poolings,
+        device="gpu",
+    ),
+    Workaround(
         name="norms_with_relu",
         dtypes=_ALL,
         effect="fails",

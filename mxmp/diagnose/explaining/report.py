@@ -8,7 +8,7 @@ from typing import Iterable, Mapping
 
 from ...policy import Policy
 from ...precision.plan import Plan
-from ...precision.traffic import CastSize, Remedy
+from ...precision.traffic import CastSize
 from ..shared.report import some, table
 
 __all__ = ["Explanation", "GraphReport", "NodeReport"]
@@ -34,8 +34,8 @@ class NodeReport:
 class GraphReport:
     """One graph and the Plan that it runs by: of a Symbol, or of one block for one training mode.
 
-    ``remedy``: the policy that would cast much less, where there is one. ``workarounds``: by the name of each
-    workaround that is applied (``mxmp.kernels.table``), the operators and variables that need it.
+    ``workarounds``: by the name of each workaround that is applied (``mxmp.kernels.table``), the operators and
+    variables that need it.
     """
 
     name: str
@@ -45,7 +45,6 @@ class GraphReport:
     casts: tuple[CastSize, ...]
     low_params: tuple[str, ...]
     full_params: tuple[str, ...]
-    remedy: Remedy | None = None
     workarounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -80,7 +79,6 @@ class GraphReport:
         lines = [
             f"{self.name} ({self.policy}, {self.device}{mode})",
             f"  {self.num_low} of {len(self.nodes)} operators in {compute}, {len(self.casts)} casts{moved}",
-            *([f"  Most of that can be saved: {self.remedy}"] if self.remedy else []),
             "",
             *self._table(),
         ]
