@@ -73,6 +73,21 @@ def test_full_precision_is_the_network_folded_and_fused(full, held):
     assert not any("batchnorm" in name for name in full.collect_params())
 
 
+def test_an_optimized_network_is_refused(found, images):
+    with pytest.raises(ValueError, match="is fused or quantized already"):
+        mxmp.optimize_for_inference(found, batches(images))
+
+
+def test_a_net_on_another_cpu_context_is_optimized_too():
+    with mx.cpu(1):
+        net = nn.Dense(3, in_units=2)
+        net.initialize(ctx=mx.cpu(1))
+        x = mx.nd.random.normal(shape=(4, 2))
+        reference = net(x).asnumpy()
+        found = mxmp.optimize_for_inference(net, [x], dtypes=())
+    assert sqnr(reference, found(x.as_in_context(mx.cpu())).asnumpy()) > 100
+
+
 def test_all_candidates_are_in_the_report(found):
     report = found.report
     rows = {row.name: row for row in report.candidates}
@@ -328,6 +343,11 @@ def test_what_cannot_be_optimized_is_refused(net):
         mxmp.optimize_for_inference(nn.Sequential(), [x])
     with pytest.raises(ValueError, match="has no values yet: initialize the net"):
         mxmp.optimize_for_inference(nn.Dense(3), [x])
+    half = nn.Dense(3, in_units=2)
+    half.initialize()
+    half.cast("float16")
+    with pytest.raises(ValueError, match="_weight' is float16: give the network in FP32"):
+        mxmp.optimize_for_inference(half, [mx.nd.ones((2, 2))])
     with pytest.raises(ValueError, match="float16 is for GPUs"):
         mxmp.optimize_for_inference(net, [x], dtypes=["float16"])
     with pytest.raises(ValueError, match="max_drop=-1"):
