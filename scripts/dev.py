@@ -23,6 +23,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench trainer": ("bench.trainer:trainer", "times mxmp.Trainer against a plain gluon.Trainer on the same net"),
     "bench backward": ("bench.trainer:backward", "times trainer.backward beside many live Python objects"),
     "bench watch": ("bench.trainer:watching", "times steps under mxmp.diagnose.watch"),
+    "bench after-tune": ("bench.after_tune", "times a network before and after its process calls mxmp.tune"),
     "bench host": ("bench.host", "counts the operators of a step and times the thread that pushes them"),
     "bench adaptive-scale": ("bench.adaptive_scale", "counts zero gradients under the two dynamic loss scalers"),
     "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),

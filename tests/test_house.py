@@ -53,7 +53,7 @@ HOUSE = {
         "__init__",
     ],
     "tuning": [
-        *("cut", "choices", "stand_ins", "job", "clock", "table", "machine", "search", "process", "tune"),
+        *("cut", "stand_ins", "choices", "job", "clock", "table", "machine", "search", "process", "tune"),
         "__init__",
     ],
     "inference": [

@@ -6,9 +6,8 @@ Subclasses of MXNet's classes (``Module``, ``BucketingModule``) also use inherit
 from __future__ import annotations
 
 import json
-import os
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, Iterator, Sequence
+from typing import Any, Callable, Iterator
 
 import mxnet as mx
 
@@ -20,8 +19,6 @@ __all__ = [
     "INHERITED",
     "Monitored",
     "Unfused",
-    "fuses",
-    "group_names",
     "number_weights_plainly",
     "symbol_of",
     "twin",
@@ -46,13 +43,15 @@ class Unfused(mx.sym.Symbol):
     MXNet partitions a graph whose default context is cpu(0), and has one switch, an environment variable of the whole
     process, that prints a line at every bind. But a default context is only for nodes that have no other: here all
     variables are of a group, whose context is the real one, the operators follow their inputs, and the default is
-    another. ``groups`` that the user places stay; others are dropped, as MXNet ignores them if none is placed. (A
-    Custom operator takes the name of its group for an argument, so none is set there.)
+    another. Groups that the user places by ``group2ctxs`` stay; others are dropped, as MXNet ignores them if none is
+    placed. (A Custom operator takes the name of its group for an argument, so none is set there.)
     """
 
     GROUP = "mxmp"
 
-    def __init__(self, symbol: mx.sym.Symbol, groups: Collection[str] = ()) -> None:
+    def __init__(self, symbol: mx.sym.Symbol, group2ctxs: Any = None) -> None:
+        placed = group2ctxs if isinstance(group2ctxs, list) else [group2ctxs]
+        groups = {name for each in placed for name in each or ()}
         raw = json.loads(symbol.tojson(remove_amp_cast=False))
         for node in raw["nodes"]:
             attrs = node.setdefault("attrs", {})
@@ -67,16 +66,6 @@ class Unfused(mx.sym.Symbol):
     def simple_bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
         groups = {**(group2ctx or {}), self.GROUP: ctx}
         return super().simple_bind(mx.Context(ctx.device_type, ctx.device_id + 1), *args, group2ctx=groups, **kwargs)
-
-
-def fuses(contexts: Sequence[mx.Context]) -> bool:
-    """Return whether MXNet would fuse there by default, because the user has not set ``MXNET_SUBGRAPH_BACKEND``."""
-    return mx.cpu(0) in contexts and "MXNET_SUBGRAPH_BACKEND" not in os.environ
-
-
-def group_names(group2ctxs: Any) -> set[str]:
-    """Return the names of the groups that a user places by ``Module(group2ctxs=)``."""
-    return {name for groups in (group2ctxs if isinstance(group2ctxs, list) else [group2ctxs]) for name in groups or ()}
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
 from .cut import Choice, Costs, least
+from .stand_ins import with_stand_ins
 
-__all__ = ["Task", "cast_bytes", "entries_of", "shapes_of", "signature"]
+__all__ = ["Task", "cast_bytes", "shapes_of", "signature"]
 
 _CAST = 4 + 2  # bytes read and written per value
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -150,21 +151,16 @@ def _soft(graph: Graph, may: Mapping[Node, tuple[Kind, Rule]]) -> frozenset[Node
     return frozenset(soft)
 
 
-def entries_of(graph: Graph) -> list[Entry]:
-    """Return every tensor that is read or returned, in an order that the graph's JSON keeps."""
-    return list(dict.fromkeys([*graph.consumers(), *graph.heads]))
-
-
 def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry, tuple[int, ...]]:
-    """Return the shape of every tensor of ``entries_of``.
+    """Return the shape of every tensor that is read or returned.
 
     Raises
     ------
     ValueError
         The known shapes of inputs do not fit, or are too few.
     """
-    entries = entries_of(graph)
-    symbol = Graph(entries, graph.attrs, numpy=graph.numpy).to_symbol()
+    entries = list(dict.fromkeys([*graph.consumers(), *graph.heads]))
+    symbol = with_stand_ins(Graph(entries, graph.attrs, numpy=graph.numpy)).to_symbol()
     try:
         found = symbol.infer_shape_partial(**known)[1]
     except mx.MXNetError as error:

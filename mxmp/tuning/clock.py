@@ -27,7 +27,7 @@ from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan, PlannedGraph
 from ..precision.rules import rule_of
 from ..symbolic._mxnet import Unfused
-from .stand_ins import put_stand_ins
+from .stand_ins import put_stand_ins, with_stand_ins
 
 __all__ = ["Arrays", "Cast", "Owner", "Timed"]
 
@@ -69,9 +69,7 @@ class Arrays:
         shapes: Mapping[str, tuple[int, ...]],
         large_inputs: bool = False,
     ) -> None:
-        copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
-        put_stand_ins(copy)
-        symbol = copy.to_symbol()
+        symbol = with_stand_ins(graph).to_symbol()
         known = {**shapes, **{name: value.shape for name, value in values.items()}}
         sizes, _, states = symbol.infer_shape(**known)
         dtypes = {**dict.fromkeys(shapes, np.float32), **{name: value.dtype for name, value in values.items()}}

@@ -11,12 +11,11 @@ from mxnet.ndarray import NDArray
 
 from ..gluon.blocks import prefixes_of
 from ..gluon.graphs import read_inputs, traced_alone
-from ..kernels.padding import LargeInputs
 from ..policy import Policy
+from ..precision._mxnet import is_numpy
 from ..precision.casts import strip
-from ..precision.graph import Entry, Graph, as_shape
-from .choices import entries_of, shapes_of
-from .stand_ins import note_shapes
+from ..precision.graph import Graph, as_shape
+from .stand_ins import described
 
 __all__ = ["Crash", "Job", "job_of"]
 
@@ -41,17 +40,15 @@ class Crash(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A graph in FP32, and what its plan is for. ``pickle`` takes it; nothing in it is the user's own object.
+    """A network, and what its plan is for. ``pickle`` takes it; but for ``values``, nothing in it is the user's object.
 
     Attributes
     ----------
     symbol : str
-        JSON of the graph, without anything that mxmp inserts.
+        JSON of the network, in FP32 or converted, as ``described`` writes it.
     numpy : tuple of bool
         Whether it is a Symbol of the NumPy kind, and MXNet's NumPy semantics where ``tune`` was called: of shapes, of
         arrays.
-    sizes : list of tuple of int
-        The shapes of its tensors, in the order of ``entries_of``.
     policy : Policy
     ctx : mxnet.Context
     training : bool
@@ -65,10 +62,8 @@ class Job:
         The names of a block's parameters; None for a Symbol, which keeps the names of its outputs.
     blocks : tuple of str
         For ``Plan``.
-    large_inputs : bool
-        For ``fit_to_device``.
-    stand_ins : tuple of str
-        The operators that only this process may know, for a note: others measure stand-ins.
+    stand_ins : list of str
+        The operators that only the user's process knows, for a note.
     seconds : dict of str to float
         Times that are known, by signature: see ``Table``.
     crashes : tuple of Crash
@@ -77,7 +72,6 @@ class Job:
 
     symbol: str
     numpy: tuple[bool, bool, bool]
-    sizes: list[tuple[int, ...]]
     policy: Policy
     ctx: mx.Context
     training: bool
@@ -86,18 +80,13 @@ class Job:
     grad_req: Mapping[str, str]
     parameters: Collection[str] | None
     blocks: tuple[str, ...]
-    large_inputs: bool
-    stand_ins: tuple[str, ...]
+    stand_ins: list[str]
     seconds: dict[str, float] = field(default_factory=dict)
     crashes: tuple[Crash, ...] = ()
 
     def graph(self) -> Graph:
-        """Return the graph; every call returns another one."""
-        return Graph.from_json(self.symbol, numpy=self.numpy[0])
-
-    def shapes(self, graph: Graph) -> dict[Entry, tuple[int, ...]]:
-        """Return the shape of every tensor of a graph that ``graph()`` returned."""
-        return dict(zip(entries_of(graph), self.sizes))
+        """Return the graph in FP32, without anything that mxmp inserts; every call returns another one."""
+        return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
 
     def after(self, crash: Crash) -> Job:
         """Return what is left to do after a crash."""
@@ -111,35 +100,36 @@ def job_of(
     policy: Policy,
     ctx: mx.Context,
     training: bool,
+    measure: bool,
 ) -> Job:
     """Return the job for a block or a Symbol, which stays as it is; nothing runs.
 
-    ``inputs``, ``named``: as ``tune`` takes them.
+    ``inputs``, ``named``, ``measure``: as ``tune`` takes them.
 
     Raises
     ------
     TypeError
         ``target`` is neither.
     ValueError
-        The block cannot be traced, or the shapes do not fit or are too few.
+        The block cannot be traced, there is no such input, or an operator cannot be measured in another process.
     """
     if isinstance(target, mx.sym.Symbol):
         subject = _of_symbol(target, inputs, named)
     else:
         subject = _of_block(target, inputs, named, training)
-    graph, shapes = strip(Graph.from_symbol(subject.symbol)), subject.shapes
-    names = graph.to_symbol().list_inputs()
+    shapes, names = subject.shapes, subject.symbol.list_inputs()
     unknown = sorted(set(shapes) - set(names))
     if unknown:
         raise ValueError(f"there is no input {unknown[0]!r}: it has {', '.join(names[:5])}, ...")
-    sizes = shapes_of(graph, shapes)
-    # A converted block knows the sizes of a call, a cast Symbol does not.
-    large = LargeInputs(graph, list(shapes), policy.compute) if subject.parameters is not None else None
-    stand_ins = note_shapes(graph, sizes)
+    text, stand_ins, inside_loops = described(subject.symbol, shapes)
+    if inside_loops and measure:
+        raise ValueError(
+            f"{inside_loops[0]} in the body of a loop is known to this process alone, and tune measures in a process "
+            "of its own: plan without measuring, by measure=False"
+        )
     return Job(
-        symbol=graph.to_json(),
-        numpy=(graph.numpy, mx.util.is_np_shape(), mx.util.is_np_array()),
-        sizes=list(sizes.values()),
+        symbol=text,
+        numpy=(is_numpy(subject.symbol), mx.util.is_np_shape(), mx.util.is_np_array()),
         policy=policy,
         ctx=ctx,
         training=training,
@@ -148,7 +138,6 @@ def job_of(
         grad_req=subject.grad_req or {name: "write" for name in names if name not in shapes},
         parameters=subject.parameters,
         blocks=subject.blocks,
-        large_inputs=large is not None and bool(large) and large.at(list(shapes.values())),
         stand_ins=stand_ins,
     )
 

@@ -10,14 +10,16 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import mxnet as mx
 
 from ..kernels.fit import device_of
+from ..kernels.padding import LargeInputs
 from ..pipeline import emitted
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan
 from ..precision.tuned import CONVERTED, FULL, Tuned
-from .choices import Task, cast_bytes, signature
+from .choices import Task, cast_bytes, shapes_of, signature
 from .clock import Arrays, Cast, Owner, Timed
 from .cut import Costs, least
 from .job import Crash, Job
+from .stand_ins import with_stand_ins
 from .table import Table
 
 __all__ = ["Search", "Tell", "faster", "fewest_bytes", "measured", "quartiles", "without_waiting"]
@@ -40,11 +42,14 @@ Tell = Callable[[str, Any], None]
 def measured(job: Job, tell: Tell) -> Plan:
     """Return the plan whose steps are the fastest here, measured in this process."""
     graph = job.graph()
-    shapes = job.shapes(graph)
+    shapes = shapes_of(graph, job.inputs)
     task = _task(job, graph, left_out=_crashing(graph, shapes, job.crashes))
     table = Table(task, shapes, job.training, dict(job.seconds))
     drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
-    arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, job.large_inputs)
+    # A converted block knows the sizes of a call, a cast Symbol does not.
+    large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
+    large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
+    arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
     notes = [f"{each} is known to your process alone: FP32, and timed as a stand-in" for each in job.stand_ins]
     plan = Search(task, arrays, shapes, job.training, table, tell, job.crashes, notes).run()
     return replace(plan, blocks=job.blocks)
@@ -53,8 +58,9 @@ def measured(job: Job, tell: Tell) -> Plan:
 def fewest_bytes(job: Job) -> Plan:
     """Return the plan whose casts move the fewest bytes, with every matrix operator low that may be; nothing runs."""
     graph = job.graph()
-    task, moved = _task(job, graph, slow_too=True), cast_bytes(job.shapes(graph))
-    plans = {RULES: task.low_nodes(task.rules), BYTES: task.least_bytes(job.shapes(graph))}
+    shapes = shapes_of(graph, job.inputs)
+    task, moved = _task(job, graph, slow_too=True), cast_bytes(shapes)
+    plans = {RULES: task.low_nodes(task.rules), BYTES: task.least_bytes(shapes)}
     amounts = {name: int(task.choice.cost(low, Costs({}, {}, moved, moved))) for name, low in plans.items()}
     tuned = Tuned(BYTES, job.training, cast_bytes=amounts)
     return replace(task.plan(plans[BYTES], {}), tuned=tuned, blocks=job.blocks)

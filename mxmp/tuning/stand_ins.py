@@ -8,58 +8,62 @@ from __future__ import annotations
 
 import json
 from math import prod
-from typing import Iterator, Mapping
+from typing import Any, Iterator, Mapping
+
+import mxnet as mx
 
 from ..precision.casts import FULL, MARK
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import RULES
-from ..precision.subgraphs import bodies
 
-__all__ = ["note_shapes", "put_stand_ins"]
+__all__ = ["described", "put_stand_ins", "with_stand_ins"]
 
 _SHAPES = "__mxmp_shapes__"
 _PYTHON = ("Custom", "_npi_Custom", "_NDArray", "_Native")
 
 
-def note_shapes(graph: Graph, shapes: Mapping[Entry, tuple[int, ...]]) -> tuple[str, ...]:
-    """Note on each such operator the shapes that it returns, in place; return their types and names, for a text.
+def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, list[str], list[str]]:
+    """Return the JSON of a Symbol for another process, with the shapes that its unknown operators return.
 
-    Raises
-    ------
-    ValueError
-        One stands in the body of a loop, whose shapes are not known here.
+    And the types and names of these operators, of those in the graph and of those in bodies of loops.
     """
-    found = []
-    for node in graph.nodes():
-        for inner in _within(node):
-            raise ValueError(
-                f"{inner.op} {inner.name!r} in the body of {node.name!r} is known to this process alone, and tune "
-                "measures in a process of its own: plan without measuring, by measure=False"
-            )
-        if _is_unknown(node):
-            returned = {entry.index: shape for entry, shape in shapes.items() if entry.node is node}
-            node.attrs[_SHAPES] = json.dumps(returned)
-            for entry in node.inputs:
-                if entry.node.is_variable:  # a stand-in does not tell the shapes that it needs
-                    entry.node.attrs["__shape__"] = str(shapes[entry])
-            found.append(f"{node.attrs.get('op_type', node.op)} {node.name!r}")
-    return tuple(found)
+    text = symbol.tojson(remove_amp_cast=False)
+    raw = json.loads(text)
+    unknown = {number: node for number, node in enumerate(raw["nodes"]) if _is_unknown(node)}
+    inside = [_title(node) for node in _in_bodies(raw)]
+    if not unknown:
+        return text, [], inside
+    internals = symbol.get_internals()
+    entries = json.loads(internals.tojson(remove_amp_cast=False))["heads"]
+    known = {tuple(entry[:2]): shape for entry, shape in zip(entries, internals.infer_shape_partial(**shapes)[1])}
+    for number, node in unknown.items():
+        returned = {index: shape for (maker, index), shape in known.items() if maker == number}
+        node.setdefault("attrs", {})[_SHAPES] = json.dumps(returned)
+        for maker, *_ in node["inputs"]:
+            if raw["nodes"][maker]["op"] == "null":  # a stand-in does not tell the shapes that it needs
+                raw["nodes"][maker].setdefault("attrs", {})["__shape__"] = str(known[maker, 0])
+    return json.dumps(raw), [_title(node) for node in unknown.values()], inside
+
+
+def with_stand_ins(graph: Graph) -> Graph:
+    """Return a copy of ``graph`` that every process can bind; the graph itself where it has no such operator."""
+    if not any(_SHAPES in node.attrs for node in graph.nodes()):
+        return graph
+    copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
+    put_stand_ins(copy)
+    return copy
 
 
 def put_stand_ins(graph: Graph) -> dict[Node, Node]:
     """Put stand-ins in the place of operators with noted shapes; return each new node and what it stands for."""
     made: dict[Node, Node] = {}
     for node in [each for each in graph.nodes() if _SHAPES in each.attrs]:
-        for index, shape in json.loads(node.attrs[_SHAPES]).items():
-            returned = _stand_in(node, tuple(shape), made)
-            for user in graph.nodes():
-                user.inputs = [returned if _is_output(each, node, int(index)) else each for each in user.inputs]
-            graph.heads = [returned if _is_output(each, node, int(index)) else each for each in graph.heads]
+        outputs = json.loads(node.attrs[_SHAPES]).items()
+        returned = {int(index): _stand_in(node, tuple(shape), made) for index, shape in outputs}
+        for user in list(graph.nodes()):
+            user.inputs = [returned[each.index] if each.node is node else each for each in user.inputs]
+        graph.heads = [returned[each.index] if each.node is node else each for each in graph.heads]
     return made
-
-
-def _is_output(entry: Entry, node: Node, index: int) -> bool:
-    return entry.node is node and entry.index == index
 
 
 def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Entry:
@@ -77,14 +81,17 @@ def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Ent
     return new("broadcast_to", [one], shape=str(shape)) if prod(shape) > 1 else one
 
 
-def _is_unknown(node: Node) -> bool:
-    return not node.is_variable and (node.op in _PYTHON or node.op not in RULES)
+def _is_unknown(node: Mapping[str, Any]) -> bool:
+    op = node["op"]
+    return op != "null" and (op in _PYTHON or op not in RULES)
 
 
-def _within(node: Node) -> Iterator[Node]:
-    """Yield those in the bodies of a node of control flow."""
-    for body in bodies(node):
-        for inner in body.graph.nodes():
-            if _is_unknown(inner):
-                yield inner
-            yield from _within(inner)
+def _title(node: Mapping[str, Any]) -> str:
+    return f"{node.get('attrs', {}).get('op_type', node['op'])} {node['name']!r}"
+
+
+def _in_bodies(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the unknown operators in the bodies of a graph's loops."""
+    for body in [body for node in raw["nodes"] for body in node.get("subgraphs", ())]:
+        yield from filter(_is_unknown, body["nodes"])
+        yield from _in_bodies(body)

@@ -97,7 +97,7 @@ def tune(
     ctx = ctx or mx.context.current_context()
     if measure and ctx.device_type == "gpu" and ctx.device_id >= mx.context.num_gpus():
         raise ValueError(f"{ctx} is not here to measure on: tune where it is, or with measure=False")
-    job = job_of(target, inputs, shapes, policy, ctx, training)
+    job = job_of(target, inputs, shapes, policy, ctx, training, measure)
     if not measure:
         return fewest_bytes(job)
     machine = describe(ctx)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mxnet as mx
 import pytest
+from mxnet.gluon import nn
 from oracle import S
 
 import mxmp
@@ -161,6 +162,79 @@ def test_its_warnings_are_issued_here_and_what_it_prints_is_no_message(monkeypat
     out, err = capfd.readouterr()
     assert "a line of C++" not in out
     assert "a line of C++" in err
+
+
+# -- What another process does not know --------------------------------------------------------------
+
+
+class Twice(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], 2 * in_data[0])
+        self.assign(out_data[1], req[1], in_data[1].sum().reshape((1,)))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], 2 * out_grad[0])
+        self.assign(in_grad[1], req[1], mx.nd.zeros_like(in_data[1]))
+
+
+@mx.operator.register("tuned_twice")
+class TwiceProp(mx.operator.CustomOpProp):
+    """Two outputs; a parameter whose shape nothing else tells."""
+
+    def __init__(self, **hidden):
+        """``hidden``: in the body of a loop, MXNet hands over an attribute of its own."""
+        super().__init__()
+
+    def list_arguments(self):
+        return ["data", "scale"]
+
+    def list_outputs(self):
+        return ["doubled", "total"]
+
+    def infer_shape(self, in_shape):
+        return [in_shape[0], [7, 2]], [in_shape[0], [1]], []
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Twice()
+
+
+class WithCustom(mx.gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.first, self.last = nn.Dense(8, activation="relu"), nn.Dense(3)
+            self.scale = self.params.get("scale", shape=(7, 2))
+
+    def hybrid_forward(self, F, x, scale):  # noqa: N803
+        doubled, total = F.Custom(self.first(x), scale, op_type="tuned_twice", name="twice")
+        return self.last(doubled), F.broadcast_add(doubled, F.expand_dims(total, axis=0))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_custom_operator_is_fp32_and_timed_as_a_stand_in(training):
+    net = WithCustom()
+    net.initialize()
+    plan = mxmp.tune(net, (2, 6), cache=False, training=training, progress=False)
+    assert not plan.decisions["net_twice"].low
+    assert "tuned_twice 'net_twice' is known to your process alone: FP32, and timed as a stand-in" in str(plan)
+    assert "fails" not in str(plan)
+    assert {"float32", "rules"} <= set(plan.tuned.steps)
+    out, total = mxmp.convert(net, plan)(mx.nd.ones((2, 6)))
+    assert (out.shape, total.shape) == ((2, 3), (2, 8))
+
+
+def test_a_custom_head_is_tuned_and_one_in_a_loop_is_refused():
+    fc = S.FullyConnected(S.var("data"), num_hidden=4, name="fc")
+    head = S.Custom(fc, S.var("scale"), op_type="tuned_twice", name="twice")
+    assert tuned(head).tuned.steps
+
+    def body(x, state):
+        out = S.Custom(x + state, S.var("scale"), op_type="tuned_twice", name="inner")[0]
+        return out, [out]
+
+    loop, _ = S.contrib.foreach(lambda x, s: body(x, s[0]), fc, [S.var("state")], name="loop_")
+    with pytest.raises(ValueError, match=r"tuned_twice 'inner' in the body of a loop.*measure=False"):
+        tuned(loop, state=(4,))
 
 
 # -- What reaches this process ----------------------------------------------------------------------
