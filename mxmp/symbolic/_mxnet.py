@@ -5,10 +5,8 @@ Subclasses of MXNet's classes (``Module``, ``BucketingModule``) also use inherit
 
 from __future__ import annotations
 
-import json
-import os
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, Iterator, Sequence
+from typing import Any, Callable, Iterator
 
 import mxnet as mx
 
@@ -19,8 +17,6 @@ from ..precision.plan import Plan
 __all__ = [
     "INHERITED",
     "Monitored",
-    "Unfused",
-    "fuses",
     "group_names",
     "number_weights_plainly",
     "symbol_of",
@@ -38,40 +34,6 @@ INHERITED = {
         "_group2ctxs _monitor _params_dirty _reset_bind _state_names _work_load_list"
     ),
 }
-
-
-class Unfused(mx.sym.Symbol):
-    """A copy of ``symbol`` that binds without MXNet's oneDNN fusion.
-
-    MXNet partitions a graph whose default context is cpu(0), and has one switch, an environment variable of the whole
-    process, that prints a line at every bind. But a default context is only for nodes that have no other: here all
-    variables are of a group, whose context is the real one, the operators follow their inputs, and the default is
-    another. ``groups`` that the user places stay; others are dropped, as MXNet ignores them if none is placed. (A
-    Custom operator takes the name of its group for an argument, so none is set there.)
-    """
-
-    GROUP = "mxmp"
-
-    def __init__(self, symbol: mx.sym.Symbol, groups: Collection[str] = ()) -> None:
-        raw = json.loads(symbol.tojson(remove_amp_cast=False))
-        for node in raw["nodes"]:
-            attrs = node.setdefault("attrs", {})
-            if attrs.get("__ctx_group__") not in groups:
-                attrs.pop("__ctx_group__", None)
-                if not node["inputs"]:
-                    attrs["__ctx_group__"] = self.GROUP
-        grouped = mx.sym.load_json(json.dumps(raw))
-        super().__init__(grouped.handle)
-        grouped.handle = None
-
-    def simple_bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
-        groups = {**(group2ctx or {}), self.GROUP: ctx}
-        return super().simple_bind(mx.Context(ctx.device_type, ctx.device_id + 1), *args, group2ctx=groups, **kwargs)
-
-
-def fuses(contexts: Sequence[mx.Context]) -> bool:
-    """Return whether MXNet would fuse there by default, because the user has not set ``MXNET_SUBGRAPH_BACKEND``."""
-    return mx.cpu(0) in contexts and "MXNET_SUBGRAPH_BACKEND" not in os.environ
 
 
 def group_names(group2ctxs: Any) -> set[str]:

@@ -13,6 +13,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..kernels.fit import device_of
+from ..kernels.fusion import Unfused, fuses
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
@@ -124,8 +125,8 @@ class Module(ExposesArrays, SavesCheckpoints, StepView, mx.mod.Module):
             low, self.plan = self.core.low_symbol(original, self._device, self._param_names, for_training, requested)
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
-            unfused = _mxnet.fuses(self._context)
-            self._symbol = _mxnet.Unfused(low, _mxnet.group_names(self._group2ctxs)) if unfused else low
+            unfused = fuses(self._context)
+            self._symbol = Unfused(low, _mxnet.group_names(self._group2ctxs)) if unfused else low
         try:
             super().bind(
                 data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req
