@@ -77,7 +77,7 @@ def _beside(target: str) -> str:
 
 @contextmanager
 def _naming(*paths: str) -> Iterator[None]:
-    """Let an ``OSError`` of a write, which names no file or the temporary one, name ``paths``."""
+    """Raise an ``OSError`` of a write, which names no file or the temporary one, with the names of ``paths``."""
     try:
         yield
     except OSError as error:

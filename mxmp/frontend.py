@@ -126,7 +126,7 @@ class TrainedNetwork(Protocol):
         """Yield the graphs that run at a place in training."""
 
     def count_graphs(self, place: Any) -> int:
-        """Return the number of these graphs, without delay."""
+        """Return the number of these graphs; for every tensor, so it must be fast."""
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Let each place call ``listener_at(place)`` with every output of an operator, in training."""

@@ -138,12 +138,12 @@ def traced(block: HybridBlock) -> Traced:
 
 
 def show(block: HybridBlock, traced: Traced) -> None:
-    """Leave a graph where ``export`` and ``save`` look for it; calls of a converted block do not."""
+    """Store a graph on the block for ``export`` and ``save``; calls of a converted block do not use it."""
     block._cached_op_args, block._cached_graph, block._in_format, block._out_format = traced
 
 
 def undo_load(block: Block) -> None:
-    """Give a block the names again that it had before ``load(prefix)``: those that its Parameters still have.
+    """Rename a block as it was before ``load(prefix)``, after its Parameters, which keep their names.
 
     MXNet renames the block and the keys of its Parameters after the file, but no Parameter, so a graph that is traced
     afterwards does not find them ("Unknown input to HybridBlock").
@@ -193,12 +193,12 @@ def forward(block: HybridBlock, args: tuple) -> Any:
 
 
 def overrides_forward(block: Block) -> bool:
-    """Return whether its class has a ``forward`` of its own, which may call no graph, or with other arguments."""
+    """Return whether its class has its own ``forward``, which may call no graph, or call it with other arguments."""
     return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
 
 
 def variant(block: HybridBlock) -> Any:
-    """Return what a layer of MXNet's keeps on itself about its call: whether a recurrent one was given states."""
+    """Return what MXNet stores on a layer about its last call: for a recurrent layer, whether states were passed."""
     return getattr(block, "skip_states", None)
 
 
@@ -219,7 +219,7 @@ def block_being_traced() -> Block | None:
 
 
 def unconverted_reader() -> Block | None:
-    """Return the block that asks the caller for a parameter's array to compute with, outside any graph of ours."""
+    """Return the unconverted block that computes with a parameter's array and for that called our caller, or None."""
     frames = _frames()
     next(frames)  # of the caller
     for _, frame in zip(range(2), frames):  # a comprehension may have a frame of its own
@@ -242,22 +242,22 @@ def _frames() -> Iterator[FrameType]:
 
 
 def monitor(block: HybridBlock) -> tuple | None:
-    """Return what ``register_op_hook`` was given."""
+    """Return the arguments of the block's ``register_op_hook``, None where it was not called."""
     return (block._callback, block._monitor_all) if block._callback else None
 
 
 def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
-    """Set what ``register_op_hook`` sets, for this block alone; None undoes it."""
+    """Do what ``register_op_hook`` does, but not for the block's children; None undoes it."""
     block._callback, block._monitor_all = monitor or (None, False)
 
 
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
-    """Let an operator of this thread's call ``callback``; ``remove_op_hook`` before the operator is deleted."""
+    """Let an operator of this thread call ``callback``; call ``remove_op_hook`` before the operator is deleted."""
     op._register_op_hook(callback, monitor_all)
 
 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
-    """Keep an operator, of the thread of this number, until ``silence_removed`` lets it call nobody any more.
+    """Keep an operator of the thread with this number alive until ``silence_removed`` has replaced its callback.
 
     What was recorded outlives the operator, and its backward calls the hook, which must exist.
     """
@@ -265,7 +265,7 @@ def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
 
 
 def silence_removed() -> None:
-    """Give operators whose hooks were removed one that does nothing: MXNet takes no None.
+    """Replace the callbacks of removed operators by one that does nothing: MXNet does not accept None.
 
     Those of another thread wait until this is called there, or it has ended: it may be running them.
     """
@@ -299,7 +299,7 @@ def is_initialized(param: Parameter) -> bool:
 
 
 def is_deferred(param: Parameter) -> bool:
-    """Return whether it waits for its shape."""
+    """Return whether a parameter waits for its shape."""
     return bool(param._deferred_init)
 
 
@@ -324,7 +324,7 @@ def data(param: Parameter) -> NDArray:
 
 
 def contexts(param: Parameter) -> Sequence[mx.Context]:
-    """Return the contexts where it is, or will be once its shape is known."""
+    """Return the contexts of a parameter, also where its shape is not known yet."""
     return param._ctx_list or (param._deferred_init[1] if param._deferred_init else ())
 
 
@@ -335,7 +335,7 @@ def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
 
 
 def fresh(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
-    """Return the arrays for which ``is_fresh`` holds, with their parameters; one loop, since every backward runs it."""
+    """Return the arrays for which ``is_fresh`` holds, with their parameters. Runs in every backward."""
     found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
     for _, array in found if clear else ():
         array._fresh_grad = False
@@ -343,7 +343,7 @@ def fresh(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Par
 
 
 def mark(array: NDArray, *, fresh: bool) -> None:
-    """Let MXNet believe that a backward has written the array's gradient, or that none has."""
+    """Set whether MXNet takes the array's gradient for one that a backward has written."""
     array._fresh_grad = fresh
 
 

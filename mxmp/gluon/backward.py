@@ -41,13 +41,13 @@ _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def join(trainer: Any) -> None:
-    """Let other trainers know of this one, for as long as it lives."""
+    """Add a trainer to those that a backward checks, for as long as it lives."""
     _trainers.add(trainer)
 
 
 @contextmanager
 def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = ()) -> Iterator[None]:
-    """Let the one backward in this block be scaled, and serve all trainers that were given the same scaler object.
+    """Prepare for one scaled backward in this block, which serves all trainers with the same scaler object.
 
     ``factors``: what the losses were multiplied by, arrays with a gradient each, where the user calls backward.
     They tell a backward of the scaled losses from one of others; it may also come after the block.
@@ -127,7 +127,7 @@ def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]
 
 
 def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Update]:
-    """Return everything that a step would update.
+    """Return the weights that a step would update, with their gradients.
 
     Raises ``UserWarning`` on a stale gradient unless ``ignore_stale``, as ``gluon.Trainer`` does.
     """

@@ -86,7 +86,7 @@ class NetConversion(Conversion):
         check_policy(self.policy, "cpu")
 
     def _begin(self) -> None:
-        """Expect first graphs."""
+        """Wait for the first graph of each root."""
         self._waiting = set(self._roots)
         self._any_low = False
         self._fits = False
@@ -226,7 +226,7 @@ _RUNNING = ("running_mean", "running_var")
 
 
 def forwards_so_far() -> int:
-    """Return a moment among the forwards of converted nets, for ``statistics_of``."""
+    """Return a number that orders this moment among the forwards of converted nets, for ``statistics_of``."""
     return next(_forwards)
 
 

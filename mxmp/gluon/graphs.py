@@ -82,7 +82,7 @@ class BuiltGraph(NamedTuple):
         return all(param.grad_req == request for param, request in self.requested)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
-        """Return what the block returns for flat inputs; calls ``monitor`` with every operator's outputs."""
+        """Run the graph for flat inputs; return the block's output. ``monitor`` is called with operators' outputs."""
         out = self.op(inputs, monitor)
         flat = [out] if isinstance(out, NDArray) else out
         return _with_tuples(_mxnet.regroup(flat, self.traced.out_format), self.types)
@@ -152,7 +152,7 @@ def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArr
 
 
 def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
-    """Return another block, which has the graph, and what the user's code returned."""
+    """Return a copy of the block with its FP32 graph, and what the user's code returned."""
     _mxnet.refuse_contrib_amp()
     clone = _mxnet.copied(block)
     try:
@@ -195,7 +195,7 @@ _pushing = threading.RLock()
 
 @contextmanager
 def pushing() -> Iterator[None]:
-    """Let one thread at a time hand operators to MXNet's engine; hands over those too that MXNet keeps in bulk.
+    """Let one thread at a time hand operators to MXNet's engine, and flush those that MXNet holds back in bulk.
 
     The engine notes each array of an operator by itself: of two threads whose operators read and write the same
     two arrays (weights, running statistics), each may wait for the other for ever. This holds for MXNet's own nets too.
@@ -260,7 +260,7 @@ class _LowOp:
         return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
     def _calling(self, monitor: tuple) -> mx.nd.CachedOp:
-        """Return an operator that calls ``monitor``; without static memory, where MXNet calls it for few outputs."""
+        """Return an operator that calls ``monitor``; with static memory MXNet would call it for few outputs."""
         key = (threading.get_ident(), monitor)
         if key not in self._monitored:
             _mxnet.silence_removed()
@@ -278,7 +278,7 @@ class _LowOp:
 
 
 def _remove(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None) -> None:
-    """Remove the operators that call ``monitor``; None: all."""
+    """Remove the operators that call ``monitor``, or all of them."""
     for key in list(monitored):
         op = monitored.pop(key, None) if monitor in (None, key[1]) else None
         if op is not None:

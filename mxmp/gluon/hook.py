@@ -38,7 +38,7 @@ class Hook:
         self._join()
 
     def __setstate__(self, state: dict) -> None:
-        """Tell a copy's conversions of its block."""
+        """Restore a copy, and add its block to its conversions."""
         vars(self).update(state)
         self._join()
 
@@ -68,7 +68,7 @@ class Hook:
         _mxnet.give_back(self._block)
 
     def __call__(self, *args: Any) -> Any:
-        """Return what ``forward`` of the block's class returns, which this calls where the call is of no graph."""
+        """Run a graph of the block, or its class's ``forward`` where it must run as Python; return the output."""
         block = self._block
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
         if has_symbol:
@@ -89,7 +89,7 @@ class Hook:
         return _mxnet.forward(block, args)
 
     def call_graph(self, *args: Any) -> Any:
-        """Return the result of the graph that this call needs; stands in MXNet's call of the block's graph."""
+        """Run the graph that this call needs, and return its output. Replaces MXNet's ``_call_cached_op``."""
         block, conversion = self._block, self.conversion
         if _mxnet.backend(block):
             raise ValueError(
@@ -122,7 +122,7 @@ class Hook:
         return built.run(inputs, _mxnet.monitor(block))
 
     def _show(self, built: BuiltGraph, graphs: Graphs) -> None:
-        """Let files be made of this graph, and no longer of one that the block was loaded with."""
+        """Let ``export`` write this graph, and not one that ``load`` brought."""
         shown = _mxnet.traced(self._block).graph
         if shown is built.traced.graph:
             return
@@ -144,14 +144,14 @@ class Hook:
             ) from reason
 
     def _set_active(self, active: bool) -> None:
-        """Let MXNet's own ``forward`` run a graph, or not, whatever ``hybridize`` chose; that choice is kept."""
+        """Set whether MXNet's own ``forward`` runs a graph; ``undo`` restores what ``hybridize`` chose."""
         if self._was_hybridized() or _mxnet.is_active(self._block) != active:
             self._active = _mxnet.is_active(self._block)
             _mxnet.set_active(self._block, active)
             self._keep_graphs()
 
     def _keep_graphs(self) -> Graphs:
-        """Return the block's graphs; they stand where MXNet keeps its one operator: what clears that clears these."""
+        """Return the block's graphs. They replace MXNet's operator: ``hybridize`` and ``cast`` clear them too."""
         if self._was_hybridized():
             with BUILDING:
                 if self._was_hybridized():
@@ -214,7 +214,7 @@ def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]
 
 
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
-    """Let ``conversion`` decide for ``net`` in place of those that it contains, unless one does the same already."""
+    """Replace the conversions that ``net`` contains by ``conversion``, unless one of them does the same already."""
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
     complete, partial = conversions_in(net)

@@ -177,7 +177,7 @@ def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
 
 
 def change_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
-    """Replace conversions of a parameter. Without one of those before, it is FP32 with its master's values."""
+    """Replace conversions of a parameter; if none of the earlier ones is kept, store it in FP32 again."""
     before = conversions_of([param])
     kept = [conversion for conversion in before if conversion not in old]
     if before and not kept:

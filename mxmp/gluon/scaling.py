@@ -163,7 +163,7 @@ _local = threading.local()
 
 
 def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
-    """Return ``call(scale)``, which feeds ``scale`` to ``SCALE_NAME``: FP32, shape (1,), 1 but in a scaled backward."""
+    """Return ``call(scale)``. ``scale`` is for ``SCALE_NAME``: FP32, shape (1,), 1 except during a scaled backward."""
     memory = mx.nd.ones((1,), ctx=ctx)
     fed = memory.detach()  # autograd notes in the handle which record it belongs to
     out = call(fed)

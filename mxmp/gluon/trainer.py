@@ -106,7 +106,7 @@ class Trainer(StepView, gluon.Trainer):
         backward.join(self)
 
     def __setstate__(self, state: dict) -> None:
-        """Begin as a copy does: the trainer of another net, whose parameters have no gradients yet."""
+        """Restore a copy: it is the trainer of another net, whose parameters have no gradients yet."""
         self.__dict__.update(state, _last_update=forwards_so_far(), progress=Progress())
         backward.join(self)
 
@@ -366,7 +366,7 @@ class Trainer(StepView, gluon.Trainer):
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
-        """Check the gradients' scale, show non-finite ones again, and open the store."""
+        """Check the gradients' scale, put back what was not finite, and open the store."""
         self._refuse_lost_scale()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
         overflows, self.progress.overflows = self.progress.overflows, None

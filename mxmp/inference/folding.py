@@ -75,6 +75,7 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
         if Entry(norm) in heads:
             layer.name = norm.name
             copy.heads = [Entry(layer) if head == Entry(norm) else head for head in copy.heads]
+            heads.add(Entry(layer))
     names = {node.name for node in copy.nodes() if node.is_variable}
     return copy, {name: value for name, value in values.items() if name in names}
 

@@ -24,6 +24,7 @@ from .report import InferenceReport
 __all__ = ["OptimizedBlock", "OptimizedSymbol", "Subject", "read_target", "served"]
 
 Batch = Mapping[str, NDArray]
+_TYPE_CODES = {"float32": "0", "uint8": "3", "int32": "4", "int8": "5", "int64": "6"}  # mshadow's
 
 
 class Subject(NamedTuple):
@@ -55,6 +56,11 @@ def read_target(target: Any, calibration: Any, arg_params: Batch | None, aux_par
         subject = _of_block(target, batches)
     _check_values(subject)
     _check_shapes(subject)
+    for node in subject.graph.nodes():
+        if node.is_variable and node.name in subject.batches[0]:
+            # Of these dtypes nobody else tells: casts and INT8 take several.
+            code = _TYPE_CODES.get(np.dtype(subject.batches[0][node.name].dtype).name)
+            node.attrs.update({} if code is None else {"__dtype__": code})
     return subject
 
 
@@ -228,9 +234,9 @@ class OptimizedBlock(_Served, SymbolBlock):
     It takes the arrays that the network took, and returns its outputs, as a flat list where there are several.
     """
 
-    def __init__(self, graph: Graph, params: Params, inputs: Sequence[str], report: InferenceReport) -> None:
+    def __init__(self, graph: Graph, params: Params, inputs: Mapping[str, Any], report: InferenceReport) -> None:
         symbol = graph.to_symbol()
-        super().__init__(symbol, [mx.sym.var(name) for name in inputs])
+        super().__init__(symbol, [mx.sym.var(name, dtype=dtype) for name, dtype in inputs.items()])
         self._take(graph, params, report)
         with tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder, "params"))
@@ -250,5 +256,6 @@ def _named(args: Params, auxs: Params) -> Params:
 def served(subject: Subject, graph: Graph, params: Params, report: InferenceReport) -> OptimizedBlock | OptimizedSymbol:
     """Return a graph with its parameters as what ``optimize_for_inference`` gives back for the subject."""
     if subject.is_block:
-        return OptimizedBlock(graph, params, subject.inputs, report)
+        inputs = {name: subject.batches[0][name].dtype for name in subject.inputs}
+        return OptimizedBlock(graph, params, inputs, report)
     return OptimizedSymbol(graph, params, report)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from typing import Any, Collection, Sequence
+from typing import Any
 
 import mxnet as mx
 
-__all__ = ["Unfused", "fuses"]
+__all__ = ["Unfused"]
 
 
 class Unfused(mx.sym.Symbol):
@@ -17,13 +16,15 @@ class Unfused(mx.sym.Symbol):
     MXNet partitions a graph whose default context is cpu(0), and has one switch, an environment variable of the whole
     process, that prints a line at every bind. But a default context is only for nodes that have no other: here all
     variables are of a group, whose context is the real one, the operators follow their inputs, and the default is
-    another. ``groups`` that the user places stay; others are dropped, as MXNet ignores them if none is placed. (A
-    Custom operator takes the name of its group for an argument, so none is set there.)
+    another. Groups that the user places by ``group2ctxs`` stay; others are dropped, as MXNet ignores them if none is
+    placed. (A Custom operator takes the name of its group for an argument, so none is set there.)
     """
 
     GROUP = "mxmp"
 
-    def __init__(self, symbol: mx.sym.Symbol, groups: Collection[str] = ()) -> None:
+    def __init__(self, symbol: mx.sym.Symbol, group2ctxs: Any = None) -> None:
+        placed = group2ctxs if isinstance(group2ctxs, list) else [group2ctxs]
+        groups = {name for each in placed for name in each or ()}
         raw = json.loads(symbol.tojson(remove_amp_cast=False))
         for node in raw["nodes"]:
             attrs = node.setdefault("attrs", {})
@@ -44,8 +45,3 @@ class Unfused(mx.sym.Symbol):
 
 def _another(ctx: mx.Context) -> mx.Context:
     return mx.Context(ctx.device_type, ctx.device_id + 1)
-
-
-def fuses(contexts: Sequence[mx.Context]) -> bool:
-    """Return whether MXNet would fuse there by default, because the user has not set ``MXNET_SUBGRAPH_BACKEND``."""
-    return mx.cpu(0) in contexts and "MXNET_SUBGRAPH_BACKEND" not in os.environ

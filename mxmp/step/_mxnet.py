@@ -1,4 +1,4 @@
-"""What this room reaches behind MXNet's public interface. A test holds each against 1.9.1."""
+"""The private attributes of MXNet's that this package uses. A test holds each against 1.9.1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_called_by_user() -> bool:
 
 
 def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequence[mx.Context]) -> None:
-    """Give every device the update counts of the one that has counted most."""
+    """Set the update counts of every device to those of the one with the highest."""
     saved = optimizer._all_index_update_counts.values()
     counts: dict = max(saved, key=lambda each: sum(each.values()), default={})
     devices = {context.device_id for context in contexts}
@@ -26,7 +26,7 @@ def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequenc
 
 
 def update_by_momentum(optimizer: mx.optimizer.SGD, index: int, weight: NDArray, grad: NDArray, state: NDArray) -> None:
-    """One weight by SGD with momentum: MXNet's own kernel for one dense array, and the same bits as its for many."""
+    """Update one dense weight by MXNet's kernel for SGD with momentum: the same bits as by its kernel for many."""
     optimizer._set_current_context(weight.ctx.device_id)
     optimizer._update_count(index)
     settings = {"rescale_grad": optimizer.rescale_grad, "momentum": optimizer.momentum}

@@ -53,8 +53,8 @@ class Gradient(NamedTuple):
 class FiniteSums:
     """Computes for each gradient a number that is finite where all elements are, by one operator for many.
 
-    Which operator takes an array is decided once, since a step takes the same arrays as the last one: dense ones of
-    ``dot_from`` elements or more on a CPU, the ``most`` largest of them, are summed by themselves; the others of one
+    The operator for each array is chosen once, since a step takes the same arrays as the last one: dense ones of
+    ``dot_from`` elements or more on a CPU, the ``most`` largest of them, are summed one by one; the others of one
     device, dtype and storage together. Finite elements beyond 1e19 may give an inf too: see ``non_finite``.
     """
 

@@ -1,6 +1,6 @@
-"""One operator for many arrays, where MXNet has none for what is needed: an SGD step of a fixed size does it.
+"""One operator for many arrays. Where MXNet has none, an SGD step of a fixed size does the same.
 
-An operator costs a GPU a launch. No function here waits for a device, and all arrays of a call are on one.
+Each operator is a launch on a GPU. No function here waits for a device, and all arrays of a call are on one device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 __all__ = ["FlatCopies", "copy_all", "round_all", "subtract_all", "widen_all"]
 
-# How many weights one kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h).
+# The number of weights that one kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h).
 _KERNEL_LIMIT = 60
 
 
@@ -57,7 +57,7 @@ def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
 
 
 def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
-    """For each (FP32 array, float16 array, finite float16 array) round the first into the second. -0 may become 0."""
+    """Round the first of each (FP32 array, float16 array, finite float16 array) into the second. -0 may become 0."""
     for some in _portions(triples):
         _sgd([(low, finite, full) for full, low, finite in some], [low for _, low, _ in some], rate=0.0)
 

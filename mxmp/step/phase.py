@@ -34,7 +34,7 @@ class Phase(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What a user calls; the value is its name in errors."""
+    """A call by the user; the value is its name in errors."""
 
     BACKWARD = "backward"
     REDUCE = "allreduce_grads"
@@ -94,7 +94,7 @@ class Progress:
         if before in _AFTER[event]:
             return
         if event is Event.BACKWARD:
-            raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then go on")
+            raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then continue")
         if before is not Phase.READY:
             raise RuntimeError(f"{event.value}() was already called since the last step: the gradients are true ones")
         raise RuntimeError(

@@ -114,7 +114,7 @@ class StaticLossScaler:
 
         A value that is set between a backward and its step holds from the first backward after that step, since the
         gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count of clean steps
-        goes on.
+        continues.
         """
         return self._scale
 

@@ -180,7 +180,7 @@ def _check(
     progress = {k: v for k, v in found.progress.items() if k in own_data(optimizer)}
     if settings == "caller":
         accumulated = found.accumulated
-        if accumulated is None:  # a gluon.Trainer's file: nobody knows what its optimizer was before the first update
+        if accumulated is None:  # a gluon.Trainer's file does not hold the optimizer as it was constructed
             accumulated = AsMade({}, None).accumulated(optimizer)
         progress = {k: v for k, v in progress.items() if k in accumulated}
     else:

@@ -17,7 +17,6 @@ from ..precision.plan import Plan
 __all__ = [
     "INHERITED",
     "Monitored",
-    "group_names",
     "number_weights_plainly",
     "symbol_of",
     "twin",
@@ -34,11 +33,6 @@ INHERITED = {
         "_group2ctxs _monitor _params_dirty _reset_bind _state_names _work_load_list"
     ),
 }
-
-
-def group_names(group2ctxs: Any) -> set[str]:
-    """Return the names of the groups that a user places by ``Module(group2ctxs=)``."""
-    return {name for groups in (group2ctxs if isinstance(group2ctxs, list) else [group2ctxs]) for name in groups or ()}
 
 
 @contextmanager

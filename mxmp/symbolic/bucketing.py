@@ -85,7 +85,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
             self._curr_module.install_monitor(self._monitor)
 
     def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
-        """As ``mx.mod.BucketingModule.save_checkpoint``; each file appears completely or not at all."""
+        """Save as ``mx.mod.BucketingModule.save_checkpoint``; each file appears completely or not at all."""
         self.save_params(f"{prefix}-{epoch:04d}.params")
         for key in self._buckets:
             symbol, _, _ = self._call_sym_gen(key)
@@ -95,11 +95,11 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
             write_arrays(path, [mx.nd.array(list(self._buckets), dtype="int32")])
 
     def save_optimizer_states(self, fname: str) -> None:
-        """As ``Module.save_optimizer_states``."""
+        """Save as ``Module.save_optimizer_states``."""
         self._default().save_optimizer_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """As ``Module.load_optimizer_states``."""
+        """Load as ``Module.load_optimizer_states``."""
         self._default().load_optimizer_states(fname)
         self._params_dirty = True
 

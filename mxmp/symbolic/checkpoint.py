@@ -15,7 +15,6 @@ from mxnet.ndarray import NDArray
 from ..files import read_json, replacing
 
 __all__ = [
-    "SavesCheckpoints",
     "SavesParams",
     "last_line",
     "read_parameters",
@@ -40,23 +39,6 @@ class SavesParams(mx.mod.BaseModule):
         named = {**{f"arg:{k}": v for k, v in args.items()}, **{f"aux:{k}": v for k, v in auxs.items()}}
         with replacing(fname) as path:
             write_arrays(path, {k: v.as_in_context(mx.cpu()) for k, v in named.items()})
-
-
-class SavesCheckpoints(SavesParams):
-    """A module of one Symbol."""
-
-    _symbol: Any
-
-    def save_checkpoint(
-        self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
-    ) -> None:
-        """Save FP32 files that ``mx.mod.Module.load`` opens without mxmp; each appears completely or not at all."""
-        with replacing(f"{prefix}-symbol.json") as path:
-            write_symbol(path, self._symbol, remove_amp_cast)
-        self.save_params(f"{prefix}-{epoch:04d}.params")
-        if save_optimizer_states:
-            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
-        self.logger.info("Saved checkpoint %s-%04d", prefix, epoch)
 
 
 def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> None:

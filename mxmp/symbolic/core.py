@@ -10,19 +10,17 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..frontend import Listeners
-from ..kernels.fit import UNKNOWN
 from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.casts import declare_full
 from ..precision.heads import scale_heads
 from ..precision.plan import Plan, read_policy
-from ..step._mxnet import is_called_by_user
 from ..step.masters import MasterPair, Weight, assign, take_over
 from ..step.scaler import as_scaler
 from ..step.step import ScaledStep
 from .cast import nothing_low, warn_of_unmatched
 
-__all__ = ["Core", "ExposesArrays", "grad_requests"]
+__all__ = ["Core"]
 
 
 class Core:
@@ -136,26 +134,3 @@ class Core:
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
         return [weight(name) for name in self._names]
-
-
-class ExposesArrays:
-    """Notes that a user reads the executors' arrays, and may write into them; there is no public access to them."""
-
-    core: Core
-
-    @property
-    def _exec_group(self) -> Any:
-        if is_called_by_user():
-            self.core.exposed = True
-        return self._group
-
-    @_exec_group.setter
-    def _exec_group(self, group: Any) -> None:
-        self._group = group
-
-
-def grad_requests(grad_req: Any, params: Collection[str], fixed: Collection[str]) -> Mapping[str, str]:
-    """Return ``bind(grad_req=...)`` by parameter; empty if it is not one string for all."""
-    if not isinstance(grad_req, str):
-        return UNKNOWN
-    return {name: "null" if name in fixed else grad_req for name in params}

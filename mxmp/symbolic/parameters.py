@@ -41,7 +41,8 @@ def check_parameters(
     if extra:
         raise ValueError(f"the symbol has no {', '.join(extra[:5])}")
     saved = {key[4:]: array.shape for key, array in params.items()}
-    for key, name in zip(params, saved):
+    for key in params:
+        name = key[4:]
         if key[:3] != kinds[name]:
             what = "an auxiliary state" if kinds[name] == "aux" else "an argument"
             raise ValueError(f"{name} is {what} of the symbol: expected '{kinds[name]}:{name}', got {key!r}")

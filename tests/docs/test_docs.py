@@ -160,3 +160,11 @@ def test_every_public_name_is_documented(name):
     assert re.search(rf"^\.\. auto\w+:: mxmp\.{name}$", reference.read_text("utf-8"), re.MULTILINE)
     text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md") if page != reference)
     assert re.search(rf"\b{name}\b", text)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES[1:] if page.name not in ("README.md", "index.md")], ids=name_of
+)
+def test_a_page_says_first_what_it_answers(page):
+    first = page.read_text(encoding="utf-8").split("\n# ")[-1].split("\n\n")[1]
+    assert first.startswith(("This page answers: ", "This page says in ten lines ")), first

@@ -134,28 +134,28 @@ def test_unfused_leaves_nothing_to_fuse():
     assert [(n.op, n.name) for n in again.nodes()] == [(n.op, n.name) for n in graph.nodes()]
 
 
+LAYERS = {
+    "conv": lambda x, y, name: conv(x, name),
+    "biased": lambda x, y, name: conv(x, name, no_bias=False),
+    "norm": lambda x, y, name: S.BatchNorm(x, fix_gamma=False, name=name),
+    "relu": lambda x, y, name: relu(x, name),
+    "clip": lambda x, y, name: S.clip(x, 0, 1, name=name),
+    "add": lambda x, y, name: S.elemwise_add(x, y, name=name),
+    "tanh": lambda x, y, name: S.Activation(x, act_type="tanh", name=name),
+    "dropout": lambda x, y, name: S.Dropout(x, name=name),
+    "leaky": lambda x, y, name: S.LeakyReLU(x, act_type="leaky", slope=0.1, name=name),
+    "pool": lambda x, y, name: S.Pooling(x, kernel=(3, 3), pad=(1, 1), pool_type="max", name=name),
+}
+
+
 @st.composite
 def networks(draw):
-    """Convolutions, dense layers, norms and activations, with skips to anything before."""
+    """Convolutions, norms and activations, with skips to anything before."""
     tensors = [conv(S.var("data"), "stem")]
     for index in range(draw(st.integers(2, 8))):
         x, y = (tensors[draw(st.integers(max(len(tensors) - 3, 0), len(tensors) - 1))] for _ in range(2))
-        name = f"node{index}"
-        kind = draw(
-            st.sampled_from(["conv", "conv", "norm", "relu", "clip", "add", "add", "tanh", "dropout", "prelu", "pool"])
-        )
-        made = {
-            "conv": lambda: conv(x, name, no_bias=draw(st.booleans())),
-            "norm": lambda: S.BatchNorm(x, fix_gamma=draw(st.booleans()), name=name),
-            "relu": lambda: relu(x, name),
-            "clip": lambda: S.clip(x, 0, 1, name=name),
-            "add": lambda: S.elemwise_add(x, y, name=name),
-            "tanh": lambda: S.Activation(x, act_type="tanh", name=name),
-            "dropout": lambda: S.Dropout(x, name=name),
-            "prelu": lambda: S.LeakyReLU(x, act_type="leaky", slope=0.1, name=name),
-            "pool": lambda: S.Pooling(x, kernel=(3, 3), pad=(1, 1), pool_type="max", name=name),
-        }[kind]()
-        tensors.append(made)
+        kind = draw(st.sampled_from(["conv", "add", *LAYERS]))
+        tensors.append(LAYERS[kind](x, y, f"node{index}"))
     heads = [tensors[-1], *(t for t in tensors[1:-1] if draw(st.integers(0, 5)) == 0)]
     return S.Group(heads) if len(heads) > 1 else heads[0]
 

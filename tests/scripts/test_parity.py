@@ -168,6 +168,12 @@ def test_a_run_that_diverges_without_a_safeguard_is_a_result(monkeypatch, tmp_pa
     assert parity.judged(found, "float16", "--no-masters").kind == "diverged"
 
 
+def test_every_result_has_a_metric_with_a_margin():
+    for family in parity.FAMILIES:
+        results = parity.load(parity.RESULTS, family).values()
+        assert {result["metric"] for result in results if "metric" in result} <= METRICS.keys(), family
+
+
 def test_the_list_has_every_family_of_the_table(capsys):
     assert parity.main(["--list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
