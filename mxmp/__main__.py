@@ -3,6 +3,7 @@
 python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
 python -m mxmp explain net-symbol.json --shape data=1,3,224,224
 python -m mxmp tune net-symbol.json --shape data=8,3,224,224 --out plan.json
+python -m mxmp optimize net-symbol.json net-0010.params data.npy net-fast
 python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100
 python -m mxmp profile report.sqlite
 """
@@ -17,12 +18,14 @@ from reprlib import repr as shorten
 from typing import Any, Callable
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 
 from .diagnose import advise, explain, profile
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining.report import Explanation
 from .files import replacing_all
+from .inference import optimize_for_inference
 from .policy import Policy
 from .precision.graph import check_shapes
 from .symbolic import cast_symbol
@@ -73,6 +76,21 @@ def parser() -> argparse.ArgumentParser:
     find.add_argument("--no-cache", action="store_true", help="neither read nor keep times of earlier runs")
     for command in (cast, show, find):
         command.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it will run")
+
+    fast = add(_optimize, "write the fastest graph for inference on this CPU that is still right")
+    fast.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
+    fast.add_argument("params", help="its parameters, NAME-0000.params")
+    fast.add_argument(
+        "data", help="calibration data, .npy: batches of the first input, (batch, row, ...); .npz by name"
+    )
+    fast.add_argument("out", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
+    fast.add_argument("--dtypes", nargs="*", default=["int8", "bfloat16"], help="allowed besides FP32")
+    fast.add_argument(
+        "--max-drop", type=float, default=0.01, help="share of top answers that may be others than FP32's"
+    )
+    fast.add_argument("--min-sqnr", type=float, default=20.0, help="least signal to noise ratio of the outputs, in dB")
+    fast.add_argument("--save", metavar="REPORT.json", help="write the report too")
+    fast.add_argument("--plot", metavar="PICTURE", help="draw time against accuracy: .png, .svg or .pdf")
 
     shapes = add(_advise, "say which shapes miss the Tensor Cores", "float16")
     shapes.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU")
@@ -130,6 +148,42 @@ def _tune(args: argparse.Namespace) -> None:
     plan.save(args.out)
     print(plan)
     print(f"\nWrote {args.out}")
+
+
+def _optimize(args: argparse.Namespace) -> None:
+    symbol = read_symbol(args.symbol)
+    params = _parameters(args.params, symbol, {})
+    found = optimize_for_inference(
+        symbol,
+        _batches(args.data, [name for name in symbol.list_arguments() if f"arg:{name}" not in params]),
+        dtypes=args.dtypes,
+        max_drop=args.max_drop,
+        min_sqnr=args.min_sqnr,
+        arg_params={key[4:]: value for key, value in params.items() if key.startswith("arg:")},
+        aux_params={key[4:]: value for key, value in params.items() if key.startswith("aux:")},
+    )
+    files = found.export(args.out)
+    if args.save:
+        found.report.save(args.save)
+    if args.plot:
+        found.report.plot(args.plot)
+    print(found.report)
+    print(f"\nWrote {' and '.join(files)}")
+
+
+def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
+    """Return the batches of a file, whose arrays have one axis more than an input: the number of the batch."""
+    try:
+        raw = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path!r} holds no arrays of NumPy: expected .npy or .npz ({error})") from error
+    arrays = {inputs[0]: raw} if isinstance(raw, np.ndarray) else dict(raw.items())
+    if not arrays or any(array.ndim < 2 for array in arrays.values()):
+        raise ValueError(f"{path!r} holds no batches: expected arrays of shape (batches, rows, ...)")
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise ValueError(f"{path!r}: its arrays have different numbers of batches")
+    count = min(map(len, arrays.values()))
+    return [{name: array[number] for name, array in arrays.items()} for number in range(count)]
 
 
 def _advise(args: argparse.Namespace) -> None:

@@ -71,9 +71,12 @@ CALIBRATORS: Mapping[str, Callable[..., tuple[float, float]]] = {
 
 
 def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
-    """Return the signal to quantization noise ratio in dB: infinite where the two are equal, -inf for NaN."""
-    exact = reference.astype("float64")
-    noise = float(np.sum((exact - value) ** 2))
-    if not np.isfinite(noise):
+    """Return the signal to quantization noise ratio in dB: infinite where the two are equal.
+
+    Infinities (of masks) must be the same ones; where they are not, and for NaN, it is -inf.
+    """
+    exact, finite = reference.astype("float64"), np.isfinite(reference)
+    if not np.array_equal(exact[~finite], value[~finite]) or not np.isfinite(value[finite]).all():
         return -np.inf
-    return float(10 * np.log10(max(float(np.sum(exact**2)), 1e-300) / noise)) if noise else np.inf
+    signal, noise = float(np.sum(exact[finite] ** 2)), float(np.sum((exact[finite] - value[finite]) ** 2))
+    return float(10 * np.log10(max(signal, 1e-300) / noise)) if noise else np.inf

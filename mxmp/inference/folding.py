@@ -17,6 +17,8 @@ __all__ = ["Params", "copied", "fold_constants", "fold_norms", "without_identiti
 Params = Dict[str, NDArray]
 
 _NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
+# Operators that only move values.
+_MOVES = ("Concat", "Flatten", "Reshape", "SwapAxis", "_copy", "_rnn_param_concat", "expand_dims", "transpose")
 _TYPE_CODES = {"float32": "0", "float16": "2", "bfloat16": "12"}
 
 
@@ -118,7 +120,9 @@ def _is_true(text: str) -> bool:
 
 
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
-    """Return the graph in which what mxmp made of parameters alone (casts of weights) is a parameter itself."""
+    """Return the graph in which what is made of parameters alone is a parameter itself: casts of weights, and the one
+    vector that RNN reads.
+    """
     copy = copied(graph)
     constant: set[Node] = set()
     made: dict[Entry, list[tuple[Node, int]]] = {}
@@ -126,7 +130,7 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
         if node.is_variable:
             if node.name in params:
                 constant.add(node)
-        elif is_ours(node) and node.inputs and all(entry.node in constant for entry in node.inputs):
+        elif (is_ours(node) or node.op in _MOVES) and node.inputs and all(e.node in constant for e in node.inputs):
             constant.add(node)
     for entry, users in copy.consumers().items():
         if entry.node in constant and not entry.node.is_variable:
@@ -141,7 +145,7 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     )
     values = dict(params)
     for (entry, readers), value in zip(made.items(), executor.forward(is_train=False)):
-        dtype = "bfloat16" if value.dtype.names else np.dtype(value.dtype).name
+        dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
         variable = Node("null", f"{entry.node.name}_{entry.index}", {"__dtype__": _TYPE_CODES[dtype]})
         values[variable.name] = value.copy()
         for user, position in readers:

@@ -30,7 +30,7 @@ class _Collected:
 
 def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
     """Return the tensors whose ranges ``quantize`` needs, whatever is excluded: ``NAME_output``, and inputs."""
-    return sorted(set(_pass(graph, params, (), True, "naive", None)[3].include_layer))
+    return sorted(set(_pass(graph, params, (), True, "naive", None)[1].include_layer))
 
 
 def quantize(
@@ -54,21 +54,18 @@ def quantize(
     mxnet.MXNetError
         MXNet's pass fails.
     """
-    made, arguments, auxiliary, collector = _pass(graph, params, excluded, every, "customize", _Collected(ranges))
+    made, collector = _pass(graph, params, excluded, every, "customize", _Collected(ranges))
     made, arguments, auxiliary = quantization.calib_graph(
-        made, arguments, auxiliary, collector, calib_mode="customize", quantized_dtype="auto", logger=None
+        made, *_by_kind(graph, params), collector, calib_mode="customize", quantized_dtype="auto", logger=None
     )
     names = [node.name[len(QUANTIZED) :] for node in Graph.from_symbol(made).nodes() if node.name.startswith(QUANTIZED)]
     return Graph.from_symbol(made.get_backend_symbol("MKLDNN_QUANTIZE")), {**arguments, **auxiliary}, names
 
 
 def _pass(graph: Graph, params: Params, excluded: Collection[str], every: bool, mode: str, collector: Any) -> tuple:
-    symbol = graph.to_symbol()
-    states = set(symbol.list_auxiliary_states())
-    return quantization.quantize_graph(
-        symbol,
-        {name: value for name, value in params.items() if name not in states},
-        {name: value for name, value in params.items() if name in states},
+    made, _, _, collector = quantization.quantize_graph(
+        graph.to_symbol(),
+        *_by_kind(graph, params),
         ctx=mx.cpu(),
         excluded_sym_names=list(excluded),
         calib_mode=mode,
@@ -78,3 +75,10 @@ def _pass(graph: Graph, params: Params, excluded: Collection[str], every: bool, 
         LayerOutputCollector=collector,
         logger=None,
     )
+    return made, collector
+
+
+def _by_kind(graph: Graph, params: Params) -> tuple[Params, Params]:
+    states = set(graph.to_symbol().list_auxiliary_states())
+    arguments = {name: value for name, value in params.items() if name not in states}
+    return arguments, {name: value for name, value in params.items() if name in states}

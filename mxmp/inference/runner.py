@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Mapping, Sequence
 
@@ -22,6 +21,8 @@ from .folding import Params
 __all__ = ["CandidateError", "Runner"]
 
 _TAIL = 300
+# Python would put the current folder before the user's import path.
+_START = "import sys; sys.path[:] = sys.argv[1:]; from mxmp.inference.worker import main; main()"
 
 
 class CandidateError(Exception):
@@ -120,16 +121,14 @@ class Runner:
         return found["answer"]
 
     def _start(self) -> None:
-        package = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         with open(self._path("log"), "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "mxmp.inference.worker"],
+                [sys.executable, "-W", "ignore", "-c", _START, *map(os.fspath, sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "PYTHONPATH": path, "MXNET_SUBGRAPH_BACKEND": "NONE"},
+                env={**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"},
                 start_new_session=True,  # Ctrl-C is for this process, which stops the other one
             )
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..precision.graph import Graph, Node
 from ..tuning.search import quartiles
 from .calibration import sqnr
-from .folding import Params, fold_norms, without_identities
+from .folding import Params, fold_constants, fold_norms, without_identities
 from .fusing import fuse
 from .lowering import lower
 from .quantizing import QUANTIZED, Ranges, quantize, tensors_to_calibrate
@@ -93,12 +93,10 @@ class Search:
         self._runner.add(PLAIN, graph, params)
         every = sorted({*self._calibrating, *self._held})
         self._reference = dict(zip(every, self._outputs(PLAIN, every)))
-        if not all(np.isfinite(value).all() for outputs in self._reference.values() for value in outputs):
-            raise ValueError(
-                "the network's FP32 outputs on the calibration data are not finite: there is nothing to hold"
-            )
+        if any(np.isnan(value).any() for outputs in self._reference.values() for value in outputs):
+            raise ValueError("the network's own FP32 outputs on the calibration data hold NaN: is it trained?")
         self._rows[PLAIN] = Candidate(PLAIN, sqnr=np.inf)
-        folded = fold_norms(graph, params)
+        folded = fold_constants(*fold_norms(graph, params))
         if self._same(FOLDED, fuse(folded[0], apart=True), folded[1]):
             self._base = folded
         else:

@@ -19,6 +19,7 @@ from ..precision.graph import Graph
 from ..symbolic.checkpoint import write_arrays, write_symbol
 from ..symbolic.parameters import check_parameters
 from .folding import Params
+from .fusing import FUSED
 from .report import InferenceReport
 
 __all__ = ["OptimizedBlock", "OptimizedSymbol", "Subject", "read_target", "served"]
@@ -54,6 +55,11 @@ def read_target(target: Any, calibration: Any, arg_params: Batch | None, aux_par
         raise ValueError("arg_params and aux_params are for Symbols: a block has its own parameters")
     else:
         subject = _of_block(target, batches)
+    if subject.graph.numpy:
+        raise ValueError("this network is one of mx.np, whose operators MXNet neither fuses nor quantizes: use mx.nd")
+    done = [node.name for node in subject.graph.nodes() if node.op in FUSED or "quantize" in node.op]
+    if done:
+        raise ValueError(f"{done[0]!r} is fused or quantized already: give the network as it was before")
     _check_values(subject)
     _check_shapes(subject)
     for node in subject.graph.nodes():
@@ -61,7 +67,7 @@ def read_target(target: Any, calibration: Any, arg_params: Batch | None, aux_par
             # Of these dtypes nobody else tells: casts and INT8 take several.
             code = _TYPE_CODES.get(np.dtype(subject.batches[0][node.name].dtype).name)
             node.attrs.update({} if code is None else {"__dtype__": code})
-    return subject
+    return subject._replace(params={name: value.as_in_context(mx.cpu()) for name, value in subject.params.items()})
 
 
 def _batches(calibration: Any) -> list[Any]:
@@ -94,7 +100,7 @@ def _of_block(block: Any, batches: list[Any]) -> Subject:
     empty = [name for name, weight in weights.items() if not (weight.masters or weight.arrays)]
     if empty:
         raise ValueError(f"Parameter {empty[0]!r} has no values yet: initialize the net, call it once, and train it")
-    full: Params = {name: (weight.masters or weight.arrays)[0] for name, weight in weights.items()}
+    full = {name: (weight.masters or weight.arrays)[0] for name, weight in weights.items()}
     place_of = {id(array): place for place, array in enumerate(values[0])}
     inputs = list(found)
     places = [place_of[id(found[name])] for name in inputs]
@@ -146,7 +152,8 @@ def _array(value: Any) -> NDArray:
         raise ValueError(f"a calibration batch holds a {type(value).__name__}: expected arrays, or tuples of them")
     array = value.detach() if isinstance(value, NDArray) else mx.nd.array(value, dtype=value.dtype)
     is_float = array.dtype in (np.float16, np.float64)
-    return array.astype("float32") if is_float else array
+    array = array.astype("float32") if is_float else array
+    return array if array.context == mx.cpu() else array.as_in_context(mx.cpu())
 
 
 def _flat(value: Any) -> list[NDArray]:
@@ -159,6 +166,9 @@ def _check_values(subject: Subject) -> None:
     for name, value in subject.params.items():
         if value.context.device_type != "cpu":
             raise ValueError(f"parameter {name!r} is on {value.context}: fusion and INT8 are for CPUs, move it there")
+        if np.dtype(value.dtype) != np.float32:
+            dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
+            raise ValueError(f"parameter {name!r} is {dtype}: give the network in FP32, as it was before net.cast()")
     named = [(f"parameter {name!r}", value) for name, value in subject.params.items()]
     named += [
         (f"calibration batch {i}, {name!r},", v) for i, batch in enumerate(subject.batches) for name, v in batch.items()

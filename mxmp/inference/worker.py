@@ -1,6 +1,6 @@
 """The process in which candidates run: a kernel that crashes ends it, and not the user's.
 
-``python -m mxmp.inference.worker`` reads a command of JSON a line, and answers with a line. MXNet's own fusion at bind
+It reads a command of JSON a line, and answers with a line. MXNet's own fusion at bind
 is off in it (``MXNET_SUBGRAPH_BACKEND=NONE``), so a graph runs as it is.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from typing import Any, Callable, Iterator, Mapping
@@ -172,12 +173,9 @@ def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Answer the commands on stdin; what else writes to stdout goes to stderr."""
     np.seterr(all="ignore")
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # MXNet's handler would make an exit status of a crash
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for found in _answers(iter(sys.stdin.readline, "")):
         answers.write(json.dumps(found) + "\n")
         answers.flush()
-
-
-if __name__ == "__main__":
-    main()

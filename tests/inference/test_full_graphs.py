@@ -8,10 +8,12 @@ import pytest
 from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mxnet import gluon
 from networks import S, conv, filled, forward, preactivation, relu
 from oracle import sqnr
 
-from mxmp.inference.folding import fold_norms, without_identities
+from mxmp.gluon.graphs import traced_alone
+from mxmp.inference.folding import fold_constants, fold_norms, without_identities
 from mxmp.inference.fusing import FUSED, fuse, inner_operators
 from mxmp.precision.graph import Graph
 
@@ -93,6 +95,22 @@ def one_weight_for_two(x):
 @pytest.mark.parametrize("quantizable", [False, True])
 def test_what_is_read_from_the_middle_of_a_fusion_stays_right(network, quantizable):
     check(network(S.var("data")), quantizable=quantizable)
+
+
+def test_the_vector_that_an_rnn_reads_is_made_once():
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.rnn.LSTM(4, input_size=3))
+    net.initialize(mx.init.Normal())
+    x = mx.nd.random.normal(shape=(5, 2, 3))
+    net(x)
+    symbol, found, params = traced_alone(net, (x,), False)
+    values = {name: param.data() for name, param in params.items()}
+    graph, folded = fold_constants(Graph.from_symbol(symbol), values)
+    assert not {"Reshape", "_rnn_param_concat"} & {node.op for node in graph.nodes()}
+    assert len(folded) == 1
+    (name,) = found
+    for wanted, got in zip(*(forward(s, v, **{name: x}) for s, v in ((symbol, values), (graph.to_symbol(), folded)))):
+        np.testing.assert_array_equal(wanted, got)
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -16,7 +16,8 @@ from networks import S, conv, digits, filled, forward, preactivation, relu, trai
 from oracle import sqnr
 
 import mxmp
-from mxmp.inference import optimize, search
+from mxmp.__main__ import main
+from mxmp.inference import calibration, optimize, search
 from mxmp.inference.runner import CandidateError, Runner
 from mxmp.precision.graph import Graph
 
@@ -70,6 +71,21 @@ def test_full_precision_is_the_network_folded_and_fused(full, held):
     assert sqnr(reference, full(x).asnumpy()) > 110
     assert full.report.chosen.startswith("float32, ")
     assert not any("batchnorm" in name for name in full.collect_params())
+
+
+def test_an_optimized_network_is_refused(found, images):
+    with pytest.raises(ValueError, match="is fused or quantized already"):
+        mxmp.optimize_for_inference(found, batches(images))
+
+
+def test_a_net_on_another_cpu_context_is_optimized_too():
+    with mx.cpu(1):
+        net = nn.Dense(3, in_units=2)
+        net.initialize(ctx=mx.cpu(1))
+        x = mx.nd.random.normal(shape=(4, 2))
+        reference = net(x).asnumpy()
+        found = mxmp.optimize_for_inference(net, [x], dtypes=())
+    assert sqnr(reference, found(x.as_in_context(mx.cpu())).asnumpy()) > 100
 
 
 def test_all_candidates_are_in_the_report(found):
@@ -161,7 +177,7 @@ def test_layers_leave_int8_until_evaluate_is_content(net, images, held):
         """Loses as soon as the first convolution is in INT8."""
         operators = [node.name for node in Graph.from_symbol(served.symbol).nodes()]
         asked.append(operators)
-        return 0.0 if any(name.startswith("quantized_digits_conv0") for name in operators) else 1.0
+        return 0.0 if any(name.startswith("quantized_digits_relu0") for name in operators) else 1.0
 
     found = mxmp.optimize_for_inference(net, batches(images), dtypes=["int8"], evaluate=evaluate, max_drop=0.5)
     rows = {row.name: row for row in found.report.candidates}
@@ -269,6 +285,30 @@ def test_vnni_is_read_from_the_processor(tmp_path):
     assert optimize._has_vnni(str(tmp_path / "none"))
 
 
+def test_a_network_whose_own_outputs_are_nan_is_refused():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=2), nn.HybridLambda(lambda math, x: math.sqrt(-1 - x * x)))
+    net.initialize()
+    with pytest.raises(ValueError, match="own FP32 outputs on the calibration data hold NaN"):
+        mxmp.optimize_for_inference(net, [mx.nd.ones((2, 2))])
+
+
+def test_equal_infinities_are_no_noise():
+    masked = np.array([1.0, -np.inf, 2.0])
+    assert calibration.sqnr(masked, masked) == np.inf
+    assert calibration.sqnr(masked, np.array([1.1, -np.inf, 2.0])) > 20
+    assert calibration.sqnr(masked, np.array([1.0, 5.0, 2.0])) == -np.inf
+
+
+def test_a_network_of_numpy_arrays_is_refused():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.Dense(3, in_units=2)
+        net.initialize()
+        x = mx.np.ones((2, 2))
+        with pytest.raises(ValueError, match=r"this network is one of mx\.np"):
+            mxmp.optimize_for_inference(net, [x])
+
+
 def test_nothing_to_quantize_is_said():
     symbol = S.LayerNorm(S.var("data"), name="norm")
     params = filled(symbol, data=(4, 6))
@@ -303,6 +343,11 @@ def test_what_cannot_be_optimized_is_refused(net):
         mxmp.optimize_for_inference(nn.Sequential(), [x])
     with pytest.raises(ValueError, match="has no values yet: initialize the net"):
         mxmp.optimize_for_inference(nn.Dense(3), [x])
+    half = nn.Dense(3, in_units=2)
+    half.initialize()
+    half.cast("float16")
+    with pytest.raises(ValueError, match="_weight' is float16: give the network in FP32"):
+        mxmp.optimize_for_inference(half, [mx.nd.ones((2, 2))])
     with pytest.raises(ValueError, match="float16 is for GPUs"):
         mxmp.optimize_for_inference(net, [x], dtypes=["float16"])
     with pytest.raises(ValueError, match="max_drop=-1"):
@@ -325,3 +370,55 @@ def test_the_report_is_data_and_a_picture(found, tmp_path):
     assert (tmp_path / "picture.png").stat().st_size > 5000
     with pytest.raises(ValueError, match="is no picture"):
         found.report.plot("picture.txt")
+
+
+# -- the command line -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(net, images, tmp_path):
+    net(mx.nd.array(images[:2]))
+    net.export(str(tmp_path / "net"))
+    np.save(str(tmp_path / "data.npy"), np.stack([batch.asnumpy() for batch in batches(images)]))
+    return tmp_path
+
+
+def command(folder, *arguments):
+    return main(["optimize", *(a.replace("@", f"{folder}{os.sep}") for a in arguments)])
+
+
+def test_the_command_writes_files_and_a_report(checkpoint, held, capsys):
+    files = ["@net-symbol.json", "@net-0000.params", "@data.npy", "@fast"]
+    assert command(checkpoint, *files, "--dtypes", "int8", "--save", "@r.json", "--plot", "@p.png") == 0
+    assert "Served: " in capsys.readouterr().out
+    assert json.loads((checkpoint / "r.json").read_text())["candidates"]
+    assert (checkpoint / "p.png").exists()
+    files = f"{checkpoint}/fast-symbol.json", ["data"], f"{checkpoint}/fast-0000.params"
+    with pytest.warns(UserWarning, match="Cannot decide type"):  # MXNet warns of every import
+        served = gluon.SymbolBlock.imports(*files)
+    assert sqnr(held[2], served(held[0]).asnumpy()) > 15
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"no arrays", "holds no arrays of NumPy"),
+        (np.zeros(3), "holds no batches"),
+        (np.zeros((0, 2, 1, 8, 8)), "there is no calibration data"),
+        (np.zeros((2, 2, 3, 8, 8)), "does not fit the network"),
+        ({"data": np.zeros((2, 2, 1, 8, 8)), "other": np.zeros((3, 2))}, "different numbers of batches"),
+    ],
+)
+def test_the_command_refuses_bad_data_in_one_line(checkpoint, data, message, capsys):
+    path = checkpoint / ("bad.npz" if isinstance(data, dict) else "bad.npy")
+    if isinstance(data, bytes):
+        path.write_bytes(data)
+    elif isinstance(data, dict):
+        np.savez(path, **data)
+    else:
+        np.save(path, data)
+    assert command(checkpoint, "@net-symbol.json", "@net-0000.params", f"@{path.name}", "@fast") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (checkpoint / "fast-symbol.json").exists()
