@@ -23,8 +23,9 @@ PLAIN_SUMS = {
 }
 # The same with Kahan's compensation (mshadow/base.h, red::sum): as exact as float16 can be, and as small in range.
 COMPENSATED_SUMS = (f"reduce_kernel<mshadow::red::sum, \\d+, {HALF}",)
-# A step copies running statistics by SGD of size 0. No test trains FP32 weights without momentum.
-COPIES = re.compile(r"MultiSGDKernel<float, false, false>")
+# A step copies running statistics by SGD of size 0, and subtracts float16 arrays from their rounded masters by SGD of
+# size 1 after a user has read weights. No test trains weights without momentum and without masters.
+COPIES = re.compile(r"MultiSGDKernel<(float|mshadow::half::half_t), false, false>")
 OPTIMIZERS = re.compile(r"SGD|Adam|LAMB|Lamb|LARS|NAG|Ftrl|FTML|RMSProp|AdaDelta|Adagrad|Signum|Signsgd|Nadam", re.I)
 
 
