@@ -10,20 +10,17 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 import mxnet as mx
-from classify import BATCH, NETWORKS, images_of, narrowed
-from common import QUICK_STEPS, Run, parser
-from digits import split
+from classify import BATCH, NETWORKS, data, narrowed
+from common import Run, parser
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     run = Run(parser(__doc__, epochs=6).parse_args(arguments), "resnet50_symbolic", "top-1, %", chance=10)
     network = NETWORKS["resnet50"]
-    images, labels, held, truth = split(network.size)
-    if run.quick:
-        images, labels, run.epochs = images[: QUICK_STEPS * BATCH], labels[: QUICK_STEPS * BATCH], 1
-        held, truth = held[:BATCH], truth[:BATCH]
-    training = mx.io.NDArrayIter(images_of(images), labels, BATCH, shuffle=True, last_batch_handle="discard")
-    test = mx.io.NDArrayIter(images_of(held), truth, BATCH)
+    images, labels, held, truth = data(network, run.quick)
+    run.epochs = 1 if run.quick else run.epochs
+    training = mx.io.NDArrayIter(images, labels, BATCH, shuffle=True, last_batch_handle="discard")
+    test = mx.io.NDArrayIter(held, truth, BATCH)
 
     symbol = mx.sym.SoftmaxOutput(narrowed(network.make(), network.narrower), name="softmax")
     module = run.module(symbol)

@@ -1,6 +1,6 @@
-"""What every recipe shares: its options, its seed, its curve and its result. The rest is in the recipes.
+"""The parts that all recipes share: options, seed, learning curve and result. Not a recipe.
 
-``float32`` is plain MXNet, with nothing of mxmp in it: no conversion and a ``gluon.Trainer``.
+``float32`` is MXNet's own, with nothing of mxmp in it: no conversion and a ``gluon.Trainer``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POINTS = 50  # of a curve that is kept
 
 
 def parser(doc: str, epochs: int) -> argparse.ArgumentParser:
-    """The options of every recipe; a recipe may add its own before it gives the parser to ``Run``."""
+    """Return a parser of the options of every recipe; a recipe may add its own before it parses them."""
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("--dtype", choices=DTYPES, default="float16")
     made.add_argument("--seed", type=int, default=0, help="of weights, data order and noise; the split is fixed")
@@ -40,6 +40,7 @@ def parser(doc: str, epochs: int) -> argparse.ArgumentParser:
 
 
 def positive(text: str) -> int:
+    """Return the number of an option; argparse shows the error where it is below 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}; expected a whole number from 1")
@@ -47,22 +48,23 @@ def positive(text: str) -> int:
 
 
 def loss_scale(text: str) -> str:
+    """Return the option as it is; raise ``ValueError`` where it is not a loss scale."""
     if text not in ("dynamic", "none"):
-        mxmp.StaticLossScaler(float(text))  # says what is allowed
+        mxmp.StaticLossScaler(float(text))  # its error says what is allowed
     return text
 
 
 class Run:
-    """One run of a recipe: what the user asked for, and what came of it.
+    """One run of a recipe: the user's options, and the losses and the result.
 
     Parameters
     ----------
     options : argparse.Namespace
-        Of a ``parser``.
+        The options that a ``parser`` of this module parsed.
     family, metric : str
         Such as ``"resnet50"`` and ``"top-1, %"``.
     chance : float
-        The metric of one who has learnt nothing (guesses, or knows frequencies only; the recipe says which).
+        The metric of a network that has learnt nothing (it guesses, or knows frequencies only; the recipe says which).
     """
 
     def __init__(self, options: argparse.Namespace, family: str, metric: str, chance: float) -> None:
@@ -79,19 +81,19 @@ class Run:
 
     @property
     def loss_scale(self) -> Any:
-        """As ``mxmp.Trainer`` and ``mxmp.Module`` take it."""
+        """Return the loss scale as ``mxmp.Trainer`` and ``mxmp.Module`` take it."""
         text = self.options.loss_scale
         return text if text == "dynamic" else None if text == "none" else float(text)
 
     def convert(self, net: gluon.Block, **options: Any) -> gluon.Block:
-        """``mxmp.convert(net, dtype)``, and a plain hybridized net for float32."""
+        """Return ``mxmp.convert(net, dtype)``; for float32 the net itself, hybridized."""
         if self.options.dtype == "float32":
             net.hybridize()
             return net
         return mxmp.convert(net, self.options.dtype, **options)
 
     def trainer(self, params: Any, optimizer: str, settings: dict[str, Any]) -> Any:
-        """``mxmp.Trainer(params, optimizer, settings)``; for float32 a ``gluon.Trainer`` with the same methods."""
+        """Return ``mxmp.Trainer(params, optimizer, settings)``; for float32 a ``gluon.Trainer`` with its methods."""
         if self.options.dtype == "float32":
             made = PlainTrainer(params, optimizer, settings)
         else:
@@ -102,7 +104,7 @@ class Run:
         return made
 
     def module(self, symbol: mx.sym.Symbol, **options: Any) -> mx.mod.Module:
-        """``mxmp.Module(symbol, policy=dtype)``, and MXNet's own for float32."""
+        """Return ``mxmp.Module(symbol, policy=dtype)``; for float32 MXNet's own."""
         if self.options.no_masters:
             raise ValueError("--no-masters: a Module keeps its masters; recipes without a Module can do without")
         if self.options.dtype == "float32":
@@ -112,7 +114,7 @@ class Run:
         return made
 
     def batches(self, *arrays: np.ndarray, size: int) -> Iterator[list[NDArray]]:
-        """Batches for all epochs, shuffled anew in each; what does not fill a batch is left out."""
+        """Yield batches for all epochs, shuffled anew in each; rows that do not fill a batch are left out."""
         for epoch in range(self.epochs):
             first = len(self.losses)
             order = self.random.permutation(len(arrays[0]))
@@ -124,16 +126,16 @@ class Run:
             print(f"epoch {epoch + 1:3}: loss {np.mean(self.losses[first:]):.4f}", flush=True)
 
     def log(self, loss: NDArray) -> None:
-        """The loss of one step, of any shape; call it once a step, after ``trainer.step``."""
+        """Keep the loss of one step, of any shape, after ``trainer.step``. Waits for the device."""
         self.losses.append(float(loss.mean().asscalar()))
 
     def log_metric(self, state: Any) -> None:
-        """``batch_end_callback`` of ``Module.fit`` whose ``eval_metric`` is the loss."""
+        """Keep the loss of one step: a ``batch_end_callback`` of ``Module.fit`` whose ``eval_metric`` is the loss."""
         self.losses.append(state.eval_metric.get()[1])
         state.eval_metric.reset()
 
     def finish(self, value: float, **more: Any) -> dict[str, Any]:
-        """Prints and returns the result, and writes it to ``--out``; ``more`` is what a recipe tells besides."""
+        """Print and return the result, and write it to ``--out``; ``more`` is added to it."""
         result = {
             "family": self.family,
             "dtype": self.options.dtype,
@@ -160,16 +162,18 @@ class PlainTrainer(gluon.Trainer):
     """``gluon.Trainer`` with the method by which mxmp's starts a backward."""
 
     def backward(self, loss: NDArray | Sequence[NDArray], retain_graph: bool = False) -> None:
+        """Compute the gradients of a loss, or of several."""
         autograd.backward(loss, retain_graph=retain_graph)
 
 
 class TrainerWithoutMasters(mxmp.Trainer):
-    """How one should not train: weights and the optimizer's states keep what their dtype holds, and no more.
+    """A trainer that shows what masters are for: after each step it rounds weights and states to their dtype.
 
-    So do MXNet's optimizers for float16 weights with ``multi_precision=False``.
+    MXNet's optimizers do so for float16 weights with ``multi_precision=False``.
     """
 
     def step(self, *args: Any, **kwargs: Any) -> None:
+        """Update the weights, then round them and the optimizer's states."""
         super().step(*args, **kwargs)
         weights = [weight for param in self._params if param.grad_req != "null" for weight in param.list_data()]
         for array in [*weights, *arrays_in([updater.states for updater in self._updaters])]:
@@ -177,6 +181,7 @@ class TrainerWithoutMasters(mxmp.Trainer):
 
 
 def arrays_in(states: Any) -> Iterator[NDArray]:
+    """Yield the arrays of an optimizer's states, which may be nested."""
     if isinstance(states, NDArray):
         yield states
     elif states is not None:
@@ -184,13 +189,18 @@ def arrays_in(states: Any) -> Iterator[NDArray]:
             yield from arrays_in(state)
 
 
+def warmed_up(rate: float, step: int, steps: int) -> float:
+    """Return the learning rate of a step, counted from 0: it rises over a tenth of the steps, then falls to zero."""
+    return rate * min(10 * (step + 1) / steps, 1.1 * (1 - step / steps), 1)
+
+
 def thinned(losses: Sequence[float]) -> list[list[float]]:
-    """At most ``POINTS`` pairs of a step and the mean loss of the steps around it."""
+    """Return at most ``POINTS`` pairs of a step and the mean loss of the steps around it."""
     parts = np.array_split(np.arange(len(losses)), min(POINTS, len(losses)))
     return [[int(p[-1]) + 1, float(f"{np.mean(np.take(losses, p)):.4g}")] for p in parts]
 
 
 def predictions(net: Callable, arrays: np.ndarray, size: int = 64) -> np.ndarray:
-    """The net's outputs for all of an array, in batches."""
+    """Return the net's outputs for all of an array, computed in batches. Waits for the device."""
     parts = range(0, len(arrays), size)
     return np.concatenate([net(mx.nd.array(arrays[i : i + size])).asnumpy() for i in parts])

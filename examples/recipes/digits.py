@@ -18,13 +18,25 @@ HELD_OUT = 0.3
 
 
 def split(size: int) -> Sequence[np.ndarray]:
-    """Ink of shape (n, size, size) from 0 to 1 and labels to train on, then those held out."""
+    """Return ink of shape (n, size, size) from 0 to 1 and labels to train on, then those held out."""
     data = load_digits()
     ink = np.stack([cv2.resize(image / 16, (size, size), interpolation=cv2.INTER_CUBIC) for image in data.images])
     ink = ink.clip(0, 1).astype("float32")
     labels = data.target.astype("float32")
     ink, held, labels, truth = train_test_split(ink, labels, test_size=HELD_OUT, stratify=labels, random_state=0)
     return ink, labels, held, truth
+
+
+def moved(ink: np.ndarray, copies: int) -> np.ndarray:
+    """Return ink of shape (copies * n, size, size): the pictures, then copies that are moved, turned and scaled."""
+    random, size = np.random.RandomState(0), ink.shape[1]
+    made = [ink]
+    for _ in range(copies - 1):
+        for picture in ink:
+            turn = cv2.getRotationMatrix2D(((size - 1) / 2,) * 2, random.uniform(-8, 8), random.uniform(0.9, 1.1))
+            turn[:, 2] += random.uniform(-size / 10, size / 10, 2)
+            made.append(cv2.warpAffine(picture, turn, (size, size))[None])
+    return np.concatenate(made)
 
 
 class Canvases(NamedTuple):
@@ -41,7 +53,7 @@ class Canvases(NamedTuple):
 
 
 def canvases(count: int, held_out: bool, seed: int, size: int = 64, most: int = 3) -> Canvases:
-    """Canvases with 1 to ``most`` digits of 14 to 30 pixels each, which do not overlap, on noise."""
+    """Return canvases with 1 to ``most`` digits of 14 to 30 pixels each, which do not overlap, on noise."""
     ink, labels = split(16)[2 * held_out : 2 * held_out + 2]
     random = np.random.RandomState(seed)
     images = random.uniform(0, 0.3, (count, size, size)).astype("float32")
@@ -68,4 +80,5 @@ def canvases(count: int, held_out: bool, seed: int, size: int = 64, most: int = 
 
 
 def overlaps(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Return whether two boxes of left, top, right and bottom overlap."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -3,8 +3,8 @@
     python examples/recipes/segmentation.py --dtype float16
 
 The data: 1 to 3 of scikit-learn's real digits (CC BY 4.0) on noise; the test's digits are of the held out ones. The
-metric is the mean over the ten digits and the background of intersection over union; who calls everything background
-has 8 %, the background's share of the pixels by an eleventh.
+metric is the mean over the ten digits and the background of intersection over union. Chance is that of a network that
+calls everything background: 8 %, the background's share of the pixels divided by eleven.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ SIZE, BATCH = 48, 16
 
 
 def convolution(channels: int, kernel: int = 3, strides: int = 1, dilation: int = 1) -> list[gluon.Block]:
+    """Return a convolution with its norm and its activation."""
     padding = dilation * (kernel // 2)
     layer = nn.Conv2D(channels, kernel, strides, padding, dilation, use_bias=False)
     return [layer, nn.BatchNorm(), nn.Activation("relu")]
 
 
 class Pyramid(gluon.HybridBlock):
-    """Means over 1x1, 2x2 and 3x3 parts of the picture beside the features themselves (PSPNet's pooling)."""
+    """PSPNet's pooling: the features, and beside them their means over 1x1, 2x2 and 3x3 parts of the picture."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -40,22 +41,19 @@ class Pyramid(gluon.HybridBlock):
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         pooled = (F.contrib.AdaptiveAvgPooling2D(x, output_size=parts) for parts in (1, 2, 3))
-        seen = [branch(part) for branch, part in zip(self.branches, pooled)]
-        return F.concat(x, *(F.contrib.BilinearResize2D(part, like=x, mode="like") for part in seen), dim=1)
+        means = [branch(part) for branch, part in zip(self.branches, pooled)]
+        return F.concat(x, *(F.contrib.BilinearResize2D(part, like=x, mode="like") for part in means), dim=1)
 
 
-def network(width: int = 16) -> gluon.HybridBlock:
-    """Scores (n, 11, size, size) of images (n, 3, size, size); features at a quarter of the resolution."""
+def network(width: int = 16, size: int = SIZE) -> gluon.HybridBlock:
+    """Return a net from images (n, 3, size, size) to scores (n, 11, size, size), by features of a quarter of that."""
     net = nn.HybridSequential()
     net.add(*convolution(width, strides=2), *convolution(width), *convolution(2 * width, strides=2))
     net.add(*convolution(2 * width), *convolution(3 * width), *convolution(3 * width, dilation=2))
     net.add(Pyramid(width), *convolution(3 * width), nn.Conv2D(len(CLASSES) + 1, 1))
-    net.add(nn.HybridLambda(enlarged))
+    net.add(nn.HybridLambda(lambda F, x: F.contrib.BilinearResize2D(x, height=size, width=size)))  # noqa: N803
+    net.initialize(mx.init.Xavier("gaussian", "in", 2))
     return net
-
-
-def enlarged(F: Any, x: Any) -> Any:  # noqa: N803
-    return F.contrib.BilinearResize2D(x, height=SIZE, width=SIZE)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -63,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     run = Run(options, "segmentation", "mIoU, %", chance=8)
     count = 64 if run.quick else 800
     data, held = canvases(count, False, seed=1, size=SIZE), canvases(count // 4, True, seed=2, size=SIZE)
-    net = network()
-    net.initialize(mx.init.Xavier("gaussian", "in", 2))
-    net = run.convert(net)
+    net = run.convert(network())
     schedule = mx.lr_scheduler.CosineScheduler(run.epochs * (count // BATCH), base_lr=0.005, warmup_steps=10)
     trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": 0.005, "lr_scheduler": schedule})
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss(axis=1)
@@ -80,11 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def pixels(data: Canvases) -> np.ndarray:
-    """The class of each pixel, 0 is the background."""
+    """Return the class of each pixel, 0 is the background."""
     return (data.masks * (data.ids[..., None] + 1)).max(axis=1)
 
 
 def mean_overlap(found: np.ndarray, truth: np.ndarray) -> float:
+    """Return the mean intersection over union of the classes that are there, in percent."""
     shares = [((found == c) & (truth == c)).sum() / ((found == c) | (truth == c)).sum() for c in np.unique(truth)]
     return 100 * float(np.mean(shares))
 

@@ -1,8 +1,8 @@
-"""What the three translators share: the messages, the training loop, the decoding and BLEU. Not a recipe.
+"""The parts that the three translators share: messages, training loop, decoding and BLEU. Not a recipe.
 
 Data: 5,900 short messages of web applications, by people from English into French (BSD and MIT licences, see data.py);
 300 are held out, and no English message is in both parts. Metric: BLEU of the held-out messages, decoded greedily.
-Chance is that of one who copies the English.
+Chance is that of a network that copies the English.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 
 import mxnet as mx
 import numpy as np
-from common import Run, parser
+from common import Run, parser, warmed_up
 from data import BEGIN, END, PAD, Vocabulary, translations
 from mxnet import autograd, gluon
 
@@ -21,7 +21,7 @@ BATCH, HELD_OUT, VOCABULARY = 64, 300, 2000
 
 
 def translate(doc: str, family: str, make_net, arguments: list[str] | None, epochs: int = 20, rate: float = 2e-3):
-    """Trains ``make_net(source words, target words)`` and returns the result of the run.
+    """Train ``make_net(source words, target words)`` and return the result of the run.
 
     The net takes FP32 ids of shapes (batch, LENGTH), a message and the words of its translation so far, and returns
     the scores of shape (batch, LENGTH, target words) of the word after each.
@@ -43,10 +43,7 @@ def translate(doc: str, family: str, make_net, arguments: list[str] | None, epoc
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     steps = run.epochs * (len(train) // BATCH)
     for x, y in run.batches(source, target, size=BATCH):
-        # Warms up over a tenth of the steps, then falls to zero.
-        trainer.set_learning_rate(
-            rate * min(10 * (len(run.losses) + 1) / steps, 1.1 * (1 - len(run.losses) / steps), 1)
-        )
+        trainer.set_learning_rate(warmed_up(rate, len(run.losses), steps))
         with autograd.record():
             label = y[:, 1:]
             weight = (label != PAD).expand_dims(2)
@@ -64,7 +61,7 @@ def translate(doc: str, family: str, make_net, arguments: list[str] | None, epoc
 
 
 def decode(net, source: np.ndarray) -> list[list[int]]:
-    """The ids of the likeliest word after each other, up to the end of the message."""
+    """Return the ids of the likeliest words, one after the other, up to the end of the message."""
     source = mx.nd.array(source)
     made = np.full((len(source), LENGTH + 1), PAD, "float32")
     made[:, 0] = BEGIN
@@ -75,7 +72,7 @@ def decode(net, source: np.ndarray) -> list[list[int]]:
 
 
 def bleu(made: list[list[str]], wanted: list[list[str]]) -> float:
-    """Corpus BLEU of up to four words (Papineni et al., 2002), with 1 added to the counts of two words and more."""
+    """Return the corpus BLEU of up to four words (Papineni et al., 2002), with 1 added to counts of two and more."""
     logs = []
     for n in range(1, 5):
         right = total = 0

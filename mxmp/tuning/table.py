@@ -9,7 +9,7 @@ from typing import Any, Collection, Mapping
 
 from ..files import replacing
 from ..precision.graph import Entry, Node
-from .choices import Task
+from .choices import Task, signature
 from .clock import Cast, Owner
 from .cut import Costs
 
@@ -37,7 +37,7 @@ class Table:
         self._readers = task.graph.consumers()
         mode = "training" if training else "inference"
         self._signatures = {
-            node: f"{mode} {self._signature(node)}" for node in task.graph.nodes() if not node.is_variable
+            node: f"{mode} {signature(node, shapes)}" for node in task.graph.nodes() if not node.is_variable
         }
         self._mode = mode
 
@@ -115,11 +115,6 @@ class Table:
                 if not node.is_variable:
                     beside.setdefault(node, []).append(cast)
         return beside
-
-    def _signature(self, node: Node) -> str:
-        attrs = {name: value for name, value in sorted(node.attrs.items()) if not name.startswith("__")}
-        inputs = ["x".join(map(str, self._shapes[entry])) for entry in node.inputs]
-        return f"{node.op} {json.dumps(attrs)} {' '.join(inputs)}"
 
     def _key(self, node: Node, low: bool) -> str:
         return f"{self._signatures[node]} {self._task.policy.compute if low else 'float32'}"

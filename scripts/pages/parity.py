@@ -1,96 +1,170 @@
-"""The manual's page of parity from the results of ``dev.py parity``: a table, the curves and the final metrics."""
+"""The manual's page of parity from the results of ``dev.py parity``: tables, forest plot, curves and final metrics."""
 
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Iterator, Mapping
 
 from parity.families import FAMILIES
-from parity.run import DTYPES, RESULTS, Job, Verdict, judged, load, values
+from parity.run import DTYPES, RECIPES, RESULTS, Job, judged, load, values
+from parity.verdict import METRICS, Verdict, plain_mean, pooled
 from support.options import parse
 from support.pages import filled, subplots, table
 
 DOCS = RESULTS.parent
 COLOURS = {"float32": "0.2", "float16": "tab:blue", "bfloat16": "tab:orange"}
+VERDICTS = {"equivalent": "tab:green", "undecided": "0.45", "different": "tab:red"}
+WIDEST = 4  # margins that the forest plot shows to each side
+SIZE = 256  # unknowns of the linear systems
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Write the page and its pictures."""
     parse(__doc__, arguments)
     results = {family: load(RESULTS, family) for family in FAMILIES}
+    found = {dtype: judgements(results, dtype) for dtype in DTYPES[1:]}
     commands = (
-        (family, f"`python {' '.join(Job(family, 'float16', 0).command)}`", steps(found) or "not run yet")
-        for family, found in results.items()
+        (family, f"`python {' '.join(Job(family, 'float16', 0).command)}`", steps(runs) or "not run yet")
+        for family, runs in results.items()
         if Job(family, "float16", 0).recipe.exists()
     )
     text = filled(
         __file__,
         families=len(FAMILIES),
-        verdicts="\n".join(verdicts(results)),
+        margins=table("metric | better | margin", margins()),
+        verdicts="\n".join(verdicts(found)),
+        chance=chance(found),
         table=table(
-            "family | metric | chance | float32 | float16 | bfloat16 | float16: difference | bfloat16: difference",
-            means(results),
+            "family | metric | chance | float32 | dtype | value | difference | verdict | holds from", means(results)
         ),
+        pooled="\n".join(means_of_all(found)),
         commands=table("family | command, of one dtype and seed | steps", commands),
         probes=probes(results),
-        ablations=table("family | without | float32 | float16 | float16 without | difference", ablations(results)),
+        ablations=table(
+            "family | without | float32 | float16 | float16 without | difference | verdict", ablations(results)
+        ),
+        size=SIZE,
+        refinement=table(
+            "condition | float16: LU alone | iterations | error | float32: LU alone | iterations | error", refined()
+        ),
     )
     (DOCS / "parity.md").write_text(text)
-    there = {family: found for family, found in results.items() if values(found, "float32")}
+    there = {family: runs for family, runs in results.items() if values(runs, "float32")}
+    draw_forest(found, DOCS / "parity-forest.png")
     draw_curves(there, DOCS / "parity-curves.png")
     draw_values(there, DOCS / "parity-values.png")
 
 
+def judgements(results: Mapping[str, Any], dtype: str) -> dict[str, Verdict]:
+    """Return the verdicts on a dtype by family, of those with enough runs."""
+    found = {family: judged(runs, dtype) for family, runs in results.items()}
+    return {family: verdict for family, verdict in found.items() if verdict is not None}
+
+
 def steps(found: Mapping[str, Any]) -> int:
+    """Return how many steps a run has; 0 before there is one."""
     return max((result.get("steps", 0) for result in found.values()), default=0)
 
 
-def verdicts(results: Mapping[str, Any]) -> Iterator[str]:
-    found = {dtype: {f: judged(f, runs, dtype) for f, runs in results.items()} for dtype in DTYPES[1:]}
+def margins() -> Iterator[list[str]]:
+    """Yield a metric, the direction that is better, and its margin."""
+    for name, metric in METRICS.items():
+        size = f"{metric.margin:.0%} of FP32's mean" if metric.relative else f"{metric.margin:g}"
+        yield [name, "higher" if metric.higher else "lower", size]
+
+
+def verdicts(found: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
+    """Yield a sentence for each count: what is equivalent, different, undecided, and not judged."""
     every = [verdict for each in found.values() for verdict in each.values()]
-    known = [verdict for verdict in every if verdict is not None]
-    yield f"{sum(v.holds for v in known)} of {len(known)} pairs of a family and a dtype are equal to float32."
-    if missing := len(every) - len(known):
-        yield f"**The table is not complete**: {missing} of {len(every)} pairs do not have all their seeds yet."
+    counts = {kind: sum(verdict.kind == kind for verdict in every) for kind in VERDICTS}
+    pairs = len(FAMILIES) * len(found)
+    yield f"Of {pairs} pairs of a family and a dtype, **{counts['equivalent']} are equivalent** to float32,"
+    worse = sum(verdict.worse for verdict in every)
+    better = sum(verdict.kind in ("different", "diverged") for verdict in every) - worse
+    yield f"{worse} are shown to be worse, {better} to be better, and {counts['undecided']} are undecided:"
+    yield "their seeds are too few for what their recipes scatter."
+    if missing := pairs - len(every):
+        yield f"**The table is not complete**: {missing} pairs do not have runs of three seeds yet."
     for dtype, each in found.items():
-        signs = [(FAMILIES[f].better == "higher") == (v.difference > 0) for f, v in each.items() if v is not None]
-        yield f"{dtype} does better than float32 in {sum(signs)} families and worse in {len(signs) - sum(signs)}."
+        gains = sum(verdict.gain * verdict.difference > 0 for verdict in each.values())
+        yield f"The mean of {dtype} is better than that of float32 in {gains} of {len(each)} families."
+
+
+def chance(found: Mapping[str, Mapping[str, Verdict]]) -> str:
+    """Return how many wrong verdicts chance alone may give."""
+    pairs = sum(map(len, found.values()))
+    return f"{0.05 * pairs:.1f} of {pairs}"
 
 
 def means(results: Mapping[str, Any]) -> Iterator[list[str]]:
-    for family, found in results.items():
-        any_run = next((result for result in found.values() if "metric" in result), None)
+    """Yield the cells of a family and a dtype."""
+    for family, runs in results.items():
+        any_run = next((result for result in runs.values() if "metric" in result), None)
         if any_run is None:
             continue
-        cells = [mean(values(found, dtype)) for dtype in DTYPES]
-        cells += [shown(judged(family, found, dtype)) for dtype in DTYPES[1:]]
-        metric = any_run["metric"] + (", less is better" if FAMILIES[family].better == "lower" else "")
-        if FAMILIES[family].tolerance != 0.2:
-            metric += f"; tolerance {FAMILIES[family].tolerance:g}"
-        yield [family, metric, f"{any_run['chance']:g}", *cells]
+        first = [family, any_run["metric"], f"{any_run['chance']:g}", mean(values(runs, "float32"))]
+        for dtype in DTYPES[1:]:
+            verdict = judged(runs, dtype)
+            yield [*first, dtype, mean(values(runs, dtype)), interval(verdict), shown(verdict), holds(verdict)]
+            first = ["", "", "", ""]
+
+
+def means_of_all(found: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
+    """Yield the rows of the table of means over all families."""
+    yield "| dtype | families | random-effects mean | each family counted alike |"
+    yield "|---|---|---|---|"
+    for dtype, each in found.items():
+        usable = poolable(each.values())
+        if len(usable) > 1:
+            cells = [f"{m.mean:+.2f} ({m.low:+.2f} to {m.high:+.2f})" for m in (pooled(usable), plain_mean(usable))]
+            yield f"| {dtype} | {len(usable)} | {cells[0]} | {cells[1]} |"
+
+
+def poolable(verdicts: Any) -> list[Verdict]:
+    """Return the verdicts that have a standardised difference: no run diverged, and the seeds differ."""
+    return [verdict for verdict in verdicts if verdict.standard_error > 0 and verdict.spread > 0]
 
 
 def probes(results: Mapping[str, Any]) -> str:
+    """Return the table of the runs that look into a difference; empty where there is none."""
     rows = [
-        [family, f"`{option}`", mean(ran), shown(judged(family, found, "float16", option)), text]
-        for family, found in results.items()
+        [family, f"`{option}`", mean(ran), interval(verdict), shown(verdict), text]
+        for family, runs in results.items()
         for option, text in FAMILIES[family].probes
-        for ran in [values(found, "float16", option)]
+        for ran, verdict in [(values(runs, "float16", option), judged(runs, "float16", option))]
+        if ran
     ]
-    return table("family | with | float16 | difference to float32 |", rows) if any(r[2] != "-" for r in rows) else ""
+    return table("family | with | float16 | difference to float32 | verdict |", rows) if rows else ""
 
 
 def ablations(results: Mapping[str, Any]) -> Iterator[list[str]]:
-    for family, found in results.items():
+    """Yield the cells of each run without a safeguard."""
+    for family, runs in results.items():
         for ablation in FAMILIES[family].ablations:
-            if weak := values(found, "float16", ablation):
-                usual = [mean(values(found, dtype)) for dtype in DTYPES[:2]]
-                verdict = shown(judged(family, found, "float16", ablation))
-                yield [family, f"`{ablation}`", *usual, mean(weak), verdict]
+            if weak := values(runs, "float16", ablation):
+                usual = [mean(values(runs, dtype)) for dtype in DTYPES[:2]]
+                verdict = judged(runs, "float16", ablation)
+                yield [family, f"`{ablation}`", *usual, mean(weak), interval(verdict), shown(verdict)]
+
+
+def refined() -> Iterator[list[str]]:
+    """Yield the cells of each condition number, from a run of the recipe of refinement."""
+    sys.path.insert(0, str(RECIPES))
+    import refinement
+
+    for condition, each in refinement.table(SIZE).items():
+        cells = [f"{condition:.0e}"]
+        for got in each.values():
+            cells += [f"{got.first:.0e}", str(got.iterations), f"{got.error:.0e}"]
+            cells[-2:] = cells[-2:] if got.holds else ["-", "**not solved**"]
+        yield cells
 
 
 def mean(found: Mapping[int, float]) -> str:
+    """Return the mean, the standard deviation and the number of seeds as text."""
     if not found:
         return "-"
     diverged = sum(not math.isfinite(value) for value in found.values())
@@ -102,14 +176,92 @@ def mean(found: Mapping[int, float]) -> str:
     return f"{middle:{form}}{spread} ({len(found)})"
 
 
+def interval(found: Verdict | None) -> str:
+    """Return the mean difference and its 90 % interval as text."""
+    if found is None or found.kind == "diverged":
+        return "-"
+    form = "+.2f" if abs(found.difference) < 1e5 else "+.1g"
+    low, high = found.interval(0.9)
+    return f"{found.difference:{form}} ({low:{form}} to {high:{form}})"
+
+
 def shown(found: Verdict | None) -> str:
+    """Return the verdict as text, and of an undecided pair how many seeds would settle it."""
     if found is None:
         return "-"
-    if not math.isfinite(found.difference):
-        return "**diverged**"
-    form = ".2f" if abs(found.difference) < 1e5 else ".1g"
-    figures = f"{found.difference:+{form}} ± {found.standard_error:{form}}, allowed {found.bound:{form}}"
-    return figures if found.holds else f"**{figures}**"
+    if found.kind == "undecided":
+        return f"undecided, {found.seeds_needed} seeds"
+    if found.kind == "different":
+        return f"**different, {'worse' if found.worse else 'better'}**"
+    return "**diverged**" if found.kind == "diverged" else found.kind
+
+
+def holds(found: Verdict | None) -> str:
+    """Return the smallest margin with which the pair is equivalent, as text."""
+    return f"{found.holds_from:.2g}" if found and found.kind == "equivalent" else ""
+
+
+def draw_forest(found: Mapping[str, Mapping[str, Verdict]], path: Path) -> None:
+    """Draw each difference in margins, better to the right, and the means over all families below."""
+    families = [family for family in FAMILIES if any(family in each for each in found.values())]
+    height = 1.8 + 0.34 * len(families)
+    figure, (above, below) = subplots(
+        2, 1, figsize=(8.5, height), height_ratios=(len(families), 3), constrained_layout=True
+    )
+    above.axvspan(-1, 1, color="tab:green", alpha=0.1, linewidth=0)
+    for place, family in enumerate(families):
+        for offset, (dtype, each) in zip((-0.17, 0.17), found.items()):
+            if family in each and each[family].kind != "diverged":
+                draw_verdict(above, place + offset, each[family], "o" if dtype == "float16" else "s")
+    above.set_yticks(range(len(families)), families, fontsize=8)
+    above.set_ylim(len(families) - 0.5, -0.5)
+    above.set_xlim(-1.05 * WIDEST, 1.05 * WIDEST)
+    above.set_xlabel("worse than float32   ←   difference, in margins   →   better", fontsize=8)
+    below.axvspan(-0.1, 0.1, color="tab:green", alpha=0.1, linewidth=0)
+    for place, (dtype, each) in enumerate(found.items()):
+        for offset, average, filled_in in ((-0.15, pooled, True), (0.15, plain_mean, False)):
+            if len(usable := poolable(each.values())) > 1:
+                all_of = average(usable)
+                ends = [[all_of.mean - all_of.low], [all_of.high - all_of.mean]]
+                face = COLOURS[dtype] if filled_in else "white"
+                below.errorbar(all_of.mean, place + offset, xerr=ends, fmt="D", color=COLOURS[dtype], mfc=face, ms=5)
+    below.set_yticks(range(len(found)), [f"all, {dtype}" for dtype in found], fontsize=8)
+    below.set_ylim(len(found) - 0.5, -0.5)
+    below.set_xlim(-0.4, 0.4)
+    below.set_xlabel("all families, in standard deviations of a seed, 95 % intervals; band: a tenth", fontsize=8)
+    for axes in (above, below):
+        axes.axvline(0, color="0.3", linewidth=0.7)
+        axes.tick_params(axis="x", labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    legend(figure)
+    figure.suptitle("difference to float32, 90 % (thick) and 95 % intervals", x=0.01, ha="left", fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+def draw_verdict(axes: Any, place: float, verdict: Verdict, marker: str) -> None:
+    """Draw one line of the forest plot; an arrowhead stands where an interval leaves the picture."""
+    colour = VERDICTS[verdict.kind]
+    for level, width in ((0.9, 2.4), (0.95, 0.9)):
+        ends = sorted(verdict.gain * end / verdict.margin for end in verdict.interval(level))
+        inside = [min(max(end, -WIDEST), WIDEST) for end in ends]
+        axes.plot(inside, [place] * 2, color=colour, linewidth=width)
+    if ends[0] < -WIDEST:
+        axes.plot([-WIDEST], [place], "<", color=colour, markersize=5)
+    if ends[1] > WIDEST:
+        axes.plot([WIDEST], [place], ">", color=colour, markersize=5)
+    middle = verdict.gain * verdict.difference / verdict.margin
+    if abs(middle) < WIDEST:
+        axes.plot([middle], [place], marker, color=colour, markersize=4.5)
+
+
+def legend(figure: Any) -> None:
+    """Draw the legend of the forest plot: colours of verdicts, marks of dtypes and of means."""
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=colour, linewidth=2.4, label=kind) for kind, colour in VERDICTS.items()]
+    marks = (("o", "0.3", "float16"), ("s", "0.3", "bfloat16"), ("D", "0.3", "random effects"), ("D", "white", "alike"))
+    lines += [Line2D([], [], color="0.3", marker=m, mfc=face, linewidth=0, label=label) for m, face, label in marks]
+    figure.legend(handles=lines, ncol=7, loc="outside lower center", fontsize=7, frameon=False)
 
 
 def draw_curves(results: Mapping[str, Any], path: Path) -> None:
@@ -144,6 +296,7 @@ def draw_values(results: Mapping[str, Any], path: Path) -> None:
 
 
 def grid(count: int) -> tuple[Any, Any]:
+    """Return a figure and its axes, four in a row; those after ``count`` are empty."""
     rows = -(-count // 4)
     figure, places = subplots(rows, 4, figsize=(11, 0.6 + 1.9 * rows), squeeze=False, constrained_layout=True)
     for axes in places.flat[count:]:
@@ -154,6 +307,7 @@ def grid(count: int) -> tuple[Any, Any]:
 
 
 def finish(figure: Any, path: Path, title: str) -> None:
+    """Add the legend and the title, and write the picture."""
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=colour, marker="o", markersize=4, label=dtype) for dtype, colour in COLOURS.items()]

@@ -1,14 +1,10 @@
-"""Trains every family of networks in float32, float16 and bfloat16 with several seeds.
+"""Train every family of networks in float32, float16 and bfloat16 with several seeds.
 
 Each run is a process of its own, the command that stands beside its result. On a CPU; float16 is emulated there.
 
-When two dtypes train equally well was stated before anything was trained: the means over seeds lie within the larger
-of the family's tolerance (0.2 points where the metric has points) and two standard errors. Runs of one seed share
-weights and data order, so differences are paired by seed.
-
-Where the spread over seeds is wider than the tolerance, equals exceed two standard errors of five pairs by chance in
-one of nine comparisons (Student's t with four degrees of freedom). So a family with a miss gets twice the seeds, once,
-and the verdict on all of them stands.
+`verdict.py` says when two dtypes train equally well, with margins that were stated before. Runs of one seed share
+weights and data order, so differences are paired by seed. How many seeds a family has was chosen by the spread of the
+differences, never by their mean.
 """
 
 from __future__ import annotations
@@ -22,13 +18,13 @@ import sys
 import tempfile
 from argparse import Namespace
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 from support.options import parse
 from support.results import DOCS, ROOT, in_parallel, read, write
 
 from parity.families import FAMILIES
+from parity.verdict import METRICS, Verdict, verdict
 
 RECIPES = ROOT / "examples" / "recipes"
 RESULTS = DOCS / "parity"
@@ -36,32 +32,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 ABLATED = 3  # seeds of a run with a safeguard less, or a probe
 
 
-class Verdict(NamedTuple):
-    """``difference``: mean of the low dtype less that of float32; ``bound``: how large it may be."""
-
-    difference: float
-    standard_error: float
-    bound: float
-    seeds: int
-
-    @property
-    def holds(self) -> bool:
-        return abs(self.difference) <= self.bound + 1e-9  # not so for NaN
-
-
-def verdict(base: Mapping[int, float], low: Mapping[int, float], tolerance: float) -> Verdict | None:
-    """By the seeds that both have; None with fewer than three. Not finite anywhere: it does not hold."""
-    seeds = base.keys() & low.keys()
-    if len(seeds) < 3:
-        return None
-    differences = [low[seed] - base[seed] for seed in seeds]
-    if not all(map(math.isfinite, differences)):
-        return Verdict(math.nan, math.nan, tolerance, len(seeds))
-    error = stdev(differences) / math.sqrt(len(seeds))
-    return Verdict(fmean(differences), error, max(tolerance, 2 * error), len(seeds))
-
-
 class Job(NamedTuple):
+    """One run: a family, a dtype, a seed, and the options that remove a safeguard."""
+
     family: str
     dtype: str
     seed: int
@@ -69,27 +42,30 @@ class Job(NamedTuple):
 
     @property
     def command(self) -> list[str]:
-        """From the root of the repository, after ``python``."""
+        """Return what follows ``python`` in the root of the repository."""
         recipe, *arguments = FAMILIES[self.family].recipe.split()
         more = ["--dtype", self.dtype, "--seed", str(self.seed), *self.ablation.split()]
         return [f"examples/recipes/{recipe}", *arguments, *more]
 
     @property
     def recipe(self) -> Path:
+        """Return the file of the recipe."""
         return RECIPES / FAMILIES[self.family].recipe.split()[0]
 
     @property
     def key(self) -> str:
+        """Return the name of the run among the results of its family."""
         return " ".join([self.dtype, str(self.seed), *self.ablation.split()])
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run what has no result yet, or list the verdicts; return 1 where a run failed."""
     options = parse(
         *(__doc__, arguments, "families"),
         families=([str], "default: all; --list names them"),
-        list=(False, "show every family and how far it is, and run nothing"),
+        list=(False, "show the verdicts on every family, and run nothing"),
         dtypes=(list(DTYPES), "", DTYPES),
-        seeds=([int], "default: as many as the family's row says; twice that after a miss"),
+        seeds=([int], "default: as many as the family's entry says"),
         only_ablations=(False, "the runs without a safeguard alone"),
         again=(False, "runs that have a result as well"),
         jobs=(1, "runs at once; each has one core"),
@@ -103,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(listing(options.results)))
         return 0
     jobs = [job for family in options.families or FAMILIES for job in jobs_of(family, options)]
-    jobs.sort(key=lambda job: job.seed)  # of a table that is not complete, no row is empty
+    jobs.sort(key=lambda job: job.seed)  # while the table is not complete, every family has some seeds
     failed = False
     for job, (_, found) in in_parallel(run, jobs, options.jobs, "run"):
         if isinstance(found, str):
@@ -115,30 +91,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def jobs_of(family: str, options: Namespace) -> Iterator[Job]:
-    """Of a family whose recipe exists: what has no result yet."""
-    row = FAMILIES[family]
+    """Yield the runs of a family that have no result yet; none where its recipe does not exist."""
+    entry = FAMILIES[family]
     if not Job(family, "", 0).recipe.exists():
         return
-    results = load(options.results, family)
-    known = {} if options.again else results
-    for seed in options.seeds if options.seeds is not None else range(seeds_of(family, results)):
+    known = {} if options.again else load(options.results, family)
+    for seed in options.seeds if options.seeds is not None else range(entry.seeds):
         usual = [] if options.only_ablations else [Job(family, dtype, seed) for dtype in options.dtypes]
-        others = [*row.ablations, *(option for option, _ in row.probes)] if seed < ABLATED else []
-        changed = [Job(family, "float16", seed, option) for option in others]
+        changed = []
+        if seed < ABLATED and "float16" in options.dtypes:
+            others = [*entry.ablations, *(option for option, _ in entry.probes)]
+            changed = [Job(family, "float16", seed, option) for option in others]
         yield from (job for job in usual + changed if job.key not in known)
 
 
-def seeds_of(family: str, results: dict[str, Any]) -> int:
-    """As many as the family's row says; twice as many after a miss with those."""
-    seeds = FAMILIES[family].seeds
-    first = {key: result for key, result in results.items() if result["seed"] < seeds}
-    verdicts = [judged(family, first, dtype) for dtype in DTYPES[1:]]
-    missed = any(found is not None and not found.holds for found in verdicts)
-    return 2 * seeds if missed else seeds
-
-
 def run(job: Job) -> tuple[Job, dict[str, Any] | str]:
-    """Trains; returns the result, or the last line of the error."""
+    """Train, and return the result or the last line of the error."""
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "result.json"
         command = [sys.executable, "-W", "ignore", *job.command, "--out", str(out)]
@@ -147,7 +115,7 @@ def run(job: Job) -> tuple[Job, dict[str, Any] | str]:
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         error = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
-        if job.ablation and error.startswith("FloatingPointError: "):  # what such a run is to show
+        if job.ablation and error.startswith("FloatingPointError: "):  # a result: this shows the safeguard's use
             return job, {"seed": job.seed, "value": None, "error": error}
         if ended.returncode or not out.exists():
             return job, error
@@ -160,34 +128,40 @@ def load(folder: Path, family: str) -> dict[str, Any]:
 
 
 def save(folder: Path, family: str, results: dict[str, Any]) -> None:
+    """Write the results of a family, sorted by the runs' keys."""
     write(folder / f"{family}.json", dict(sorted(results.items())))
 
 
 def values(results: dict[str, Any], dtype: str, ablation: str = "") -> dict[int, float]:
-    """The metric by seed; NaN where the run diverged."""
+    """Return the metric by seed; NaN where the run diverged."""
     keys = {seed: Job("", dtype, seed, ablation).key for seed in sorted({run["seed"] for run in results.values()})}
     found = {seed: results[key]["value"] for seed, key in keys.items() if key in results}
     return {seed: math.nan if value is None else value for seed, value in found.items()}
 
 
-def judged(family: str, results: dict[str, Any], dtype: str, ablation: str = "") -> Verdict | None:
-    """The verdict on a dtype against float32; None before all seeds of the family's row are there.
-
-    Runs without a safeguard are judged by ``ABLATED`` seeds.
-    """
-    low, base, row = values(results, dtype, ablation), values(results, "float32"), FAMILIES[family]
-    found = verdict(base, low, row.tolerance)
-    return found if found and found.seeds >= (ABLATED if ablation else row.seeds) else None
+def judged(results: dict[str, Any], dtype: str, ablation: str = "") -> Verdict | None:
+    """Return the verdict on a dtype against FP32 by the runs of a family; None while they are too few."""
+    base = values(results, "float32")
+    metric = next((result["metric"] for result in results.values() if "metric" in result), None)
+    return verdict(base, values(results, dtype, ablation), METRICS[metric]) if metric else None
 
 
 def listing(folder: Path) -> Iterator[str]:
-    for family, row in FAMILIES.items():
+    """Yield a line for each family: its recipe, how many runs there are, and the verdicts."""
+    for family, entry in FAMILIES.items():
         results = load(folder, family)
-        runs = ", ".join(f"{len(values(results, dtype))} {dtype}" for dtype in DTYPES)
+        runs = "/".join(str(len(values(results, dtype))) for dtype in DTYPES) + f" of {entry.seeds}"
         recipe = "" if Job(family, "", 0).recipe.exists() else " (not there)"
-        found = [f"{dtype} {shown(judged(family, results, dtype))}" for dtype in DTYPES[1:]]
-        yield f"{family:26} {row.recipe + recipe:40} {runs:36} {', '.join(found)}"
+        found = [f"{dtype} {shown(judged(results, dtype))}" for dtype in DTYPES[1:]]
+        yield f"{family:21} {entry.recipe + recipe:25} {runs:14} {', '.join(found)}"
 
 
 def shown(found: Verdict | None) -> str:
-    return "not judged" if found is None else "equal" if found.holds else "NOT EQUAL"
+    """Return the verdict in words; of an undecided pair, also how many seeds would settle it."""
+    if found is None:
+        return "not judged"
+    if found.kind == "undecided":
+        return f"undecided ({found.seeds_needed} seeds)"
+    if found.kind == "different":
+        return f"different ({'worse' if found.worse else 'better'})"
+    return found.kind

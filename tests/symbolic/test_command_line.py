@@ -147,3 +147,11 @@ def test_explain_says_that_a_pattern_matches_nothing(checkpoint, capsys):
 def test_a_misspelt_keyword_of_explain_is_an_error(symbol):
     with pytest.raises(ValueError, match="no input 'polcy'; did you mean"):
         mxmp.explain(symbol, polcy=(1, 2))
+
+
+def test_advise_names_the_network_of_the_file_and_not_its_last_operator(tmp_path, capsys):
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=8, name="last")
+    for file, name in (("resnet-symbol.json", "resnet"), ("resnet.json", "resnet.json")):
+        symbol.save(str(tmp_path / file))
+        assert main(["advise", str(tmp_path / file), "--shape", "data=8,8"]) == 0
+        assert capsys.readouterr().out.startswith(f"{name} (compute=float16)")

@@ -1,1 +1,1 @@
-"""What a GPU made of it, from what profilers write."""
+"""What ran on a GPU, from what Nsight Systems recorded."""

@@ -1,1 +1,1 @@
-"""What reports share: pictures, and files that are whole or not there."""
+"""What the reports share: their text, and the networks that they are of."""
