@@ -212,8 +212,7 @@ class _Draft:
         for entry, users in graph.consumers().items() if self._undecided else ():
             readers.setdefault(entry.node, []).extend(users)
         for node in reversed(list(self._undecided)):
-            users = () if by_plan else readers.get(node, ())
-            if not any(self.wants_low(reader, position) for reader, position in users):
+            if by_plan or not any(self.wants_low(*reader) for reader in readers.get(node, ())):
                 why = "follows a norm, and nothing that reads it computes low"
                 self.decisions[node] = Decision(node.op, False, why)
 
