@@ -1,4 +1,4 @@
-"""What MXNet's monitor reports of a graph in low precision, operator by operator, by the names of the FP32 graph."""
+"""Reads the reports of MXNet's monitor on a graph in low precision, operator by operator, by the FP32 graph's names."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ObservedGraph:
 
     @property
     def operators(self) -> list[Node]:
-        """The user's operators, in the order of the graph that runs."""
+        """Return the user's operators, in the order of the graph that runs."""
         return list(self._names)
 
     def name(self, node: Node) -> str:

@@ -101,8 +101,8 @@ def _latest(known: list[tuple[Any, ObservedGraph]], name: str) -> Observed | Non
 class StepObserver(Observer):
     """Looks at some of the steps in which a network trains; ``close`` it, or use it as a context manager.
 
-    ``_observe`` is called with what operators
-    make while the probe listens, ``_forget`` drops it.
+    A subclass has ``before_update`` and ``after_step``; ``_observe``, which is called with what operators make while
+    the probe listens; and ``_forget``, which drops it.
     """
 
     def __init__(self, network: TrainedNetwork) -> None:

@@ -27,7 +27,7 @@ HOUSE = {
         *("decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
-        *("workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "cuda"),
+        *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda"),
         *("table", "fit", "__init__"),
     ],
     "spine": ["pipeline"],

@@ -127,10 +127,7 @@ def plot_loss_scale(
 def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> list[Any]:
     """Return axes below each other that share the x axis, in a new matplotlib Figure without a window.
 
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed; the message names the extra.
+    Raises ``ImportError`` without matplotlib; the message names the extra.
     """
     try:
         from matplotlib.figure import Figure
@@ -145,10 +142,7 @@ def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> l
 def _saved(axis: Any, path: str | None) -> Any:
     """Return the figure of an axis, written to ``path`` where there is one.
 
-    Raises
-    ------
-    ValueError
-        The path does not end with .png, .svg or .pdf.
+    Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
     """
     if path is not None:
         kind = os.path.splitext(path)[1][1:]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Iterator, Mapping
+from typing import Mapping
 
-from ..policy import Policy
 from .graph import Entry, Graph, Node
 from .plan import PlannedGraph
-from .rules import Kind, Rule
+from .rules import Rule
 from .subgraphs import bodies, set_bodies
 
 __all__ = [
@@ -48,27 +47,26 @@ class CastGraph:
     Attributes
     ----------
     graph : Graph
-    policy : Policy
+    compute : str
+        Dtype that the low operators read and write.
     casts : list of Node
     low : dict of Node to Rule
         The operators that compute low.
     source : dict of Node to Node
         From a node of this graph to the node of the planned one; casts have none.
+    norm : {None, "float32", "compute"}
+        Of the policy.
     workarounds : dict of str to list of Node
         The workarounds that were applied to this graph, by name, and the nodes that needed them.
     """
 
     graph: Graph
-    policy: Policy
+    compute: str
     casts: list[Node]
     low: dict[Node, Rule]
     source: dict[Node, Node]
+    norm: str | None = None
     workarounds: dict[str, list[Node]] = field(default_factory=dict)
-
-    @property
-    def compute(self) -> str:
-        """Dtype that the low operators read and write."""
-        return self.policy.compute
 
 
 def insert_casts(planned: PlannedGraph) -> CastGraph:
@@ -160,8 +158,7 @@ class _Rewriter:
         self._planned = planned
         self._policy = planned.plan.policy
         self._new: dict[Node, Node] = {}
-        self._casts: dict[tuple[Entry, str, Node | None], Node] = {}
-        self._rounded = set(self._rounded_norms())
+        self._casts: dict[tuple[Entry, str], Node] = {}
 
     def run(self) -> CastGraph:
         planned, new = self._planned, self._new
@@ -173,20 +170,20 @@ class _Rewriter:
         heads = [self._head(entry) for entry in planned.graph.heads]
         return CastGraph(
             Graph(heads, planned.graph.attrs, numpy=planned.graph.numpy),
-            self._policy,
+            self._policy.compute,
             list(self._casts.values()),
             {new[node]: planned.rules[node] for node, decision in planned.decisions.items() if decision.low},
             {copy: node for node, copy in new.items()},
+            self._policy.norm,
         )
 
     def _read(self, entry: Entry, node: Node, position: int) -> Entry:
         if node.is_variable:
             return self._moved(entry)
         low = self._planned.wants_low(node, position)
-        if low == self._planned.is_low(entry) and (low or entry not in self._rounded):
+        if low == self._planned.is_low(entry):
             return self._moved(entry)
-        reader = node if self._planned.rules[node].kind is Kind.NORM else None
-        return self._cast(entry, self._policy.compute if low else FULL, reader)
+        return self._cast(entry, self._policy.compute if low else FULL)
 
     def _head(self, entry: Entry) -> Entry:
         if self._policy.output != FULL or not self._planned.is_low(entry):
@@ -196,31 +193,17 @@ class _Rewriter:
             _take_name(cast.node, self._new[entry.node], self._policy.compute)
         return cast
 
-    def _cast(self, entry: Entry, dtype: str, reader: Node | None = None) -> Entry:
-        """Return the cast of a tensor that its readers share; that of ``reader`` alone, where there is one."""
-        key = (entry, dtype, reader)
+    def _cast(self, entry: Entry, dtype: str) -> Entry:
+        key = (entry, dtype)
         if key not in self._casts:
             suffix = f"_{entry.index}" if entry.index else ""
-            name, attrs = f"{entry.node.name}{suffix}_to_{dtype}", {"dtype": dtype, MARK: "cast"}
-            if reader is not None:
-                name = attrs[APART] = f"{name}_for_{reader.name}"
-            rounded = dtype == FULL and entry in self._rounded
-            source = self._cast(entry, self._policy.compute) if rounded else self._moved(entry)
-            self._casts[key] = Node("Cast", name, attrs, [source])
+            self._casts[key] = Node(
+                "Cast",
+                f"{entry.node.name}{suffix}_to_{dtype}",
+                {"dtype": dtype, MARK: "cast"},
+                [self._moved(entry)],
+            )
         return Entry(self._casts[key])
-
-    def _rounded_norms(self) -> Iterator[Entry]:
-        """Yield the outputs of FP32 norms that read float16 and are read in float16: FP32 readers get these values too.
-
-        A kernel that casts inside has no others.
-        """
-        planned = self._planned
-        for entry, users in planned.graph.consumers().items() if self._policy.compute == "float16" else ():
-            node = entry.node
-            if entry.index == 0 and not node.is_variable and planned.rules[node].kind is Kind.NORM:
-                between = planned.is_low(node.inputs[0]) and not planned.decisions[node].low
-                if between and entry not in planned.graph.heads and any(planned.wants_low(*user) for user in users):
-                    yield entry
 
     def _moved(self, entry: Entry) -> Entry:
         return Entry(self._new[entry.node], entry.index, entry.version)

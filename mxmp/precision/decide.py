@@ -99,7 +99,7 @@ def decide(
         else:
             decision = Decision(node.op, *draft.by_rule(node, rule))
         draft.rules[node], draft.decisions[node] = rule, decision
-    draft.settle(graph)
+    draft.settle(graph, by_plan=bool(decided))
     decisions: dict[str, Decision] = {}
     unmatched = set(excluded.unmatched())
     for node, decision in draft.decisions.items():
@@ -203,13 +203,17 @@ class _Draft:
             self._normalized.add(node)
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
-    def settle(self, graph: Graph) -> None:
-        """Decide the operators that follow nothing but norms: they compute low where one of their readers does."""
+    def settle(self, graph: Graph, by_plan: bool) -> None:
+        """Decide the operators that follow nothing but norms: they compute low where one of their readers does.
+
+        ``by_plan``: a plan decides instead, and names those that do.
+        """
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided else ():
             readers.setdefault(entry.node, []).extend(users)
         for node in reversed(list(self._undecided)):
-            if not any(self.wants_low(reader, position) for reader, position in readers.get(node, ())):
+            users = () if by_plan else readers.get(node, ())
+            if not any(self.wants_low(reader, position) for reader, position in users):
                 why = "follows a norm, and nothing that reads it computes low"
                 self.decisions[node] = Decision(node.op, False, why)
 

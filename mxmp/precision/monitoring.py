@@ -8,6 +8,7 @@ their own names, and values arrive as FP32 arrays, rounded as the network rounds
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 import mxnet as mx
@@ -26,7 +27,8 @@ __all__ = ["SUMS", "GraphListener", "NetworkView", "Place", "in_full", "network_
 # What MXNet calls its sums of gradients, where several operators read a tensor.
 SUMS = re.compile(r"_?(sum|add)_grad")
 _OUTPUT = re.compile(r"(?:output)?(\d*)")
-_GRADIENT = re.compile(r"backward_(?:[a-z]+)?(\d*)")
+# Of an input by its number, or, where MXNet's operator is of its older kind, by its name: ``in_backward_gamma``.
+_GRADIENT = re.compile(r"backward_(?:(?:output)?(\d*)|(\w+))")
 # Nodes of ours with these operators hand on values as they are, or rounded. Convolution: a copy in blocks of channels.
 _COPIES = {"Cast", "amp_cast", "_copy", "slice_axis", "amp_multicast", "Convolution", "_identity_with_attr_like_rhs"}
 _INPUTS = {"data": 0, "input0": 0, "lhs": 0, "weight": 1, "input1": 1, "rhs": 1}
@@ -174,12 +176,27 @@ def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
     node, suffix = _longest(nodes, name)
     if node is None:
         return None
-    for what, pattern in (("gradient", _GRADIENT), ("output", _OUTPUT)):
-        found = pattern.fullmatch(suffix)
-        if found:
-            first = what == "gradient" and node.op == "where"  # its condition has no gradient
-            return Place(node, what, int(found[1] or 0) + first, suffix)
+    output, gradient = _OUTPUT.fullmatch(suffix), _GRADIENT.fullmatch(suffix)
+    if output:
+        return Place(node, "output", int(output[1] or 0), suffix)
+    if gradient and gradient[2] is None:
+        return Place(
+            node, "gradient", int(gradient[1] or 0) + (node.op == "where"), suffix
+        )  # no gradient of a condition
+    names = _input_names(node.op, frozenset(node.attrs.items())) if gradient else []
+    if gradient and gradient[2] in names:
+        return Place(node, "gradient", names.index(gradient[2]), suffix)
     return Place(node, "input", _INPUTS.get(suffix), suffix)
+
+
+@lru_cache(maxsize=None)
+def _input_names(op: str, attrs: frozenset[tuple[str, str]]) -> list[str]:
+    """Return what MXNet calls the inputs of an operator with these attributes; nothing for an internal operator."""
+    home, name = (mx.sym.contrib, op[len("_contrib_") :]) if op.startswith("_contrib_") else (mx.sym, op)
+    if not hasattr(home, name):
+        return []
+    symbol = getattr(home, name)(**{key: value for key, value in attrs if not key.startswith("__")})
+    return [each[len(f"{symbol.name}_") :] for each in symbol.list_inputs()]
 
 
 def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:

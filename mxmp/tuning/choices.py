@@ -62,7 +62,7 @@ class Task:
         self.rules = self._decide({})
         may = may_compute_low(graph, policy, device, keep_output_names=keep_output_names, slow_too=slow_too)
         may = {node: found for node, found in may.items() if node not in left}
-        soft = _soft(graph, may)
+        soft = _soft(graph, may) | {node for node in self.low_nodes(self.rules) if node in may}
         self._matrix = frozenset(node for node in soft if may[node][0] is Kind.LOW)
         self._planned = PlannedGraph(graph, self.rules)
         self._stored = self._may_be_stored(soft)

@@ -200,6 +200,39 @@ def test_the_gradients_of_where_are_those_of_what_it_chooses_from(door):
     assert into["pick -> relu"] == into["relu -> first_fwd"]
 
 
+OLDER = {  # operators whose gradients MXNet's monitor calls by the names of their inputs
+    "norm": lambda ops, x: ops.InstanceNorm(x, ops.ones((2,)), ops.zeros((2,)), name="norm"),
+    "conv": lambda ops, x: ops.contrib.DeformableConvolution(
+        x, ops.zeros((4, 18, 2, 2)), ops.ones((3, 2, 3, 3)), kernel=(3, 3), num_filter=3, no_bias=True, name="conv"
+    ),
+    "pad": lambda ops, x: ops.Pad(x, mode="constant", pad_width=(0, 0, 0, 0, 1, 1, 1, 1), name="pad"),
+}
+
+
+@pytest.mark.parametrize("door", ["gluon", "module"])
+@pytest.mark.parametrize("name", OLDER)
+def test_gradients_that_mxnet_names_are_those_of_their_inputs(name, door):
+    net = Chain(
+        dense("first", 32, 6),
+        ("image", lambda ops, x: ops.reshape(x, (-1, 2, 4, 4), name="image")),
+        (name, OLDER[name]),
+        dense("last", 4, {"norm": 32, "conv": 12, "pad": 72}[name]),
+    )
+    net, (x, y) = values(net), batch()
+    if door == "gluon":
+        trainer = gluon_run(net)
+        with watch(net, trainer) as watched:
+            gluon_step(net, trainer, x, y)
+    else:
+        module = module_of(net, x, y)
+        with watch(module) as watched:
+            module_step(module, x, y)
+    found = tensors(watched.latest, "gradient")
+    sent, handed_on = found[f"{name} -> image"].histogram, found["image -> first_fwd"].histogram
+    assert sent.size == 4 * 2 * 4 * 4
+    np.testing.assert_array_equal(sent.counts, handed_on.counts)  # reshape changes no value
+
+
 def test_the_headroom_is_what_the_scale_can_bear():
     for more, skipped in ((0, False), (1, True)):
         net, (x, y) = three(), batch()

@@ -85,7 +85,7 @@ def casts(symbol):
 
 
 def test_the_casts_around_a_norm_are_inside_its_kernel_on_a_gpu(monkeypatch):
-    inner = ["convolution_to_float32_for_norm", "norm_to_float16"]
+    inner = ["convolution_to_float32", "norm_to_float16"]
     outer = ["data_to_float16", "dense"]
     assert casts(on_a_gpu(normed())) == outer
     assert casts(on_a_gpu(normed(), "norm=float32")) == [outer[0], *inner, outer[1]]
@@ -100,22 +100,19 @@ def test_the_casts_around_a_norm_are_inside_its_kernel_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize("attrs", [{"use_global_stats": True}, {"cudnn_off": True}])
 @pytest.mark.parametrize("policy", ["float16", "float16-fast"])
 def test_a_norm_that_cudnn_does_not_compute_keeps_its_casts(attrs, policy):
-    assert casts(on_a_gpu(normed(**attrs), policy))[1:3] == ["convolution_to_float32_for_norm", "norm_to_float16"]
+    assert casts(on_a_gpu(normed(**attrs), policy))[1:3] == ["convolution_to_float32", "norm_to_float16"]
 
 
-def test_an_fp32_operator_reads_what_a_kernel_has_rounded_on_a_cpu_too():
+def test_an_fp32_operator_reads_what_a_kernel_has_rounded():
     norm = normed().get_internals()["norm_output"]
     symbol = S.Group([S.FullyConnected(norm, num_hidden=2, name="dense"), S.exp(norm, name="exp")])
     assert casts(on_a_gpu(symbol)) == ["data_to_float16", "dense", "norm_to_float32"]
-    nodes = {node.name: node for node in Graph.from_symbol(mxmp.cast_symbol(symbol, ctx=mx.cpu())).nodes()}
-    widened = nodes["exp"].inputs[0].node
-    assert [widened.name, widened.inputs[0].node.name] == ["norm_to_float32", "norm_to_float16"]
 
 
 def test_a_norm_at_the_head_is_fp32_and_not_rounded():
     norm = normed().get_internals()["norm_output"]
     found = on_a_gpu(S.Group([S.FullyConnected(norm, num_hidden=2, name="dense"), norm]))
-    assert casts(found) == ["data_to_float16", "convolution_to_float32_for_norm", "norm_to_float16", "dense"]
+    assert casts(found) == ["data_to_float16", "convolution_to_float32", "norm_to_float16", "dense"]
     assert found[1].infer_type(data="float32")[1] == [np.float32]
 
 
@@ -134,15 +131,6 @@ def test_another_adaptive_average_is_fp32_on_both_devices():
     for ctx in (mx.cpu(), mx.gpu()):
         (report,) = mxmp.explain(symbol, ctx=ctx).graphs
         assert report.plan.decisions["pool"].low is False
-
-
-def test_readers_of_a_tensor_beside_a_norm_keep_casts_of_their_own():
-    """One shared cast would sum the gradients in FP32 on a CPU, and cuDNN's kernel rounds its own."""
-    x = convolution(no_bias=True)
-    symbol = S.Group([S.FullyConnected(S.BatchNorm(x, name="norm"), num_hidden=2, name="dense"), S.exp(x, name="exp")])
-    assert {"convolution_to_float32", "convolution_to_float32_for_norm"} <= set(casts(mxmp.cast_symbol(symbol)))
-    assert "convolution_to_float32" in casts(on_a_gpu(symbol))
-    assert "convolution_to_float32_for_norm" not in casts(on_a_gpu(symbol))
 
 
 def test_a_norm_with_relu_of_low_input_has_no_casts_on_a_gpu():

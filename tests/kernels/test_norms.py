@@ -10,7 +10,7 @@ import pytest
 from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import S, assert_same_bits, by_symbol, half
+from oracle import Result, S, assert_same_bits, by_symbol, half
 
 import mxmp
 from mxmp import Policy
@@ -95,22 +95,26 @@ def test_a_norm_between_casts_is_the_kernel_that_casts_inside(shape, axis, fix_g
     assert_rounded_once(inferred, kernel.inferred(mean, var), 8.0)
 
 
-def test_the_values_do_not_depend_on_where_the_casts_are():
-    """``norm`` in its three forms: the same bits, with a reader in FP32 as well."""
-    norm = S.BatchNorm(S.identity(S.var("data")), fix_gamma=False, name="norm")
-    symbol = S.Group([S.identity(S.relu(norm)), S.exp(norm)])
+def bits(norm: str | None, *, alone: bool) -> Result:
+    """Return what a norm makes by a policy; not ``alone``, FP32 operators read its input and its output too."""
+    x = S.identity(S.var("data"))
+    y = S.BatchNorm(x, fix_gamma=False, name="norm")
+    symbol = S.Group([S.identity(S.relu(y)), *(() if alone else (S.exp(y), S.exp(x)))])
     rng = np.random.RandomState(0)
-    values = {
-        "data": rng.normal(0, 1, (4, 3, 5)),
-        "norm_gamma": rng.normal(1, 0.5, 3),
-        "norm_beta": rng.normal(0, 1, 3),
-    }
-    values.update(norm_moving_mean=np.zeros(3), norm_moving_var=np.ones(3))
+    values = {"data": rng.normal(0, 1, (4, 3, 5)), "norm_gamma": rng.normal(1, 0.5, 3)}
+    values.update(norm_beta=rng.normal(0, 1, 3), norm_moving_mean=np.zeros(3), norm_moving_var=np.ones(3))
     values = {name: value.astype("float32") for name, value in values.items()}
-    policies = [Policy(low_ops=["_copy"], norm=norm) for norm in (None, "float32", "compute")]
-    first, *others = (by_symbol(mxmp.cast_symbol(symbol, policy, ctx=mx.cpu()), values) for policy in policies)
-    for other in others:
-        assert_same_bits(other, first)
+    return by_symbol(mxmp.cast_symbol(symbol, Policy(low_ops=["_copy"], norm=norm), ctx=mx.cpu()), values)
+
+
+@pytest.mark.parametrize("norm", ["float32", "compute"])
+def test_the_bits_do_not_depend_on_where_the_casts_are(norm):
+    assert_same_bits(bits(norm, alone=True), bits(None, alone=True))
+
+
+def test_readers_in_fp32_get_what_a_gpus_kernel_rounds():
+    """As by ``norm="compute"``, where the emulation rounds each operator by itself."""
+    assert_same_bits(bits("compute", alone=False), bits(None, alone=False))
 
 
 def test_what_follows_a_norm_or_softmax_computes_low_where_a_reader_does():

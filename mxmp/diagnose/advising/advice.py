@@ -1,4 +1,4 @@
-"""What ``advise`` finds: matrix operators, the sizes that would fit them better; and its text."""
+"""The result of ``advise``: matrix operators, the sizes that would fit them better; and its text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Padding:
 
     @property
     def cost(self) -> float:
-        """The share of FLOPs that padding it adds; 0.001 is 0.1 %."""
+        """Return the share of FLOPs that padding it adds; 0.001 is 0.1 %."""
         return self.to / self.value - 1
 
 
@@ -71,12 +71,12 @@ class MatrixReport:
 
     @property
     def flops(self) -> float:
-        """FLOPs of one forward; a multiply-add counts as two."""
+        """Return the FLOPs of one forward; a multiply-add counts as two."""
         return sum(gemm.flops for gemm in self.gemms) * self.times
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte, where each input is read and each output written once, in its dtype."""
+        """Return the FLOPs a byte, where each input is read and each output written once, in its dtype."""
         return self.intensity_in(self.dtype)
 
     def intensity_in(self, dtype: str) -> float:
@@ -85,12 +85,12 @@ class MatrixReport:
 
     @property
     def multiple(self) -> int:
-        """What its sizes should be multiples of: 8, in INT8 16."""
+        """Return the number that its sizes should be multiples of: 8, in INT8 16."""
         return MULTIPLES["int8" if self.dtype == "int8" else "float16"]
 
     @property
     def paddings(self) -> tuple[Padding, ...]:
-        """The sizes that are no multiples; none where no padding would make a matrix."""
+        """Return the sizes that are no multiples; none where no padding would make a matrix."""
         if self.depthwise:
             return ()
         padded = [
@@ -100,7 +100,7 @@ class MatrixReport:
 
     @property
     def padding_cost(self) -> float:
-        """The fraction of additional FLOPs if every size in ``paddings`` were padded."""
+        """Return the fraction of additional FLOPs if every size in ``paddings`` were padded."""
         return prod(1 + padding.cost for padding in self.paddings) - 1
 
     def on_tensor_cores(self, gpu: Gpu) -> bool:
@@ -149,22 +149,22 @@ class Advice:
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU that ``device`` names."""
+        """Return the GPU that ``device`` names."""
         return gpu_named(self.device)
 
     @property
     def flops(self) -> float:
-        """FLOPs of the matrix operators in one forward; a training step has about three times as many."""
+        """Return the FLOPs of the matrix operators in one forward; a training step has about three times as many."""
         return sum(matrix.flops for matrix in self.matrices)
 
     @property
     def tensor_share(self) -> float:
-        """The share of the FLOPs that can run on Tensor Cores."""
+        """Return the share of the FLOPs that can run on Tensor Cores."""
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu)])
 
     @property
     def fitting_share(self) -> float:
-        """The share of the FLOPs that can run on Tensor Cores, and whose sizes are all multiples."""
+        """Return the share of the FLOPs that can run on Tensor Cores, and whose sizes are all multiples."""
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu) and not m.paddings])
 
     def share_of(self, matrices: Sequence[MatrixReport]) -> float:

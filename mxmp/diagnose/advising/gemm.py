@@ -21,7 +21,7 @@ class Gemm(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """A multiply-add counts as two."""
+        """Return the FLOPs of all products; a multiply-add counts as two."""
         return 2 * self.times * self.m * self.n * self.k
 
 

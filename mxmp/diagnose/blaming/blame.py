@@ -42,7 +42,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
         For a net its Trainer and its inputs, on one device; for a module the DataBatch.
     loss : callable
         For a net: from what it returns to the loss, an NDArray or a list of them. What it does is not looked
-        into; a net that contains its loss is.
+        into; the loss of a net that contains it is.
     loss_scale : float, optional
         Replay at another scale.
 
@@ -66,7 +66,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
         network = trained(target, trainer)
     else:
         if len(args) != 1 or not hasattr(args[0], "data") or loss is not None:
-            raise TypeError("of a module, blame takes the DataBatch that the step was given: blame(module, batch)")
+            raise TypeError("of a module, blame takes the DataBatch of the step: blame(module, batch)")
         network, batch = trained(target), list(args)
     scale = _scale_of_last(network.step) if loss_scale is None else float(loss_scale)
     recording = Recording()

@@ -45,7 +45,7 @@ class Recording:
 
     @property
     def has_operators(self) -> bool:
-        """Whether a tensor that an operator made is among them."""
+        """Return whether a tensor that an operator made is among them."""
         return any(pending.observed for pending in self._pending)
 
     def note(self, name: str, array: NDArray, observed: Observed | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What ``blame`` found, as plain data, and its text."""
+"""The result of ``blame``, as plain data, and its text."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Range:
 
     @property
     def finite(self) -> bool:
-        """Whether all values are finite."""
+        """Return whether all values are finite."""
         return not (self.infs or self.nans)
 
     @property
     def largest(self) -> float:
-        """The largest absolute value of the finite ones; nan where there are none."""
+        """Return the largest absolute value of the finite ones; nan where there are none."""
         return max(abs(self.lowest), abs(self.highest))
 
     def __str__(self) -> str:

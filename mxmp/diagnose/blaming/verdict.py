@@ -52,7 +52,7 @@ def _of_no_operator(past: Sequence[Record], found: Range, params: Sequence[str],
     elif found.name.startswith("the gradient of"):
         where, cause = "update", "finite gradients were added up, over devices or over several backwards"
     else:
-        where, cause = "input", "the data that the net was given are not finite"
+        where, cause = "input", "the input data are not finite"
     if where == "loss":
         inputs = tuple(r.range for r in past if r.observed is not None and not r.observed.backward)[-1:]
     return Blame(True, where, found.name, "", found.dtype, cause, found, inputs, scale)

@@ -1,8 +1,7 @@
-"""What ``explain`` finds, as plain data, and its text."""
+"""The result of ``explain``, as plain data, and its text."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping
 
@@ -49,27 +48,27 @@ class GraphReport:
 
     @property
     def device(self) -> str:
-        """``"cpu"`` or ``"gpu"``: whose kernels the graph meets."""
+        """Return ``"cpu"`` or ``"gpu"``, on whose kernels the graph runs."""
         return self.plan.device
 
     @property
     def policy(self) -> Policy:
-        """What the plan was made for."""
+        """Return the policy that the plan was made for."""
         return self.plan.policy
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """Patterns of ``exclude`` that matched nothing."""
+        """Return the patterns of ``exclude`` that matched nothing."""
         return self.plan.unmatched
 
     @property
     def cast_bytes(self) -> int | None:
-        """Bytes that one forward moves for casts, None without shapes."""
+        """Return the bytes that one forward moves for casts, None without shapes."""
         return _total(cast.bytes for cast in self.casts)
 
     @property
     def num_low(self) -> int:
-        """Operators that compute in the compute dtype."""
+        """Return how many operators compute in the low dtype."""
         return sum(node.dtype == self.policy.compute for node in self.nodes)
 
     def __str__(self) -> str:
@@ -94,13 +93,12 @@ class GraphReport:
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
-        """One line per operator type, dtype and reason, most frequent first."""
-        nodes: Counter = Counter()
-        casts: Counter = Counter()
+        """Return one line per operator type, dtype and reason, most frequent first."""
+        alike: dict[tuple[str, str, str], list[NodeReport]] = {}
         for node in self.nodes:
-            nodes[node.dtype, node.op, node.reason] += 1
-            casts[node.dtype, node.op, node.reason] += node.casts
-        rows = [(str(number), *key[:2], str(casts[key]), key[2]) for key, number in nodes.most_common()]
+            alike.setdefault((node.dtype, node.op, node.reason), []).append(node)
+        order = sorted(alike.items(), key=lambda item: -len(item[1]))
+        rows = [(str(len(nodes)), *key[:2], str(sum(n.casts for n in nodes)), key[2]) for key, nodes in order]
         return table([("nodes", "dtype", "operator", "casts", "reason"), *rows], "><<><")
 
 
@@ -116,17 +114,17 @@ class Explanation:
 
     @property
     def num_casts(self) -> int:
-        """Casts in one forward: of the training graphs where there are some."""
+        """Return the number of casts in one forward: of the training graphs where there are some."""
         return sum(len(graph.casts) for graph in self._current())
 
     @property
     def cast_bytes(self) -> int | None:
-        """Bytes that one forward moves for casts, None without shapes."""
+        """Return the bytes that one forward moves for casts, None without shapes."""
         return _total(graph.cast_bytes for graph in self._current())
 
     @property
     def nodes(self) -> tuple[NodeReport, ...]:
-        """All operators of those graphs."""
+        """Return all operators of those graphs."""
         return tuple(node for graph in self._current() for node in graph.nodes)
 
     def _current(self) -> tuple[GraphReport, ...]:

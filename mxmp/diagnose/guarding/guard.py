@@ -67,7 +67,7 @@ class Guard(StepObserver):
 
     @property
     def policy(self) -> Policy:
-        """The policy, which excludes what was moved; for the next run: ``mxmp.convert(net, str(guard.policy))``."""
+        """Return the policy, which excludes what was moved; next time: ``mxmp.convert(net, str(guard.policy))``."""
         return self._network.policy
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     masters, momenta, statistics and the scale go on as they are, and the skip itself has changed nothing. While a
     layer is being counted, the error after repeated overflow at the lowest scale waits.
 
-    Steps that are not looked at cost nothing. What FP32 makes infinite or NaN moves nothing.
+    Steps that are not looked at cost nothing. Values that are infinite or NaN in FP32 too move nothing.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""What ran on a GPU, from what Nsight Systems recorded."""
+"""A GPU's kernels, from a recording of Nsight Systems."""

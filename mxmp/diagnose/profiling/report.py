@@ -1,4 +1,4 @@
-"""What ``profile`` reads: GPU kernels and their kinds, by their names; plain data and its text."""
+"""The result of ``profile``: GPU kernels and their kinds, by their names; plain data and its text."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """The time of all kernels; that of kernels that ran at the same time is added up."""
+        """Return the time of all kernels; that of kernels that ran at the same time is added up."""
         return sum(kernel.seconds for kernel in self.kernels)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The GPUs that ran them."""
+        """Return the GPUs that ran them."""
         return tuple(sorted({kernel.device for kernel in self.kernels}))
 
     def share(self, kind: str) -> float:
@@ -129,7 +129,7 @@ class Profile:
 
     @property
     def missed(self) -> tuple[KernelReport, ...]:
-        """The products that read low precision and do not run on Tensor Cores, longest first."""
+        """Return the products that read low precision and do not run on Tensor Cores, longest first."""
         return tuple(kernel for kernel in self.kernels if kernel.kind == MATRIX and reads_low(kernel.name))
 
     def __str__(self) -> str:

@@ -1,1 +1,1 @@
-"""What the reports share: their text, and the networks that they are of."""
+"""The parts that the tools share: the texts of reports, and networks of both frontends."""

@@ -1,4 +1,4 @@
-"""What the texts of reports share."""
+"""Tables, sections and lists in the texts of reports."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Histogram:
 
     @property
     def counted(self) -> int:
-        """How many values were counted."""
+        """Return how many values were counted."""
         return int(self.counts.sum()) + self.zeros + self.infs + self.nans
 
     def between(self, low: int | None, high: int | None) -> int:
@@ -142,7 +142,7 @@ class Histogram:
 
     @property
     def zero_share(self) -> float:
-        """The share that is exactly 0."""
+        """Return the share that is exactly 0."""
         return self._share(self.zeros)
 
     def headroom(self, form: Format = FORMATS["float16"]) -> float:

@@ -1,4 +1,4 @@
-"""What was watched, as plain data, and its text."""
+"""One watched step, as plain data, and its text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TensorReport:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the loss scale multiplies it."""
+        """Return whether the loss scale multiplies it."""
         return self.kind in _SCALED
 
     def true(self, loss_scale: float) -> Histogram:
@@ -75,7 +75,7 @@ class Snapshot:
 
     @property
     def format(self) -> Format:
-        """The low dtype's format."""
+        """Return the low dtype's format."""
         return FORMATS[self.compute]
 
     def of(self, kind: str, *, low_only: bool = False) -> list[TensorReport]:
@@ -84,28 +84,28 @@ class Snapshot:
 
     @property
     def gradients(self) -> list[TensorReport]:
-        """The gradients in low precision, of activations and of parameters, times the loss scale."""
+        """Return the gradients in low precision, of activations and of parameters, times the loss scale."""
         return [tensor for tensor in self.tensors if tensor.is_scaled and tensor.low]
 
     @property
     def tightest(self) -> TensorReport | None:
-        """The gradient that would overflow first if the scale went up."""
+        """Return the gradient that would overflow first if the scale went up."""
         return min(self.gradients, key=lambda t: t.histogram.headroom(self.format), default=None)
 
     @property
     def headroom(self) -> float:
-        """By how many powers of two the scale could go up before ``tightest`` overflows; inf without gradients."""
+        """Return by how many powers of two the scale could go up before ``tightest`` overflows; inf without any."""
         tightest = self.tightest
         return math.inf if tightest is None else tightest.histogram.headroom(self.format)
 
     @property
     def underflow(self) -> float:
-        """The share of the gradient values, exact zeros apart, that are too small for the low dtype at this scale."""
+        """Return the share of the gradient values, zeros apart, that are too small for the low dtype at this scale."""
         return self._underflow([t.histogram for t in self.gradients])
 
     @property
     def underflow_unscaled(self) -> float:
-        """The share that would be too small without loss scaling."""
+        """Return the share that would be too small without loss scaling."""
         return self._underflow([t.true(self.loss_scale) for t in self.gradients])
 
     def _underflow(self, histograms: list[Histogram]) -> float:

@@ -64,7 +64,7 @@ class Watch(StepObserver):
 
     @property
     def latest(self) -> Snapshot:
-        """The last watched step. Raises ``ValueError`` before there was one."""
+        """Return the last watched step. Raises ``ValueError`` before there was one."""
         if not self.snapshots:
             raise ValueError("no step was watched yet: take one, with forward, backward and step")
         return self.snapshots[-1]
