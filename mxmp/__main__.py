@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     try:
         args.run(args)
-    except (ValueError, OSError, ImportError, MemoryError, mx.MXNetError) as error:
+    except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:  # MXNetError is a RuntimeError
         text = last_line(error) if isinstance(error, mx.MXNetError) else " ".join(str(error).splitlines())
         print(f"mxmp {args.command}: {text or type(error).__name__}", file=sys.stderr)
         return 2

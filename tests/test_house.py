@@ -28,7 +28,7 @@ HOUSE = {
     ],
     "kernels": [
         *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda"),
-        *("table", "fit", "__init__"),
+        *("table", "fit", "fusion", "__init__"),
     ],
     "spine": ["pipeline"],
     "step": [

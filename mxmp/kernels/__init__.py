@@ -8,6 +8,7 @@
 ``rounding``       bfloat16 that rounds
 ``layouts``        layouts of oneDNN's that fail or are slow
 ``padding``        wrong weight gradients around small inputs
+``fusion``         graphs without MXNet's own oneDNN fusion
 ``unwritten``      outputs and gradients that are left as they were
 =================  ================================================================================
 """

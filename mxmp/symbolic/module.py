@@ -15,6 +15,7 @@ from mxnet.ndarray import NDArray
 
 from ..files import replacing
 from ..kernels.fit import UNKNOWN, device_of
+from ..kernels.fusion import Unfused
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
@@ -130,7 +131,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
             fuses = mx.cpu(0) in self._context and "MXNET_SUBGRAPH_BACKEND" not in os.environ
-            self._symbol = _mxnet.Unfused(low, self._group2ctxs) if fuses else low
+            self._symbol = Unfused(low, self._group2ctxs) if fuses else low
         try:
             super().bind(
                 data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req

@@ -21,12 +21,12 @@ from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
 from ..callbacks import KeptError, hold_interrupts
+from ..kernels.fusion import Unfused
 from ..pipeline import emitted
 from ..precision.casts import FULL, CastGraph, declare_full, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan, PlannedGraph
 from ..precision.rules import rule_of
-from ..symbolic._mxnet import Unfused
 from .stand_ins import put_stand_ins, with_stand_ins
 
 __all__ = ["Arrays", "Cast", "Owner", "Timed"]
@@ -258,9 +258,7 @@ def _bind(
     symbol: mx.sym.Symbol, arrays: Arrays, arguments: dict[str, NDArray], gradients: dict[str, NDArray]
 ) -> mx.executor.Executor:
     """Bind without MXNet's fusion, which neither Gluon nor mxmp's ``Module`` uses."""
-    ctx, groups = arrays.ctx, {}
-    if ctx.device_type == "cpu":
-        symbol, groups = Unfused(symbol), {Unfused.GROUP: ctx}
-        ctx = mx.Context(ctx.device_type, ctx.device_id + 1)
+    if arrays.ctx.device_type == "cpu":
+        symbol = Unfused(symbol)
     requests = {name: arrays.grad_req.get(name, "null") if name in gradients else "null" for name in arguments}
-    return symbol.bind(ctx, arguments, gradients or None, requests, arrays.states, group2ctx=groups or None)
+    return symbol.bind(arrays.ctx, arguments, gradients or None, requests, arrays.states)

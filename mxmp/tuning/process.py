@@ -143,7 +143,7 @@ def main() -> None:
             _send(told, (what, value))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)  # mxmp's own; what MXNet's imports warn of is known here
         warnings.showwarning = lambda message, category, *_: tell("warning", (str(message), category))
         try:
             _start_second_team()

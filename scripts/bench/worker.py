@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 from bench.networks import WORDS, Network, network
 from bench.turns import answers, operators, serve, timed
 
 PROFILED = 3  # steps
-Step = "tuple[Callable[[], Any], Callable[[], dict]]"  # runs one step, returns whether it was skipped; profiles it
+Step = Tuple[
+    Callable[[], Any], Callable[[], Dict[str, Any]]
+]  # runs one step, returns whether it was skipped; profiles it
 
 
 def run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:

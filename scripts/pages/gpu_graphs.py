@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Dict, Iterator
 
 from support.options import parse
 from support.pages import filled, subplots, table
@@ -37,7 +37,7 @@ KNOWN = {
     "bert_12_768_12": "BERT-base",
     "standard_lstm_lm_650": "LSTM language model",
 }
-Figures = "dict[str, Any]"
+Figures = Dict[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> None:
