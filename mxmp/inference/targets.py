@@ -8,6 +8,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from mxnet.ndarray import NDArray
 
@@ -55,8 +56,6 @@ def read_target(target: Any, calibration: Any, arg_params: Batch | None, aux_par
         raise ValueError("arg_params and aux_params are for Symbols: a block has its own parameters")
     else:
         subject = _of_block(target, batches)
-    if subject.graph.numpy:
-        raise ValueError("this network is one of mx.np, whose operators MXNet neither fuses nor quantizes: use mx.nd")
     done = [node.name for node in subject.graph.nodes() if node.op in FUSED or "quantize" in node.op]
     if done:
         raise ValueError(f"{done[0]!r} is fused or quantized already: give the network as it was before")
@@ -150,6 +149,8 @@ def _converted(value: Any) -> Any:
 def _array(value: Any) -> NDArray:
     if not isinstance(value, (NDArray, np.ndarray)):
         raise ValueError(f"a calibration batch holds a {type(value).__name__}: expected arrays, or tuples of them")
+    if isinstance(value, mx.np.ndarray):
+        raise ValueError("this network is one of mx.np, whose operators MXNet neither fuses nor quantizes: use mx.nd")
     array = value.detach() if isinstance(value, NDArray) else mx.nd.array(value, dtype=value.dtype)
     is_float = array.dtype in (np.float16, np.float64)
     array = array.astype("float32") if is_float else array
@@ -256,7 +257,8 @@ class OptimizedBlock(_Served, SymbolBlock):
         self.hybridize(static_alloc=True, static_shape=True)
 
     def forward(self, *inputs: Any) -> Any:
-        return super().forward(*_flat(inputs))
+        with autograd.pause(train_mode=False):
+            return super().forward(*_flat(inputs))
 
 
 def _named(args: Params, auxs: Params) -> Params:

@@ -9,7 +9,7 @@ from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import gluon
-from networks import S, conv, filled, forward, preactivation, relu
+from networks import S, conv, filled, forward, preactivation, relu, warmed
 from oracle import sqnr
 
 from mxmp.gluon.graphs import traced_alone
@@ -119,6 +119,20 @@ def test_preactivation_networks_are_fused_and_right(norm):
     fused = [inner_operators(node) for node in graph.nodes() if node.op in FUSED]
     assert sum(len(names) > 1 for names in fused) == 3  # every addition is part of the convolution before it
     assert not [node for node in graph.nodes() if node.op == "BlockGrad"]
+
+
+@pytest.mark.parametrize(("name", "size"), [("cifar_resnet20_v2", 32), ("mobilenetv3_small", 48)])
+def test_networks_of_gluoncv_are_right_fused(name, size):
+    model_zoo = pytest.importorskip("gluoncv.model_zoo")
+    net = warmed(model_zoo.get_model(name), 2, 3, size, size, steps=5)
+    x = mx.nd.random.normal(shape=(2, 3, size, size))
+    symbol, found, params = traced_alone(net, (x,), False)
+    values = {param.name: param.data() for param in params.values()}
+    graph, folded = optimized(symbol, values)
+    inputs = dict.fromkeys(found, x)
+    wanted, got = (forward(s, v, **inputs)[0] for s, v in ((symbol, values), (graph.to_symbol(), folded)))
+    assert np.abs(wanted).max() > 1e-4
+    assert sqnr(wanted, got) > 90
 
 
 def test_mxnet_gets_a_preactivation_network_wrong():
