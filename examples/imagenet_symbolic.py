@@ -84,8 +84,9 @@ def make_module(
     symbol: mx.sym.Symbol, options: argparse.Namespace, contexts: List[mx.Context]
 ) -> Tuple[mx.mod.Module, int]:
     """The module in `--dtype` by `--policy`, and how many casts that took."""
-    common = {"context": contexts, "logger": logging.getLogger("imagenet.module")}
-    common["logger"].setLevel(logging.ERROR)  # fit() would say that it is bound already
+    logger = logging.getLogger("imagenet.module")
+    logger.setLevel(logging.ERROR)  # fit() would say that it is bound already
+    common: Dict[str, Any] = {"context": contexts, "logger": logger}
     if options.dtype == "float32":
         return mx.mod.Module(symbol, **common), 0
     loss_scale = None if options.loss_scale == "none" else options.loss_scale

@@ -13,8 +13,9 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
         "that it knows: pip install 'mxmp[cpu]' 'numpy<1.24', or pip install 'mxmp[cu112]' 'numpy<1.24' for CUDA 11.2"
     ) from error
 
-from .diagnose import explain
+from .diagnose import explain, guard
 from .gluon import BatchProcessor, Trainer, convert, restore
+from .inference import optimize_for_inference
 from .policy import Policy
 from .precision.plan import Plan
 from .step.adaptive import AdaptiveLossScaler
@@ -22,7 +23,7 @@ from .step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from .symbolic import BucketingModule, Module, cast_symbol
 from .tuning import tune
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 __all__ = [
     "AdaptiveLossScaler",
     "BatchProcessor",
@@ -37,6 +38,8 @@ __all__ = [
     "cast_symbol",
     "convert",
     "explain",
+    "guard",
+    "optimize_for_inference",
     "restore",
     "tune",
 ]

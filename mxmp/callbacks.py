@@ -1,4 +1,4 @@
-"""Functions that MXNet calls: ctypes prints what they raise and goes on; here the code that called MXNet raises it."""
+"""Errors in functions that MXNet calls: ctypes prints them and goes on; here the code that called MXNet raises them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["KeptError", "hold_interrupts"]
 
 
 class KeptError:
-    """Keeps the first exception of the blocks that it is the context manager of, until ``raise_it``.
+    """Keeps the first exception of the blocks whose context manager it is, until ``raise_it``.
 
-    For the body of a function that MXNet calls. ``KeyboardInterrupt`` is an exception like others there, but may come
-    before the block is entered: ``hold_interrupts`` where MXNet is called.
+    For the body of a function that MXNet calls. ``KeyboardInterrupt`` is kept too, but may come before the block is
+    entered: use ``hold_interrupts`` where MXNet is called.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class KeptError:
         return True
 
     def raise_it(self) -> None:
-        """Raise what was kept, once."""
+        """Raise the exception that was kept, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error

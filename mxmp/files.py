@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, and JSON that anybody may have written."""
+"""Files that appear complete or not at all, and JSON files of unknown origin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_writable", "read_json", "replacing", "replacing_all"]
 
 
 def check_writable(path: str) -> None:
-    """Raise the ``OSError`` of ``replacing`` where that could not write ``path``; nothing changes."""
+    """Raise the ``OSError`` that ``replacing`` would raise if it cannot write ``path``; change nothing."""
     target = os.path.realpath(path)
     with _naming(path):
         if os.path.isdir(target):
@@ -26,12 +26,8 @@ def check_writable(path: str) -> None:
 def read_json(path: str) -> Any:
     """Return what a JSON file holds.
 
-    Raises
-    ------
-    ValueError
-        The file is not in UTF-8, is not JSON, or nests deeper than Python can follow; does not name ``path``.
-    OSError
-        It cannot be read.
+    Raises ``ValueError``, which does not name ``path``, where the file is not in UTF-8, is not JSON, or nests deeper
+    than Python can follow; and ``OSError`` where it cannot be read.
     """
     with open(path, encoding="utf-8") as file:
         try:
@@ -42,13 +38,10 @@ def read_json(path: str) -> Any:
 
 @contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """A temporary path beside ``path`` that takes its place when the block ends without an error.
+    """Give a temporary path beside ``path`` that takes its place when the block ends without an error.
 
-    Raises
-    ------
-    OSError
-        The folder is missing or read-only, or the disk is full; names ``path``, where the old file,
-        if there was one, still stands.
+    Raises ``OSError``, which names ``path``, where the folder is missing or read-only, or the disk is full. An old file
+    then still stands.
     """
     with replacing_all(path) as (temporary,):
         yield temporary
@@ -56,7 +49,7 @@ def replacing(path: str) -> Iterator[str]:
 
 @contextmanager
 def replacing_all(*paths: str) -> Iterator[list[str]]:
-    """``replacing`` for files that belong together: none takes its place before all are on the disk."""
+    """Give a temporary path for each of several files; none takes its place before all are on the disk."""
     # A link stays one: what it points to is replaced.
     targets = [os.path.realpath(path) for path in paths]
     temporaries = [_beside(target) for target in targets]
@@ -66,8 +59,7 @@ def replacing_all(*paths: str) -> Iterator[list[str]]:
                 open(temporary, "wb").close()  # MXNet's writers do not say why a file cannot be opened
         with _naming(*paths):
             yield temporaries
-        for temporary, path in zip(temporaries, paths):
-            # A disk may turn out to be full only now.
+        for temporary, path in zip(temporaries, paths):  # a disk may turn out to be full only now
             with _naming(path), open(temporary, "rb") as written:
                 os.fsync(written.fileno())
         for temporary, target, path in zip(temporaries, targets, paths):
@@ -85,11 +77,11 @@ def _beside(target: str) -> str:
 
 @contextmanager
 def _naming(*paths: str) -> Iterator[None]:
-    """An ``OSError`` of a write, which names no file or the temporary one, names ``paths``."""
+    """Raise an ``OSError`` of a write, which names no file or the temporary one, with the names of ``paths``."""
     try:
         yield
     except OSError as error:
-        foreign = error.filename is not None and not str(error.filename).endswith(".part")
-        if error.errno is None or foreign:
+        other_file = error.filename is not None and not str(error.filename).endswith(".part")
+        if error.errno is None or other_file:
             raise
         raise OSError(error.errno, error.strerror, ", ".join(map(os.fspath, paths))) from error

@@ -1,19 +1,20 @@
-"""One protocol for both frontends: what listens, replays or guards needs of a network that trains.
+"""One protocol for both frontends: all that ``diagnose`` needs of a network.
 
-``gluon.training.TrainedNet`` and ``symbolic.training.TrainedModule`` implement it, where the state is theirs.
-``diagnose`` knows a network only by it.
+``gluon.training.TrainedNet`` and ``symbolic.training.TrainedModule`` implement ``TrainedNetwork``, where the state is
+theirs. ``gluon.reading`` and ``symbolic.reading`` return ``ConvertedGraph`` and ``CalledGraph``.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, ContextManager, Iterator, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Collection, ContextManager, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
+from .kernels.fit import UNKNOWN
 from .policy import Policy
 from .precision.monitoring import GraphListener
 from .precision.plan import Plan
@@ -21,7 +22,17 @@ from .step.gradients import Gradient
 from .step.masters import Weight
 from .step.step import ScaledStep
 
-__all__ = ["OTHER_WORKERS", "GraphRun", "Listener", "Listeners", "Note", "TrainedNetwork", "unchanged"]
+__all__ = [
+    "OTHER_WORKERS",
+    "CalledGraph",
+    "ConvertedGraph",
+    "GraphRun",
+    "Listener",
+    "Listeners",
+    "Note",
+    "TrainedNetwork",
+    "unchanged",
+]
 
 # Why ``TrainedNetwork.check_excludable`` refuses a distributed job.
 OTHER_WORKERS = (
@@ -35,18 +46,41 @@ Listener = Callable[[str, NDArray], None]
 Note = Callable[[str, NDArray], None]
 
 
+class ConvertedGraph(NamedTuple):
+    """One FP32 graph of a converted network, and the Plan that it runs by.
+
+    ``name`` is that of its block or module. ``training`` is None where one graph serves training and inference.
+    ``shapes`` are those of its inputs. ``requested_gradients`` has ``"write"``, ``"add"`` or ``"null"`` for each
+    variable with a gradient. ``large_inputs``: see ``kernels.fit.fit_to_device``.
+    """
+
+    name: str
+    training: bool | None
+    symbol: mx.sym.Symbol
+    plan: Plan
+    shapes: Mapping[str, tuple]
+    requested_gradients: Mapping[str, str] = UNKNOWN
+    large_inputs: bool = False
+
+
+class CalledGraph(NamedTuple):
+    """One FP32 graph that a call of a network runs.
+
+    ``name`` is that of its block. ``known`` has shape and dtype of its inputs and of those parameters whose shape is
+    known. ``parameters`` are the names of its variables that are parameters.
+    """
+
+    name: str
+    symbol: mx.sym.Symbol
+    known: Mapping[str, tuple[tuple[int, ...], Any]]
+    parameters: frozenset[str]
+
+
 class GraphRun(NamedTuple):
     """One graph that a network runs in training.
 
-    Attributes
-    ----------
-    key : object
-        The same object as long as it is the same graph.
-    symbol : Symbol
-        With casts.
-    plan : Plan
-    has_gradient : callable
-        From a variable's name to whether it has a gradient: others' are never written where an executor runs.
+    ``key`` is the same object as long as it is the same graph. ``symbol`` has casts. ``has_gradient`` takes a
+    variable's name: gradients of others are never written where an executor runs.
     """
 
     key: Any
@@ -56,11 +90,10 @@ class GraphRun(NamedTuple):
 
 
 class TrainedNetwork(Protocol):
-    """A network and what steps it. A *place* is where graphs run: a block's hook, or an executor."""
+    """A network with its trainer. A *place* is where graphs run: a block's hook, or an executor."""
 
     @property
-    def step(self) -> ScaledStep:
-        """The state of the steps."""
+    def step(self) -> ScaledStep: ...
 
     @property
     def policy(self) -> Policy:
@@ -81,7 +114,7 @@ class TrainedNetwork(Protocol):
         """Return the gradients of the parameters."""
 
     def unchanged(self) -> ContextManager[None]:
-        """Let backwards within it start from gradients of zero; put gradients and running statistics back after it."""
+        """Let backwards within the block start from gradients of zero; restore gradients and running statistics."""
 
     def prepare(self, batch: Sequence[Any]) -> None:
         """Make the graphs that ``batch`` needs the current ones, before ``listen``."""
@@ -93,7 +126,7 @@ class TrainedNetwork(Protocol):
         """Yield the graphs that run at a place in training."""
 
     def count_graphs(self, place: Any) -> int:
-        """Return how many there are, in no time."""
+        """Return the number of these graphs; for every tensor, so it must be fast."""
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Let each place call ``listener_at(place)`` with every output of an operator, in training."""
@@ -109,11 +142,11 @@ class TrainedNetwork(Protocol):
         """Raise ``ValueError`` if the policy cannot be changed from here."""
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep these operators in FP32 from the next forward on. Between two steps."""
+        """Keep these operators in FP32 from the next forward on. Call it between two steps."""
 
 
 class Listeners(GraphListener):
-    """The callback for MXNet's monitor, which takes one and hands each array over once: it calls several listeners."""
+    """A callback for MXNet's monitor, which takes only one and hands each array over once; calls several listeners."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
@@ -139,7 +172,7 @@ class Listeners(GraphListener):
 
 @contextmanager
 def unchanged(gradients: Sequence[NDArray], states: Sequence[NDArray]) -> Iterator[None]:
-    """Set ``gradients`` to zero within the block; put them and ``states`` back after it. Synchronizes."""
+    """Set ``gradients`` to zero within the block; restore them and ``states`` after it. Waits for the device."""
     with autograd.pause():
         before = [(array, array.copy()) for array in [*gradients, *states]]
     try:

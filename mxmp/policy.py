@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields, replace
 from fnmatch import translate
-from glob import escape
 from typing import Collection, Dict, Iterable
 from urllib.parse import quote, unquote
 
@@ -14,7 +13,7 @@ __all__ = ["Policy"]
 _ALLOWED = {
     "compute": ("float16", "bfloat16"),
     "params": (None, "float16", "float32"),
-    "norm": ("float32", "compute"),
+    "norm": (None, "float32", "compute"),
     "output": ("float32", "compute"),
 }
 _LISTS = ("exclude", "low_ops", "full_ops")
@@ -28,19 +27,19 @@ class Policy:
     Parameters
     ----------
     compute : {"float16", "bfloat16"}
-        Dtype that convolutions, matrix products and what lies between them read and write. They
-        accumulate in FP32.
+        Dtype that convolutions, matrix products and the operators between them read and write; sums are FP32.
     params : {None, "float16", "float32"}
-        Dtype in which the parameters of low-precision operators are stored. ``"float16"``: half the
-        memory and all-reduce traffic, with FP32 masters. ``"float32"``: the parameters are the
-        masters and are cast once per forward inside the graph. ``None``: ``"float16"`` for float16
-        on a GPU, ``"float32"`` on a CPU and for bfloat16 (MXNet's optimizers have no bfloat16
-        kernels). Training is the same bit for bit on one device.
-    norm : {"float32", "compute"}
-        ``"float32"`` puts casts around BatchNorm. ``"compute"`` lets it read and write the compute
-        dtype; statistics, gamma and beta stay FP32 in both. Default: ``"float32"`` for float16,
-        ``"compute"`` for bfloat16, where the casts would cost more than bfloat16 saves (a ResNet-50
-        step on a CPU: 0.98 times FP32's speed with them, 1.49 without).
+        Dtype in which the parameters of low-precision operators are stored. ``"float16"``: half the memory and
+        all-reduce traffic, with FP32 masters. ``"float32"``: the parameters are the masters and are cast once per
+        forward inside the graph. ``None``: ``"float16"`` for float16 on a GPU, ``"float32"`` on a CPU and for bfloat16
+        (MXNet's optimizers have no bfloat16 kernels). Training is the same bit for bit on one device.
+    norm : {None, "float32", "compute"}
+        Where the casts around BatchNorm are; it computes in FP32, with FP32 statistics, gamma and beta, whatever this
+        says. ``None``: right around it, as operators of the graph, except where the device's kernel does the same
+        inside: cuDNN's reads float16, computes in FP32 and rounds once, and there are no casts. ``"float32"``: always
+        as operators, with the same numbers. ``"compute"``: nowhere, on every kernel that sums in FP32. ``None`` is
+        ``"compute"`` for bfloat16, where casts would cost more than bfloat16 saves (a ResNet-50 step on a CPU: 0.98
+        times FP32's speed with them, 1.49 without).
     output : {"float32", "compute"}
         Dtype of the network's outputs.
     exclude : iterable of str
@@ -66,7 +65,7 @@ class Policy:
 
     compute: str
     params: str | None
-    norm: str
+    norm: str | None
     output: str
     exclude: tuple[str, ...]
     low_ops: tuple[str, ...]
@@ -83,10 +82,9 @@ class Policy:
         low_ops: Iterable[str] = (),
         full_ops: Iterable[str] = (),
     ) -> None:
-        if norm is None:
-            norm = "compute" if compute == "bfloat16" else "float32"
-        given = {"compute": compute, "params": params, "norm": norm, "output": output}
-        for field, value in given.items():
+        if norm is None and compute == "bfloat16":
+            norm = "compute"
+        for field, value in (("compute", compute), ("params", params), ("norm", norm), ("output", output)):
             _check_choice(field, value)
             object.__setattr__(self, field, value)
         for field, values in zip(_LISTS, (exclude, low_ops, full_ops)):
@@ -101,19 +99,16 @@ class Policy:
             raise ValueError(f"Policy: {both} stand in low_ops and in full_ops; name each in one of them")
 
     def stores_low(self, device: str) -> bool:
-        """Whether parameters of low-precision operators are stored in float16 on ``"cpu"`` or ``"gpu"``."""
+        """Return whether parameters of low-precision operators are stored in float16 on ``"cpu"`` or ``"gpu"``."""
         if self.params is not None:
             return self.params == "float16"
         return self.compute == "float16" and device == "gpu"
 
     def __str__(self) -> str:
-        plain = Policy(self.compute)
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ",".join(
-            f"{name}={_encode(value)}"
-            for name, value in given.items()
-            if name == "compute" or value != getattr(plain, name)
-        )
+        default = Policy(self.compute)
+        names = [f.name for f in fields(self)]
+        changed = [name for name in names if name == "compute" or getattr(self, name) != getattr(default, name)]
+        return ",".join(f"{name}={_encode(getattr(self, name))}" for name in changed)
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -132,30 +127,32 @@ class Policy:
                 f"Policy.parse({text!r}): {recipe or text!r} is no recipe; there are {', '.join(_RECIPES)}; "
                 f"or write FIELD=VALUE,... with FIELD one of {known}{_hint(recipe)}"
             )
-        given: dict = {}
+        values: dict = {}
         for part in parts:
             field, eq, value = part.partition("=")
             field = field.strip()
             if not eq or field not in known:
                 raise ValueError(f"Policy.parse({text!r}): {part!r} is no FIELD=VALUE with FIELD one of {known}")
-            if field in given:
+            if field in values:
                 raise ValueError(f"Policy.parse({text!r}): field {field!r} is given twice")
-            given[field] = _decode(field, value.strip())
-        given = {**(_RECIPES[recipe][0] if recipe else {}), **given}
-        return cls(given.pop("compute", "float16"), **given)
+            values[field] = _decode(field, value.strip())
+        return cls(**{**(_RECIPES[recipe][0] if recipe else {}), **values})
 
     @classmethod
     def recipes(cls) -> Recipes:
-        """The policies that have a name, which is understood wherever a policy is; ``print`` it for a table."""
-        return Recipes((name, cls(**given)) for name, (given, _) in _RECIPES.items())
+        """Return the policies that have a name, which may be passed wherever a policy is; ``print`` it for a table."""
+        return Recipes((name, cls(**values)) for name, (values, _) in _RECIPES.items())
 
 
-# By name: the fields that it fixes, and when to take it.
+# By name: the fields that it sets, and when to use it.
 _RECIPES: dict[str, tuple[dict, str]] = {
-    "float16": ({"compute": "float16"}, "safe: BatchNorm in FP32, with a cast on each side of it"),
+    "float16": (
+        {"compute": "float16"},
+        "BatchNorm computes in FP32, between casts or, on a GPU, inside cuDNN's kernel",
+    ),
     "float16-fast": (
         {"compute": "float16", "norm": "compute"},
-        "on a GPU: BatchNorm reads and writes float16, its statistics, gamma and beta are FP32; hardly any casts",
+        "BatchNorm reads and writes float16 wherever its input is; its statistics, gamma and beta are FP32",
     ),
     "bfloat16": (
         {"compute": "bfloat16"},
@@ -169,17 +166,16 @@ _RECIPES: dict[str, tuple[dict, str]] = {
 
 
 class Recipes(Dict[str, Policy]):
-    """Policies by name. ``print`` shows what each is, and when to take it."""
+    """Policies by name. ``print`` shows each, and when to use it."""
 
     def __str__(self) -> str:
-        rows = [("recipe", "policy", "")]
-        rows += [(name, str(policy), _RECIPES[name][1]) for name, policy in self.items()]
-        widths = [max(len(row[i]) for row in rows) for i in range(2)]
-        return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in rows)
+        rows = [("recipe", "policy", ""), *((name, str(policy), _RECIPES[name][1]) for name, policy in self.items())]
+        first, second = (max(len(row[i]) for row in rows) for i in range(2))
+        return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows)
 
 
 def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
-    """A Policy from a recipe's name, a policy string or a Policy, with more patterns to exclude."""
+    """Return a Policy from a recipe's name, a policy string or a Policy, with more patterns to exclude."""
     if isinstance(policy, str):
         policy = Policy.parse(policy)
     if not isinstance(policy, Policy):
@@ -188,25 +184,18 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
             f"got {_short(policy)}{_hint(policy)}"
         )
     more = _as_names("exclude", exclude)
-    if not more:
-        return policy
-    return replace(policy, exclude=tuple(dict.fromkeys(policy.exclude + more)))
+    return replace(policy, exclude=tuple(dict.fromkeys(policy.exclude + more))) if more else policy
 
 
 def pattern_of(pattern: str) -> re.Pattern:
-    """Return what matches the names of ``exclude``: of nodes, or of a block and thereby of all that it contains."""
+    """Return a regular expression for the names of nodes, or of blocks and all that they contain, of ``exclude``."""
     return re.compile(f"{translate(pattern)}|{translate(pattern + '_*')}")
 
 
 def is_policy_text(text: str) -> bool:
-    """Whether a string begins as a policy string does: with a recipe, or with a field."""
+    """Return whether a string begins as a policy string does: with a recipe, or with a field."""
     first = text.partition(",")[0].strip()
     return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]
-
-
-def excluding(policy: Policy, nodes: Iterable[str]) -> Policy:
-    """``policy`` with these very nodes in FP32 too; what fnmatch would read in their names is taken literally."""
-    return as_policy(policy, [escape(name) for name in nodes])
 
 
 def _check_choice(field: str, value: object) -> None:
@@ -217,8 +206,8 @@ def _check_choice(field: str, value: object) -> None:
         raise ValueError(f"Policy({field}={value!r}): {field} must be one of {list(allowed)}{hint}")
 
 
-# What other libraries call a precision, without case, signs and the prefix "mixed": what it is called here.
-_ELSEWHERE = {
+# Names of a precision in other libraries, in small letters, without signs and the prefix "mixed".
+_OTHER_NAMES = {
     **dict.fromkeys(("fp16", "half", "f16", "amp"), "float16"),
     **dict.fromkeys(("bf16", "bfloat", "bfloat16u2"), "bfloat16"),  # the last: MXNet's dtype object
     **dict.fromkeys(("fp32", "f32", "single", "full", "float", "o0"), "float32"),
@@ -228,30 +217,29 @@ _ELSEWHERE = {
 
 
 def _hint(value: object, allowed: Collection[object] = ()) -> str:
-    """Return what was probably meant by another library's name or by a dtype object, an empty string for all others.
+    """Return a suggestion for another library's name or a dtype object, an empty string for all others.
 
     ``allowed``: what may be suggested (default: policy strings).
     """
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
     names = {name.replace("-", ""): name for name in [*_RECIPES, "float32"]}
-    meant = names.get(word) or _ELSEWHERE.get(word)
+    meant = names.get(word) or _OTHER_NAMES.get(word)
     if meant == "float32" and meant not in allowed:
         return "; FP32 needs no policy: leave the net unconverted, or call mxmp.restore(net)"
     return f"; did you mean {meant!r}?" if meant is not None and (not allowed or meant in allowed) else ""
 
 
 def _short(value: object, limit: int = 100) -> str:
-    """``repr`` for a message: a net's has many lines."""
+    """Return ``repr`` for a message, or the type's name where that is long: a net's has many lines."""
     text = repr(value)
     return text if len(text) <= limit and "\n" not in text else f"a {type(value).__name__}"
 
 
 def _as_names(field: str, values: object) -> tuple[str, ...]:
-    if isinstance(values, str):
-        raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings, such as [{values!r}]")
-    if not isinstance(values, Iterable):
-        raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings")
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        hint = f", such as [{values!r}]" if isinstance(values, str) else ""
+        raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings{hint}")
     names = tuple(values)
     for name in names:
         if not isinstance(name, str) or not name:

@@ -16,6 +16,7 @@ from pathlib import Path
 HELP = (["-h"], ["--help"], ["--list"])
 COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench models": ("bench.models", "times whole steps of well-known networks: FP32, mxmp, contrib.amp, PyTorch"),
+    "bench inference": ("bench.inference", "times and compares graphs for inference: FP32 fused, bfloat16, INT8"),
     "bench layouts": ("bench.parts:layouts", "times BatchNorm and grouped convolutions in oneDNN's slow layouts"),
     "bench volumes": ("bench.parts:volumes", "times 3-D convolutions of video networks in bfloat16"),
     "bench update": ("bench.parts:update", "times the check of FP32 gradients and SGD's update on a CPU"),
@@ -23,23 +24,30 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench trainer": ("bench.trainer:trainer", "times mxmp.Trainer against a plain gluon.Trainer on the same net"),
     "bench backward": ("bench.trainer:backward", "times trainer.backward beside many live Python objects"),
     "bench watch": ("bench.trainer:watching", "times steps under mxmp.diagnose.watch"),
+    "bench after-tune": ("bench.after_tune", "times a network before and after its process calls mxmp.tune"),
     "bench host": ("bench.host", "counts the operators of a step and times the thread that pushes them"),
     "bench adaptive-scale": ("bench.adaptive_scale", "counts zero gradients under the two dynamic loss scalers"),
     "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),
     "sweep operators": ("sweep.operators.run", "measures every operator that may compute low: docs/kernels.json"),
     "sweep sequences": ("sweep.sequences", "sees whether an evaluation between training steps changes a bit"),
-    "sweep gpu-graphs": ("sweep.gpu_graphs", "counts casts and operators of GPU graphs: docs/gpu-graphs.json"),
+    "sweep gpu-graphs": (
+        "sweep.gpu_graphs",
+        "records a step of every network on the null GPU: docs/gpu-graphs.json",
+    ),
     "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: docs/parity/"),
     "pages models": ("pages.models", "writes docs/models.md and its picture"),
     "pages kernels": ("pages.kernels", "writes docs/kernels.md"),
+    "pages rules": ("pages.rules", "writes docs/rules.md"),
     "pages workarounds": ("pages.workarounds", "writes docs/workarounds.md"),
     "pages gpu-graphs": ("pages.gpu_graphs", "writes docs/gpu-graphs.md and its picture"),
     "pages benchmarks": ("pages.benchmarks", "writes docs/model-benchmarks.md and its picture"),
     "pages parity": ("pages.parity", "writes docs/parity.md and its pictures"),
     "pages looking-inside": ("pages.looking_inside", "draws the pictures of docs/looking-inside.md"),
-    "check gpu-graph": ("checks.gpu_graph", "fails where a matrix operator of a GPU's graph is not float16"),
     "check equal-workers": ("checks.equal_workers", "fails where two workers' weights differ, for every optimizer"),
-    "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU and PyTorch"),
+    "check site": ("checks.site", "fails where a search of the built manual leads to another page than it should"),
+    "check words": ("checks.words", "lists names and docstrings that the language rules exclude"),
+    "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU"),
+    "check gpu-acceptance": ("checks.gpu_acceptance", "tries mxmp on a GPU; scripts/gpu_acceptance.sh sets it up"),
     "launch": ("launch_local", "runs a training script as a distributed job on this machine"),
     "demo": ("demo", "trains a network on real digits in three dtypes and compares the runs"),
     "digits": ("make_digits", "packs scikit-learn's digits into RecordIO files"),
@@ -53,7 +61,8 @@ def main(arguments: list[str]) -> int:
     name = next((name for count in (1, 2) if (name := " ".join(arguments[:count])) in COMMANDS), None)
     if name is None:
         return unknown(arguments)
-    sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+    root = Path(__file__).resolve().parents[1]
+    sys.path[1:1] = [str(root), str(root / "tests")]
     warnings.simplefilter("ignore")
     if name.startswith(("bench", "check")):
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -6,4 +6,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mxmp_setup
 # -E: a page that was not read again would not be warned of again.
 python -W ignore -m sphinx -E -W --keep-going -q -d docs/_build/doctrees "$@" docs docs/_build/html
+python -W ignore scripts/dev.py check site
 echo "==> docs/_build/html/index.html"

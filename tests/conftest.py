@@ -7,12 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from mxmp.pipeline import _log_that_float16_is_emulated
+
 # Continuous integration tries the same examples every time; at home each run tries new ones, and
 # --hypothesis-profile=long twenty times as many (see counts.py).
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("home", deadline=None)
 settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
+
+
+_log_that_float16_is_emulated()  # once in a process; tests of the log see their own lines only
 
 
 def pytest_collection_modifyitems(items):

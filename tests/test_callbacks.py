@@ -12,13 +12,14 @@ import pytest
 from diagnose.networks import LOSS, batch, convolutional, gluon_run, gluon_step, module_of, module_step, three
 from mxnet import autograd
 from oracle import S
+from tuning.measuring import FEW, measured_here
 
 import mxmp
 from mxmp.callbacks import KeptError, hold_interrupts
 from mxmp.diagnose import blame, watch
 from mxmp.diagnose.shared.targets import trained
-from mxmp.diagnose.watching.taps import Tap
 from mxmp.precision.graph import Graph
+from mxmp.probe import Probe
 from mxmp.tuning import search
 from mxmp.tuning.choices import Task
 from mxmp.tuning.clock import Arrays, Timed
@@ -109,7 +110,9 @@ def test_tuning_stops_at_every_bytecode_of_its_callback():
 
 @pytest.mark.parametrize("call", [0, 1, 5, 10, 20])
 def test_an_interrupted_tune_leaves_the_net_and_the_cache_as_they_were(call, tmp_path, monkeypatch):
-    for name, value in {"_ROUNDS": 3, "_MOST_ROUNDS": 3, "_PROFILES": 2, "_MOST_PROFILES": 2}.items():
+    """Here in this process, where MXNet calls Python."""
+    monkeypatch.setattr(sys.modules["mxmp.tuning.tune"], "measured_apart", measured_here)
+    for name, value in FEW.items():
         monkeypatch.setattr(search, name, value)
     net = mx.gluon.nn.Dense(3, prefix="net_")
     net.initialize()
@@ -210,22 +213,22 @@ def test_ctrl_c_in_a_user_s_own_op_hook_is_not_lost(call):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt])
-def test_what_a_callback_raises_itself_is_raised_by_disarm(error):
+def test_what_a_callback_raises_itself_is_raised_by_stop(error):
     net, (x, y) = three(), batch()
     trainer = gluon_run(net)
 
-    def see(seen, array):
+    def fail(observed, array):
         raise error("stop")
 
-    tap = Tap(trained(net, trainer), see)
-    tap.arm()
+    probe = Probe(trained(net, trainer), fail)
+    probe.start()
     with autograd.record():
         loss = LOSS(net(x), y)
     trainer.backward(loss)
     with pytest.raises(error, match="stop"):
-        tap.disarm()
+        probe.stop()
     assert_nothing_stays(net)
-    tap.disarm()
+    probe.stop()
 
 
 def test_an_operator_that_fails_while_it_is_timed_is_an_error():

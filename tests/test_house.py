@@ -27,18 +27,18 @@ HOUSE = {
         *("decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
-        *("workaround", "layouts", "rounding", "emulation", "padding", "unwritten", "cuda"),
-        *("table", "fit", "__init__"),
+        *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda"),
+        *("table", "fit", "fusion", "__init__"),
     ],
-    "spine": ["pipeline", "conversion"],
+    "spine": ["pipeline"],
     "step": [
-        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "masters", "statistics", "step"),
-        *("state_layout", "resume", "updater", "state_file", "states", "__init__"),
+        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "multi_tensor", "masters", "statistics"),
+        *("step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
-    "protocol": ["frontend"],
+    "protocol": ["observed", "frontend", "probe"],
     "gluon": [
-        *("_mxnet", "blocks", "parameter", "conversion", "record", "scaling", "graphs", "hook", "convert"),
-        *("unscaled", "fresh_gradients", "sharing", "trainer", "training", "estimator", "__init__"),
+        *("_mxnet", "blocks", "parameter", "conversion", "scaling", "graphs", "hook", "convert"),
+        *("backward", "trainer", "training", "reading", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
@@ -49,19 +49,25 @@ HOUSE = {
         "module",
         "bucketing",
         "training",
+        "reading",
         "__init__",
     ],
-    "tuning": ["cut", "choices", "clock", "table", "machine", "search", "tune", "__init__"],
+    "tuning": [
+        *("cut", "stand_ins", "choices", "job", "clock", "table", "machine", "search", "process", "tune"),
+        "__init__",
+    ],
+    "inference": [
+        *("folding", "fusing", "lowering", "quantizing", "calibration", "report", "worker", "runner"),
+        *("targets", "search", "optimize", "__init__"),
+    ],
     "diagnose/shared": ["report", "targets", "__init__"],
     "diagnose/explaining": ["report", "explain", "__init__"],
-    "diagnose/watching": [
-        *("histogram", "wiring", "taps", "snapshot", "watch", "summaries", "__init__"),
-    ],
+    "diagnose/watching": ["histogram", "snapshot", "watch", "__init__"],
     "diagnose/blaming": ["report", "verdict", "recording", "blame", "__init__"],
-    "diagnose/guarding": ["layers", "guard", "__init__"],
+    "diagnose/guarding": ["guard", "__init__"],
     "diagnose/advising": ["gemm", "flops", "gpus", "advice", "advise", "__init__"],
-    "diagnose/profiling": ["kernels", "report", "profile", "__init__"],
-    "diagnose": ["plots", "load", "__init__"],
+    "diagnose/profiling": ["report", "profile", "__init__"],
+    "diagnose": ["plots", "__init__"],
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
@@ -69,9 +75,10 @@ WITHOUT_MXNET = ["files", "callbacks", "policy"]
 WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
+WITHOUT_MXNET += ["inference/report"]
 WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/plots"]
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice")]
-WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("kernels", "report", "profile")]
+WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("report", "profile")]
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
@@ -122,6 +129,12 @@ def test_imports_point_up_the_house(module):
     assert "mxmp" not in others
     if module in WITHOUT_MXNET:
         assert "mxnet" not in others
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if m.startswith("diagnose/") and m != "diagnose/shared/targets"])
+def test_diagnose_knows_a_network_only_by_the_protocol(module):
+    """``frontend.py`` says what it may know; one file of ``diagnose`` knows which frontend a network is of."""
+    assert {(room, name) for room, name in imports(module)[0] if room in DOORS} == set()
 
 
 # -- MXNet's private attributes ---------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_a_policy_with_every_field_away_from_its_default_survives_the_round_trip
         ("float16-fast", Policy(norm="compute")),
         ("bfloat16-safe", Policy("bfloat16", norm="float32")),
         ("float16-fast, exclude=*head*", Policy(norm="compute", exclude=("*head*",))),
-        ("float16-fast,norm=float32", Policy()),
+        ("float16-fast,norm=float32", Policy(norm="float32")),
     ],
 )
 def test_strings_that_people_write_parse(text, policy):

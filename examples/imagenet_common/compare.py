@@ -20,7 +20,7 @@ STYLES = {
 
 def label(run: Results) -> str:
     """What to call a run: its dtype, and its interface where that is not Gluon."""
-    return run.get("label", run["dtype"])
+    return str(run.get("label", run["dtype"]))
 
 
 def print_table(runs: Sequence[Results]) -> None:

@@ -31,8 +31,7 @@ def devices(num_gpus: Optional[int]) -> List[mx.Context]:
 def policy_for(options: argparse.Namespace, context: mx.Context) -> Any:
     """What `convert` and `Module` take: `--policy`; without it the recipe of `--dtype`, on a GPU the fast one.
 
-    There the casts around BatchNorm would move nearly as many bytes as all layers write, and cuDNN's BatchNorm
-    computes its statistics in FP32 from float16 data as well.
+    cuDNN's BatchNorm computes in FP32 from float16 data, so casts around it would repeat what it does.
     """
     if options.policy is not None:
         return options.policy

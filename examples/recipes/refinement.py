@@ -72,7 +72,8 @@ def solve(matrix: np.ndarray, wanted: np.ndarray, multiply: Callable) -> Solutio
     factors = factors.astype("float64")
     near_inverse = LinearOperator(matrix.shape, lambda r: lu_solve((factors, pivots), r))
     found = near_inverse @ target
-    first, steps = residual(matrix, found, target), []
+    first = residual(matrix, found, target)
+    steps: list[float] = []
     while residual(matrix, found, target) > ENOUGH and len(steps) < ITERATIONS:
         more, _ = gmres(
             matrix,

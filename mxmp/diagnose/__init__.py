@@ -1,4 +1,7 @@
-"""Looking inside: what a conversion decided, and why; what trains; what a GPU can make of it, and what it made."""
+"""Looking inside: what a conversion decided and why, what trains, what a GPU's Tensor Cores can and did compute.
+
+All of it leaves training as it is but ``guard``, which is public as ``mxmp.guard`` too, beside ``Trainer``.
+"""
 
 from .advising.advice import Advice
 from .advising.advise import advise
@@ -7,13 +10,11 @@ from .blaming.report import Blame, Range
 from .explaining.explain import explain
 from .explaining.report import Explanation, GraphReport
 from .guarding.guard import Guard, Moved, guard
-from .load import load
-from .plots import plot_histograms, plot_loss_scale, plot_profile, plot_roofline, plot_steps
+from .plots import plot_histograms, plot_loss_scale
 from .profiling.profile import profile
 from .profiling.report import Profile
 from .watching.histogram import Histogram
 from .watching.snapshot import Snapshot, TensorReport
-from .watching.summaries import ScaleHandler, SummaryLog, log_scale
 from .watching.watch import Watch, watch
 
 __all__ = [
@@ -26,22 +27,15 @@ __all__ = [
     "Moved",
     "Profile",
     "Range",
-    "ScaleHandler",
     "Snapshot",
-    "SummaryLog",
     "TensorReport",
     "Watch",
     "advise",
     "blame",
     "explain",
     "guard",
-    "load",
-    "log_scale",
     "plot_histograms",
     "plot_loss_scale",
-    "plot_profile",
-    "plot_roofline",
-    "plot_steps",
     "profile",
     "watch",
 ]

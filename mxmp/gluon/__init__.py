@@ -1,7 +1,6 @@
-"""The Gluon door: ``convert``, ``restore``, ``Trainer`` and ``BatchProcessor``."""
+"""The Gluon frontend: ``convert``, ``restore``, ``Trainer`` and ``BatchProcessor``."""
 
 from .convert import convert, restore
-from .estimator import BatchProcessor
-from .trainer import Trainer
+from .trainer import BatchProcessor, Trainer
 
 __all__ = ["BatchProcessor", "Trainer", "convert", "restore"]

@@ -1,4 +1,4 @@
-"""What the Gluon door reaches behind MXNet's public interface. A test holds each against 1.9.1.
+"""The private parts of MXNet that the Gluon frontend uses. A test holds each against 1.9.1.
 
 A subclass of MXNet's (``Trainer``, ``LowParameter``) also uses what it inherits; ``INHERITED`` lists that.
 """
@@ -9,13 +9,14 @@ import ctypes
 import sys
 import threading
 from collections import Counter, deque
+from operator import attrgetter
 from types import FrameType
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.base import _LIB, NDArrayHandle, check_call, py_str
 from mxnet.contrib.amp import amp as contrib_amp
-from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, Trainer, nn
+from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
 
@@ -30,39 +31,54 @@ INHERITED = {
     "BatchProcessor": "_get_data_and_label",
 }
 
+# -- attributes that are only read -------------------------------------------------------------------
+
+# Of a HybridBlock: what stands where MXNet keeps the operator of its graph, until ``hybridize``, ``cast`` or a new
+# child; whether it runs as a graph; and what ``hybridize`` was given.
+cached_op, is_active = attrgetter("_cached_op"), attrgetter("_active")
+flags, backend = attrgetter("_flags"), attrgetter("_backend")
+# Of a Parameter: the last ``gluon.Trainer`` that was made over it; False for a running statistic, and for a Constant;
+# ``"default"`` for dense weights.
+trainer_of, is_differentiable, storage = attrgetter("_trainer"), attrgetter("_differentiable"), attrgetter("_stype")
+# Of a Trainer: the parameters that it updates, in the order of their numbers.
+parameters_of = attrgetter("_params")
+# Of an array with a gradient: whether a backward has written that since the array was marked as stale.
+is_fresh = attrgetter("_fresh_grad")
+
+
+def refuse_contrib_amp() -> None:
+    """Raise ``RuntimeError`` after ``amp.init()``: every graph would have the casts of both."""
+    if contrib_amp._amp_initialized:
+        raise RuntimeError(
+            "amp.init() of mxnet.contrib.amp was called in this process, and its casts would stand in every graph "
+            "beside mxmp's. It cannot be undone: remove the call, and start Python again. mxmp.convert(net) needs none"
+        )
+
+
+# -- a block's graph and its arguments ---------------------------------------------------------------
+
+# From nested arguments: whether there are Symbols, whether there are arrays, the arrays' contexts, and the first one's.
+kinds = _gather_type_ctx_info
+# From a graph's flat outputs and their structure: nested lists.
+regroup = _regroup
+
 
 class Traced(NamedTuple):
-    """What MXNet keeps of a block's graph, and the types of what it returned."""
+    """A block's graph, as MXNet keeps it."""
 
     op_args: list
     graph: tuple
     in_format: Any
     out_format: Any
-    answer: Any
-
-
-def is_amp_initialized() -> bool:
-    """Whether ``amp.init()`` of ``mxnet.contrib.amp`` was called in this process."""
-    return contrib_amp._amp_initialized
 
 
 def flatten(args: tuple) -> tuple[list, Any]:
-    """The arrays in nested arguments, and the structure that held them."""
+    """Return the arrays in nested arguments, and the structure that held them."""
     return _flatten(args, "input")
 
 
-def kinds(args: tuple) -> tuple[bool, bool, set, Any]:
-    """Whether there are Symbols, and arrays, in nested arguments; the arrays' contexts; the first one's."""
-    return _gather_type_ctx_info(args)
-
-
-def regroup(flat: Sequence, structure: Any) -> Any:
-    """Nested lists of a graph's flat outputs."""
-    return _regroup(flat, structure)
-
-
 def copied(block: HybridBlock) -> HybridBlock:
-    """Another block with the same children, Parameters and attributes, without a graph: to be traced."""
+    """Return another block with the same children, Parameters and attributes, without a graph: to be traced."""
     clone = object.__new__(type(block))
     clone.__dict__.update(block.__dict__)
     clone._active = False
@@ -71,7 +87,7 @@ def copied(block: HybridBlock) -> HybridBlock:
 
 
 def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
-    """What a call of the block's class hands on to the block's graph, None where it asks for none."""
+    """Return the arguments that a call of the block passes on to its graph, None where it calls none."""
     if not overrides_forward(block):
         return args
     clone = copied(block)
@@ -92,15 +108,15 @@ class _GraphCalledError(Exception):
     """A block's graph is called, with these arguments."""
 
 
-def trace(clone: HybridBlock, args: tuple) -> None:
-    """Make the FP32 graph of what ``copied`` gave, for arguments of this structure; runs the user's code."""
+def trace(clone: HybridBlock, args: tuple) -> Any:
+    """Make the FP32 graph of a ``copied`` block for these arguments; return what the user's code returns."""
     if isinstance(clone, SymbolBlock):
-        return
-    forward = clone.hybrid_forward
+        return None
+    forward, answers = clone.hybrid_forward, []
 
     def noting(*given: Any, **params: Any) -> Any:
-        clone.__dict__["mxmp_answer"] = out = forward(*given, **params)
-        return out
+        answers.append(forward(*given, **params))
+        return answers[-1]
 
     clone._in_format = clone._out_format = None
     clone.__dict__["hybrid_forward"] = noting
@@ -108,26 +124,26 @@ def trace(clone: HybridBlock, args: tuple) -> None:
         clone._get_graph(*args)
     finally:
         del clone.__dict__["hybrid_forward"]
+    return answers[-1]
 
 
-def built(clone: HybridBlock, args: tuple) -> Traced:
-    """What ``trace`` made, with the parameters' shapes inferred, and what the user's code returned."""
+def infer_shapes(clone: HybridBlock, args: tuple) -> None:
+    """Give the parameters of a traced block their shapes."""
     clone._build_cache(*args)
-    return traced(clone)._replace(answer=clone.__dict__.get("mxmp_answer"))
 
 
 def traced(block: HybridBlock) -> Traced:
-    """What a block keeps of its graph."""
-    return Traced(block._cached_op_args, block._cached_graph, block._in_format, block._out_format, None)
+    """Return the graph that a block keeps."""
+    return Traced(block._cached_op_args, block._cached_graph, block._in_format, block._out_format)
 
 
 def show(block: HybridBlock, traced: Traced) -> None:
-    """Leave a graph where ``export`` and ``save`` look for it; calls of a converted block do not."""
-    block._cached_op_args, block._cached_graph, block._in_format, block._out_format, _ = traced
+    """Store a graph on the block for ``export`` and ``save``; calls of a converted block do not use it."""
+    block._cached_op_args, block._cached_graph, block._in_format, block._out_format = traced
 
 
 def undo_load(block: Block) -> None:
-    """Give a block the names again that it had before ``load(prefix)``: those that its Parameters still have.
+    """Rename a block as it was before ``load(prefix)``, after its Parameters, which keep their names.
 
     MXNet renames the block and the keys of its Parameters after the file, but no Parameter, so a graph that is traced
     afterwards does not find them ("Unknown input to HybridBlock").
@@ -144,49 +160,104 @@ def undo_load(block: Block) -> None:
         block._cached_graph = ()  # the file's, with the file's names
 
 
+# -- calls of a block --------------------------------------------------------------------------------
+
+
 def take_over(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
     """Let every call of ``block`` go through ``forward``, and MXNet's call of the block's graph through ``call_graph``.
 
-    Attributes of this one block, in front of its class's methods.
+    Both are attributes of this one block, which Python finds before its class's methods.
     """
     block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
 
 
 def give_back(block: HybridBlock) -> None:
-    """Undo ``take_over``; the block has no graph."""
+    """Undo ``take_over``; the block has no graph then."""
     block.__dict__.pop("forward", None)
     block.__dict__.pop("_call_cached_op", None)
     block._clear_cached_op()
 
 
+def set_cached_op(block: HybridBlock, op: Any) -> None:
+    block._cached_op = op
+
+
+def set_active(block: HybridBlock, active: bool) -> None:
+    block._active = active
+
+
 def forward(block: HybridBlock, args: tuple) -> Any:
-    """What a call of the block does by its class."""
+    """Call ``forward`` of the block's class."""
     return type(block).forward(block, *args)
 
 
 def overrides_forward(block: Block) -> bool:
-    """Whether its class has a ``forward`` of its own, which need not ask for a graph, or may for other arguments."""
+    """Return whether its class has its own ``forward``, which may call no graph, or call it with other arguments."""
     return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
 
 
+def variant(block: HybridBlock) -> Any:
+    """Return what MXNet stores on a layer about its last call: for a recurrent layer, whether states were passed."""
+    return getattr(block, "skip_states", None)
+
+
+def children(block: Block) -> list[Block]:
+    return list(block._children.values())
+
+
+def is_summarized(block: Block) -> bool:
+    """Return whether ``summary`` wants to see what is inside the block; it looks at all blocks but containers."""
+    while isinstance(block, (nn.Sequential, nn.HybridSequential)) and block._children:
+        block = children(block)[0]
+    return any(getattr(hook, "__name__", "") == "_summary_hook" for hook in block._forward_hooks.values())
+
+
+def block_being_traced() -> Block | None:
+    """Return the block whose graph MXNet is making on this thread."""
+    return next((frame.f_locals["self"] for frame in _frames() if frame.f_code.co_name == "_get_graph"), None)
+
+
+def unconverted_reader() -> Block | None:
+    """Return the unconverted block that computes with a parameter's array and for that called our caller, or None."""
+    frames = _frames()
+    next(frames)  # of the caller
+    for _, frame in zip(range(2), frames):  # a comprehension may have a frame of its own
+        if frame.f_globals.get("__name__") != "mxnet.gluon.block":
+            return None
+        if frame.f_code.co_name in ("forward", "_call_cached_op"):
+            return frame.f_locals["self"]
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of what called the caller, innermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+# -- callbacks for every operator --------------------------------------------------------------------
+
+
 def monitor(block: HybridBlock) -> tuple | None:
-    """What ``register_op_hook`` was given."""
+    """Return the arguments of the block's ``register_op_hook``, None where it was not called."""
     return (block._callback, block._monitor_all) if block._callback else None
 
 
 def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
-    """As ``register_op_hook``, for this block alone; None undoes it."""
+    """Do what ``register_op_hook`` does, but not for the block's children; None undoes it."""
     block._callback, block._monitor_all = monitor or (None, False)
 
 
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
-    """Let an operator of this thread's call ``callback``; ``remove_op_hook`` before letting go of the operator."""
+    """Let an operator of this thread call ``callback``; call ``remove_op_hook`` before the operator is deleted."""
     op._register_op_hook(callback, monitor_all)
 
 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
-    """Keep an operator, of the thread of this number, until ``silence_removed`` lets it call nobody any more.
+    """Keep an operator of the thread with this number alive until ``silence_removed`` has replaced its callback.
 
     What was recorded outlives the operator, and its backward calls the hook, which must exist.
     """
@@ -194,7 +265,7 @@ def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
 
 
 def silence_removed() -> None:
-    """Give operators whose hooks were removed one that does nothing: MXNet takes no None.
+    """Replace the callbacks of removed operators by one that does nothing: MXNet does not accept None.
 
     Those of another thread wait until this is called there, or it has ended: it may be running them.
     """
@@ -220,71 +291,7 @@ _silent = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, NDArrayHandle
 # nets.
 _hooked: deque[tuple[int, mx.nd.CachedOp]] = deque()
 
-
-def cached_op(block: HybridBlock) -> Any:
-    """What stands where MXNet keeps the operator of a block's graph, until ``hybridize``, ``cast`` or a new child."""
-    return block._cached_op
-
-
-def set_cached_op(block: HybridBlock, op: Any) -> None:
-    block._cached_op = op
-
-
-def is_active(block: HybridBlock) -> bool:
-    """Whether the block runs as a graph."""
-    return block._active
-
-
-def set_active(block: HybridBlock, active: bool) -> None:
-    block._active = active
-
-
-def flags(block: HybridBlock) -> list:
-    """What ``hybridize`` was given, for a cached op."""
-    return block._flags
-
-
-def backend(block: HybridBlock) -> str | None:
-    """What ``hybridize(backend=...)`` was given."""
-    return block._backend
-
-
-def variant(block: HybridBlock) -> Any:
-    """What a layer of MXNet's keeps on itself about its call: whether a recurrent one was given states."""
-    return getattr(block, "skip_states", None)
-
-
-def children(block: Block) -> list[Block]:
-    return list(block._children.values())
-
-
-def is_summarized(block: Block) -> bool:
-    """Whether ``summary`` wants to see what is inside the block; it looks at all blocks but containers."""
-    while isinstance(block, (nn.Sequential, nn.HybridSequential)) and block._children:
-        block = children(block)[0]
-    return any(getattr(hook, "__name__", "") == "_summary_hook" for hook in block._forward_hooks.values())
-
-
-def block_being_traced() -> Block | None:
-    """The block whose graph MXNet is making on this thread."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "_get_graph":
-            return frame.f_locals["self"]
-        frame = frame.f_back
-    return None
-
-
-def plain_reader() -> Block | None:
-    """The block that asks the caller for a parameter's array to compute with, outside any graph of ours."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(2):  # a comprehension may have a frame of its own
-        if frame is None or frame.f_globals.get("__name__") != "mxnet.gluon.block":
-            return None
-        if frame.f_code.co_name in ("forward", "_call_cached_op"):
-            return frame.f_locals["self"]
-        frame = frame.f_back
-    return None
+# -- parameters and their gradients ------------------------------------------------------------------
 
 
 def is_initialized(param: Parameter) -> bool:
@@ -292,22 +299,19 @@ def is_initialized(param: Parameter) -> bool:
 
 
 def is_deferred(param: Parameter) -> bool:
-    """Whether it waits for its shape."""
+    """Return whether a parameter waits for its shape."""
     return bool(param._deferred_init)
 
 
 def arrays(param: Parameter) -> list[NDArray]:
-    """What computes, one array per context, of any storage; none before initialization."""
+    """Return the arrays that compute, one per context, of any storage; none before initialization."""
     return list(param._data or ())
 
 
 def with_gradients(param: Parameter) -> list[tuple[NDArray, NDArray]]:
-    """What computes beside its gradient, by context; none where no gradient is asked for.
+    """Return the arrays that compute with their gradients, by context; none where no gradient is requested.
 
-    Raises
-    ------
-    RuntimeError, DeferredInitializationError
-        It is not initialized yet.
+    Raises ``RuntimeError`` or ``DeferredInitializationError`` where it is not initialized yet.
     """
     if param._grad is None:
         return list(zip(param._data or (), param.list_grad())) if param.grad_req != "null" else []
@@ -315,60 +319,32 @@ def with_gradients(param: Parameter) -> list[tuple[NDArray, NDArray]]:
 
 
 def data(param: Parameter) -> NDArray:
-    """As ``param.data()`` for a call of MXNet's own: on the current context, in the dtype that computes."""
+    """Return the array on the current context, in the dtype that computes, as MXNet's own calls read it."""
     return param._check_and_get(param._data, None)
 
 
 def contexts(param: Parameter) -> Sequence[mx.Context]:
-    """Where it is, or will be once its shape is known."""
+    """Return the contexts of a parameter, also where its shape is not known yet."""
     return param._ctx_list or (param._deferred_init[1] if param._deferred_init else ())
-
-
-def is_differentiable(param: Parameter) -> bool:
-    """False for a running statistic, and for a Constant."""
-    return param._differentiable
-
-
-def storage(param: Parameter) -> str:
-    """``"default"`` for dense weights."""
-    return param._stype
-
-
-def parameters_of(trainer: Trainer) -> list[Parameter]:
-    """Return the parameters that a trainer updates, in the order of their numbers."""
-    return trainer._params
-
-
-def trainer_of(param: Parameter) -> Any:
-    """The last ``gluon.Trainer`` that was made over the parameter."""
-    return param._trainer
-
-
-def fresh(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
-    """The arrays for which ``is_fresh`` holds, with their parameters; one loop, since it runs in every backward."""
-    found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
-    for _, array in found if clear else ():
-        array._fresh_grad = False
-    return found
-
-
-def is_fresh(array: NDArray) -> bool:
-    """Whether a backward has written its gradient since ``mark_stale``."""
-    return array._fresh_grad
-
-
-def mark_stale(array: NDArray) -> None:
-    array._fresh_grad = False
-
-
-def mark_fresh(array: NDArray) -> None:
-    array._fresh_grad = True
 
 
 def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
     """Make these FP32 arrays the parameter's, with new gradients."""
     param._data = arrays
     param._init_grad()
+
+
+def fresh(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
+    """Return the arrays for which ``is_fresh`` holds, with their parameters. Runs in every backward."""
+    found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
+    for _, array in found if clear else ():
+        array._fresh_grad = False
+    return found
+
+
+def mark(array: NDArray, *, fresh: bool) -> None:
+    """Set whether MXNet takes the array's gradient for one that a backward has written."""
+    array._fresh_grad = fresh
 
 
 # -- what autograd recorded --------------------------------------------------------------------------
@@ -398,9 +374,9 @@ def _read_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> di
     if cut:
         block[0]._set_attr(__subgraph_name__=node)
         _cut_off_inputs(block)
-    given = block.get_children()
-    times = Counter(given.list_outputs())
-    once = [given[i] for i, name in enumerate(given.list_outputs()) if times[name] == 1]
+    inputs = block.get_children()
+    times = Counter(inputs.list_outputs())
+    once = [inputs[i] for i, name in enumerate(inputs.list_outputs()) if times[name] == 1]
     if not once:
         return {}
     above = {name: f"{name}_gradient" for name in outputs}
@@ -411,7 +387,7 @@ def _read_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> di
 
 
 def _cut_off_inputs(block: mx.sym.Symbol) -> None:
-    """Replace what the node behind ``block`` reads by variables; the node has an attribute ``__subgraph_name__``."""
+    """Let the node that makes ``block``, which has an attribute ``__subgraph_name__``, read variables instead."""
     inputs, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_int()
     check_call(_LIB.MXSymbolCutSubgraph(block.handle, ctypes.byref(inputs), ctypes.byref(count)))
     for i in range(count.value):

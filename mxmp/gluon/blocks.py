@@ -1,28 +1,26 @@
-"""The blocks of a net, what their names begin with, and plans for other names."""
+"""The blocks of a net: how a conversion divides them, and plans under the names that they have here."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
-from glob import escape
-from typing import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Callable, NamedTuple
 
 from mxnet.gluon import Block, HybridBlock
 
-from ..policy import Policy, pattern_of
-from ..precision.plan import Plan
+from ..policy import Policy
+from ..precision.plan import Plan, renamed
 from . import _mxnet
 
-__all__ = ["blocks_of", "hybrid_blocks", "prefixes_of", "renamed", "with_names_of"]
+__all__ = ["Division", "blocks_of", "divide", "hybrid_blocks", "prefixes_of", "with_names_of"]
 
 
 def hybrid_blocks(net: Block) -> list[HybridBlock]:
-    """Every HybridBlock of the tree once, outermost first."""
+    """Return every HybridBlock of the tree once, outermost first."""
     return [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
 
 
 def blocks_of(net: Block) -> list[Block]:
-    """Every block of the tree once, outermost first."""
+    """Return every block of the tree once, outermost first."""
     found: dict[int, Block] = {}
     stack: list[Block] = [net]
     while stack:
@@ -33,8 +31,84 @@ def blocks_of(net: Block) -> list[Block]:
 
 
 def prefixes_of(net: Block) -> tuple[str, ...]:
-    """Return what the names in each block of the tree begin with, outermost first."""
+    """Return the prefix of the names in each block of the tree, outermost first."""
     return tuple(block.prefix for block in blocks_of(net))
+
+
+class Division(NamedTuple):
+    """How a conversion divides the blocks of a net; each list is outermost first.
+
+    Attributes
+    ----------
+    graphs : list of HybridBlock
+        Those that run as graphs.
+    roots : list of HybridBlock
+        Those of ``graphs`` that no other one contains.
+    python : list of Block
+        Those that run as Python, in FP32: the excluded ones, and all that contain one.
+    outside : list of Block
+        What the excluded ones contain. It is not converted.
+    """
+
+    graphs: list[HybridBlock]
+    roots: list[HybridBlock]
+    python: list[Block]
+    outside: list[Block]
+
+
+def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Division:
+    """Return how a conversion divides ``net``. ``exclude``: a filter, or a policy whose patterns may name blocks.
+
+    Raises
+    ------
+    ValueError
+        No HybridBlock is left to run as a graph.
+    """
+    is_excluded = exclude if callable(exclude) else _names_own_blocks(exclude)
+    python: set[int] = set()
+    outside: set[int] = set()
+
+    def runs_as_python(block: Block) -> bool:
+        excluded = is_excluded(block.name, block)
+        if excluded:
+            outside.update(id(inner) for inner in blocks_of(block) if inner is not block)
+        if excluded or True in [runs_as_python(child) for child in _mxnet.children(block)]:
+            python.add(id(block))
+        return id(block) in python
+
+    def roots(block: Block) -> list[HybridBlock]:
+        if id(block) in outside:
+            return []
+        if isinstance(block, HybridBlock) and id(block) not in python:
+            return [block]
+        return [found for child in _mxnet.children(block) for found in roots(child)]
+
+    runs_as_python(net)
+    blocks = blocks_of(net)
+    graphs = [each for each in hybrid_blocks(net) if id(each) not in python | outside]
+    if not graphs:
+        why = "the filter excludes every one" if python else "only those have a graph to rewrite"
+        raise ValueError(f"nothing to convert: {type(net).__name__} {net.name!r} holds no HybridBlock ({why})")
+    return Division(
+        graphs,
+        list(dict.fromkeys(roots(net))),
+        [each for each in blocks if id(each) in python and id(each) not in outside],
+        [each for each in blocks if id(each) in outside],
+    )
+
+
+def _names_own_blocks(policy: Policy) -> Callable[[str, Block], bool]:
+    """Return the filter for blocks of a user's own class that a pattern of the policy names.
+
+    They may do what no graph can. MXNet's layers can be traced: they stay in the graph, in FP32, and so do nodes that
+    a pattern ending in * matches.
+    """
+    patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
+
+    def names(name: str, block: Block) -> bool:
+        return not type(block).__module__.startswith("mxnet.") and any(fnmatchcase(name, p) for p in patterns)
+
+    return names
 
 
 def with_names_of(net: Block, plan: Plan) -> Plan:
@@ -43,52 +117,3 @@ def with_names_of(net: Block, plan: Plan) -> Plan:
     while not isinstance(outermost, HybridBlock) and len(_mxnet.children(outermost)) == 1:
         outermost = _mxnet.children(outermost)[0]
     return renamed(plan, prefixes_of(outermost))
-
-
-def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
-    """Return the plan with the names of a network whose blocks, in the order of ``plan.blocks``, have these prefixes.
-
-    MXNet numbers blocks through the whole process, so what is ``dense0_`` here is ``dense2_`` in the next network of
-    the same code. Whether the plan then fits is for ``check_fit`` to say. It is returned as it is where it does not
-    know its blocks, has more or fewer of them, or where two of them would get one name.
-    """
-    pairs = {(old, new) for old, new in zip(plan.blocks, blocks) if old and new}
-    prefixes = dict(pairs)
-    one_to_one = len(pairs) == len(prefixes) == len(set(prefixes.values()))
-    if tuple(blocks) == plan.blocks or len(blocks) != len(plan.blocks) or not prefixes or not one_to_one:
-        return plan
-    # A name in the body of a loop stands behind a slash. The longest prefix is that of the innermost block.
-    longest_first = sorted(prefixes, key=len, reverse=True)
-    known = re.compile(f"(^|/)({'|'.join(map(re.escape, longest_first))})")
-
-    def rename(name: str) -> str:
-        return known.sub(lambda found: found[1] + prefixes[found[2]], name)
-
-    decisions = {rename(name): decision for name, decision in plan.decisions.items()}
-    if len(decisions) != len(plan.decisions):
-        return plan
-    nodes = [re.sub(r":\d+$", "", name.rpartition("/")[2]) for name in plan.decisions]
-    whole = [old[:-1] for old, new in prefixes.items() if old.endswith("_") and new.endswith("_")]
-    names = dict.fromkeys([*whole, *nodes])
-    excluded = {pattern: _renamed_pattern(pattern, names, rename) for pattern in plan.policy.exclude}
-    return replace(
-        plan,
-        policy=_excluding_only(plan.policy, [new for found in excluded.values() for new in found]),
-        decisions=decisions,
-        low_variables=frozenset(map(rename, plan.low_variables)),
-        unmatched=tuple(new for pattern in plan.unmatched for new in excluded.get(pattern, ())),
-        blocks=tuple(blocks),
-    )
-
-
-def _excluding_only(policy: Policy, patterns: Iterable[str]) -> Policy:
-    return replace(policy, exclude=tuple(dict.fromkeys(patterns)))
-
-
-def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
-    """Return what matches the new names of what ``pattern`` matches: a pattern, or these names one by one."""
-    new = re.sub("_$", "", rename(pattern + "_"))
-    before, after = pattern_of(pattern), pattern_of(new)
-    if all(bool(before.match(name)) == bool(after.match(rename(name + "_")[:-1])) for name in names):
-        return [new]
-    return [escape(rename(name + "_")[:-1]) for name in names if before.match(name)]

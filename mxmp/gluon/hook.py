@@ -1,4 +1,4 @@
-"""What stands in front of one block's ``forward``, and runs the right low-precision graph for each call.
+"""The hook that runs the right low-precision graph for each call of a block, and how hooks get onto a net and off it.
 
 A ``HybridBlock`` keeps one graph and what its inputs look like on itself. A converted block has a graph for
 each training mode, structure of inputs and device; which one a call needs is found from the call, and
@@ -8,78 +8,67 @@ The FP32 graph stays beside them, so exports and checkpoints stay FP32.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Collection, Iterator, Mapping
 
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
 from ..kernels.fit import device_of
 from . import _mxnet
-from .blocks import blocks_of, hybrid_blocks
-from .conversion import BUILDING, NetConversion, is_tracing
-from .graphs import BuiltGraph, GraphKey, Graphs, UntraceableError, build
+from .blocks import Division, blocks_of, hybrid_blocks
+from .conversion import NetConversion
+from .graphs import BUILDING, BuiltGraph, GraphKey, Graphs, UntraceableError, build, is_tracing
+from .parameter import change_conversions, conversions_of
 
-__all__ = ["Hook", "Owner", "hook_of", "hooks"]
-
-
-class Owner(NamedTuple):
-    """One conversion that a block is part of. ``python``: it is left as Python there."""
-
-    conversion: NetConversion
-    python: bool
+__all__ = ["Hook", "conversions_in", "exclude_more", "hook_of", "hooks", "install", "remove"]
 
 
 class Hook:
     """Stands in ``block.forward``, with the conversions that the block is part of.
 
-    The last of them says how the block runs when it is called itself: a conversion's root traces all
-    that it contains by its own policy.
+    ``conversions`` says for each whether the block runs as Python there. The last one decides how the block runs when
+    it is called itself: a conversion's root traces all that it contains by its own policy.
     """
 
-    def __init__(self, block: HybridBlock) -> None:
-        self.owners: list[Owner] = []
+    def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
+        self.conversions = conversions
         self._block = block
-        self._chosen: bool | None = None
+        # What ``hybridize`` chose, where this hook has changed it.
+        self._active: bool | None = None
+        self._join()
 
     def __setstate__(self, state: dict) -> None:
-        """For copies, whose conversions have yet to learn of their blocks."""
+        """Restore a copy, and add its block to its conversions."""
         vars(self).update(state)
-        for owner in self.owners:
-            owner.conversion.blocks.add(self._block)
+        self._join()
+
+    def _join(self) -> None:
+        for conversion in self.conversions:
+            conversion.blocks.add(self._block)
 
     @property
     def conversion(self) -> NetConversion:
-        return self.owners[-1].conversion
+        return list(self.conversions)[-1]
 
     @property
     def python(self) -> bool:
-        """Whether the block runs as Python: excluded, or around an excluded one."""
-        return any(owner.python for owner in self.owners)
+        """Whether the block runs as Python: it is excluded, or contains an excluded one."""
+        return any(self.conversions.values())
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """Those made since the block was last hybridized."""
+        """The graphs made since the block was last hybridized."""
         return {} if self._was_hybridized() else _mxnet.cached_op(self._block)
 
-    def own(self, owner: Owner) -> None:
-        """Make the block part of one more conversion."""
-        self.owners.append(owner)
-        owner.conversion.blocks.add(self._block)
-        _mxnet.take_over(self._block, self, self.call_graph)
-
-    def disown(self, conversion: NetConversion) -> None:
-        """Take it out of one; out of the last, the block is left as if it had never been converted."""
-        self.owners = [owner for owner in self.owners if owner.conversion is not conversion]
-        if self._chosen is not None and not self._was_hybridized():
-            _mxnet.set_active(self._block, self._chosen)
-        self._chosen = None
+    def undo(self) -> None:
+        """Leave the block as if this hook had never been there."""
+        if self._active is not None and not self._was_hybridized():
+            _mxnet.set_active(self._block, self._active)
         _mxnet.undo_load(self._block)
         _mxnet.give_back(self._block)
-        if self.owners:
-            _mxnet.take_over(self._block, self, self.call_graph)
 
     def __call__(self, *args: Any) -> Any:
-        """As ``forward`` of the block's class, which is left to do what is no call of a graph."""
+        """Run a graph of the block, or its class's ``forward`` where it must run as Python; return the output."""
         block = self._block
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
         if has_symbol:
@@ -100,9 +89,13 @@ class Hook:
         return _mxnet.forward(block, args)
 
     def call_graph(self, *args: Any) -> Any:
-        """Stands in MXNet's call of the block's graph: the result of the graph that this call needs."""
+        """Run the graph that this call needs, and return its output. Replaces MXNet's ``_call_cached_op``."""
         block, conversion = self._block, self.conversion
-        self._check_backend()
+        if _mxnet.backend(block):
+            raise ValueError(
+                f"{block.name}: hybridize(backend={_mxnet.backend(block)!r}) partitions the FP32 graph, and a "
+                "converted net runs its own: drop the backend, or call mxmp.restore(net) first"
+            )
         try:
             flat, structure = _mxnet.flatten(args)
         except ValueError as error:
@@ -112,7 +105,7 @@ class Hook:
                 f"mxmp.convert(net, exclude=lambda name, block: name == {block.name!r})"
             ) from error
         inputs = [array for array in flat if array is not None]
-        _refuse_loader_memory(block, inputs)
+        _check_memory(block, inputs)
         key = GraphKey(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.variant(block))
         if key.training:
             conversion.note_training()
@@ -124,12 +117,12 @@ class Hook:
                 if built is None or not built.serves(inputs):
                     built = graphs[key] = self._build(args, key.device)
         if autograd.is_recording():
-            conversion.check_trainer(built.plan, built.asked)
+            conversion.check_trainer(built.plan, built.requested)
         self._show(built, graphs)
         return built.run(inputs, _mxnet.monitor(block))
 
     def _show(self, built: BuiltGraph, graphs: Graphs) -> None:
-        """Let files be made of this graph, and no longer of one that the block was loaded with."""
+        """Let ``export`` write this graph, and not one that ``load`` brought."""
         shown = _mxnet.traced(self._block).graph
         if shown is built.traced.graph:
             return
@@ -142,7 +135,7 @@ class Hook:
         try:
             return build(self._block, args, device, self.conversion)
         except UntraceableError as found:
-            culprit, reason = found.blocks[-1], found.reason
+            culprit, reason = found.args
             raise ValueError(
                 f"{culprit.name!r} ({type(culprit).__name__}) cannot be traced, and mxmp runs {self._block.name!r} as "
                 "a graph: hybrid_forward gets Symbols there, which have no values, shapes or lengths "
@@ -151,14 +144,14 @@ class Hook:
             ) from reason
 
     def _set_active(self, active: bool) -> None:
-        """Whether MXNet's own ``forward`` shall run a graph, whatever ``hybridize`` says; that is remembered."""
+        """Set whether MXNet's own ``forward`` runs a graph; ``undo`` restores what ``hybridize`` chose."""
         if self._was_hybridized() or _mxnet.is_active(self._block) != active:
-            self._chosen = _mxnet.is_active(self._block)
+            self._active = _mxnet.is_active(self._block)
             _mxnet.set_active(self._block, active)
             self._keep_graphs()
 
     def _keep_graphs(self) -> Graphs:
-        """The block's graphs, where MXNet keeps the operator of its one graph: what clears that clears these."""
+        """Return the block's graphs. They replace MXNet's operator: ``hybridize`` and ``cast`` clear them too."""
         if self._was_hybridized():
             with BUILDING:
                 if self._was_hybridized():
@@ -166,19 +159,11 @@ class Hook:
         return _mxnet.cached_op(self._block)
 
     def _was_hybridized(self) -> bool:
-        """Whether something cleared the block's graphs, or it has none yet."""
+        """Return whether something cleared the block's graphs, or it has none yet."""
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
-    def _check_backend(self) -> None:
-        block = self._block
-        if _mxnet.backend(block):
-            raise ValueError(
-                f"{block.name}: hybridize(backend={_mxnet.backend(block)!r}) partitions the FP32 graph, and a "
-                "converted net runs its own: drop the backend, or call mxmp.restore(net) first"
-            )
-
     def _check_trace(self) -> None:
-        """Inside another block's graph our casts would be lost: say so."""
+        """Raise ``ValueError`` inside the graph of an unconverted block, where our casts would be lost."""
         outer = None if is_tracing() else _mxnet.block_being_traced()
         if outer is not None and hook_of(outer) is None:
             raise ValueError(
@@ -187,13 +172,10 @@ class Hook:
             )
 
 
-_LOADER_MEMORY = ("cpu_shared", "cpu_pinned")
-
-
-def _refuse_loader_memory(block: HybridBlock, arrays: list) -> None:
-    """A graph wants its inputs where its parameters are, and MXNet's own error does not say how that is done."""
+def _check_memory(block: HybridBlock, arrays: list) -> None:
+    """Raise ``ValueError`` for a DataLoader's memory: MXNet's own error does not say how to move the inputs."""
     for array in arrays:
-        if array.ctx.device_type in _LOADER_MEMORY and block.collect_params().keys():
+        if array.ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
             raise ValueError(
                 f"{block.name}: the batch is in {array.ctx}, where a DataLoader with workers or pin_memory leaves it, "
                 "and a converted net runs as a graph, which like any hybridized net takes inputs from its own device "
@@ -207,14 +189,74 @@ def _undo_load(block: HybridBlock) -> None:
 
 
 def hook_of(block: Block) -> Hook | None:
-    """The block's hook, None where it is not converted."""
+    """Return the block's hook, None where it is not converted."""
     found = vars(block).get("forward")
     return found if isinstance(found, Hook) else None
 
 
 def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
-    """The converted blocks of the tree, outermost first."""
+    """Yield the converted blocks of the tree with their hooks, outermost first."""
     for block in hybrid_blocks(net):
         hook = hook_of(block)
         if hook is not None:
             yield block, hook
+
+
+# -- onto a net and off it --------------------------------------------------------------------------
+
+
+def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]]:
+    """Return the conversions in ``net`` of which it contains all blocks, and the others."""
+    inside = {id(block) for block in hybrid_blocks(net)}
+    found = dict.fromkeys(conversion for _, hook in hooks(net) for conversion in hook.conversions)
+    complete = [c for c in found if all(id(block) in inside for block in c.blocks)]
+    return complete, [c for c in found if c not in complete]
+
+
+def install(net: Block, conversion: NetConversion, division: Division) -> None:
+    """Replace the conversions that ``net`` contains by ``conversion``, unless one of them does the same already."""
+    runs_as_python = {id(block): False for block in division.graphs}
+    runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
+    complete, partial = conversions_in(net)
+    installed = {id(block): hook.python for block, hook in hooks(net)}
+    if [each.how for each in complete] == [conversion.how] and not partial and installed == runs_as_python:
+        return
+    for block in hybrid_blocks(net):
+        _change(block, complete, {conversion: runs_as_python[id(block)]} if id(block) in runs_as_python else {})
+    for param in net.collect_params().values():
+        change_conversions(param, complete, [conversion])
+
+
+def remove(net: Block, conversions: Collection[NetConversion]) -> None:
+    """Undo conversions of ``net``, which contains all their blocks."""
+    for block in hybrid_blocks(net):
+        _change(block, conversions, {})
+    for param in net.collect_params().values():
+        change_conversions(param, conversions)
+
+
+def exclude_more(net: Block, nodes: Collection[str]) -> None:
+    """Keep these nodes in FP32 too, in all conversions that ``net`` contains; blocks that run as Python stay so.
+
+    To be called between two steps: the values that are trained stay, gradients are lost.
+    """
+    complete, _ = conversions_in(net)
+    for conversion in complete:
+        conversion.exclude(nodes)
+    for block, hook in hooks(net):
+        _change(block, complete, {c: python for c, python in hook.conversions.items() if c in complete})
+    for param in net.collect_params().values():
+        change_conversions(param, complete, [each for each in conversions_of([param]) if each in complete])
+
+
+def _change(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
+    """Take ``block`` out of conversions and into others, where its graphs are made anew."""
+    before = hook_of(block)
+    had = before.conversions if before is not None else {}
+    after = Hook(block, {**{c: python for c, python in had.items() if c not in old}, **new})
+    if after.conversions.keys() == had.keys() and not new:
+        return
+    if before is not None:
+        before.undo()
+    if after.conversions:
+        _mxnet.take_over(block, after, after.call_graph)

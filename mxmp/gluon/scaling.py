@@ -2,33 +2,142 @@
 
 Each recorded forward of a converted block feeds an array of its own to ``SCALE_NAME``. It is the loss scale in a scaled
 backward that reaches this forward, and 1 otherwise.
+
+Loss heads outside any converted block ignore the loss scale, and are errors. An unconverted hybridized block is one
+``_CachedOp`` node in a recorded graph. What is in the node cannot be read, but MXNet shows which gradients from above
+its backward reads. A block that reads none for those of its outputs that are used writes gradients of its own, and so
+does one with an output that is named after a loss head and whose gradient it does not read. A loss head is not found
+where the block also passes a gradient from above on, and the head is no output of the block or the user has named it.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Callable, Collection, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from .record import Record, recorded_name
+from ..precision.graph import Entry, Graph, Node
+from ..precision.heads import HEAD_OPERATORS, is_unscaled
+from . import _mxnet
 
-__all__ = ["call_with_scale", "head_gradient", "heads_scaled_by", "is_converted", "note_call"]
+__all__ = [
+    "Record",
+    "call_with_scale",
+    "head_gradient",
+    "heads_scaled_by",
+    "naming_what_is_missing",
+    "note_call",
+    "recorded_name",
+    "refuse_hidden_heads",
+    "refuse_unscaled_heads",
+]
+
+# -- what autograd recorded --------------------------------------------------------------------------
+
+_OPERATOR = re.compile(r'"op": "(\w+)"')
+_OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
+
+
+def recorded_name(array: NDArray) -> str | None:
+    """Return the name that autograd gave to an array with a gradient, or to what made it; None if there is none."""
+    try:
+        return mx.autograd.get_symbol(array).name
+    except mx.MXNetError:
+        return None
+
+
+# MXNet's errors for an array that was not recorded: in get_symbol, and in backward.
+_NOT_RECORDED = (
+    "NDArray is not part of a computation graph",
+    "it is not in a computational graph",
+    "There are no inputs in computation graph that require gradients",
+)
+
+
+@contextmanager
+def naming_what_is_missing() -> Iterator[None]:
+    """Raise ``RuntimeError`` in place of autograd's own error where a loss was not recorded."""
+    try:
+        yield
+    except mx.MXNetError as error:
+        if not any(words in str(error) for words in _NOT_RECORDED):
+            raise
+        raise RuntimeError(
+            "the loss was not recorded: compute net(x) and the loss inside `with autograd.record():`. Where they are, "
+            "nothing of it asks for a gradient (grad_req='null'), or an earlier backward used its record up "
+            "(retain_graph=True keeps it)"
+        ) from error
+
+
+class Record:
+    """The graphs that ``losses`` were computed by, as ``mx.autograd.get_symbol`` shows them.
+
+    Each property raises ``RuntimeError`` where a loss was not recorded.
+    """
+
+    def __init__(self, losses: Sequence[NDArray]) -> None:
+        self.losses = losses
+
+    @cached_property
+    def _symbols(self) -> list[mx.sym.Symbol]:
+        with naming_what_is_missing():
+            return [mx.autograd.get_symbol(loss) for loss in self.losses]
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return [symbol.tojson(remove_amp_cast=False) for symbol in self._symbols]
+
+    @cached_property
+    def leaves(self) -> set[str]:
+        """Return the names that autograd gave to what the graphs read."""
+        return {name for symbol in self._symbols for name in symbol.list_inputs()}
+
+    @cached_property
+    def operators(self) -> set[str]:
+        """Return the names of all operators in the graphs."""
+        return {name for text in self._texts for name in _OPERATOR.findall(text)}
+
+    @cached_property
+    def _graphs(self) -> list[Graph]:
+        return [Graph.from_json(text) for text in self._texts]
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield all nodes of the graphs; takes 0.6 ms for a ResNet-50."""
+        for graph in self._graphs:
+            yield from graph.nodes()
+
+    def read_entries(self) -> set[tuple[str, int]]:
+        """Return the outputs that another node reads or that are losses, each by the name of its node and its index."""
+        entries: list[Entry] = [entry for node in self.nodes() for entry in node.inputs]
+        entries += [head for graph in self._graphs for head in graph.heads]
+        return {(entry.node.name, entry.index) for entry in entries}
+
+    def hidden_outputs(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
+        """Return, by call of a hybridized block, its outputs and whether its backward reads their gradients.
+
+        Takes a twentieth of a millisecond a call; leaves out the calls that are named in ``known``.
+        """
+        found: dict[str, dict[str, bool]] = {}
+        for symbol, text in zip(self._symbols, self._texts):
+            nodes = [name for name in _OPAQUE.findall(text) if name not in found and name not in known]
+            found.update(_mxnet.hidden_outputs(symbol, nodes) if nodes else {})
+        return found
+
+
+# -- loss heads in converted blocks ------------------------------------------------------------------
 
 
 def head_gradient(loss: NDArray, scale: float) -> NDArray:
     """Return what backward of ``loss * scale`` starts from, in the loss's dtype, shape and kind of array.
 
-    Raises
-    ------
-    TypeError
-        ``loss`` is no NDArray.
-    ValueError
-        ``loss`` is float16, which cannot hold the scale.
+    Raises ``TypeError`` where ``loss`` is no NDArray, and ``ValueError`` where it is float16 and cannot hold the scale.
     """
     if not isinstance(loss, NDArray):
         raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
@@ -54,22 +163,18 @@ _local = threading.local()
 
 
 def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
-    """Return ``call(scale)``, which feeds ``scale`` to ``SCALE_NAME``: FP32, shape (1,), 1 but in a scaled backward."""
+    """Return ``call(scale)``. ``scale`` is for ``SCALE_NAME``: FP32, shape (1,), 1 except during a scaled backward."""
     memory = mx.nd.ones((1,), ctx=ctx)
     fed = memory.detach()  # autograd notes in the handle which record it belongs to
     out = call(fed)
     if autograd.is_recording():
-        try:
-            name = mx.autograd.get_symbol(fed).name
-        except mx.MXNetError:  # nothing here needs a gradient, so nothing was recorded
-            return out
-        _remember(_recorded, name, memory)
+        _remember(_recorded, fed, memory)
     return out
 
 
 @contextmanager
 def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
-    """Multiply the gradients of heads by ``value`` in a backward from ``record``'s losses within this block.
+    """Multiply the gradients of loss heads by ``value`` in a backward from ``record``'s losses within this block.
 
     The record says which forwards the backward reaches, whoever owns their parameters, and each has a scale of its
     own; other backwards are not scaled. MXNet's engine orders the writes before and after among the reads of the
@@ -80,7 +185,10 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
             "a scaled backward inside scale_loss would be scaled twice: call autograd.backward there, on the "
             "scaled loss, or trainer.backward(loss) outside"
         )
-    reached = _reached(record) if _recorded and value != 1.0 else []
+    reached: list[NDArray] = []
+    if _recorded and value != 1.0:
+        with _lock:
+            reached = [_recorded[name] for name in record.leaves if name in _recorded]
     _local.open = True
     try:
         _set(reached, value)
@@ -91,31 +199,80 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
 
 
 def note_call(out: NDArray) -> None:
-    """Remember that a converted block has returned ``out``, if it is recorded: all heads in the block are scaled."""
-    name = recorded_name(out)
+    """Remember that a converted block, whose loss heads are all scaled, has returned ``out``, if it is recorded."""
+    _remember(_calls, out, None)
+
+
+def _remember(store: dict, array: NDArray, value: Any) -> None:
+    """Keep ``value`` by the name of ``array``, unless nothing was recorded because nothing needs a gradient."""
+    name = recorded_name(array)
     if name is not None:
-        _remember(_calls, name, None)
-
-
-def is_converted(node: str) -> bool:
-    """Return whether a recorded node is a call of a converted block, in which every loss head is scaled."""
-    with _lock:
-        return node in _calls
-
-
-def _remember(store: dict, name: str, value: Any) -> None:
-    with _lock:
-        store[name] = value
-        while len(store) > _LIVE_RECORDS:
-            del store[next(iter(store))]
-
-
-def _reached(record: Record) -> list[NDArray]:
-    with _lock:
-        return [_recorded[name] for name in record.leaves if name in _recorded]
+        with _lock:
+            store[name] = value
+            while len(store) > _LIVE_RECORDS:
+                del store[next(iter(store))]
 
 
 def _set(scales: Sequence[NDArray], value: float) -> None:
     with autograd.pause():
         for scale in scales:
             scale[:] = value
+
+
+# -- loss heads outside any converted block --------------------------------------------------------
+
+# MXNet names an output after its operator, unless the user has named it.
+_HEAD = re.compile(rf"({'|'.join(op.lower() for op in HEAD_OPERATORS)})\d*_output\d*$")
+# Operators through which no gradient goes: a block that ends in one writes zeros.
+_NO_GRADIENT = re.compile(
+    r"(blockgrad|stop_gradient|(zeros|ones|arange)_like|arg(max|min|sort)|topk|one_hot|(equal|greater|lesser)(_?scalar)?"
+    r"|logical_(and|or|xor|not)|round|rint|floor|ceil|trunc|fix|sign|multibox(prior|target|detection)|proposal|box_nms"
+    r"|shape_array)\d*_output\d*$"
+)
+
+
+def refuse_unscaled_heads(record: Record, scale: float) -> None:
+    """Raise ``ValueError`` for a recorded loss head that would write unscaled gradients.
+
+    For those inside an unconverted hybridized block see ``refuse_hidden_heads``. Takes 0.7 ms for a ResNet-50.
+    """
+    if HEAD_OPERATORS.isdisjoint(record.operators):
+        return
+    for node in record.nodes():
+        if is_unscaled(node):
+            raise ValueError(
+                f"{node.op} writes its own gradient and ignores the loss scale {scale:g}, by which the update "
+                "would divide: put it inside a net that goes through mxmp.convert, or use loss_scale=None"
+            )
+
+
+def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]) -> None:
+    """Raise ``ValueError`` where an unconverted hybridized block writes unscaled gradients of ``trained``.
+
+    ``trained``: arrays with a gradient, of parameters that the next step updates. Costs nothing where no hybridized
+    block was recorded.
+    """
+    if "_CachedOp" not in record.operators:
+        return
+    hidden = record.hidden_outputs(known=_calls)
+    if all(reads for outputs in hidden.values() for reads in outputs.values()):
+        return
+    used = record.read_entries()
+    names_of_trained = set(map(recorded_name, trained))
+    for node in list(record.nodes()):
+        if node.name not in hidden:
+            continue
+        outputs = list(hidden[node.name].items())
+        reached = [outputs[i] for i in range(len(outputs)) if (node.name, i) in used]
+        named = [name for name, reads in outputs if not reads and _HEAD.search(name)]
+        if not named and any(reads or _NO_GRADIENT.search(name) for name, reads in reached):
+            continue
+        read = {each.name for each in Graph([Entry(node)]).nodes() if each.is_variable}
+        if not read.isdisjoint(names_of_trained):
+            names = ", ".join(name[len(node.name) + 1 :] for name in named or dict(reached))
+            raise ValueError(
+                f"a hybridized block (its output: {names}) ignores the gradient from above, and with it the loss "
+                f"scale {scale:g}, by which the update would divide: it has a loss head inside. Convert it with "
+                "mxmp.convert(block), or use loss_scale=None; if its output is to have no gradient, call the block "
+                "within autograd.pause()"
+            )

@@ -1,4 +1,4 @@
-"""A ``gluon.Trainer`` whose steps are scaled, checked and, on overflow, skipped."""
+"""A ``gluon.Trainer`` whose steps are scaled, checked and, on overflow, skipped; and what an Estimator needs for it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import Parameter
+from mxnet.gluon.contrib import estimator
 from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
@@ -24,16 +25,13 @@ from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
 from ..step.updater import Updaters
-from . import _mxnet
-from . import fresh_gradients as fresh
-from .conversion import any_conversion, conversions_of, forwards_so_far, is_scaling, statistics_of
+from . import _mxnet, backward
+from .conversion import any_conversion, forwards_so_far, statistics_of
 from .graphs import pushing
-from .parameter import master_at, weight_of
-from .record import Record, saying_what_was_not_recorded
-from .scaling import head_gradient, heads_scaled_by
-from .sharing import join, scaled_backward
+from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
+from .scaling import Record, head_gradient, heads_scaled_by, naming_what_is_missing
 
-__all__ = ["Trainer"]
+__all__ = ["BatchProcessor", "Trainer"]
 
 logger = logging.getLogger("mxmp")
 
@@ -61,9 +59,8 @@ class Trainer(StepView, gluon.Trainer):
 
     Parameters
     ----------
-    params : ParameterDict, dict or list of Parameter
-    optimizer, optimizer_params, kvstore
-        As for ``gluon.Trainer``, and ``"horovod"``. Masters need no ``multi_precision``; it does no harm.
+    params, optimizer, optimizer_params, kvstore
+        As for ``gluon.Trainer``; also ``kvstore="horovod"``. Masters need no ``multi_precision``; it does no harm.
     compression_params : None
         Refused: a threshold on scaled gradients means nothing.
     update_on_kvstore : {None, False}
@@ -80,7 +77,7 @@ class Trainer(StepView, gluon.Trainer):
         ``kvstore="horovod"`` without Horovod; says how to install it.
     """
 
-    updates_masters = True  # LowParameter lets no other near its float16 values
+    updates_masters = True  # LowParameter refuses every other Trainer
 
     def __init__(
         self,
@@ -95,7 +92,7 @@ class Trainer(StepView, gluon.Trainer):
     ) -> None:
         check_kvstore(kvstore, update_on_kvstore)
         refuse_compression(compression_params)
-        self._asked_scale = loss_scale
+        self._requested_scale = loss_scale
         self._step = ScaledStep(loss_scale) if as_scaler(loss_scale) is loss_scale else None
         self.progress = Progress()
         self._statistics = RunningStatistics()
@@ -106,20 +103,20 @@ class Trainer(StepView, gluon.Trainer):
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
         self.watch_statistics()
-        join(self)
+        backward.join(self)
 
     def __setstate__(self, state: dict) -> None:
-        """For copies, which are trainers of other nets, whose parameters have no gradients yet."""
+        """Restore a copy: it is the trainer of another net, whose parameters have no gradients yet."""
         self.__dict__.update(state, _last_update=forwards_so_far(), progress=Progress())
-        join(self)
+        backward.join(self)
 
     # -- backward -----------------------------------------------------------------------------------
 
     def backward(self, loss: NDArray | Sequence[NDArray], retain_graph: bool = False) -> None:
-        """Backward of ``loss * loss_scale``; one loss or a list, such as one per device.
+        """Run backward from ``loss * loss_scale``; one loss or a list, such as one per device.
 
         Several calls before a step accumulate where ``grad_req`` is ``"add"``; the scale does not
-        change in between. Does not synchronize.
+        change in between. Does not wait for the device.
 
         Raises
         ------
@@ -128,21 +125,17 @@ class Trainer(StepView, gluon.Trainer):
             outside any converted net that ignores the scale.
         RuntimeError
             After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first. Inside ``scale_loss``.
-            Where it reaches parameters whose gradients another Trainer has yet to apply, or would add to
-            gradients of a plain ``loss.backward()``. Outside ``autograd.record()``.
+            It reaches parameters whose gradients another Trainer has yet to apply, or would add to
+            gradients of ``loss.backward()``, which are not scaled. Outside ``autograd.record()``.
         """
-        losses = _listed(loss)
-        with autograd.pause():
-            heads = [head_gradient(item, self.loss_scale) for item in losses]
-        self._warn_of_plain_trainer()
-        record = Record(losses)
-        heads_scaled, gradients_scaled = heads_scaled_by(self.loss_scale, record), scaled_backward(self, record)
-        with heads_scaled, gradients_scaled, pushing(), hold_interrupts(), saying_what_was_not_recorded():
+        losses, heads, record = self._begin_backward(loss)
+        scaled = backward.scaled_backward(self, record)
+        with heads_scaled_by(self.loss_scale, record), scaled, pushing(), hold_interrupts(), naming_what_is_missing():
             autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
-        """The loss times the scale, for loops that call backward themselves.
+        """Give the loss times the scale, for loops that call backward themselves.
 
         Inside or outside ``autograd.record()``::
 
@@ -155,29 +148,22 @@ class Trainer(StepView, gluon.Trainer):
             As ``backward`` does. And ``RuntimeError`` where the block calls backward of another loss than ``scaled``,
             such as the unscaled one: ``step`` will refuse its gradients.
         """
-        single = not isinstance(loss, (list, tuple))
-        losses = _listed(loss)
-        with autograd.pause():
-            factors = [head_gradient(item, self.loss_scale) for item in losses]
+        losses, factors, record = self._begin_backward(loss)
         for factor in factors:
             factor.attach_grad()
-        self._warn_of_plain_trainer()
-        record = Record(losses)
-        with heads_scaled_by(self.loss_scale, record), scaled_backward(self, record, factors):
+        with heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record, factors):
             with autograd.record(train_mode=autograd.is_training()):
                 scaled = [item * factor for item, factor in zip(losses, factors)]
-            yield scaled[0] if single else scaled
+            yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
 
     # -- between backward and step ------------------------------------------------------------------
 
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, once a step; ``update`` then applies them."""
-        self._refuse_lost_scale()
-        self._put_overflows_back()
         self._prepare()
         if not self.progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
-                fresh.clear_stale(self._params)
+                backward.clear_stale(self._params)
             self._allreduce_grads()
         self.progress.note(Event.REDUCE, self.loss_scale)
         self.progress.accumulates = any(p.grad_req == "add" for p in self._params)
@@ -197,25 +183,25 @@ class Trainer(StepView, gluon.Trainer):
         """
         self.progress.check(Event.UNSCALE, self.loss_scale)
         self._refuse_lost_scale()
-        updates = fresh.fresh_updates(self._params, ignore_stale=True)
+        updates = backward.due_updates(self._params, ignore_stale=True)
         found = [update.gradient for update in updates]
         grads.unscale(found, 1.0 / self.loss_scale)
         self.progress.overflows = grads.Overflows(found)
-        # They are true ones, which any optimizer may apply.
-        fresh.put_back((self._params[update.index], update.weight) for update in updates)
+        # They are true gradients now, which any optimizer may apply.
+        backward.mark_fresh(update.weight for update in updates)
         self.progress.note(Event.UNSCALE, self.loss_scale)
 
     def clip_global_norm(self, max_norm: float) -> float:
-        """Limit the global L2 norm of the true gradients to ``max_norm``; returns the norm before.
+        """Limit the global L2 norm of the true gradients to ``max_norm``; return the norm before.
 
-        Reduces over devices first. The norm is of unscaled gradients, summed over the batch as
-        ``gluon.utils.clip_global_norm`` sees them; what clipping multiplies is folded into the
-        update, as the scale is. A non-finite norm clips nothing, and ``step`` will skip. Synchronizes.
+        Reduces over devices first. The norm is of unscaled gradients, summed over the batch as in
+        ``gluon.utils.clip_global_norm``; the update multiplies by the factor of clipping, as by that of the scale.
+        A non-finite norm clips nothing, and ``step`` will skip. Waits for the device.
         """
         check_positive("max_norm", max_norm)
         self.progress.check(Event.CLIP, self.loss_scale)
         self.allreduce_grads()
-        updates = fresh.fresh_updates(self._params, ignore_stale=True)
+        updates = backward.due_updates(self._params, ignore_stale=True)
         total = grads.norm([update.gradient for update in updates if update.device == 0]) * self._factor
         if max_norm < total < float("inf"):
             self.progress.clip *= float(max_norm) / total
@@ -225,13 +211,13 @@ class Trainer(StepView, gluon.Trainer):
     # -- step ---------------------------------------------------------------------------------------
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Reduce, check, and update with ``1 / (loss_scale * batch_size)``, or skip. Synchronizes once.
+        """Reduce, check, and update with ``1 / (loss_scale * batch_size)``, or skip. Waits for the device once.
 
         Raises
         ------
         RuntimeError
-            Gradients were not scaled, at a scale other than 1: those of a plain ``loss.backward()``, before or
-            after ``backward``.
+            Gradients were not scaled, at a scale other than 1: those of ``loss.backward()``, before or after
+            ``backward``.
         FloatingPointError
             Repeated overflow at the lowest scale; names the parameters.
         """
@@ -240,10 +226,8 @@ class Trainer(StepView, gluon.Trainer):
         self._update(ignore_stale_grad)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """The second half of ``step``, after ``allreduce_grads``."""
+        """Apply what ``allreduce_grads`` has reduced: the second half of ``step``."""
         self._begin_update("update", batch_size)
-        self._refuse_lost_scale()
-        self._put_overflows_back()
         self._prepare()
         self._update(ignore_stale_grad)
 
@@ -258,7 +242,7 @@ class Trainer(StepView, gluon.Trainer):
         states.save(fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params])
 
     def load_states(self, fname: str) -> None:
-        """Continue from ``save_states``, or from the file of a plain ``gluon.Trainer``. Runs no code from it.
+        """Continue from ``save_states``, or from the file of MXNet's own Trainer. Runs no code from the file.
 
         Before or after the first step, with another number of devices, in FP32 or with float16
         parameters: masters in the file set the weights, whatever those are stored in. Gradients of an
@@ -272,39 +256,47 @@ class Trainer(StepView, gluon.Trainer):
         states.load(
             fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params], self._contexts
         )
-        self.progress = Progress()  # gradients of before belong to another scale
+        self.progress = Progress()  # earlier gradients belong to another scale
         self.scaled_step.group.forget_backward(self.scaled_step)
         ready = list(filter(_mxnet.is_initialized, self._params))
-        fresh.forget(ready, fresh.fresh_updates(ready, ignore_stale=True))
+        backward.forget(ready, backward.due_updates(ready, ignore_stale=True))
 
-    # -- what mxnet.contrib.amp reads and writes on a trainer ----------------------------------------
+    # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
 
     @property
     def _amp_loss_scaler(self) -> Any:
-        """Raise ``AttributeError``, so that ``hasattr`` stays False: ``amp.scale_loss`` reads it."""
-        raise AttributeError(_NO_AMP)
+        raise AttributeError(_NO_AMP)  # for ``amp.scale_loss``; ``hasattr`` stays False
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, value: Any) -> None:
-        """Refuse what ``amp.init_trainer`` does."""
-        raise TypeError(_NO_AMP)
+        raise TypeError(_NO_AMP)  # for ``amp.init_trainer``
 
     @property
     def _scale(self) -> float:
-        """The optimizer's own ``rescale_grad``, as in ``gluon.Trainer``."""
+        """The optimizer's own ``rescale_grad``, as in MXNet's Trainer."""
         return self._rescale_grad
 
     @_scale.setter
     def _scale(self, value: float) -> None:
-        """Refuse what ``amp.unscale`` does between a backward and its step: it would leave the gradients scaled."""
+        """Raise ``TypeError`` for ``amp.unscale`` between a backward and its step, which would not unscale."""
         if self.progress.phase is not Phase.READY:
             raise TypeError(_NO_AMP)
         self._rescale_grad = value
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _warn_of_plain_trainer(self) -> None:
-        """Warn, once, where a plain Trainer was made over the parameters after this one, and may step by mistake."""
+    def _begin_backward(self, loss: Any) -> tuple[list[NDArray], list[NDArray], Record]:
+        """Return the losses as a list, what their backward starts from, and what was recorded of them."""
+        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+        if not losses:
+            raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
+        with autograd.pause():
+            heads = [head_gradient(item, self.loss_scale) for item in losses]
+        self._warn_of_other_trainer()
+        return losses, heads, Record(losses)
+
+    def _warn_of_other_trainer(self) -> None:
+        """Warn, once, where a Trainer that does not scale was made after this one, and may step by mistake."""
         if self._warned or self.loss_scale == 1.0:
             return
         for param in self._params:
@@ -315,7 +307,7 @@ class Trainer(StepView, gluon.Trainer):
                     f"a {type(last).__module__}.{type(last).__name__} was made over {param.name!r} after this "
                     "mxmp.Trainer: its step does not unscale the gradients of this trainer's backward, so call "
                     "step of this one",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
                 return
 
@@ -323,16 +315,13 @@ class Trainer(StepView, gluon.Trainer):
         """Raise ``RuntimeError`` for gradients that the update would divide by a scale that they never had."""
         if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
             return
-        if any(map(_mxnet.is_fresh, self.progress.factors)):  # a backward of scale_loss's, after its block
-            fresh.claim(fresh.take(self._params))
-        fresh.refuse_plain_gradients(self._params, self.loss_scale)
+        if any(map(_mxnet.is_fresh, self.progress.factors)):  # the backward came after the block of scale_loss
+            backward.claim_fresh(self._params)
+        backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 
     def _note_needless_scale(self) -> None:
-        """Log, before the first step, that losses are scaled though no net is converted, unless the user gave a scale.
-
-        A critic or an embedding that stays FP32 beside converted nets needs their scale.
-        """
-        if self.scaled_step.steps or self.loss_scale == 1.0 or self._asked_scale != "dynamic" or any_conversion():
+        """Log, before the first step, that losses are scaled though no net is converted and nobody gave a scale."""
+        if self.scaled_step.steps or self.loss_scale == 1.0 or self._requested_scale != "dynamic" or any_conversion():
             return
         if all(np.dtype(param.dtype) == np.float32 for param in self._params):
             logger.warning(
@@ -343,14 +332,14 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def scaler_group(self) -> ScalerGroup | None:
-        """All steps that share this trainer's scaler; None before it has one."""
+        """The group of all steps that share this trainer's scaler; None before it has one."""
         return self._step.group if self._step is not None else None
 
     @property
     def has_other_workers(self) -> bool:
-        """Whether gradients are summed over processes; the store need not be open yet."""
-        asked = self._kvstore_params["kvstore"]
-        return "dist" in asked if isinstance(asked, str) else is_distributed(asked)
+        """Whether gradients are summed over processes. The store need not be open yet."""
+        requested = self._kvstore_params["kvstore"]
+        return "dist" in requested if isinstance(requested, str) else is_distributed(requested)
 
     def renew_store(self) -> None:
         """Open another kvstore, for gradients of other dtypes: a key keeps the dtype of its first array."""
@@ -362,12 +351,12 @@ class Trainer(StepView, gluon.Trainer):
     def scaled_step(self) -> ScaledStep:
         if self._step is None:
             computes = {c.policy.compute for c in conversions_of(self._params)}
-            self._step = ScaledStep(as_scaler(self._asked_scale, low_range=computes != {"bfloat16"}))
+            self._step = ScaledStep(as_scaler(self._requested_scale, low_range=computes != {"bfloat16"}))
         return self._step
 
     @property
     def _factor(self) -> float:
-        """From the gradients as they are to the true, clipped ones."""
+        """The factor from the gradients as they are to the true, clipped ones."""
         return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
@@ -376,13 +365,13 @@ class Trainer(StepView, gluon.Trainer):
         self._note_needless_scale()
         self._optimizer.rescale_grad = self._scale / batch_size
 
-    def _put_overflows_back(self) -> None:
-        """Show the check, and other workers, what was not finite when the user unscaled the gradients."""
+    def _prepare(self) -> None:
+        """Check the gradients' scale, put back what was not finite, and open the store."""
+        self._refuse_lost_scale()
+        # The check, and other workers, must see what was not finite when the user unscaled the gradients.
         overflows, self.progress.overflows = self.progress.overflows, None
         if overflows is not None:
             overflows.put_back()
-
-    def _prepare(self) -> None:
         if not self._kv_initialized:
             self._init_kvstore()
         if self._params_to_init:
@@ -398,26 +387,44 @@ class Trainer(StepView, gluon.Trainer):
         self._distributed = is_distributed(self._kvstore)
 
     def _init_params(self) -> None:
+        """Send the parameters to the store, and wait until this worker holds rank 0's values, masters included."""
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
         if self._distributed:
-            _share_weights(self._kvstore, self._params, waiting - {p.name for p in self._params_to_init})
+            sent = waiting - {p.name for p in self._params_to_init}
+            weights = self._weights([p for p in self._params if p.name in sent])
+            arrays = [array for weight in weights.values() for array in weight.arrays]  # MXNet has sent these
+            share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
+
+    def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
+        """Return weights by their keys on the store: i for the array of parameter i, count + i for its FP32 master."""
+        weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
+        return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        updates = fresh.fresh_updates(self._params, ignore_stale=ignore_stale_grad)
+        updates = backward.due_updates(self._params, ignore_stale=ignore_stale_grad)
         factor = self._factor
+
+        def trained() -> dict[int, Weight]:
+            return self._weights([param for param in self._params if param.grad_req != "null"])
 
         def apply() -> None:
             with pushing():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
-            _share_noise(self._kvstore, self._optimizer, self._params)
+            share_drawn(self._kvstore, self._optimizer, trained)
 
         try:
             if updates:
                 statistics = self._statistics if self.progress.phase is not Phase.READY else self.watch_statistics()
-                self.scaled_step.run([u.gradient for u in updates], apply, statistics, unscaled=self.progress.unscaled)
+                self.scaled_step.run(
+                    [update.gradient for update in updates],
+                    apply,
+                    statistics,
+                    exposed=exposed_pairs(self._params[index] for index in {update.index for update in updates}),
+                    unscaled=self.progress.unscaled,
+                )
         finally:
-            fresh.forget(self._params, updates)
+            backward.forget(self._params, updates)
             self.progress = Progress()
             self._last_update = forwards_so_far()
 
@@ -425,41 +432,27 @@ class Trainer(StepView, gluon.Trainer):
         return self._statistics.watch(statistics_of(self._params, self._last_update))
 
 
-def _listed(loss: Any) -> list[NDArray]:
-    """Return a loss, or a list of losses, as a list. Raises ``ValueError`` for an empty one."""
-    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
-    if not losses:
-        raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
-    return losses
+class BatchProcessor(estimator.BatchProcessor):
+    """Runs backward, scaled, for ``Estimator(..., trainer=mxmp.Trainer(...), batch_processor=mxmp.BatchProcessor())``.
 
-
-# What workers agree on besides the gradients: values to start from, and random draws. The kvstore knows parameter i's
-# array, in the gradient's dtype, by i, and its FP32 master by the number of parameters plus i.
-
-
-def _share_weights(kvstore: Any, params: Sequence[Parameter], names: Collection[str]) -> None:
-    """Wait until this worker holds rank 0's values of the parameters called ``names``, masters included.
-
-    MXNet has sent the arrays. Synchronizes.
+    Everything else of an Estimator stays as it is: handlers, metrics, and the update, which its
+    ``GradientUpdateHandler`` makes with ``trainer.step``.
     """
-    ready = {index: weight_of(param) for index, param in enumerate(params) if param.name in names}
-    share_initial(
-        kvstore,
-        {key: weight for key, weight in _keys(ready, len(params)).items() if weight.masters},
-        [array for weight in ready.values() for array in weight.arrays],
-    )
 
+    def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> tuple:
+        """Return data, labels, predictions and losses, a list each with one item per device, as MXNet's does.
 
-def _share_noise(kvstore: Any, optimizer: mx.optimizer.Optimizer, params: Sequence[Parameter]) -> None:
-    """After an update: see ``share_drawn``."""
-
-    def weights() -> dict[int, Weight]:
-        trained = {index: weight_of(param) for index, param in enumerate(params) if param.grad_req != "null"}
-        return _keys(trained, len(params))
-
-    share_drawn(kvstore, optimizer, weights)
-
-
-def _keys(weights: dict[int, Weight], count: int) -> dict[int, Weight]:
-    """What holds each weight's value, by its key on the kvstore."""
-    return {index + (count if weight.masters else 0): weight for index, weight in weights.items()}
+        Raises ``TypeError`` where the Estimator's trainer cannot scale.
+        """
+        if not isinstance(estimator.trainer, Trainer):
+            raise TypeError(
+                f"mxmp.BatchProcessor scales the loss through an mxmp.Trainer, and the Estimator has a "
+                f"{type(estimator.trainer).__module__}.{type(estimator.trainer).__name__}: pass "
+                'Estimator(..., trainer=mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}))'
+            )
+        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        with autograd.record():
+            pred = [estimator.net(x) for x in data]
+            loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label)]
+        estimator.trainer.backward(loss)
+        return data, label, pred, loss

@@ -1,4 +1,4 @@
-"""A converted net and its trainer, as what listens, replays or guards knows them."""
+"""A converted net and its trainer, for what listens to them, replays a step or guards them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from ..step.gradients import Gradient
 from ..step.masters import Weight
 from ..step.step import ScaledStep
 from . import _mxnet
-from .convert import exclude_more, is_whole
-from .hook import Hook, hook_of, hooks
+from .hook import Hook, conversions_in, exclude_more, hook_of, hooks
 from .parameter import weight_of
-from .record import Record
-from .scaling import head_gradient, heads_scaled_by
+from .scaling import Record, head_gradient, heads_scaled_by
 from .trainer import Trainer
 
 __all__ = ["TrainedNet"]
@@ -30,12 +28,7 @@ __all__ = ["TrainedNet"]
 class TrainedNet:
     """The converted blocks of a net, and the trainer that steps it: a ``TrainedNetwork``.
 
-    Raises
-    ------
-    TypeError
-        ``trainer`` is no mxmp.Trainer.
-    ValueError
-        The net is not converted.
+    Raises ``TypeError`` where ``trainer`` is no mxmp.Trainer, and ``ValueError`` where the net is not converted.
     """
 
     def __init__(self, net: Block, trainer: Any) -> None:
@@ -84,7 +77,7 @@ class TrainedNet:
                 yield
         finally:
             for array in stale:
-                _mxnet.mark_stale(array)
+                _mxnet.mark(array, fresh=False)
 
     def _params(self) -> list[Parameter]:
         found = {id(p): p for p in [*_mxnet.parameters_of(self._trainer), *self._net.collect_params().values()]}
@@ -94,7 +87,7 @@ class TrainedNet:
         pass  # every block finds the graph for a call by itself
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
-        """Run the net, the loss apart from it, and both backwards, to note the gradient that the loss sends back."""
+        """Run the net and then the loss by itself, and both backwards, to note the gradient that the loss returns."""
         flat, structure = _mxnet.flatten(tuple(batch))
         flat = [array if array is None else array.detach() for array in flat]
         for i, array in enumerate(flat):
@@ -151,7 +144,7 @@ class TrainedNet:
     def check_excludable(self) -> None:
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
-        if not is_whole(self._net):
+        if conversions_in(self._net)[1]:
             raise ValueError(f"{self._net.name!r} is a part of a net that was converted as a whole: pass that net")
 
     def exclude(self, nodes: Collection[str]) -> None:
@@ -170,6 +163,6 @@ def _in_training(listener: Listener) -> Listener:
 
 
 def _backward(heads: Sequence[mx.nd.NDArray], gradients: Sequence[NDArray], loss_scale: float) -> None:
-    """With the graph retained: MXNet would forget of labels and others that the user's own recorded graph reads too."""
+    """Run backward and keep the graph: freeing it would free labels that the user's own recorded graph reads too."""
     with heads_scaled_by(loss_scale, Record(heads)), hold_interrupts():
         autograd.backward(heads, gradients, retain_graph=True)

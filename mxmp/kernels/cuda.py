@@ -1,4 +1,4 @@
-"""Operators that MXNet's CUDA build lacks, or that its pointwise fusion breaks."""
+"""Operators that MXNet's CUDA build lacks or sums in float16, or that its pointwise fusion breaks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from ..precision.casts import MARK, replace_heads, replace_operator
 from ..precision.graph import Entry, Node
 from .workaround import Fitting
 
-__all__ = ["fused_slices", "into_norm_and_relu", "norms_with_relu", "with_steps"]
+__all__ = [
+    *("fused_slices", "global_averages", "into_global_poolings", "into_norm_and_relu", "norms_with_relu", "with_steps"),
+]
 
 
 def fused_slices(fitting: Fitting) -> list[Node]:
@@ -41,3 +43,14 @@ def into_norm_and_relu(fitting: Fitting, nodes: Sequence[Node]) -> None:
         return Entry(Node("relu", f"{node.name}_relu", {MARK: "copy"}, [Entry(node)]))
 
     replace_heads(fitting.graph, fitting.graph.insert_behind(nodes, relu))
+
+
+def global_averages(fitting: Fitting) -> list[Node]:
+    """Return the float16 adaptive poolings, of which each is an average of everything."""
+    return [node for node in fitting.low if node.op == "_contrib_AdaptiveAvgPooling2D"]
+
+
+def into_global_poolings(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Compute the average by cuDNN, which sums in FP32."""
+    for node in nodes:
+        replace_operator(node, "Pooling", kernel="(1, 1)", global_pool="True", pool_type="avg")

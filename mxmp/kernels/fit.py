@@ -30,7 +30,12 @@ def device_of(ctx: mx.Context | None) -> str:
 
 
 def fit_to_device(
-    casted: CastGraph, device: str, grad_req: Mapping[str, str] = UNKNOWN, *, large_inputs: bool = False
+    casted: CastGraph,
+    device: str,
+    grad_req: Mapping[str, str] = UNKNOWN,
+    *,
+    large_inputs: bool = False,
+    avoid_slow_kernels: bool = True,
 ) -> Graph:
     """Return the graph that runs on ``device``; changes ``casted`` in place.
 
@@ -43,6 +48,8 @@ def fit_to_device(
         The requested gradients of variables, by name; those of other variables are unknown.
     large_inputs : bool
         Whether the graph will run only at shapes for which ``LargeInputs`` holds.
+    avoid_slow_kernels : bool
+        Whether workarounds whose effect is speed alone are applied too.
 
     Raises
     ------
@@ -54,7 +61,8 @@ def fit_to_device(
     fitting = Fitting(casted, grad_req, large_inputs)
     left_out = _switched_off(os.environ.get(SWITCH, ""))
     for row in WORKAROUNDS:
-        if row.device == device and casted.compute in row.dtypes and row.name not in left_out:
+        applies = avoid_slow_kernels or row.effect != "slow"
+        if applies and row.device == device and casted.compute in row.dtypes and row.name not in left_out:
             nodes = list(row.where(fitting))
             if nodes:
                 row.rewrite(fitting, nodes)

@@ -5,7 +5,7 @@ They are applied from top to bottom. ``MXMP_WITHOUT=name,name`` in the environme
 
 from __future__ import annotations
 
-from . import cuda, emulation, layouts, padding, rounding, unwritten
+from . import cuda, emulation, layouts, norms, padding, rounding, unwritten
 from .workaround import Workaround
 
 __all__ = ["WORKAROUNDS"]
@@ -121,6 +121,17 @@ WORKAROUNDS: tuple[Workaround, ...] = (
     ),
     # -- float16, emulated --------------------------------------------------------------------------
     Workaround(
+        name="norms_as_in_kernels",
+        dtypes=_FLOAT16,
+        effect="wrong",
+        fault="a GPU's BatchNorm rounds its output for every reader and its gradient before that is summed; casts that "
+        "an operator in FP32 shares with it do not",
+        source="our own emulation; src/operator/nn/cudnn/cudnn_batch_norm-inl.h of MXNet 1.9.1",
+        test=f"{_TESTS}/test_norms.py::test_readers_in_fp32_get_what_a_gpus_kernel_rounds",
+        where=norms.sharing_casts,
+        rewrite=norms.as_in_kernels,
+    ),
+    Workaround(
         name="emulated_float16",
         dtypes=_FLOAT16,
         effect="fails",
@@ -216,6 +227,30 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         rewrite=unwritten.request_both_gradients,
     ),
     # -- on a GPU -----------------------------------------------------------------------------------
+    Workaround(
+        name="fp32_inside_the_kernel",
+        dtypes=_FLOAT16,
+        effect="slow",
+        fault="casts around a BatchNorm do a second time what its kernel does: cuDNN reads float16, sums and "
+        "normalizes in FP32 with FP32 parameters, and rounds once. They cost five times the launches and FP32 copies",
+        source="cuDNN, cudnnBatchNormalizationForwardTraining: FP32 parameters beside half tensors; MXNet 1.9.1, "
+        "src/operator/nn/cudnn/cudnn_batch_norm-inl.h: dtype_param_",
+        test=f"{_TESTS}/test_cuda.py::test_the_casts_around_a_norm_are_inside_its_kernel_on_a_gpu",
+        where=norms.between_casts,
+        rewrite=norms.into_kernels,
+        device="gpu",
+    ),
+    Workaround(
+        name="global_averages",
+        dtypes=_FLOAT16,
+        effect="wrong",
+        fault="AdaptiveAvgPooling2D, of squeeze-and-excitation for one, sums a window in float16",
+        source="MXNet 1.9.1, src/operator/contrib/adaptive_avg_pooling.cu: T sum",
+        test=f"{_TESTS}/test_cuda.py::test_an_adaptive_average_of_everything_is_cudnns_on_a_gpu",
+        where=cuda.global_averages,
+        rewrite=cuda.into_global_poolings,
+        device="gpu",
+    ),
     Workaround(
         name="norms_with_relu",
         dtypes=_ALL,

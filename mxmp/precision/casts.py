@@ -54,6 +54,8 @@ class CastGraph:
         The operators that compute low.
     source : dict of Node to Node
         From a node of this graph to the node of the planned one; casts have none.
+    norm : {None, "float32", "compute"}
+        Of the policy.
     workarounds : dict of str to list of Node
         The workarounds that were applied to this graph, by name, and the nodes that needed them.
     """
@@ -63,6 +65,7 @@ class CastGraph:
     casts: list[Node]
     low: dict[Node, Rule]
     source: dict[Node, Node]
+    norm: str | None = None
     workarounds: dict[str, list[Node]] = field(default_factory=dict)
 
 
@@ -171,6 +174,7 @@ class _Rewriter:
             list(self._casts.values()),
             {new[node]: planned.rules[node] for node, decision in planned.decisions.items() if decision.low},
             {copy: node for node, copy in new.items()},
+            self._policy.norm,
         )
 
     def _read(self, entry: Entry, node: Node, position: int) -> Entry:

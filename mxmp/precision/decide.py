@@ -99,6 +99,7 @@ def decide(
         else:
             decision = Decision(node.op, *draft.by_rule(node, rule))
         draft.rules[node], draft.decisions[node] = rule, decision
+    draft.settle(graph, by_plan=bool(decided))
     decisions: dict[str, Decision] = {}
     unmatched = set(excluded.unmatched())
     for node, decision in draft.decisions.items():
@@ -181,19 +182,40 @@ class _Draft:
         self.decisions: dict[Node, Decision] = {}
         self.foreign: dict[Node, str] = {}
         self._channels: dict[Entry, int] = {}
+        # What may be read in either dtype: the first output of norms and the like, and followers of nothing else.
+        self._normalized: set[Node] = set()
+        self._undecided: dict[Node, None] = {}
 
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
         """Whether a node that nothing else fixes computes low, and why."""
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
-            votes = [
-                self._is_low(entry)
-                for position, entry in enumerate(node.inputs)
-                if position not in rule.keep and position not in rule.params
-            ]
-            if not votes or not all(votes):
-                return False, "follows its inputs, and one of them is FP32" if votes else reason
+            unread = (*rule.keep, *rule.params)
+            read = [entry for position, entry in enumerate(node.inputs) if position not in unread]
+            if not read:
+                return False, reason
+            if not all(self._is_low(entry) or self._is_either(entry) for entry in read):
+                return False, "follows its inputs, and one of them is FP32"
+            if not any(map(self._is_low, read)):
+                self._undecided[node] = None
+        elif rule.normalized and self.policy.compute == "float16" and node.op not in self.policy.full_ops:
+            # bfloat16's 8 bits are too few for the sums of residual networks, which are FP32 where a norm's output is.
+            self._normalized.add(node)
         return kind in (Kind.LOW, Kind.FOLLOW), reason
+
+    def settle(self, graph: Graph, by_plan: bool) -> None:
+        """Decide the operators that follow nothing but norms: they compute low where one of their readers does.
+
+        ``by_plan``: a plan decides instead, and names those that do.
+        """
+        readers: dict[Node, list[tuple[Node, int]]] = {}
+        for entry, users in graph.consumers().items() if self._undecided else ():
+            readers.setdefault(entry.node, []).extend(users)
+        for node in reversed(list(self._undecided)):
+            users = () if by_plan else readers.get(node, ())
+            if not any(self.wants_low(reader, position) for reader, position in users):
+                why = "follows a norm, and nothing that reads it computes low"
+                self.decisions[node] = Decision(node.op, False, why)
 
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
         """``LOW`` or ``FOLLOW`` where the policy and the device's kernels let a node compute low, and why."""
@@ -214,6 +236,14 @@ class _Draft:
         return kind, reason
 
     def _is_low(self, entry: Entry) -> bool:
+        return entry.node not in self._undecided and self._hands_on_low(entry)
+
+    def _is_either(self, entry: Entry) -> bool:
+        if entry.node in self._normalized:
+            return entry.index == 0
+        return entry.node in self._undecided and self._hands_on_low(entry)
+
+    def _hands_on_low(self, entry: Entry) -> bool:
         decision = self.decisions.get(entry.node)
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs
 

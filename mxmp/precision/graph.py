@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
+from math import prod
 from numbers import Integral
-from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from . import _mxnet
 
-__all__ = ["VARIABLE", "Entry", "Graph", "Node", "as_shape", "output_shapes"]
+__all__ = ["VARIABLE", "Entry", "Graph", "Node", "as_shape", "check_shapes", "output_shapes"]
 
 VARIABLE = "null"
 
@@ -200,6 +202,25 @@ def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
     else:
         hint = "a shape is a tuple, such as (32, 3, 224, 224)"
     raise ValueError(f"{start}{value!r} is neither an MXNet array nor a shape: {hint}")
+
+
+def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
+    """Raise ``ValueError`` for a shape of no input, perhaps a misspelt keyword, or one that MXNet cannot hold.
+
+    MXNet counts the elements of an array in 64 bits and, unless it is built with ``USE_INT64_TENSOR_SIZE``, a size in
+    32.
+    """
+    largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
+    for name, shape in shapes.items():
+        if name not in inputs:
+            close = get_close_matches(name, [*inputs, *keywords], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
+            raise ValueError(f"the Symbol has no input {name!r}; {hint}")
+        as_shape(shape, name)
+        if any(size > largest for size in shape) or prod(shape) > 2**63 - 1:
+            raise ValueError(
+                f"{name}={shape} is too large for MXNet: a size is at most {largest:,}, all at most 2**63 - 1"
+            )
 
 
 def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:

@@ -12,7 +12,10 @@ import struct
 from dataclasses import dataclass
 from typing import Callable, Mapping, NamedTuple
 
-__all__ = ["BFLOAT16_CPU", "CHANNEL_BLOCK", "TABLE", "Call", "HasAttribute", "MissingKernel", "is_volume"]
+__all__ = [
+    *("BFLOAT16_CPU", "CHANNEL_BLOCK", "TABLE", "Call", "HasAttribute", "MissingKernel", "is_global_average"),
+    "is_volume",
+]
 
 
 class Call(NamedTuple):
@@ -85,6 +88,11 @@ def is_volume(attrs: Mapping[str, str]) -> bool:
     return attrs.get("kernel", "").count(",") == 2
 
 
+def is_global_average(attrs: Mapping[str, str]) -> bool:
+    """Return whether an adaptive average pooling has one value a channel."""
+    return set(re.findall(r"\d+", attrs.get("output_size", ""))) <= {"1"}
+
+
 def _is_unmeasured_volume(call: Call) -> bool:
     """Return whether the oneDNN 2.4 gradients of such a 3-D convolution were not compared with exact sums.
 
@@ -113,6 +121,11 @@ def _is_bfloat16(text: str) -> bool:
         return struct.pack("<f", float(text))[:2] == b"\0\0" and float(text) == float(text)
     except (OverflowError, ValueError):
         return False
+
+
+def _leaves_cudnn(call: Call) -> bool:
+    """Return whether a BatchNorm on a GPU is computed by MXNet's own kernel."""
+    return any(call.attrs.get(attr) in ("True", "true", "1") for attr in ("use_global_stats", "cudnn_off"))
 
 
 # Channels of a block of oneDNN's bfloat16 layouts; FP32 has one of 8 too. MobileNet's block of 72 channels runs at 0.23
@@ -171,11 +184,43 @@ _SUMS_ON_A_GPU = (
     ("take _npi_take", "the gradient of equal indices", "3rdparty/mshadow/mshadow/cuda/tensor_gpu-inl.cuh"),
     ("gather_nd _npi_gather_nd _npx_gather_nd", "the gradient of equal indices", "src/operator/tensor/indexing_op.cu"),
     ("im2col", "the gradient of overlapping windows", "src/operator/nn/im2col.cuh"),
-    ("_contrib_AdaptiveAvgPooling2D", "a window", "src/operator/contrib/adaptive_avg_pooling.cu"),
     ("_contrib_BilinearResize2D", "its gradient", "src/operator/contrib/bilinear_resize.cu"),
 )
 
-# By device and compute dtype; the first row that holds counts. float16 on a CPU is emulated, with FP32 kernels.
+_FLOAT16_GPU = (
+    MissingKernel(
+        "its products sum in float16 on a GPU: cublasHgemmStridedBatched (3rdparty/mshadow/mshadow/dot_engine-inl.h)",
+        _names("batch_dot _npx_batch_dot _npi_matmul"),
+    ),
+    MissingKernel(
+        "it has no float16 GPU kernel: 'Unsupported data type 2' at bind (src/operator/crop-inl.h)", _names("Crop")
+    ),
+    MissingKernel(
+        "the gradient of a copied value is summed in float16 on a GPU "
+        "(3rdparty/mshadow/mshadow/extension/spatial_pool.h)",
+        _names("UpSampling"),
+        lambda call: call.attrs.get("scale") != "2",  # 4 terms: as exact as a sum of 4 branches
+    ),
+    MissingKernel(
+        "without cuDNN, its GPU kernel rounds gamma, beta and products of the gradient to float16 "
+        "(src/operator/nn/batch_norm.cu)",
+        _names("BatchNorm _npx_batch_norm _contrib_BatchNormWithReLU"),
+        _leaves_cudnn,
+    ),
+    MissingKernel(
+        "a window is summed in float16 on a GPU (src/operator/contrib/adaptive_avg_pooling.cu); cuDNN computes an "
+        "average of everything",
+        _names("_contrib_AdaptiveAvgPooling2D"),
+        lambda call: not is_global_average(call.attrs),
+    ),
+    *(
+        MissingKernel(f"{what} is summed in float16 on a GPU ({file})", _names(operators))
+        for operators, what, file in _SUMS_ON_A_GPU
+    ),
+)
+
+# By device and compute dtype; the first row that holds counts. float16 on a CPU is emulated, with FP32 kernels: it
+# shows what a GPU does, and so keeps in FP32 what a GPU keeps.
 TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
     ("cpu", "float16"): (
         MissingKernel(
@@ -183,27 +228,9 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
             _names("Deconvolution _npx_deconvolution"),
             lambda call: is_volume(call.attrs),
         ),
+        *_FLOAT16_GPU,
     ),
-    ("gpu", "float16"): (
-        MissingKernel(
-            "its products sum in float16 on a GPU: cublasHgemmStridedBatched "
-            "(3rdparty/mshadow/mshadow/dot_engine-inl.h)",
-            _names("batch_dot _npx_batch_dot _npi_matmul"),
-        ),
-        MissingKernel(
-            "it has no float16 GPU kernel: 'Unsupported data type 2' at bind (src/operator/crop-inl.h)", _names("Crop")
-        ),
-        MissingKernel(
-            "the gradient of a copied value is summed in float16 on a GPU "
-            "(3rdparty/mshadow/mshadow/extension/spatial_pool.h)",
-            _names("UpSampling"),
-            lambda call: call.attrs.get("scale") != "2",  # 4 terms: as exact as a sum of 4 branches
-        ),
-        *(
-            MissingKernel(f"{what} is summed in float16 on a GPU ({file})", _names(operators))
-            for operators, what, file in _SUMS_ON_A_GPU
-        ),
-    ),
+    ("gpu", "float16"): _FLOAT16_GPU,
     ("cpu", "bfloat16"): (
         MissingKernel(_SLOW_CLIP, _CLIP, _truncates_a_bound),
         MissingKernel(_SLOW_CLIP, _CLIP, slow=True),

@@ -8,7 +8,8 @@ their own names, and values arrive as FP32 arrays, rounded as the network rounds
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Iterator, NamedTuple
+from functools import lru_cache
+from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -21,12 +22,13 @@ from .graph import Entry, Graph, Node
 from .heads import SCALE_NAME
 from .plan import Plan, rule_under
 
-__all__ = ["SUMS", "GraphListener", "NetworkView", "in_full", "network_names"]
+__all__ = ["SUMS", "GraphListener", "NetworkView", "Place", "in_full", "network_names", "place_of"]
 
 # What MXNet calls its sums of gradients, where several operators read a tensor.
 SUMS = re.compile(r"_?(sum|add)_grad")
 _OUTPUT = re.compile(r"(?:output)?(\d*)")
-_GRADIENT = re.compile(r"backward_(?:[a-z]+)?(\d*)")
+# Of an input by its number, or, where MXNet's operator is of its older kind, by its name: ``in_backward_gamma``.
+_GRADIENT = re.compile(r"backward_(?:(?:output)?(\d*)|(\w+))")
 # Nodes of ours with these operators hand on values as they are, or rounded. Convolution: a copy in blocks of channels.
 _COPIES = {"Cast", "amp_cast", "_copy", "slice_axis", "amp_multicast", "Convolution", "_identity_with_attr_like_rhs"}
 _INPUTS = {"data": 0, "input0": 0, "lhs": 0, "weight": 1, "input1": 1, "rhs": 1}
@@ -55,7 +57,7 @@ class GraphListener:
     """A callback of a monitor that wants every node of the graph that runs, by the name that it has there."""
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """What a monitor's name stands for: ``what`` is "output", "gradient" (of an input) or "input", of one node."""
 
     node: Node
@@ -127,7 +129,7 @@ class NetworkView:
         """What to report in the place of this tensor; None for what is none of the network's."""
         if name in self._nodes and self._nodes[name].is_variable:
             return None if name == SCALE_NAME else _Report(name, None, array, False)
-        place = _place(self._nodes, name)
+        place = place_of(self._nodes, name)
         if place is None:
             return _Report(name, None, array, False)  # MXNet's own: a sum of gradients
         if place.node in self._stands_for:
@@ -146,19 +148,19 @@ class NetworkView:
             place = place._replace(suffix="0")  # as of operators whose outputs have no names
         return self._report(place, array)
 
-    def _read_change(self, place: _Place, array: NDArray) -> _Report | None:
+    def _read_change(self, place: Place, array: NDArray) -> _Report | None:
         """Of a node of ours that stands for an operator's own input or output."""
         key = node, what, number = self._stands_for[place.node]
         passed = int(place.node.attrs.get(PASSED, "0"))
         if what == "output":
-            return self._report(_Place(node, what, number, place.suffix), array) if place.what == what else None
+            return self._report(Place(node, what, number, place.suffix), array) if place.what == what else None
         if place.what == "gradient" and place.number == passed and key in self._suffixes:
-            return self._report(_Place(*key, self._suffixes.pop(key)), array)
+            return self._report(Place(*key, self._suffixes.pop(key)), array)
         if place.what == "input" and len(place.node.inputs) == 1:
             self._inputs[node, "input", number] = array.copy()  # its memory may be another's soon
         return None
 
-    def _report(self, place: _Place, array: NDArray) -> _Report:
+    def _report(self, place: Place, array: NDArray) -> _Report:
         name = self._names[place.node]
         decision = self._plan.decisions[name]
         op = None if place.what == "gradient" else decision.op
@@ -169,19 +171,35 @@ class NetworkView:
         return _Report(f"{name}_{place.suffix}", op, array, rounded and place.number not in (None, *kept))
 
 
-def _place(nodes: dict[str, Node], name: str) -> _Place | None:
+def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
+    """Return what the monitor's ``name`` stands for, given the graph's nodes by name; None where it names no node."""
     node, suffix = _longest(nodes, name)
     if node is None:
         return None
-    for what, pattern in (("gradient", _GRADIENT), ("output", _OUTPUT)):
-        found = pattern.fullmatch(suffix)
-        if found:
-            first = what == "gradient" and node.op == "where"  # its condition has no gradient
-            return _Place(node, what, int(found[1] or 0) + first, suffix)
-    return _Place(node, "input", _INPUTS.get(suffix), suffix)
+    output, gradient = _OUTPUT.fullmatch(suffix), _GRADIENT.fullmatch(suffix)
+    if output:
+        return Place(node, "output", int(output[1] or 0), suffix)
+    if gradient and gradient[2] is None:
+        return Place(
+            node, "gradient", int(gradient[1] or 0) + (node.op == "where"), suffix
+        )  # no gradient of a condition
+    names = _input_names(node.op, frozenset(node.attrs.items())) if gradient else []
+    if gradient and gradient[2] in names:
+        return Place(node, "gradient", names.index(gradient[2]), suffix)
+    return Place(node, "input", _INPUTS.get(suffix), suffix)
 
 
-def _longest(nodes: dict[str, Node], name: str) -> tuple[Node | None, str]:
+@lru_cache(maxsize=None)
+def _input_names(op: str, attrs: frozenset[tuple[str, str]]) -> list[str]:
+    """Return what MXNet calls the inputs of an operator with these attributes; nothing for an internal operator."""
+    home, name = (mx.sym.contrib, op[len("_contrib_") :]) if op.startswith("_contrib_") else (mx.sym, op)
+    if not hasattr(home, name):
+        return []
+    symbol = getattr(home, name)(**{key: value for key, value in attrs if not key.startswith("__")})
+    return [each[len(f"{symbol.name}_") :] for each in symbol.list_inputs()]
+
+
+def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
     """The node with the longest name that ``name`` begins with, and what follows it."""
     parts = name.split("_")
     for end in range(len(parts) - 1, 0, -1):

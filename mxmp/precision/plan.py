@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, replace
-from typing import Any, Iterable, Iterator, Mapping
+from glob import escape
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..files import replacing
-from ..policy import Policy, as_policy, is_policy_text
+from ..policy import Policy, as_policy, is_policy_text, pattern_of
 from .graph import Entry, Graph, Node
 from .rules import REFUSED, RULES, Kind, Rule, rule_of
 from .subgraphs import Body, bodies
-from .tuned import Tuned, texts
+from .tuned import CONVERTED, Tuned, texts
 
-__all__ = ["Decision", "Plan", "PlannedGraph", "check_fit", "read_policy", "rule_under"]
+__all__ = ["Decision", "Plan", "PlannedGraph", "check_fit", "read_policy", "renamed", "rule_under"]
 
 FORMAT = "mxmp-plan-1"
 
@@ -68,6 +70,14 @@ class Plan:
     def num_low(self) -> int:
         """How many operators compute in the compute dtype."""
         return sum(d.low for d in self.decisions.values())
+
+    @property
+    def avoids_slow_kernels(self) -> bool:
+        """Whether the graph runs with workarounds against slow FP32 kernels too, not only with those that it needs.
+
+        So it does where an operator computes low, and where tuning measured that FP32 is faster with them.
+        """
+        return self.num_low > 0 or (self.tuned is not None and self.tuned.chosen == CONVERTED)
 
     def within(self, body: Body, name: str) -> Plan:
         """The part for a body of the control-flow node ``name``; it hands on FP32, as it was traced."""
@@ -267,3 +277,48 @@ def _check_fit(names: Mapping[Node, str], plan: Plan) -> None:
         f"the plan is of another graph: it has {len(planned)} operators, the graph {len(operators)}; "
         f"only in the graph: {missing or 'none'}; only in the plan: {extra or 'none'}{hint}"
     )
+
+
+def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
+    """Return the plan with the names of a network whose blocks, in the order of ``plan.blocks``, have these prefixes.
+
+    MXNet numbers blocks through the whole process, so what is ``dense0_`` here is ``dense2_`` in the next network of
+    the same code. Whether the plan then fits is for ``check_fit`` to say. It is returned as it is where it does not
+    know its blocks, has more or fewer of them, or where two of them would get one name.
+    """
+    pairs = {(old, new) for old, new in zip(plan.blocks, blocks) if old and new}
+    prefixes = dict(pairs)
+    one_to_one = len(pairs) == len(prefixes) == len(set(prefixes.values()))
+    if tuple(blocks) == plan.blocks or len(blocks) != len(plan.blocks) or not prefixes or not one_to_one:
+        return plan
+    # A name in the body of a loop stands after a slash. The longest prefix is that of the innermost block.
+    longest_first = sorted(prefixes, key=len, reverse=True)
+    known = re.compile(f"(^|/)({'|'.join(map(re.escape, longest_first))})")
+
+    def rename(name: str) -> str:
+        return known.sub(lambda found: found[1] + prefixes[found[2]], name)
+
+    decisions = {rename(name): decision for name, decision in plan.decisions.items()}
+    if len(decisions) != len(plan.decisions):
+        return plan
+    nodes = [re.sub(r":\d+$", "", name.rpartition("/")[2]) for name in plan.decisions]
+    blocks_by_name = [old[:-1] for old, new in prefixes.items() if old.endswith("_") and new.endswith("_")]
+    names = dict.fromkeys([*blocks_by_name, *nodes])
+    excluded = {pattern: _renamed_pattern(pattern, names, rename) for pattern in plan.policy.exclude}
+    return replace(
+        plan,
+        policy=replace(plan.policy, exclude=tuple(dict.fromkeys(new for found in excluded.values() for new in found))),
+        decisions=decisions,
+        low_variables=frozenset(map(rename, plan.low_variables)),
+        unmatched=tuple(new for pattern in plan.unmatched for new in excluded.get(pattern, ())),
+        blocks=tuple(blocks),
+    )
+
+
+def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
+    """Return patterns for the new names of what ``pattern`` matches: one pattern, or these names one by one."""
+    new = re.sub("_$", "", rename(pattern + "_"))
+    before, after = pattern_of(pattern), pattern_of(new)
+    if all(bool(before.match(name)) == bool(after.match(rename(name + "_")[:-1])) for name in names):
+        return [new]
+    return [escape(rename(name + "_")[:-1]) for name in names if before.match(name)]

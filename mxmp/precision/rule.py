@@ -20,7 +20,7 @@ class Kind(enum.Enum):
     ``LOW``     inputs and outputs in the compute dtype, accumulation in FP32 (the matrix operators)
     ``FOLLOW``  computes in the compute dtype between low-precision neighbours, otherwise in FP32
     ``FULL``    FP32 inputs, math and outputs
-    ``NORM``    batch normalisation: ``FULL``, or ``FOLLOW`` when the policy says ``norm="compute"``
+    ``NORM``    batch normalisation: ``FULL`` between casts of its own, or ``FOLLOW`` by ``norm="compute"``
     ``HEAD``    a loss head that ignores the gradient from above; FP32, and scaled by its own means
     ``ALONE``   inputs arrive exactly as in the FP32 graph: integers, indices, random, sparse, custom
     ========  =========================================================================================
@@ -70,6 +70,9 @@ class Rule:
         Positions of outputs that stay FP32 even where the node computes in the compute dtype.
     params : tuple of int
         Positions of trainable parameters of a ``FOLLOW`` operator: they have no vote, and are cast.
+    normalized : bool
+        The output is normalized values or probabilities, near 1 or below: operators that follow it may read it in
+        float16, where one of their own readers does.
     exact : bool
         Output values are a selection of the input values, up to sign and zeros, and so are the
         gradients (relu, reshape, transpose, concat, slice...): rounding before or after is the same.
@@ -86,6 +89,7 @@ class Rule:
     keep: tuple[int, ...] = ()
     keep_outputs: tuple[int, ...] = ()
     params: tuple[int, ...] = ()
+    normalized: bool = False
     exact: bool = False
     when: tuple[When, ...] = ()
     scalars: tuple[str, ...] = ()

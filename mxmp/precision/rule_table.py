@@ -431,21 +431,25 @@ TABLE: tuple[Rule, ...] = (
         "BatchNorm _npx_batch_norm _contrib_BatchNormWithReLU CuDNNBatchNorm",
         keep=(1, 2, 3, 4),
         keep_outputs=(1, 2),
+        normalized=True,
     ),
     Rule(
         Kind.FULL,
         "batch statistics in FP32, and its kernel reads FP32 data only (float16 raises 'data type do not match')",
         "_contrib_SyncBatchNorm BatchNorm_v1",
+        normalized=True,
     ),
     Rule(
         Kind.FULL,
         "mean and variance of large groups need FP32, and the kernel wants gamma and beta in data's dtype",
         "LayerNorm _npx_layer_norm GroupNorm InstanceNorm",
+        normalized=True,
     ),
     Rule(
         Kind.FULL,
         "sums squares over channels or rows and divides by the root (mxnet.contrib.amp's FP32 list)",
         "L2Normalization LRN",
+        normalized=True,
     ),
     # -- Softmax, losses, heads -----------------------------------------------------------------------
     Rule(
@@ -453,6 +457,7 @@ TABLE: tuple[Rule, ...] = (
         "exponentials and their sum need FP32, and small probabilities would underflow (NVIDIA's FP32 list)",
         "softmax _npx_softmax",
         keep=(1,),
+        normalized=True,
     ),
     Rule(
         Kind.FULL,

@@ -6,7 +6,11 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Mapping
 
-__all__ = ["Tuned", "texts"]
+__all__ = ["CONVERTED", "FULL", "Tuned", "texts"]
+
+# Names of the two plans in which nothing computes low: the graph as it is, and with the workarounds against slow FP32
+# kernels.
+FULL, CONVERTED = "float32", "float32, converted"
 
 
 def texts(values: Any) -> tuple[str, ...]:
@@ -39,6 +43,7 @@ class Tuned:
     Attributes
     ----------
     chosen : str
+        A graph in which nothing computes low runs as it is, unless ``CONVERTED`` is chosen.
     training : bool
         Steps are a forward and a backward; otherwise a forward.
     steps : mapping of str to float

@@ -4,11 +4,12 @@
 ``scaler``         the loss scale: static, dynamic or none
 ``gradients``      finite check, norm, unscale; the only wait for a device
 ``statistics``     running statistics that an overflow cannot poison
+``multi_tensor``   one operator for many arrays
 ``masters``        FP32 masters of float16 weights
 ``updater``        every optimizer of MXNet on the masters, the loss scale divided out
 ``step``           one scaled step and what it remembers
-``phase``          what a trainer may do between two steps
+``phase``          the phases of a trainer between two steps
 ``states``         all of that saved and continued from; ``state_file`` on disk, ``state_layout`` in memory
-``stores``         over which devices and workers gradients are summed, and what is refused
+``stores``         kvstores, which sum gradients over devices and workers
 =================  ================================================================================
 """

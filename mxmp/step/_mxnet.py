@@ -1,4 +1,4 @@
-"""What this room reaches behind MXNet's public interface. A test holds each against 1.9.1."""
+"""The private attributes of MXNet's that this package uses. A test holds each against 1.9.1."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-__all__ = ["is_asked_by_user", "replicate_update_counts", "update_by_momentum"]
+__all__ = ["is_called_by_user", "replicate_update_counts", "update_by_momentum"]
 
 
-def is_asked_by_user() -> bool:
-    """Whether the function that asks was called by neither MXNet nor us: its caller may write into what it gets."""
+def is_called_by_user() -> bool:
+    """Return whether neither MXNet nor mxmp called the function that calls this one, but a user, who may write."""
     return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
 
 def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequence[mx.Context]) -> None:
-    """Give every device the update counts of the one that has counted most."""
+    """Set the update counts of every device to those of the one with the highest."""
     saved = optimizer._all_index_update_counts.values()
     counts: dict = max(saved, key=lambda each: sum(each.values()), default={})
     devices = {context.device_id for context in contexts}
@@ -26,7 +26,7 @@ def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequenc
 
 
 def update_by_momentum(optimizer: mx.optimizer.SGD, index: int, weight: NDArray, grad: NDArray, state: NDArray) -> None:
-    """One weight by SGD with momentum: MXNet's own kernel for one dense array, and the same bits as its for many."""
+    """Update one dense weight by MXNet's kernel for SGD with momentum: the same bits as by its kernel for many."""
     optimizer._set_current_context(weight.ctx.device_id)
     optimizer._update_count(index)
     settings = {"rescale_grad": optimizer.rescale_grad, "momentum": optimizer.momentum}

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
-from .scaler import DynamicLossScaler, check_count, check_integer, check_scale, check_state, is_number
+from .scaler import DynamicLossScaler, check_count, check_integer, check_scale, is_number, require
 
 __all__ = ["AdaptiveLossScaler"]
 
 _LARGEST = 65504.0  # of float16
-# What a higher scale must do to the zeros to be worth it: leave at most this part of them.
+# A higher scale is worth it if it leaves at most this part of the zeros.
 _USEFUL = 0.98
+
+
+def _check_largest(name: str, value: Any) -> float:
+    require(is_number(value) and 0 <= value < math.inf, name, value, "a finite number from 0 on")
+    return float(value)
+
+
+def _check_zeros(name: str, value: Any) -> float | None:
+    require(value is None or is_number(value), name, value, "a number or None")
+    return value
+
+
+def _check_bool(name: str, value: Any) -> bool:
+    require(isinstance(value, bool), name, value, "a bool")
+    return value
 
 
 class AdaptiveLossScaler(DynamicLossScaler):
@@ -55,6 +70,14 @@ class AdaptiveLossScaler(DynamicLossScaler):
     """
 
     ARGUMENTS = (*DynamicLossScaler.ARGUMENTS, "max_zeros", "margin", "measure_interval")
+    COUNTERS: ClassVar = {
+        **DynamicLossScaler.COUNTERS,
+        "room": check_scale,
+        "largest": _check_largest,
+        "until_measured": check_integer,
+        "before_rise": _check_zeros,
+        "futile": _check_bool,
+    }
 
     def __init__(
         self,
@@ -70,33 +93,32 @@ class AdaptiveLossScaler(DynamicLossScaler):
         measure_interval: int = 20,
     ) -> None:
         super().__init__(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
-        if not is_number(max_zeros) or not 0 <= max_zeros <= 1:
-            raise ValueError(f"max_zeros must be a number from 0 to 1, got {max_zeros!r}")
+        require(is_number(max_zeros) and 0 <= max_zeros <= 1, "max_zeros", max_zeros, "a number from 0 to 1")
         self.max_zeros = float(max_zeros)
         self.margin = check_count("margin", margin)
         self.measure_interval = check_count("measure_interval", measure_interval)
         self._room = 2.0**self.margin
         self._largest = 0.0  # at scale 1, when it was measured last
         self._until_measured = 0
-        self._before_rise = math.inf
+        self._before_rise: float | None = None  # the share of zeros before the last rise, until it was measured again
         self._futile = False
         self._measured: tuple[float, float] | None = None
 
     def _set(self, scale: float) -> None:
         super()._set(scale)
         # What was measured, and what a rise brought back, was at another scale.
-        self._largest, self._before_rise, self._futile = 0.0, math.inf, False
+        self._largest, self._before_rise, self._futile = 0.0, None, False
         self._until_measured, self._measured = 0, None
 
     @property
     def measures(self) -> bool:
-        """Whether the next step is to tell what its gradients are, by ``note_gradients``."""
+        """Return whether the next step must measure the gradients for ``note_gradients``."""
         return self._until_measured == 0
 
     def note_gradients(self, zeros: float, largest: float) -> None:
-        """Before ``adjust``: the share of zeros, and the largest absolute value at the current scale.
+        """Note, before ``adjust``, the share of zeros, and the largest absolute value at the current scale.
 
-        Trainers that share the scaler each tell theirs; the mean and the maximum count.
+        Each trainer that shares the scaler calls it; the mean and the maximum count.
         """
         if self._measured is not None:
             zeros, largest = (zeros + self._measured[0]) / 2, max(largest, self._measured[1])
@@ -106,70 +128,41 @@ class AdaptiveLossScaler(DynamicLossScaler):
         measured, self._measured = self._measured, None
         self._until_measured = max(self._until_measured - 1, 0)
         if not finite:
-            self._overflowed()
+            self._note_overflow()
             return
         self._clean_steps += 1
         if self._clean_steps >= self.growth_interval:
             self._clean_steps = 0
             self._tolerance = self.hysteresis
             self._room = max(self._room / self.growth_factor, 2.0**self.margin)
-            self._futile, self._before_rise = False, math.inf
+            self._futile, self._before_rise = False, None
         if measured is not None:
             self._until_measured = self.measure_interval - 1
             self._follow(*measured)
 
-    def _overflowed(self) -> None:
-        self._clean_steps = 0
-        self._tolerance -= 1
+    def _note_overflow(self) -> None:
         if self._largest:
             had = _LARGEST / (self._largest * self._scale)
             self._room = min(max(self._room, 2 * had), 2.0**64)
-        if self._tolerance <= 0:
-            self._scale = max(self._scale * self.backoff_factor, self.min_scale)
-        self._before_rise = math.inf  # what the rise brought back is not known
+        self._back_off()
+        self._before_rise = None  # what the rise brought back is not known
         self._until_measured = 0
 
     def _follow(self, zeros: float, largest: float) -> None:
+        before, self._before_rise = self._before_rise, None
         self._largest = largest / self._scale
         if largest * 2 > _LARGEST:
             self._scale = max(self._scale * self.backoff_factor, self.min_scale)
-            self._before_rise = math.inf
             return
-        self._futile = self._futile or zeros > self._before_rise * _USEFUL
+        self._futile = self._futile or (before is not None and zeros > before * _USEFUL)
         higher = min(self._scale * self.growth_factor, self.max_scale)
         fits = self._largest * higher * self._room <= _LARGEST
         if zeros > self.max_zeros and higher > self._scale and fits and not self._futile:
             self._scale, self._before_rise = higher, zeros
             self._until_measured = 0
-        else:
-            self._before_rise = math.inf
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "room": self._room,
-            "largest": self._largest,
-            "until_measured": self._until_measured,
-            "before_rise": None if math.isinf(self._before_rise) else self._before_rise,
-            "futile": self._futile,
-        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        check_state(state, self.state_dict())
-        found = self._checked(state, AdaptiveLossScaler)
-        if not is_number(state["largest"]) or not 0 <= state["largest"] < math.inf:
-            raise ValueError(f"largest must be a finite number from 0 on, got {state['largest']!r}")
-        before = state["before_rise"]
-        if not isinstance(state["futile"], bool) or not (before is None or is_number(before)):
-            raise ValueError(f"futile must be a bool and before_rise a number or None, got {state!r}")
-        measured = {
-            "_room": check_scale("room", state["room"]),
-            "_largest": float(state["largest"]),
-            "_until_measured": check_integer("until_measured", state["until_measured"]),
-            "_before_rise": math.inf if before is None else float(before),
-            "_futile": state["futile"],
-        }
-        vars(self).update({**found, **measured})
+        self._load(state, AdaptiveLossScaler)
 
     def __repr__(self) -> str:
         return f"AdaptiveLossScaler({self._scale:g}, room={self._room:g})"

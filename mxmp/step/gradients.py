@@ -1,15 +1,15 @@
 """Finite check, norm and unscaling of gradients; the only place that waits for a device.
 
-One reduction serves both questions: the sum of squares of each array, in FP32. It is finite where all
-elements are, unless finite elements are beyond 1e19, so a sum that overflows is confirmed element by
-element before it is called an overflow.
+One reduction serves check and norm: the sum of squares of each array, in FP32. It is finite where all elements are,
+unless finite elements are beyond 1e19, so a sum that overflows is confirmed element by element before it is called an
+overflow.
 """
 
 from __future__ import annotations
 
 import math
 from operator import is_
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -36,6 +36,9 @@ __all__ = [
 _NORM_BY_DOT, _CHECK_BY_DOT = 1 << 14, 1 << 16
 _MOST_BY_DOT = 12  # in a check: the largest
 
+# FP32 vectors on their devices, not yet computed, and the positions of the gradients that their elements belong to.
+Scalars = List[Tuple[NDArray, List[int]]]
+
 
 class Gradient(NamedTuple):
     """One parameter's gradient on one device. ``array``: any float dtype, dense or row-sparse."""
@@ -47,172 +50,82 @@ class Gradient(NamedTuple):
         return f"{self.name} on {self.array.ctx}"
 
 
-class Scalars(NamedTuple):
-    """FP32 scalars that wait on their devices.
-
-    Attributes
-    ----------
-    arrays : list of NDArray
-        FP32 of shape (n,), one per device.
-    members : list of int
-        What the elements of ``arrays``, one after the other, belong to.
-    """
-
-    arrays: list[NDArray]
-    members: list[int]
-
-
-# MXNet's kernel has room for so many arrays, and writes past it (src/operator/contrib/all_finite-inl.h).
-_CHECKED = 200
-# By device: FP32 arrays, and the gradients that their elements belong to.
-_Made = Dict[mx.Context, List[Tuple[NDArray, List[int]]]]
-
-
 class FiniteSums:
-    """For every gradient a number that is finite where all elements are, by one operator for many.
+    """Computes for each gradient a number that is finite where all elements are, by one operator for many.
 
-    What each array is, and so which operator takes it, is asked once: a step takes the same arrays as the
-    last one. Finite elements beyond 1e19 may give an inf too: see ``non_finite``.
+    The operator for each array is chosen once, since a step takes the same arrays as the last one: dense ones of
+    ``dot_from`` elements or more on a CPU, the ``most`` largest of them, are summed one by one; the others of one
+    device, dtype and storage together. Finite elements beyond 1e19 may give an inf too: see ``non_finite``.
     """
 
-    def __init__(self, gradients: Sequence[Gradient]) -> None:
+    def __init__(
+        self, gradients: Sequence[Gradient], dot_from: int = _CHECK_BY_DOT, most: int | None = _MOST_BY_DOT
+    ) -> None:
         self._arrays = [gradient.array for gradient in gradients]
-        half = [i for i, array in enumerate(self._arrays) if array.dtype == np.float16 and not _on_gpu(array)]
-        rest = sorted(set(range(len(self._arrays))).difference(half))
-        self._rest = _Groups(self._arrays, rest, _CHECK_BY_DOT, _MOST_BY_DOT)
-        by_device: dict[mx.Context, list[int]] = {}
-        for i in half:
-            by_device.setdefault(self._arrays[i].ctx, []).append(i)
-        self._half = [
-            (ctx, members[start : start + _CHECKED])
-            for ctx, members in by_device.items()
-            for start in range(0, len(members), _CHECKED)
-        ]
+        large = largest_on_cpu(self._arrays, dot_from, most)
+        self._alone = [(self._arrays[i].reshape((-1,)), i) for i in large]
+        self._together: dict[tuple, list[int]] = {}
+        for i in sorted(set(range(len(self._arrays))).difference(large)):
+            array = self._arrays[i]
+            self._together.setdefault((array.ctx, array.dtype, array.stype), []).append(i)
 
     def serves(self, gradients: Sequence[Gradient]) -> bool:
-        """Whether it was made for these."""
+        """Return whether it was made for these."""
         return len(gradients) == len(self._arrays) and all(map(is_, [g.array for g in gradients], self._arrays))
 
     def __call__(self) -> Scalars:
-        """The numbers as they are now, without waiting."""
-        made = self._rest.square_sums()
-        for ctx, members in self._half:  # on the CPU a kernel that squares float16 overflows at 256
-            finite = mx.nd.multi_all_finite(*(_values(self._arrays[i]) for i in members), num_arrays=len(members))
-            made.setdefault(ctx, []).append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
-        return _scalars(made)
+        """Return the sums of squares of the arrays as they are now, in FP32, without waiting."""
+        found: Scalars = []
+        for array, i in self._alone:
+            flat = _full(array)
+            found.append((mx.nd.dot(flat, flat), [i]))
+        for members in self._together.values():
+            arrays = [_full(self._arrays[i]) for i in members]
+            found.append((mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)), members))
+        return found
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
-    """The sum of squares of every gradient, in FP32, without waiting."""
-    arrays = [gradient.array for gradient in gradients]
-    return _scalars(_Groups(arrays, range(len(arrays)), _NORM_BY_DOT).square_sums())
+    """Return the sum of squares of each gradient, in FP32, without waiting."""
+    return FiniteSums(gradients, _NORM_BY_DOT, most=None)()
 
 
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
-    """Of every gradient the share of its elements that is 0, and the largest absolute value, without waiting."""
-    zeros: _Made = {}
-    peaks: _Made = {}
-    for i, gradient in enumerate(gradients):
-        values = _values(gradient.array).astype("float32", copy=False)
-        zeros.setdefault(values.ctx, []).append(((values == 0).mean(), [i]))
-        peaks.setdefault(values.ctx, []).append((values.abs().max(), [i]))
-    return [_scalars(zeros), _scalars(peaks)]
-
-
-class _Groups:
-    """Which arrays one operator takes together: those of one device and dtype, but for large ones on a CPU."""
-
-    def __init__(self, arrays: Sequence[NDArray], which: Sequence[int], dot_from: int, most: int | None = None) -> None:
-        self._together: dict[tuple, list[tuple[int, NDArray]]] = {}
-        alone = [which[k] for k in largest_on_cpu([arrays[i] for i in which], dot_from, most)]
-        self._alone = [(arrays[i].ctx, i, arrays[i].reshape((-1,))) for i in alone]
-        for i in sorted(set(which).difference(alone)):
-            array = arrays[i]
-            self._together.setdefault((array.ctx, array.dtype, array.stype), []).append((i, array))
-
-    def square_sums(self) -> _Made:
-        made: _Made = {}
-        for ctx, i, array in self._alone:
-            flat = _full(array)
-            made.setdefault(ctx, []).append((mx.nd.dot(flat, flat), [i]))
-        for (ctx, dtype, stype), members in self._together.items():
-            arrays = [array for _, array in members]
-            if stype != "default" or (dtype != np.float32 and not _on_gpu(arrays[0])):
-                arrays = [_full(array) for array in arrays]
-            together = mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
-            made.setdefault(ctx, []).append((together, [i for i, _ in members]))
-        return made
+    """Return for each gradient the share of its elements that is 0, and the largest absolute value, without waiting."""
+    values = [_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
+    zeros = [((each == 0).mean(), [i]) for i, each in enumerate(values)]
+    return [zeros, [(each.abs().max(), [i]) for i, each in enumerate(values)]]
 
 
 def largest_on_cpu(arrays: Sequence[NDArray], least: int, most: int | None = None) -> list[int]:
-    """Positions of the dense arrays on a CPU that have ``least`` elements or more: of the ``most`` largest."""
+    """Return the positions of the dense arrays on a CPU with ``least`` elements or more: of the ``most`` largest."""
     dense = [i for i, array in enumerate(arrays) if array.stype == "default" and not _on_gpu(array)]
     return sorted((i for i in dense if arrays[i].size >= least), key=lambda i: -arrays[i].size)[:most]
 
 
-def _full(array: NDArray) -> NDArray:
-    """Its values, in FP32 on a CPU, where the kernels square in the array's dtype."""
-    values = _values(array)
-    return values if _on_gpu(values) else values.astype("float32", copy=False)
-
-
-def _on_gpu(array: NDArray) -> bool:
-    return array.ctx.device_type == "gpu"
-
-
-def _joined(arrays: Sequence[NDArray]) -> NDArray:
-    """Join FP32 vectors of one device. On a GPU ``concat`` launches a kernel for each, and a copy needs none."""
-    if len(arrays) == 1:
-        return arrays[0]
-    if not _on_gpu(arrays[0]):
-        return mx.nd.concat(*arrays, dim=0)
-    ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
-    joined = mx.nd.empty(ends[-1], ctx=arrays[0].ctx)
-    for array, start, end in zip(arrays, ends, ends[1:]):
-        array.copyto(joined[start:end])
-    return joined
-
-
-def _scalars(made: _Made) -> Scalars:
-    arrays = [_joined([array for array, _ in items]) for items in made.values()]
-    return Scalars(arrays, [i for items in made.values() for _, members in items for i in members])
-
-
 def fetch(*groups: Scalars) -> list[np.ndarray]:
-    """Bring scalars of any devices to the host, in one transfer. Synchronizes.
-
-    Returns
-    -------
-    list of numpy.ndarray
-        For every group, float32 by member.
-    """
-    arrays = [array for group in groups for array in group.arrays]
-    by_device: dict[mx.Context, list[int]] = {}
-    for i, array in enumerate(arrays):
-        by_device.setdefault(array.ctx, []).append(i)
-    parts = [_joined([arrays[i] for i in mine]) for mine in by_device.values()]
-    home = [part.as_in_context(arrays[0].ctx) for part in parts]
-    joined = _joined(home).asnumpy() if home else np.zeros(0, np.float32)
-    order = [i for mine in by_device.values() for i in mine]
-    ends = np.cumsum([arrays[i].size for i in order])
-    pieces = dict(zip(order, np.split(joined, ends[:-1])))
-    in_order = iter(pieces[i] for i in range(len(arrays)))
-    out = []
-    for group in groups:
-        values = np.empty(len(group.members), np.float32)
-        if group.arrays:
-            values[group.members] = np.concatenate([next(in_order) for _ in group.arrays])
-        out.append(values)
-    return out
+    """Return the scalars of each group on the host: float32, by position. Synchronizes, with one transfer for all."""
+    found = [np.empty(sum(len(members) for _, members in group), np.float32) for group in groups]
+    devices: dict[mx.Context, list[tuple[NDArray, list[int], np.ndarray]]] = {}
+    for values, group in zip(found, groups):
+        for array, members in group:
+            devices.setdefault(array.ctx, []).append((array, members, values))
+    if not devices:
+        return found
+    home = next(iter(devices))
+    host = _joined([_joined([array for array, *_ in each]).as_in_context(home) for each in devices.values()]).asnumpy()
+    end = 0
+    for each in devices.values():
+        for array, members, values in each:
+            start, end = end, end + array.size
+            values[members] = host[start:end]
+    return found
 
 
 def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Those that hold an inf or NaN, element by element. Synchronizes."""
-    made: _Made = {}
-    for i, gradient in enumerate(gradients):
-        flag = mx.nd.all_finite(_values(gradient.array).astype("float32", copy=False))
-        made.setdefault(flag.ctx, []).append((flag, [i]))
-    (flags,) = fetch(_scalars(made))
+    """Return those that hold an inf or NaN, element by element. Synchronizes."""
+    values = [_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
+    (flags,) = fetch([(mx.nd.all_finite(each), [i]) for i, each in enumerate(values)])
     return [gradient for gradient, finite in zip(gradients, flags) if not finite]
 
 
@@ -225,26 +138,23 @@ class Overflows:
     def __init__(self, gradients: Sequence[Gradient]) -> None:
         dense = [gradient.array for gradient in gradients if gradient.array.stype == "default"]
         with autograd.pause():
-            self._zeros = [
-                (array, 0 * mx.nd.log(mx.nd.all_finite(array.astype("float32", copy=False)))) for array in dense
-            ]
+            self._zeros = [0 * mx.nd.log(mx.nd.all_finite(array.astype("float32", copy=False))) for array in dense]
+        self._firsts = [array.reshape((-1,))[:1] for array in dense]
 
     def put_back(self) -> None:
-        """Make an element of each of them NaN again, before other workers and the check see it."""
+        """Make an element of each of them NaN again, before other workers and the check read it."""
         with autograd.pause():
-            for array, zero in self._zeros:  # 0, or NaN
-                first = array.reshape((-1,))[:1]
+            for first, zero in zip(self._firsts, self._zeros):  # 0, or NaN
                 first += zero.astype(first.dtype, copy=False)
 
 
 def norm(gradients: Sequence[Gradient]) -> float:
-    """The global L2 norm; inf or NaN only where an element is. Synchronizes."""
-    total = math.sqrt(float(np.sum(fetch(square_sums(gradients))[0], dtype=np.float64)))
+    """Return the global L2 norm; inf or NaN only where an element is. Synchronizes."""
+    total = _root_of_sum(gradients)
     if math.isfinite(total) or non_finite(gradients):
         return total
     # Finite elements whose squares overflow FP32: sum the squares of a rescaled copy.
-    shrunk = [Gradient(g.name, _values(g.array).astype("float32") * _SHRINK) for g in gradients]
-    return math.sqrt(float(np.sum(fetch(square_sums(shrunk))[0], dtype=np.float64))) / _SHRINK
+    return _root_of_sum([Gradient(g.name, _values(g.array).astype("float32") * _SHRINK) for g in gradients]) / _SHRINK
 
 
 def is_finite(array: NDArray) -> NDArray:
@@ -276,9 +186,36 @@ def unscale(gradients: Sequence[Gradient], factor: float) -> None:
         array *= factor
 
 
+_SHRINK = 2.0**-80
+
+
+def _root_of_sum(gradients: Sequence[Gradient]) -> float:
+    return math.sqrt(float(np.sum(fetch(square_sums(gradients))[0], dtype=np.float64)))
+
+
+def _on_gpu(array: NDArray) -> bool:
+    return array.ctx.device_type == "gpu"
+
+
 def _values(array: NDArray) -> NDArray:
-    """The dense values of a gradient; a row-sparse one holds them apart from its row numbers."""
+    """Return the dense values of a gradient; a row-sparse one holds them apart from its row numbers."""
     return array if array.stype == "default" else array.data
 
 
-_SHRINK = 2.0**-80
+def _full(array: NDArray) -> NDArray:
+    """Return the values: in FP32 on a CPU, where the kernels square in the array's dtype."""
+    values = _values(array)
+    return values if _on_gpu(values) else values.astype("float32", copy=False)
+
+
+def _joined(arrays: Sequence[NDArray]) -> NDArray:
+    """Return the concatenation of FP32 vectors of one device. On a GPU ``concat`` launches a kernel for each."""
+    if len(arrays) == 1:
+        return arrays[0]
+    if not _on_gpu(arrays[0]):
+        return mx.nd.concat(*arrays, dim=0)
+    ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
+    joined = mx.nd.empty(ends[-1], ctx=arrays[0].ctx)
+    for array, start, end in zip(arrays, ends, ends[1:]):
+        array.copyto(joined[start:end])  # no kernel
+    return joined

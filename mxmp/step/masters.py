@@ -1,31 +1,30 @@
 """FP32 masters: a float16 array to compute with, an FP32 one to update, save, load and set.
 
-Updates smaller than 2**-11 of a weight vanish in float16 ("Mixed Precision Training", ICLR 2018,
-section 3.1). MXNet's ``multi_precision`` keeps the FP32 copy in the optimizer's state, made from the
-already rounded weight, and files then hold float16. Here the master belongs to the weight: the
-optimizer updates it as it updates any FP32 weight (the same bits as ``multi_precision`` for every
-optimizer of MXNet 1.9.1), and what is saved or loaded is FP32 with no trainer in sight.
+Updates smaller than 2**-11 of a weight vanish in float16 ("Mixed Precision Training", ICLR 2018, section 3.1). MXNet's
+``multi_precision`` keeps the FP32 copy in the optimizer's state, made from the already rounded weight, and files then
+hold float16. Here the master belongs to the weight: the optimizer updates it as it updates any FP32 weight (the same
+bits as ``multi_precision`` for every optimizer of MXNet 1.9.1), and files are FP32 without any trainer.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from .gradients import Scalars
+from .multi_tensor import FlatCopies, copy_all, subtract_all
 from .stores import from_rank_zero, is_distributed
 
 __all__ = [
-    "KERNEL_LIMIT",
+    "MasterPair",
     "Weight",
     "assign",
-    "in_full",
-    "portions",
+    "distances",
     "publish",
-    "publish_all",
     "share_drawn",
     "share_initial",
     "take_over",
@@ -33,35 +32,53 @@ __all__ = [
 
 
 class Weight(NamedTuple):
-    """One parameter on every device of this worker, as files and other workers see it.
-
-    Attributes
-    ----------
-    name : str
-    shape : tuple of int
-        0 where it is not known yet.
-    arrays : sequence of NDArray
-        What computes, one per device; empty before initialization.
-    masters : sequence of NDArray or None
-        FP32, one per device.
-    assign : callable
-        Takes an FP32 NDArray and makes it the value on every device.
-    """
+    """One parameter on every device of this worker, as files and other workers see it."""
 
     name: str
-    shape: tuple
-    arrays: Sequence[NDArray]
-    masters: Sequence[NDArray] | None
-    assign: Callable[[NDArray], Any]
+    shape: tuple  # 0 where it is not known yet
+    arrays: Sequence[NDArray]  # those that compute, one per device; empty before initialization
+    masters: Sequence[NDArray] | None  # FP32, one per device
+    assign: Callable[[NDArray], Any]  # makes an FP32 array the value on every device
 
     def publish(self) -> None:
-        """Round the masters into the arrays that compute, where there are some."""
+        """Round the masters, if there are some, into the arrays that compute."""
         for master, array in zip(self.masters or (), self.arrays):
             publish(master, array)
 
 
+class MasterPair(NamedTuple):
+    """An FP32 master, and the float16 array on the same device that computes with its rounded value."""
+
+    master: NDArray
+    low: NDArray
+
+
+def distances(pairs: Sequence[MasterPair]) -> Scalars:
+    """Return for each pair a number that is 0 if the array holds the rounded master, and only then. Does not wait.
+
+    The number is the sum of squared differences. Where two float16 numbers differ, they do so by 2**-24 at least, and
+    2**-48 is a normal FP32 number, so no such sum is 0. An inf or NaN in either array makes it NaN. It needs 6 bytes an
+    element, at a time when the memory of forward and backward is free.
+    """
+    devices: dict[mx.Context, list[int]] = {}
+    for i, pair in enumerate(pairs):
+        devices.setdefault(pair.low.ctx, []).append(i)
+    found: Scalars = []
+    with autograd.pause():
+        for members in devices.values():
+            masters = [pairs[i].master.as_nd_ndarray() for i in members]
+            arrays = [pairs[i].low.as_nd_ndarray() for i in members]
+            copies = FlatCopies.like(masters)
+            copy_all(masters, copies.each)
+            rounded = FlatCopies.like(arrays, mx.nd.Cast(copies.flat, dtype="float16"))
+            subtract_all(rounded.each, arrays)
+            mx.nd.Cast(rounded.flat, dtype="float32", out=copies.flat)
+            found.append((mx.nd.multi_sum_sq(*copies.each, num_arrays=len(members)), members))
+    return found
+
+
 def take_over(master: NDArray, low: NDArray) -> None:
-    """Where ``low`` is no longer the rounded master, someone wrote into it: that value holds."""
+    """Copy into the master each element of ``low`` that is not the rounded master's: a user wrote it. Does not wait."""
     master, low = master.as_nd_ndarray(), low.as_nd_ndarray()
     with autograd.pause():
         value = mx.nd.Cast(low, dtype="float32")
@@ -70,52 +87,9 @@ def take_over(master: NDArray, low: NDArray) -> None:
 
 
 def publish(master: NDArray, low: NDArray) -> None:
-    """Round the master into the array that computes."""
+    """Round the master into the array that computes. Does not wait."""
     with autograd.pause():
         mx.nd.Cast(master.as_nd_ndarray(), dtype=np.dtype(low.dtype).name, out=low.as_nd_ndarray())
-
-
-def in_full(gradients: Sequence[NDArray], *, together: bool) -> list[NDArray]:
-    """FP32 copies of float16 gradients on one device, finite ones.
-
-    ``together``: by one operator for many, as optimizers with such kernels update. MXNet has no cast of that
-    kind; an SGD step of size -1 from zero is one.
-    """
-    if not together:
-        return [gradient.astype("float32") for gradient in gradients]
-    full: list[NDArray] = []
-    for some in portions(gradients):
-        copies = [mx.nd.empty(array.shape, ctx=array.ctx) for array in some]
-        mx.nd.reset_arrays(*copies, num_arrays=len(copies))
-        _sgd(zip(some, some, copies), some, rate=-1.0)
-        full += copies
-    return full
-
-
-def publish_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]], *, together: bool) -> None:
-    """``publish`` for many masters with their arrays and finite gradients; ``together`` as in ``in_full``."""
-    if not together:
-        for master, low, _ in triples:
-            publish(master, low)
-        return
-    for some in portions(triples):
-        _sgd(((low, gradient, master) for master, low, gradient in some), [low for _, low, _ in some], rate=0.0)
-
-
-def _sgd(triples: Iterable[tuple[NDArray, NDArray, NDArray]], out: list[NDArray], *, rate: float) -> None:
-    """``weight32 -= rate * gradient; out = weight32`` for each (float16 array, gradient, weight32)."""
-    n = len(out)
-    arrays = [array for triple in triples for array in triple]
-    mx.nd.multi_mp_sgd_update(*arrays, out=out, num_weights=n, lrs=[rate] * n, wds=[0.0] * n)
-
-
-# How many weights one kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h).
-KERNEL_LIMIT = 60
-
-
-def portions(items: Sequence[Any], size: int = KERNEL_LIMIT) -> Iterator[list[Any]]:
-    """Yield all items in their order, in lists of at most ``size``."""
-    return (list(items[start : start + size]) for start in range(0, len(items), size))
 
 
 def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]) -> None:
@@ -126,17 +100,10 @@ def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]
 
 
 def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays: Sequence[NDArray] = ()) -> None:
-    """Wait until this worker holds rank 0's values, before it pushes anything. Synchronizes.
+    """Send rank 0's ``weights``, by keys that the kvstore does not know, and wait for them. Synchronizes.
 
-    MXNet broadcasts without waiting, and workers diverged in most runs.
-
-    Parameters
-    ----------
-    kvstore : KVStore
-    weights : mapping
-        What is to be sent, by a key that the kvstore does not know: the masters where there are some.
-    arrays : sequence of NDArray
-        What is on its way already.
+    MXNet broadcasts without waiting, and workers that pushed gradients before diverged in most runs. ``arrays`` are
+    waited for, too: they are being sent already.
     """
     for key, weight in weights.items():
         source = list(weight.masters or weight.arrays)
@@ -147,16 +114,10 @@ def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays:
 
 
 def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callable[[], Mapping[Any, Weight]]) -> None:
-    """After an update with random numbers all workers go on from rank 0's weights; does not wait.
+    """Send rank 0's weights to all workers after an update with random numbers. Does not wait.
 
-    Of MXNet's optimizers SGLD draws, on every worker another noise; plain MXNet draws once, on the server.
-
-    Parameters
-    ----------
-    kvstore : KVStoreBase or None
-    optimizer : mxnet.optimizer.Optimizer
-    weights : callable
-        Returns them, by a key that ``kvstore`` knows in FP32.
+    Of MXNet's optimizers SGLD draws, on every worker another noise; MXNet's own Trainer draws once, on the server.
+    ``weights`` returns them by a key that ``kvstore`` knows in FP32.
     """
     if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
         for key, weight in weights().items():

@@ -1,4 +1,4 @@
-"""Where between two steps a trainer is, and what it may do there.
+"""The phase of a trainer between two steps, and what it may do there.
 
 ====================  ============  ================================================================
 phase                 the gradients are
@@ -34,7 +34,7 @@ class Phase(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What a user calls; the value is how an error names it."""
+    """A call by the user; the value is its name in errors."""
 
     BACKWARD = "backward"
     REDUCE = "allreduce_grads"
@@ -43,83 +43,58 @@ class Event(enum.Enum):
     UPDATE = "update"
 
 
-_P, _E = Phase, Event
-# Reducing what is reduced changes nothing; clipping reduces first; an update ends the step from anywhere.
-_LEGAL: dict[tuple[Phase, Event], Phase] = {
-    (_P.READY, _E.BACKWARD): _P.SCALED,
-    (_P.SCALED, _E.BACKWARD): _P.SCALED,
-    (_P.REDUCED, _E.BACKWARD): _P.SCALED,
-    (_P.READY, _E.REDUCE): _P.READY,
-    (_P.SCALED, _E.REDUCE): _P.REDUCED,
-    (_P.REDUCED, _E.REDUCE): _P.REDUCED,
-    (_P.CLIPPED, _E.REDUCE): _P.CLIPPED,
-    (_P.UNSCALED, _E.REDUCE): _P.UNSCALED_REDUCED,
-    (_P.UNSCALED_REDUCED, _E.REDUCE): _P.UNSCALED_REDUCED,
-    (_P.UNSCALED_CLIPPED, _E.REDUCE): _P.UNSCALED_CLIPPED,
-    (_P.SCALED, _E.UNSCALE): _P.UNSCALED,
-    (_P.REDUCED, _E.UNSCALE): _P.UNSCALED_REDUCED,
-    (_P.CLIPPED, _E.UNSCALE): _P.UNSCALED_CLIPPED,
-    (_P.SCALED, _E.CLIP): _P.CLIPPED,
-    (_P.REDUCED, _E.CLIP): _P.CLIPPED,
-    (_P.CLIPPED, _E.CLIP): _P.CLIPPED,
-    (_P.UNSCALED, _E.CLIP): _P.UNSCALED_CLIPPED,
-    (_P.UNSCALED_REDUCED, _E.CLIP): _P.UNSCALED_CLIPPED,
-    (_P.UNSCALED_CLIPPED, _E.CLIP): _P.UNSCALED_CLIPPED,
-    **{(phase, _E.UPDATE): _P.READY for phase in Phase if phase is not _P.READY},
+_SCALED = (Phase.SCALED, Phase.REDUCED, Phase.CLIPPED)
+_TRUE = (Phase.UNSCALED, Phase.UNSCALED_REDUCED, Phase.UNSCALED_CLIPPED)
+_SUMMED = (*_SCALED[1:], *_TRUE[1:])
+# The phase after each event, by the phase before it. An event that is missing there is refused.
+_AFTER: dict[Event, dict[Phase, Phase]] = {
+    Event.BACKWARD: dict.fromkeys((Phase.READY, Phase.SCALED, Phase.REDUCED), Phase.SCALED),
+    Event.REDUCE: {  # nothing changes where they are reduced already
+        **{phase: phase for phase in Phase},
+        Phase.SCALED: Phase.REDUCED,
+        Phase.UNSCALED: Phase.UNSCALED_REDUCED,
+    },
+    Event.UNSCALE: dict(zip(_SCALED, _TRUE)),
+    Event.CLIP: {  # which reduces first
+        **dict.fromkeys(_SCALED, Phase.CLIPPED),
+        **dict.fromkeys(_TRUE, Phase.UNSCALED_CLIPPED),
+    },
+    Event.UPDATE: dict.fromkeys((*_SCALED, *_TRUE), Phase.READY),
 }
-_TRUE = (_P.UNSCALED, _P.UNSCALED_REDUCED, _P.UNSCALED_CLIPPED)
-_SUMMED = (_P.REDUCED, _P.CLIPPED, _P.UNSCALED_REDUCED, _P.UNSCALED_CLIPPED)
 
 
 class Progress:
-    """The phase between two steps.
-
-    Attributes
-    ----------
-    phase : Phase
-    clip : float
-        The factor by which clipping shrinks the update.
-    accumulates : bool
-        Whether a backward adds to the gradients that are there.
-    factors : list
-        Arrays that losses were multiplied by whose backward has yet to come.
-    overflows : Overflows or None
-        Which gradients were not finite when they were unscaled.
-    """
+    """The state of a trainer between two steps."""
 
     def __init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        """No backward has come since the last step."""
         self.phase = Phase.READY
-        self.clip = 1.0
-        self.accumulates = False
-        self.factors: list[Any] = []
-        self.overflows: Any = None
+        self.clip = 1.0  # the factor by which clipping shrinks the update
+        self.accumulates = False  # whether a backward adds to existing gradients
+        self.factors: list[Any] = []  # arrays that losses were multiplied by whose backward has yet to come
+        self.overflows: Any = None  # Overflows: the gradients that were not finite when they were unscaled
 
     @property
     def reduced(self) -> bool:
-        """Whether the gradients are summed over devices and workers."""
+        """Return whether the gradients are summed over devices and workers."""
         return self.phase in _SUMMED
 
     @property
     def unscaled(self) -> bool:
-        """Whether the gradients are true ones."""
+        """Return whether the gradients are true ones."""
         return self.phase in _TRUE
 
     def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
-        """Raise ``RuntimeError`` where ``event`` may not happen now.
+        """Raise ``RuntimeError`` if ``event`` may not happen now.
 
-        ``called``: what the user called, where that is not ``event.value``.
+        ``called``: what the user called, if that is not ``event.value``.
         """
         before = self._before(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
             raise RuntimeError("backward after allreduce_grads() would add to reduced gradients: update first")
-        if (before, event) in _LEGAL:
+        if before in _AFTER[event]:
             return
         if event is Event.BACKWARD:
-            raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then go on")
+            raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then continue")
         if before is not Phase.READY:
             raise RuntimeError(f"{event.value}() was already called since the last step: the gradients are true ones")
         raise RuntimeError(
@@ -129,11 +104,11 @@ class Progress:
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
-        """``event``, which ``check`` let through, has happened."""
-        self.phase = _LEGAL[self._before(loss_scale), event]
+        """Note that ``event``, which ``check`` permitted, has happened."""
+        self.phase = _AFTER[event][self._before(loss_scale)]
         if event is Event.UPDATE:
             self.clip = 1.0
 
     def _before(self, loss_scale: float) -> Phase:
-        """At scale 1 the gradients of a plain ``loss.backward()`` are as good as ours."""
+        """Return the phase; at scale 1 the gradients of MXNet's own ``loss.backward()`` are as good as ours."""
         return Phase.SCALED if self.phase is Phase.READY and loss_scale == 1.0 else self.phase

@@ -1,8 +1,8 @@
-"""What a resumed run takes from a file of optimizer states, and what from its caller.
+"""The parts of an optimizer that a resumed run takes from a file of states, and those that it takes from its caller.
 
-``gluon.Trainer.load_states`` takes all of it from the file, ``mx.mod.Module`` only the states: learning rate,
-schedule, weight decay and the like are the caller's. Ours keep their counters besides, and what an optimizer has
-accumulated.
+``gluon.Trainer.load_states`` takes all of it from the file, ``mx.mod.Module`` only the states: learning rate, schedule,
+weight decay and the like are the caller's. mxmp's Module takes the counters and what an optimizer has accumulated from
+the file, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from .state_layout import map_leaves
 
 __all__ = [
     "AsMade",
-    "FromUpdate",
     "continue_schedule",
     "describe",
     "equal",
@@ -27,31 +26,31 @@ __all__ = [
     "own_data",
     "restore_schedule",
     "to_host",
-    "whole",
+    "without_start",
 ]
 
-# What belongs to the process or to the run's arguments, whoever resumes it.
+# Attributes that belong to the process or to the run's arguments, in any resumed run.
 _NOT_STATE = {"param_dict", "idx2name", "sym_info", "lr_scheduler", "rescale_grad", "aggregate_num", "multi_precision"}
-# What MXNet's base class makes of its arguments under other names.
+# Attributes that MXNet's base class makes of its arguments under other names.
 _SETTINGS = {"lr", "lr_mult", "wd_mult"}
 _COUNTS = {"num_update", "_index_update_count", "_all_index_update_counts"}
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class AsMade(NamedTuple):
-    """An optimizer's plain attributes and its schedule before its first update."""
+    """An optimizer's attributes and its schedule before its first update."""
 
     attributes: dict
     schedule: Any
 
     @classmethod
     def of(cls, optimizer: mx.optimizer.Optimizer) -> AsMade:
-        """Of one that has updated before, nobody knows what it accumulated: all that is no argument."""
+        """Record them. An optimizer that has updated before may have accumulated all that is no argument."""
         used = optimizer.num_update > optimizer.begin_num_update
-        return cls({} if used else to_host(own_data(optimizer)), describe(whole(optimizer.lr_scheduler)[0]))
+        return cls({} if used else to_host(own_data(optimizer)), describe(without_start(optimizer.lr_scheduler)[0]))
 
     def accumulated(self, optimizer: mx.optimizer.Optimizer) -> list[str]:
-        """Names of the attributes that updates have changed: counts, and what is no argument of the optimizer's."""
+        """Return the names of the attributes that updates have changed: counts, and what is no argument."""
         now = to_host(own_data(optimizer))
         settings = _SETTINGS | _arguments(type(optimizer))
         changed = (k for k, v in now.items() if k not in self.attributes or not equal(v, self.attributes[k]))
@@ -59,12 +58,12 @@ class AsMade(NamedTuple):
 
 
 def own_data(optimizer: mx.optimizer.Optimizer) -> dict:
-    """The optimizer's attributes that a file can hold and another run may take over."""
+    """Return the optimizer's attributes that a file can hold and another run may take over."""
     return {k: v for k, v in vars(optimizer).items() if k not in _NOT_STATE and _is_data(v)}
 
 
 def to_host(value: Any) -> Any:
-    """Copies all the way down; row-sparse arrays become dense."""
+    """Return deep copies, with arrays as NumPy's; row-sparse ones become dense."""
     return map_leaves(lambda leaf: leaf.asnumpy() if isinstance(leaf, NDArray) else copy.copy(leaf), value)
 
 
@@ -82,6 +81,7 @@ def _is_data(value: Any) -> bool:
 
 
 def equal(a: Any, b: Any) -> bool:
+    """Return whether two nestings of dicts, lists, arrays and plain data are equal."""
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
@@ -89,11 +89,8 @@ def equal(a: Any, b: Any) -> bool:
     return np.array_equal(a, b)
 
 
-# -- schedules --------------------------------------------------------------------------------------
-
-
 class FromUpdate(mx.lr_scheduler.LRScheduler):
-    """A schedule that counts from update ``start`` on; for the rest it is ``schedule`` itself."""
+    """A schedule that counts from update ``start`` on, with the attributes of ``schedule``."""
 
     schedule: Any
     start: int
@@ -114,13 +111,13 @@ class FromUpdate(mx.lr_scheduler.LRScheduler):
         setattr(self.schedule, name, value)
 
 
-def whole(schedule: Any) -> tuple[Any, int]:
-    """A schedule as its maker knows it, and the update from which it counts."""
+def without_start(schedule: Any) -> tuple[Any, int]:
+    """Return a schedule as the user constructed it, and the update from which it counts."""
     return (schedule.schedule, schedule.start) if isinstance(schedule, FromUpdate) else (schedule, 0)
 
 
 def describe(schedule: Any) -> Any:
-    """Class names and plain attributes of a schedule and of what is in it."""
+    """Return class names and plain attributes of a schedule and of what is in it, as plain data."""
     if isinstance(schedule, dict):
         return [[k if isinstance(k, _PLAIN) else repr(k), describe(v)] for k, v in schedule.items()]
     if isinstance(schedule, (list, tuple)):
@@ -137,7 +134,7 @@ def describe(schedule: Any) -> Any:
 
 
 def kinds(described: Any) -> Any:
-    """The class names in what ``describe`` found, nested as the schedules are."""
+    """Return the class names in what ``describe`` found, nested as the schedules are."""
     if isinstance(described, dict):
         inner = {k: kinds(v) for k, v in described["attrs"].items()}
         return [described["class"], *(v for v in inner.values() if v)]
@@ -147,17 +144,17 @@ def kinds(described: Any) -> Any:
 
 
 def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: int) -> None:
-    """Go on where a schedule of the same kind stood that counted from update ``start``."""
-    schedule, _ = whole(optimizer.lr_scheduler)
+    """Continue from the state of a schedule of the same kind that counted from update ``start``."""
+    schedule, _ = without_start(optimizer.lr_scheduler)
     _set_attributes(schedule, described)
     optimizer.lr_scheduler = FromUpdate(schedule, start) if schedule is not None and start else schedule
 
 
 def continue_schedule(optimizer: mx.optimizer.Optimizer, mine: Any, saved: list, start: int) -> None:
-    """The caller's schedule, described as ``mine``: where the file's stood if it is the same, otherwise from now on.
+    """Continue the caller's schedule, described as ``mine``, from the file's state if it is the same, or from now on.
 
-    ``saved``: the file's, as its run made it and as it stood. Scripts of MXNet's Module make what is left of a
-    schedule for a resumed run, and Module counts from ``begin_num_update`` again.
+    ``saved``: the file's, as its run constructed it and in its last state. Scripts for MXNet's Module construct the
+    rest of a schedule for a resumed run, and Module counts from ``begin_num_update`` again.
     """
     if mine in saved:
         restore_schedule(optimizer, saved[-1], start)

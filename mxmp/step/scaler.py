@@ -1,6 +1,6 @@
-"""Loss scalers: pure state machines that know nothing of MXNet; and who shares one.
+"""Loss scalers: pure state machines that know nothing of MXNet; and the steps that share one.
 
-All three share four methods, so nothing asks which one it holds::
+All have the same four methods, so no caller needs to know which one it has::
 
     scaled = scaler.scale(loss)            # before backward
     grad = scaler.unscale(scaled_grad)     # before the update
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import weakref
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Callable, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, TypeVar
 
 __all__ = [
     "DynamicLossScaler",
@@ -29,9 +29,9 @@ __all__ = [
     "check_integer",
     "check_positive",
     "check_scale",
-    "check_state",
     "group_of",
     "is_number",
+    "require",
 ]
 
 T = TypeVar("T")
@@ -39,7 +39,48 @@ T = TypeVar("T")
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
 
-# What scalers of other libraries (torch, Keras, mxnet.contrib.amp) can do, and what does it here.
+def require(valid: bool, name: str, value: Any, allowed: str) -> None:
+    """Raise ``ValueError`` unless ``valid``: the value of the argument ``name`` must be what ``allowed`` says."""
+    if not valid:
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether it is a number: NumPy's are, ``True`` is not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise ``ValueError`` unless it is a number above 0, NumPy's and infinity included."""
+    require(is_number(value) and float(value) > 0, name, value, "a positive number")
+
+
+def _check_finite(name: str, value: Any) -> float:
+    require(is_number(value) and 0 < value < math.inf, name, value, "a positive finite number")
+    return float(value)
+
+
+def check_scale(name: str, value: Any) -> float:
+    _check_finite(name, value)
+    require(_SMALLEST <= value <= _LARGEST, name, value, "a positive number within FP32's range, 2**-126 to 2**127")
+    return float(value)
+
+
+def check_integer(name: str, value: Any) -> int:
+    require(isinstance(value, Integral) and not isinstance(value, bool), name, value, "an integer")
+    return int(value)
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    require(check_integer(name, value) >= least, name, value, f"at least {least}")
+    return int(value)
+
+
+def _check_not_negative(name: str, value: Any) -> int:
+    return check_count(name, value, least=0)
+
+
+# Methods of scalers of other libraries (torch, Keras, mxnet.contrib.amp), and what does the same here.
 _ELSEWHERE = {
     "get_scale": "read scaler.loss_scale",
     "update": "trainer.step(batch_size) adjusts the scale; to set one, write scaler.loss_scale = 1024.0",
@@ -60,16 +101,20 @@ class StaticLossScaler:
         Positive and finite. A power of two changes no bit of a gradient that stays in range.
     """
 
+    # What a state holds besides the scale: arguments of the constructor, and private attributes with their checks.
+    ARGUMENTS: tuple[str, ...] = ()
+    COUNTERS: ClassVar[Mapping[str, Callable[[str, Any], Any]]] = {}
+
     def __init__(self, scale: float) -> None:
         self._scale = check_scale("scale", scale)
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the next backward. May be set, to what the constructor takes.
+        """Return the factor of the next backward. May be set, to what the constructor takes.
 
-        A value that is set between a backward and its step holds from the first backward behind that step,
-        since the gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count
-        of clean steps goes on.
+        A value that is set between a backward and its step holds from the first backward after that step, since the
+        gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count of clean steps
+        continues.
         """
         return self._scale
 
@@ -89,28 +134,38 @@ class StaticLossScaler:
 
     @property
     def at_floor(self) -> bool:
-        """Whether an overflow cannot lower the scale any further."""
+        """Return whether an overflow cannot lower the scale any further."""
         return True
 
     def scale(self, value: T) -> T:
-        """``value * loss_scale``"""
+        """Return ``value * loss_scale``."""
         return value * self.loss_scale  # type: ignore
 
     def unscale(self, value: T) -> T:
-        """``value / loss_scale``"""
+        """Return ``value / loss_scale``."""
         return value / self.loss_scale  # type: ignore
 
     def adjust(self, finite: bool) -> None:
-        """Take note of a step: ``finite`` says whether it was applied."""
+        """Adjust the scale after a step: ``finite`` says whether it was applied."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers that ``load_state_dict`` of the same class continues from."""
-        return {"kind": type(self).__name__, "scale": self._scale}
+        """Return plain numbers that ``load_state_dict`` of the same class continues from."""
+        arguments = {name: getattr(self, name) for name in self.ARGUMENTS}
+        counters = {name: getattr(self, f"_{name}") for name in self.COUNTERS}
+        return {"kind": type(self).__name__, "scale": self._scale, **arguments, **counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict()``. Raises ``ValueError``, changing nothing, on any other dict."""
-        check_state(state, self.state_dict())
-        self._scale = check_scale("scale", state["scale"])
+        self._load(state, StaticLossScaler)
+
+    def _load(self, state: Any, kind: Callable[..., StaticLossScaler]) -> None:
+        """Continue from the state of a scaler that ``kind(scale, **arguments)`` constructs, which checks them."""
+        own = self.state_dict()
+        if not isinstance(state, dict) or state.keys() != own.keys() or state["kind"] != own["kind"]:
+            raise ValueError(f"not a state of {own['kind']}: expected the keys {sorted(own)}, got {state!r}")
+        fresh = kind(state["scale"], **{name: state[name] for name in self.ARGUMENTS})
+        counters = {f"_{name}": check(name, state[name]) for name, check in self.COUNTERS.items()}
+        vars(self).update({**vars(fresh), **counters})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._scale:g})"
@@ -124,12 +179,12 @@ class NoLossScaler(StaticLossScaler):
 
     def _set(self, scale: float) -> None:
         raise AttributeError(
-            f"NoLossScaler has the scale 1, always, and was to get {scale:g}: give the Trainer or Module "
+            f"NoLossScaler has the scale 1, always, and cannot be set to {scale:g}: give the Trainer or Module "
             "loss_scale='dynamic', a number, or mxmp.DynamicLossScaler()"
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        check_state(state, self.state_dict())
+        self._load(state, lambda scale: NoLossScaler())
 
     def __repr__(self) -> str:
         return "NoLossScaler()"
@@ -145,13 +200,12 @@ class DynamicLossScaler(StaticLossScaler):
     growth_factor, backoff_factor : float
         Above 1 and between 0 and 1. Powers of two change no bit of a gradient that stays in range.
     growth_interval : int
-        Clean steps in a row before the scale grows.
+        Clean steps in a row after which the scale grows.
     min_scale, max_scale : float
-        Floor and ceiling, within FP32's range; growth never passes the ceiling and so never reaches
-        infinity.
+        Floor and ceiling, within FP32's range.
     hysteresis : int
-        Overflows that it takes to back off: 1 backs off on each. The count is restored when the scale
-        grows, as in Megatron-LM.
+        Overflows that it takes to back off: 1 backs off on each. The count is restored when the scale grows, as in
+        Megatron-LM.
 
     Raises
     ------
@@ -159,10 +213,10 @@ class DynamicLossScaler(StaticLossScaler):
         Names the argument and what it must be.
     """
 
-    # What ``__init__`` takes beside the scale; states hold it by these names.
     ARGUMENTS: tuple[str, ...] = (
         *("growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale", "hysteresis"),
     )
+    COUNTERS: ClassVar = {"clean_steps": _check_not_negative, "tolerance": check_integer}
 
     def __init__(
         self,
@@ -175,30 +229,23 @@ class DynamicLossScaler(StaticLossScaler):
         hysteresis: int = 1,
     ) -> None:
         super().__init__(check_scale("init_scale", init_scale))
-        self.growth_factor = _positive("growth_factor", growth_factor)
-        self.backoff_factor = _positive("backoff_factor", backoff_factor)
+        self.growth_factor = _check_finite("growth_factor", growth_factor)
+        self.backoff_factor = _check_finite("backoff_factor", backoff_factor)
         self.growth_interval = check_count("growth_interval", growth_interval)
         self.min_scale = check_scale("min_scale", min_scale)
         self.max_scale = check_scale("max_scale", max_scale)
         self.hysteresis = check_count("hysteresis", hysteresis)
-        if self.growth_factor <= 1:
-            raise ValueError(f"growth_factor must be above 1, got {growth_factor}")
-        if self.backoff_factor >= 1:
-            raise ValueError(f"backoff_factor must be below 1, got {backoff_factor}")
-        if not self.min_scale <= self._scale <= self.max_scale:
-            raise ValueError(
-                f"init_scale must lie between min_scale and max_scale, got {init_scale} with "
-                f"min_scale={min_scale} and max_scale={max_scale}"
-            )
+        require(self.growth_factor > 1, "growth_factor", growth_factor, "above 1")
+        require(self.backoff_factor < 1, "backoff_factor", backoff_factor, "below 1")
+        in_range, limits = self.min_scale <= self._scale <= self.max_scale, f"{min_scale} and {max_scale}"
+        require(in_range, "init_scale", init_scale, f"between min_scale and max_scale, {limits}")
         self._clean_steps = 0
         self._tolerance = self.hysteresis
 
     def _set(self, scale: float) -> None:
         if not self.min_scale <= scale <= self.max_scale:
-            raise ValueError(
-                f"loss_scale must lie between min_scale={self.min_scale:g} and max_scale={self.max_scale:g}, "
-                f"got {scale:g}"
-            )
+            limits = f"between min_scale={self.min_scale:g} and max_scale={self.max_scale:g}"
+            raise ValueError(f"loss_scale must lie {limits}, got {scale:g}")
         self._scale = scale
 
     @property
@@ -213,47 +260,28 @@ class DynamicLossScaler(StaticLossScaler):
                 self._clean_steps = 0
                 self._tolerance = self.hysteresis
         else:
-            self._clean_steps = 0
-            self._tolerance -= 1
-            if self._tolerance <= 0:
-                self._scale = max(self._scale * self.backoff_factor, self.min_scale)
+            self._back_off()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            **{name: getattr(self, name) for name in self.ARGUMENTS},
-            "clean_steps": self._clean_steps,
-            "tolerance": self._tolerance,
-        }
+    def _back_off(self) -> None:
+        self._clean_steps = 0
+        self._tolerance -= 1
+        if self._tolerance <= 0:
+            self._scale = max(self._scale * self.backoff_factor, self.min_scale)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        check_state(state, self.state_dict())
-        vars(self).update(self._checked(state, DynamicLossScaler))
-
-    def _checked(self, state: dict[str, Any], kind: Callable[..., DynamicLossScaler]) -> dict[str, Any]:
-        """Return the attributes for a state with all its names. Raises ``ValueError`` for a wrong value."""
-        arguments = kind(state["scale"], **{name: state[name] for name in self.ARGUMENTS})
-        clean_steps = check_integer("clean_steps", state["clean_steps"])
-        if clean_steps < 0:
-            raise ValueError(f"clean_steps must not be negative, got {clean_steps}")
-        tolerance = check_integer("tolerance", state["tolerance"])
-        return {**vars(arguments), "_clean_steps": clean_steps, "_tolerance": tolerance}
+        self._load(state, DynamicLossScaler)
 
     def __repr__(self) -> str:
         return f"DynamicLossScaler({self._scale:g}, clean_steps={self._clean_steps}/{self.growth_interval})"
 
 
-Scaler = Union[StaticLossScaler, NoLossScaler, DynamicLossScaler]
+Scaler = StaticLossScaler
 
 
 def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
-    """A scaler from what ``loss_scale=`` takes.
+    """Return a scaler for what ``loss_scale=`` takes: ``"dynamic"``, a number, None or a scaler.
 
-    Parameters
-    ----------
-    loss_scale : {"dynamic"}, float, None or a scaler
-    low_range : bool
-        False for a network that computes in bfloat16 only, where ``"dynamic"`` means no scaling.
+    ``low_range``: False for a network that computes in bfloat16 only, where ``"dynamic"`` means no scaling.
 
     Raises
     ------
@@ -272,13 +300,13 @@ def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
     ):
         return loss_scale
     raise ValueError(
-        f"loss_scale must be 'dynamic', a positive number, None or a scaler such as "
-        f"mxmp.DynamicLossScaler(), got {loss_scale!r}{_hint(loss_scale)}"
+        "loss_scale must be 'dynamic', a positive number, None or a scaler such as mxmp.DynamicLossScaler(), "
+        f"got {loss_scale!r}{_hint(loss_scale)}"
     )
 
 
 def _hint(loss_scale: Any) -> str:
-    """Return what was probably meant, an empty string where that is not known."""
+    """Return what the user probably meant, or an empty string."""
     if isinstance(loss_scale, type):
         return f"; a scaler is an object: {loss_scale.__name__}(...)"
     word = str(loss_scale).strip().lower()
@@ -296,9 +324,9 @@ def _hint(loss_scale: Any) -> str:
 
 
 class ScalerGroup:
-    """The steps that share one scaler object, and which of them wait to step since the last backward.
+    """The steps that share one scaler object, and those of them that have not been taken since the last backward.
 
-    The scale is frozen until each has stepped, and adjusts once.
+    The scale is frozen until each has been taken, and adjusts once.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -309,7 +337,7 @@ class ScalerGroup:
 
     @property
     def loss_scale(self) -> float:
-        """Return the scale of the next backward: that of the last one until all have stepped, then the scaler's."""
+        """Return the scale of the next backward: that of the last one until all steps are taken, then the scaler's."""
         return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
 
     def join(self, member: Any) -> None:
@@ -341,7 +369,7 @@ class ScalerGroup:
         self._waiting.discard(member)
 
 
-# Global: the group of each scaler that lives. Trainers share one by being passed the same object, which may be a
+# Global: the group of each scaler that exists. Trainers share one by being passed the same object, which may be of a
 # user's own class, so it is not stored there.
 _groups: weakref.WeakKeyDictionary[Scaler, ScalerGroup] = weakref.WeakKeyDictionary()
 
@@ -349,44 +377,3 @@ _groups: weakref.WeakKeyDictionary[Scaler, ScalerGroup] = weakref.WeakKeyDiction
 def group_of(scaler: Scaler) -> ScalerGroup:
     """Return the one group of this scaler object."""
     return _groups.setdefault(scaler, ScalerGroup(scaler))
-
-
-def is_number(value: Any) -> bool:
-    """Return whether it is a number: NumPy's are, ``True`` is not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _positive(name: str, value: Any) -> float:
-    if not is_number(value) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
-    return float(value)
-
-
-def check_positive(name: str, value: Any) -> None:
-    """Raise ``ValueError`` unless it is a number above 0, NumPy's and infinity included."""
-    if not is_number(value) or not float(value) > 0:
-        raise ValueError(f"{name} must be a positive number, got {value!r}")
-
-
-def check_scale(name: str, value: Any) -> float:
-    if not _SMALLEST <= _positive(name, value) <= _LARGEST:
-        raise ValueError(f"{name} must be a positive number within FP32's range, 2**-126 to 2**127, got {value!r}")
-    return float(value)
-
-
-def check_integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    return int(value)
-
-
-def check_count(name: str, value: Any) -> int:
-    count = check_integer(name, value)
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1, got {value!r}")
-    return count
-
-
-def check_state(state: Any, own: dict[str, Any]) -> None:
-    if not isinstance(state, dict) or state.keys() != own.keys() or state["kind"] != own["kind"]:
-        raise ValueError(f"not a state of {own['kind']}: expected the keys {sorted(own)}, got {state!r}")

@@ -1,4 +1,4 @@
-"""How optimizers nest the state of a weight, with and without ``multi_precision``, and whether a state fits."""
+"""The nesting of the state of a weight, with and without ``multi_precision``, and whether a state fits a weight."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-__all__ = ["Layout", "agree", "check_states", "difference", "for_weight", "map_leaves", "with_attributes"]
+__all__ = ["Layout", "check_shapes", "check_states", "for_weight", "map_leaves", "with_attributes"]
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """``function`` of everything in a nesting of dicts, lists and tuples."""
+    """Return a nesting of dicts, lists and tuples with ``function`` applied to everything in it."""
     if isinstance(value, dict):
         return {k: map_leaves(function, v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -22,7 +22,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray | None, dtype: Any) -> Any:
-    """``state`` of an FP32 weight as the optimizer wants it for a weight of ``dtype`` without a LowParameter."""
+    """Return the state of an FP32 weight as the optimizer expects it for a weight of ``dtype`` without a master."""
     if np.dtype(dtype) != np.float16:
         return state
     if optimizer.multi_precision and master is not None:
@@ -31,9 +31,9 @@ def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray
 
 
 class Layout:
-    """How an optimizer nests its state of an FP32 weight, and where ``multi_precision`` puts the master.
+    """The nesting of an optimizer's state of an FP32 weight, and the position of the master in ``multi_precision``'s.
 
-    Learned from what it makes for a small weight: some put the master first, some last.
+    It is read off the state of a small weight: some optimizers put the master first, some last.
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
@@ -49,14 +49,14 @@ class Layout:
                     self._master = k
 
     def split(self, state: Any) -> tuple[Any, Any]:
-        """State and master; None where there is no master inside."""
+        """Return state and master; None where there is no master inside."""
         pair = isinstance(state, (list, tuple)) and len(state) == 2 and _nesting(state) != self._kind
         if not pair or self._master is None or _nesting(state[1 - self._master]) != self._kind:
             return state, None
         return state[1 - self._master], state[self._master]
 
     def join(self, state: Any, master: Any) -> tuple:
-        """The inverse of ``split``."""
+        """Return a state with its master inside, the inverse of ``split``."""
         return (master, state) if self._master == 0 else (state, master)
 
 
@@ -67,14 +67,14 @@ def _nesting(state: Any) -> Any:
 
 
 def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.optimizer.Optimizer:
-    """A shallow copy with other attributes."""
+    """Return a shallow copy with other attributes."""
     other = copy.copy(optimizer)
     vars(other).update(attributes)
     return other
 
 
 def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer, shapes: Sequence[tuple]) -> None:
-    """Raise ``ValueError`` unless these are states that ``optimizer`` makes for parameters of ``shapes``."""
+    """Raise ``ValueError`` unless ``optimizer`` makes such states for parameters of ``shapes``."""
     model = Layout(optimizer).state
     for index, state in states.items():
         if not isinstance(index, int) or not 0 <= index < len(shapes):
@@ -84,30 +84,30 @@ def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer,
                 f"the state of parameter number {index} is not what {type(optimizer).__name__} makes with these options"
             )
         for leaf, like in zip(_leaves(state), _leaves(model)):
-            if like.shape == (2, 3) and not agree(leaf.shape, shapes[index]):
-                raise ValueError(f"the states are of other parameters: {_mismatch(index, leaf.shape, shapes[index])}")
+            if like.shape == (2, 3):
+                _check_shape(index, leaf.shape, shapes[index])
     for index, master in masters.items():
-        if not agree(master.shape, shapes[index]):
-            raise ValueError(f"the states are of other parameters: {_mismatch(index, master.shape, shapes[index])}")
+        _check_shape(index, master.shape, shapes[index])
+
+
+def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
+    """Raise ``ValueError`` unless the saved shapes are those of the parameters."""
+    if len(saved) != len(own):
+        raise ValueError(f"the states are of other parameters: {len(saved)} of them, here are {len(own)}")
+    for index, (a, b) in enumerate(zip(saved, own)):
+        _check_shape(index, a, b)
+
+
+def _check_shape(index: int, saved: Sequence[int], own: Sequence[int]) -> None:
+    """Raise ``ValueError`` unless they are equal; what is not known yet (0 or -1, or no dimensions) equals any."""
+    known = saved and own
+    if known and (len(saved) != len(own) or any(a != b and a > 0 and b > 0 for a, b in zip(saved, own))):
+        raise ValueError(
+            f"the states are of other parameters: number {index} has shape {tuple(saved)}, here it has {tuple(own)}"
+        )
 
 
 def _leaves(state: Any) -> list:
     if isinstance(state, (list, tuple)):
         return [leaf for item in state for leaf in _leaves(item)]
     return [] if state is None else [state]
-
-
-def agree(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Equal shapes, where those that are not known yet (0 or -1, or no dimensions at all) agree with any."""
-    return not a or not b or (len(a) == len(b) and all(x == y or x < 1 or y < 1 for x, y in zip(a, b)))
-
-
-def difference(saved: Sequence[tuple], own: Sequence[tuple]) -> str:
-    if len(saved) != len(own):
-        return f"{len(saved)} of them, here are {len(own)}"
-    index = next(i for i, (a, b) in enumerate(zip(saved, own)) if not agree(a, b))
-    return _mismatch(index, saved[index], own[index])
-
-
-def _mismatch(index: int, saved: Sequence[int], own: Sequence[int]) -> str:
-    return f"number {index} has shape {tuple(saved)}, here it has {tuple(own)}"

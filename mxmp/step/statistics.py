@@ -1,12 +1,13 @@
 """Running statistics that an overflow cannot poison.
 
-BatchNorm writes its running mean and variance during forward and backward, before anyone can check the
-step. One inf in an activation leaves them NaN for ever, and evaluation with them.
+BatchNorm writes its running mean and variance during forward and backward, before anyone can check the step. One inf
+in an activation leaves them NaN for ever, and evaluation with them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from operator import is_
+from typing import Sequence
 
 import mxnet as mx
 import numpy as np
@@ -14,98 +15,71 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from .gradients import Gradient, Scalars, is_finite, square_sums
-from .masters import KERNEL_LIMIT, portions
+from .multi_tensor import FlatCopies, copy_all
 
 __all__ = ["RunningStatistics"]
 
 
-class _Copies(NamedTuple):
-    """Copies of all statistics on one device: ``each`` is a part of ``flat``, which one operator sums up."""
-
-    flat: NDArray
-    each: list[NDArray]
-
-    @classmethod
-    def of(cls, items: Sequence[Gradient]) -> _Copies:
-        """Copy what is finite; the rest falls back to BatchNorm's initial 0 or 1."""
-        ends = np.cumsum([0, *(item.array.size for item in items)]).tolist()
-        with autograd.pause():
-            flat = mx.nd.empty(ends[-1], items[0].array.ctx)
-            each = [flat[a:b].reshape(item.array.shape) for item, a, b in zip(items, ends, ends[1:])]
-            for (name, array), copy in zip(items, each):
-                copy[:] = _finite_or(array, mx.nd.full(array.shape, float(name.endswith("var")), array.ctx))
-        return cls(flat, each)
-
-
 class RunningStatistics:
-    """Keeps the last finite value of every running statistic that it watches. False while it watches none."""
+    """Keeps the last finite value of every running statistic that it watches."""
 
     def __init__(self) -> None:
         self._watched: list[NDArray] = []
         self._devices: dict[mx.Context, list[Gradient]] = {}
-        self._pending: dict[mx.Context, _Copies] = {}
-        self._kept: dict[mx.Context, _Copies] = {}
+        self._pending: dict[mx.Context, FlatCopies] = {}
+        self._kept: dict[mx.Context, FlatCopies] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._watched)
-
-    def watch(self, arrays: Sequence[Gradient]) -> RunningStatistics:
-        """Watch these from now on: name and array of every statistic on every device; other than FP32 is left out.
-
-        Nothing happens where they are watched already. Returns itself.
-        """
-        new = [item.array for item in arrays]
-        if len(new) == len(self._watched) and all(a is b for a, b in zip(new, self._watched)):
+    def watch(self, statistics: Sequence[Gradient]) -> RunningStatistics:
+        """Watch the FP32 arrays among these, on all devices, from now on, unless it does already. Returns itself."""
+        arrays = [item.array for item in statistics]
+        if len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched)):
             return self
-        self._watched = new
+        self._watched = arrays
         self._devices = {}
-        for name, array in arrays:
+        for name, array in statistics:
             if array.dtype == np.float32:
                 self._devices.setdefault(array.ctx, []).append(Gradient(name, array.as_nd_ndarray()))
-        self._pending = {ctx: _Copies.of(items) for ctx, items in self._devices.items()}
-        self._kept = {ctx: _Copies.of(items) for ctx, items in self._devices.items()}
+        self._pending = {ctx: _finite_copies(items) for ctx, items in self._devices.items()}
+        self._kept = {ctx: _finite_copies(items) for ctx, items in self._devices.items()}
         return self
 
     def sums(self, after: Scalars) -> Scalars:
-        """Copy the statistics as they are now; their sums of squares, one per device.
+        """Copy the statistics as they are now, and return their sums of squares, one per device.
 
-        ``after``: scalars that depend on all gradients. BatchNorm's backward writes the statistics without
-        telling MXNet's engine, so a copy waits for nothing unless it reads what backward made.
+        ``after``: scalars that depend on all gradients. BatchNorm's backward writes the statistics without notifying
+        MXNet's engine, so a copy waits for nothing unless it reads what backward made.
         """
         with autograd.pause():
             for ctx, items in self._devices.items():
-                done = [array for array in after.arrays if array.ctx == ctx]
-                _copy([item.array for item in items], self._pending[ctx].each, done)
+                done = [array for array, _ in after if array.ctx == ctx]
+                copy_all([item.array for item in items], self._pending[ctx].each, done)
             return square_sums([Gradient("", copies.flat) for copies in self._pending.values()])
 
     def keep(self) -> None:
-        """What ``sums`` copied last is finite: remember it."""
+        """Remember what ``sums`` copied last, which is finite."""
         self._kept, self._pending = self._pending, self._kept
 
     def restore(self) -> None:
         """Where a statistic is not finite, put its last finite value back. Synchronizes.
 
-        A net hybridized with ``static_shape`` writes them in backward without telling MXNet's engine, so
-        only the end of all work makes sure that the write has happened.
+        A net hybridized with ``static_shape`` writes them in backward without notifying MXNet's engine, so only the
+        end of all work makes sure that the write has happened.
         """
-        mx.nd.waitall()
+        if self._devices:
+            mx.nd.waitall()
         with autograd.pause():
             for ctx, items in self._devices.items():
                 for item, kept in zip(items, self._kept[ctx].each):
                     item.array[:] = _finite_or(item.array, kept)
 
 
-def _copy(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: Sequence[NDArray]) -> None:
-    """Copy FP32 arrays on one device, after ``after`` are computed: by one operator for many.
-
-    MXNet has no copy of that kind; an SGD step of size 0 is one. What is not finite becomes NaN.
-    """
-    unread = [mx.nd.empty(array.shape, array.ctx) for array in after]
-    for some in portions(list(zip(arrays, copies)), KERNEL_LIMIT - len(after)):
-        read, out = [*(array for array, _ in some), *after], [*(copy for _, copy in some), *unread]
-        n, rates = len(out), [0.0] * len(out)
-        pairs = [array for array in read for _ in ("weight", "gradient")]
-        mx.nd.multi_sgd_update(*pairs, out=out, num_weights=n, lrs=rates, wds=rates)
+def _finite_copies(items: Sequence[Gradient]) -> FlatCopies:
+    """Return copies of what is finite; the rest falls back to BatchNorm's initial 0 or 1."""
+    with autograd.pause():
+        copies = FlatCopies.like([item.array for item in items])
+        for (name, array), copy in zip(items, copies.each):
+            copy[:] = _finite_or(array, mx.nd.full(array.shape, float(name.endswith("var")), array.ctx))
+    return copies
 
 
 def _finite_or(array: NDArray, kept: NDArray) -> NDArray:

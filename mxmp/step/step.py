@@ -1,4 +1,4 @@
-"""One loss-scaled step, the same for every door: check, apply or skip, adjust.
+"""One loss-scaled step, the same for both frontends: check, apply or skip, adjust.
 
 The algorithm ("Mixed Precision Training", ICLR 2018, section 3.2)::
 
@@ -19,6 +19,7 @@ from typing import Any, Callable, NamedTuple, Protocol, Sequence
 import numpy as np
 
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
+from .masters import MasterPair, distances, take_over
 from .scaler import Scaler, group_of
 from .statistics import RunningStatistics
 
@@ -31,7 +32,7 @@ FLOOR_PATIENCE = 3
 
 
 class ScaleEvent(NamedTuple):
-    """From ``step`` on (counted from 1, skipped ones included) the scale is ``loss_scale``."""
+    """From step number ``step`` on (counted from 1, skipped ones included) the scale is ``loss_scale``."""
 
     step: int
     loss_scale: float
@@ -39,52 +40,35 @@ class ScaleEvent(NamedTuple):
 
 
 class Observer(Protocol):
-    """Looks on while steps are taken, and changes nothing of the step itself."""
+    """Is notified of each step, and changes nothing of the step itself."""
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
-        """The gradients are checked, still scaled, and about to be applied or dropped."""
+        """Look at the gradients, checked and still scaled, before they are applied or dropped."""
 
     def after_step(self) -> None:
-        """The step is over, applied or skipped."""
+        """Look at the state after the step, which was applied or skipped."""
 
 
 class ScaledStep:
-    """Decides and remembers: the state that a Trainer or Module adds to its optimizer's.
-
-    Attributes
-    ----------
-    scaler : Scaler
-    group : ScalerGroup
-        All steps that were given the same scaler object.
-    steps, skipped_steps : int
-        Steps so far, skipped ones included; skipped ones.
-    last_step_skipped : bool
-    overflow_params : tuple of str
-        ``"name on device"`` of each non-finite gradient of the last step, empty after a clean one.
-    history : list of ScaleEvent
-        The first scale, and one event for every change of scale and every skip.
-    observers : list of Observer
-        Who looks on; none is copied or saved.
-    scaled_by : float or None
-        The scale of the gradients that a backward left and no step has applied; None where there are none.
-    """
+    """The state that a Trainer or Module adds to its optimizer's; decides whether a step is applied."""
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
-        self.scaled_by: float | None = None
-        self.group = group_of(scaler)
+        self.group = group_of(scaler)  # all steps that have the same scaler object
         self.group.join(self)
-        self.steps = 0
+        # The scale of the gradients that a backward left and no step has applied; None where there are none.
+        self.scaled_by: float | None = None
+        self.steps = 0  # skipped ones included
         self.skipped_steps = 0
         self.last_step_skipped = False
-        self.overflow_params: tuple[str, ...] = ()
-        self.history = [ScaleEvent(1, scaler.loss_scale, False)]
+        self.overflow_params: tuple[str, ...] = ()  # "name on device" of each non-finite gradient of the last step
+        self.history = [ScaleEvent(1, scaler.loss_scale, False)]  # and one event for every change of scale and skip
+        self.observers: list[Observer] = []  # neither copied nor saved
         self._skips_at_floor = 0
         self._sums: FiniteSums | None = None
-        self.observers: list[Observer] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies, whose scalers and gradients are others."""
+        """Return the state for copies, whose scalers and gradients are others."""
         return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -93,11 +77,11 @@ class ScaledStep:
 
     @property
     def loss_scale(self) -> float:
-        """The scale of the next backward, and of the gradients that are there; frozen from backward to step."""
+        """Return the scale of the next backward, and of existing gradients; frozen from backward to step."""
         return self.group.loss_scale if self.scaled_by is None else self.scaled_by
 
     def note_own_backward(self, adds: bool) -> None:
-        """A backward that serves this step alone. ``adds``: to gradients that are there, so at their scale."""
+        """Note a backward that serves this step alone. ``adds``: it adds to existing gradients, so at their scale."""
         if self.scaled_by is None or not adds:
             self.scaled_by = self.scaler.loss_scale
 
@@ -107,27 +91,32 @@ class ScaledStep:
         apply: Callable[[], None],
         statistics: RunningStatistics | None = None,
         *,
+        exposed: Sequence[MasterPair] = (),
         unscaled: bool = False,
     ) -> bool:
         """Check ``gradients``, then ``apply()`` or skip; adjust the scale. Synchronizes once.
 
-        ``unscaled``: someone has divided them by the scale already.
+        Returns whether the step was applied.
 
-        Returns
-        -------
-        bool
-            Whether the step was applied.
+        Parameters
+        ----------
+        exposed : sequence of MasterPair
+            Those into whose float16 arrays a user may have written; the update starts from what was written.
+        unscaled : bool
+            Whether the gradients have been divided by the scale already.
 
         Raises
         ------
         FloatingPointError
             After ``FLOOR_PATIENCE`` skips in a row at the lowest scale; names the parameters.
         """
-        bad = self._check(gradients, statistics, unscaled)
+        bad, written = self._check(gradients, statistics or RunningStatistics(), exposed, unscaled)
         for observer in self.observers:
             observer.before_update(gradients)
         try:
             if not bad:
+                for pair in written:
+                    take_over(*pair)
                 apply()
             self._note(bad)
         finally:
@@ -136,11 +125,11 @@ class ScaledStep:
         return not bad
 
     def forgive(self) -> None:
-        """Something is being done about overflows: those in a row at the lowest scale count anew."""
+        """Count overflows in a row at the lowest scale anew, because something is being done about them."""
         self._skips_at_floor = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data that ``load_state_dict`` continues from bit for bit."""
+        """Return plain data that ``load_state_dict`` continues from bit for bit."""
         return {
             "scaler": self.scaler.state_dict(),
             "steps": self.steps,
@@ -173,32 +162,36 @@ class ScaledStep:
         self.last_step_skipped, self.overflow_params, self.history = last, names, history
 
     def _check(
-        self, gradients: Sequence[Gradient], statistics: RunningStatistics | None, unscaled: bool
-    ) -> list[Gradient]:
-        """The non-finite gradients. One transfer; a second only where the first says overflow.
+        self,
+        gradients: Sequence[Gradient],
+        statistics: RunningStatistics,
+        exposed: Sequence[MasterPair],
+        unscaled: bool,
+    ) -> tuple[list[Gradient], list[MasterPair]]:
+        """Return the non-finite gradients, and those of ``exposed`` that a user has written into.
 
-        A scaler that measures gets in the same transfer what it adjusts by.
+        There is one transfer, and a second only where the first says overflow. It also brings what a scaler that
+        measures adjusts by.
         """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
-        marks = self._sums()
-        running = [statistics.sums(after=marks)] if statistics else []
+        device_sums = self._sums()
         measured = zeros_and_peaks(gradients) if getattr(self.scaler, "measures", False) else []
-        sums, *rest = fetch(marks, *running, *measured)
-        running_sums = rest[: len(running)]
+        sums, running, far, *found = fetch(
+            device_sums, statistics.sums(after=device_sums), distances(exposed), *measured
+        )
         suspects = [g for g, ok in zip(gradients, np.isfinite(sums)) if not ok]
         bad = non_finite(suspects) if suspects else []
-        if statistics:
-            if bad or not np.isfinite(running_sums).all():
-                statistics.restore()
-            else:
-                statistics.keep()
-        if measured and not bad:
-            zeros, peaks = rest[len(running) :]
+        if bad or not np.isfinite(running).all():
+            statistics.restore()
+        else:
+            statistics.keep()
+        if found and not bad:
+            zeros, peaks = found
             largest = float(peaks.max()) * (self.loss_scale if unscaled else 1.0)
             largest *= self.scaler.loss_scale / self.loss_scale  # which a user may have set since the backward
-            self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[union-attr]
-        return bad
+            self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[attr-defined]
+        return bad, [pair for pair, distance in zip(exposed, far) if distance != 0]
 
     def _note(self, bad: Sequence[Gradient]) -> None:
         self.steps += 1
@@ -225,19 +218,14 @@ class ScaledStep:
 
     def _log(self, bad: Sequence[Gradient], before: float, after: float) -> None:
         if bad:
-            logger.warning(
-                "step %d skipped: non-finite gradients in %s; loss scale %g -> %g",
-                self.steps,
-                _some(self.overflow_params),
-                before,
-                after,
-            )
+            message = "step %d skipped: non-finite gradients in %s; loss scale %g -> %g"
+            logger.warning(message, self.steps, _some(self.overflow_params), before, after)
         else:
             logger.info("loss scale %g -> %g after step %d", before, after, self.steps)
 
 
 class StepView:
-    """What a user may read of ``self.scaled_step``, a ``ScaledStep``, on a Trainer or a Module."""
+    """The properties of a Trainer or Module that read its ``scaled_step``, a ``ScaledStep``."""
 
     @property
     def scaled_step(self) -> ScaledStep:
@@ -245,39 +233,39 @@ class StepView:
 
     @property
     def loss_scale(self) -> float:
-        """The scale of the next backward; frozen from a backward to its step. To set it: ``scaler.loss_scale``."""
+        """Return the scale of the next backward, frozen from a backward to its step; set ``scaler.loss_scale``."""
         return self.scaled_step.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, value: Any) -> None:
         raise AttributeError(
-            f"a {type(self).__name__}'s loss_scale is its scaler's: set .scaler.loss_scale = {value!r}, or give a new "
-            f"{type(self).__name__} loss_scale={value!r}"
+            f"a {type(self).__name__}'s loss_scale is its scaler's: set .scaler.loss_scale = {value!r}, or create a "
+            f"{type(self).__name__} with loss_scale={value!r}"
         )
 
     @property
     def scaler(self) -> Scaler:
-        """The state machine behind ``loss_scale``."""
+        """Return the state machine that decides ``loss_scale``."""
         return self.scaled_step.scaler
 
     @property
     def last_step_skipped(self) -> bool:
-        """Whether the last step found a non-finite gradient and changed nothing."""
+        """Return whether the last step found a non-finite gradient and changed nothing."""
         return self.scaled_step.last_step_skipped
 
     @property
     def skipped_steps(self) -> int:
-        """How many steps were skipped so far."""
+        """Return the number of steps that were skipped so far."""
         return self.scaled_step.skipped_steps
 
     @property
     def overflow_params(self) -> tuple[str, ...]:
-        """After a skip, ``"name on device"`` of each non-finite gradient. Empty after a clean step."""
+        """Return, after a skip, ``"name on device"`` of each non-finite gradient; nothing after a clean step."""
         return self.scaled_step.overflow_params
 
     @property
     def scale_history(self) -> list[ScaleEvent]:
-        """The first scale and one event for every change of scale and every skip."""
+        """Return the first scale and one event for every change of scale and every skip."""
         return list(self.scaled_step.history)
 
 

@@ -1,9 +1,9 @@
-"""Stores: over which devices and processes gradients are summed, and which of them mxmp refuses, and why.
+"""Kvstores: those that sum gradients over devices and processes, Horovod, and those that mxmp refuses.
 
-MXNet 1.9.1 trains every worker for itself, without a word, in three cases that end here: a worker with one
-device asks for a store without "dist" in its name ("horovod", one registered with ``KVStoreBase``, even
-"DIST_SYNC"); a name that MXNet does not know ("horovod" and misspelt ones) is a store within the process;
-a job of several workers is started, and the store stays within the process.
+MXNet 1.9.1 trains every worker by itself, silently, in three cases that this module handles: a worker with one device
+requests a store without "dist" in its name ("horovod", one registered with ``KVStoreBase``, even "DIST_SYNC"); a name
+that MXNet does not know ("horovod" and misspelt ones) makes a store within the process; a job of several workers is
+started, and the store stays within the process.
 """
 
 from __future__ import annotations
@@ -37,27 +37,33 @@ _HOROVOD = (
 
 
 def open_store(kvstore: Any) -> Any:
-    """Return what makes MXNet use the store that ``kvstore``, a name or an object, stands for.
+    """Return an object, or a name, for which MXNet uses the store that ``kvstore``, a name or an object, stands for.
 
     Raises
     ------
     ValueError
         MXNet has no such store, and would take one within this process.
     ImportError
-        ``"horovod"`` without Horovod; says how to install it.
+        ``"horovod"`` without Horovod; tells how to install it.
     """
-    name = kvstore.lower() if isinstance(kvstore, str) else None
+    if isinstance(kvstore, mx.kv.KVStore):
+        if kvstore.type == "horovod":
+            raise ValueError(
+                'mx.kv.create("horovod") of MXNet 1.9.1 makes a store within this process, with rank 0 of 1: pass the '
+                'name, kvstore="horovod", and read rank() and size() of horovod.mxnet'
+            )
+        _refuse_unknown(kvstore.type)
+    if not isinstance(kvstore, str):
+        return kvstore
+    name = kvstore.lower()
     if name == "horovod":
         return Horovod()
-    if name is None:
-        _check_object(kvstore)
-    elif "dist" not in name and name in mx.kv.KVStoreBase.kv_registry:
+    if "dist" not in name and name in mx.kv.KVStoreBase.kv_registry:
         return mx.kv.create(name)
-    elif "dist" not in name and name not in _WITHIN:
-        raise ValueError(_unknown(kvstore))
+    _refuse_unknown(kvstore)
     if name in _WITHIN:
         _warn_of_other_workers(kvstore)
-    return kvstore if name is None else name
+    return name
 
 
 def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
@@ -85,7 +91,7 @@ def refuse_compression(compression_params: Any) -> None:
 
 
 def refuse_sparse_weight(name: str, storage: str) -> None:
-    """Raise ``ValueError`` where a parameter's weights are not dense."""
+    """Raise ``ValueError`` if a parameter's weights are not dense."""
     if storage != "default":
         raise ValueError(
             f"parameter {name!r} has {storage} weights, which MXNet updates on the kvstore only, before any check: "
@@ -99,12 +105,12 @@ def is_distributed(store: Any) -> bool:
         return False
     try:
         return "dist" in store.type or store.num_workers > 1
-    except NotImplementedError:  # a user's own store may do without
+    except NotImplementedError:  # a user's own store need not have them
         return False
 
 
 def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
-    """Give ``arrays``, one per device, rank 0's value; ``key`` is known to ``store``. Does not wait.
+    """Set ``arrays``, one per device, to rank 0's value; ``key`` is known to ``store``. Does not wait.
 
     MXNet's own stores send a key's first value only. Where the others add zeros, the sum is rank 0's value.
     """
@@ -117,11 +123,11 @@ def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
 
 
 class Horovod(mx.kv.KVStoreBase):
-    """Averages over Horovod's workers what each has summed over its devices. Calls ``hvd.init()`` if nobody has.
+    """Averages over Horovod's workers the sums over the devices of each. Calls ``hvd.init()`` if nobody has.
 
-    The average is taken as ``horovod.mxnet.DistributedTrainer`` does: ``step`` gets one worker's batch size. All
-    workers receive the same bits. float16 is divided before it is summed, so that an average of finite values is
-    finite; FP32 after it, which rounds less.
+    It averages as ``horovod.mxnet.DistributedTrainer`` does: ``step`` takes one worker's batch size. All workers
+    receive the same bits. float16 is divided before it is summed, so that an average of finite values is finite; FP32
+    after it, which rounds less.
 
     Raises
     ------
@@ -156,10 +162,10 @@ class Horovod(mx.kv.KVStoreBase):
         return False  # no updates on the store
 
     def init(self, key: Any, value: NDArray) -> None:
-        """Nothing to prepare: Horovod keeps no values."""
+        """Do nothing: Horovod keeps no values."""
 
     def broadcast(self, key: Any, value: NDArray, out: Any, priority: int = 0) -> None:
-        """``out``, on every device, becomes rank 0's ``value``. Does not wait."""
+        """Set ``out``, on every device, to rank 0's ``value``. Does not wait."""
         first, *others = out if isinstance(out, (list, tuple)) else [out]
         with autograd.pause():
             if first is not value:
@@ -169,12 +175,9 @@ class Horovod(mx.kv.KVStoreBase):
                 first.copyto(other)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """``out`` becomes the average over workers of ``value`` summed over devices. Does not wait.
+        """Set ``out`` to the average over workers of the sum of ``value`` over devices. Does not wait.
 
-        Raises
-        ------
-        ValueError
-            For a row-sparse array.
+        Raises ``ValueError`` for a row-sparse array.
         """
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         outs = values if out is None else list(out) if isinstance(out, (list, tuple)) else [out]
@@ -201,29 +204,16 @@ class Horovod(mx.kv.KVStoreBase):
                     total.copyto(array)
 
 
-def _check_object(kvstore: Any) -> None:
-    """Raise ``ValueError`` for an object of MXNet's own class that MXNet made for a name that it does not know."""
-    if not isinstance(kvstore, mx.kv.KVStore):
-        return
-    kind = kvstore.type
-    if kind == "horovod":
+def _refuse_unknown(kind: str) -> None:
+    if "dist" not in kind.lower() and kind.lower() not in _WITHIN:
         raise ValueError(
-            'mx.kv.create("horovod") of MXNet 1.9.1 makes a store within this process, with rank 0 of 1: give the '
-            'name, kvstore="horovod", and ask horovod.mxnet for rank() and size()'
+            f"MXNet 1.9.1 has no kvstore {kind!r} and would silently take one within this process, so that several "
+            "workers would train apart: 'device', 'local', 'nccl', 'dist_sync', 'dist_device_sync', 'horovod' or None"
         )
-    if "dist" not in kind and kind not in _WITHIN:
-        raise ValueError(_unknown(kind))
-
-
-def _unknown(kind: str) -> str:
-    return (
-        f"MXNet 1.9.1 has no kvstore {kind!r} and would take one within this process without a word, so that several "
-        "workers would train apart: 'device', 'local', 'nccl', 'dist_sync', 'dist_device_sync', 'horovod' or None"
-    )
 
 
 def _warn_of_other_workers(kvstore: str, environment: Mapping[str, str] = os.environ) -> None:
-    """A job of several workers whose store stays within each is rarely meant."""
+    """Warn where a job has several workers and the store stays within each."""
     for variable, store in (("DMLC_NUM_WORKER", "dist_sync"), ("HOROVOD_SIZE", "horovod")):
         if environment.get(variable, "1") not in ("", "0", "1"):
             warnings.warn(

@@ -12,14 +12,15 @@ from mxnet.ndarray import NDArray
 
 from . import _mxnet
 from .gradients import Gradient, largest_on_cpu
-from .masters import in_full, publish, publish_all
+from .masters import publish
+from .multi_tensor import round_all, widen_all
 from .resume import AsMade
 
 __all__ = ["Update", "Updater", "Updaters", "rescaled"]
 
 
 class Update(NamedTuple):
-    """One weight on one device, and the gradient that is due to it."""
+    """One weight on one device, and the gradient to update it by."""
 
     index: int  # type: ignore[assignment]
     device: int
@@ -35,15 +36,9 @@ class Update(NamedTuple):
 class Updater(mx.optimizer.Updater):
     """MXNet's Updater for one device, which updates the FP32 master where a weight has one, and rounds it back.
 
-    MXNet's own ``multi_precision`` kernels do both, where it has them and they are exact. The loss scale is
-    divided out through the ``rescale_grad`` that ``rescaled`` sets; optimizers that look at gradients before
-    that get unscaled copies. States are kept as those of FP32 weights.
-
-    Parameters
-    ----------
-    optimizer : mxnet.optimizer.Optimizer
-    masters : callable
-        From a weight's index to its FP32 master, with what was written into the weight taken over, or None.
+    MXNet's own ``multi_precision`` kernels do both, where it has them and they are exact. The loss scale is divided out
+    through the ``rescale_grad`` that ``rescaled`` sets; optimizers that read gradients before that get unscaled copies.
+    States are kept as those of FP32 weights. ``masters`` returns the FP32 master for a weight's index, or None.
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, masters: Callable[[int], NDArray | None]) -> None:
@@ -54,24 +49,29 @@ class Updater(mx.optimizer.Updater):
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update one weight, or lists of indices, gradients and weights."""
-        indices, grads, weights = (
-            (index, grad, weight) if isinstance(index, (list, tuple)) else ([index], [grad], [weight])
-        )
+        if not isinstance(index, (list, tuple)):
+            index, grad, weight = [index], [grad], [weight]
         # MXNet's optimizers are written for mx.nd; an array of mx.np and its view share their memory.
-        grads, weights = ([array.as_nd_ndarray() for array in each] for each in (grads, weights))
+        indices, grads, weights = index, *([array.as_nd_ndarray() for array in each] for each in (grad, weight))
         masters = {i: master.as_nd_ndarray() for i in indices if (master := self.master(i)) is not None}
         if masters and self._has_kernels(indices, weights, masters):
             with self._masters_in_states(masters):
                 super().__call__(list(indices), grads, weights)
             return
         low = [k for k, i in enumerate(indices) if i in masters]
-        full = dict(zip(low, in_full([grads[k] for k in low], together=self.aggregate_updates)))
+        rounded = [grads[k] for k in low]
+        wide = widen_all(rounded) if self.aggregate_updates else [grad.astype("float32") for grad in rounded]
+        full = dict(zip(low, wide))
         with self._true_gradients([full.get(k, grad) for k, grad in enumerate(grads)]) as true:
             self._update(indices, true, [masters.get(i, w) for i, w in zip(indices, weights)])
-        publish_all([(masters[indices[k]], weights[k], grads[k]) for k in low], together=self.aggregate_updates)
+        if self.aggregate_updates:
+            round_all([(masters[indices[k]], weights[k], grads[k]) for k in low])
+        else:
+            for k in low:
+                publish(masters[indices[k]], weights[k])
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
-        """As MXNet's Updater; the largest arrays on a CPU by themselves, where that is faster and the same."""
+        """Update as MXNet's Updater, but the largest arrays on a CPU one by one, which is faster and the same."""
         alone: set[int] = set()
         if type(self.optimizer) is mx.optimizer.SGD and self.optimizer.momentum > 0:
             here = (k for k in self._largest(indices, weights) if self.states_synced.get(indices[k], True))
@@ -86,16 +86,16 @@ class Updater(mx.optimizer.Updater):
         super().__call__(*([each[k] for k in rest] for each in (indices, grads, weights)))
 
     def _largest(self, indices: Sequence[int], weights: Sequence[NDArray]) -> list[int]:
-        """Positions of the largest FP32 arrays on a CPU; looked up once for the same parameters."""
+        """Return the positions of the largest FP32 arrays on a CPU; searched once for the same parameters."""
         if self._large[0] != (key := tuple(indices)):
             found = largest_on_cpu(weights, _ALONE_FROM, _MOST_ALONE)
             self._large = key, [k for k in found if weights[k].dtype == np.float32]
         return self._large[1]
 
     def _has_kernels(self, indices: Sequence[int], weights: Sequence[NDArray], masters: Mapping[int, NDArray]) -> bool:
-        """Whether MXNet's kernels for float16 weights do what the FP32 ones do with the masters.
+        """Return whether MXNet's kernels for float16 weights compute the same as the FP32 ones with the masters.
 
-        Not LAMB, LARS and LBSGD: they take norms of the float16 arrays, and on a CPU of squares in float16.
+        Those of LAMB, LARS and LBSGD do not: they take norms of the float16 arrays, and on a CPU of squares in float16.
         """
         if type(self.optimizer) not in _MASTER_KERNELS or self._needs_true_gradients():
             return False
@@ -103,29 +103,29 @@ class Updater(mx.optimizer.Updater):
 
     @contextmanager
     def _masters_in_states(self, masters: Mapping[int, NDArray]) -> Iterator[None]:
-        """States as ``multi_precision`` has them, for the time of an update; it works on the arrays in place."""
-        optimizer, plain, before = self.optimizer, self.states, self.optimizer.multi_precision
+        """Nest states as ``multi_precision`` does within the block; an update works on the arrays in place."""
+        optimizer, states, before = self.optimizer, self.states, self.optimizer.multi_precision
         for i, master in masters.items():
-            if i not in plain:
-                plain[i] = optimizer.create_state_multi_precision(i, master)
+            if i not in states:
+                states[i] = optimizer.create_state_multi_precision(i, master)
                 self.states_synced[i] = True
-        self.states = {**plain, **{i: (plain[i], master) for i, master in masters.items()}}
+        self.states = {**states, **{i: (states[i], master) for i, master in masters.items()}}
         optimizer.multi_precision = True
         try:
             yield
         finally:
-            plain.update({i: state for i, state in self.states.items() if i not in masters})
-            self.states, optimizer.multi_precision = plain, before
+            states.update({i: state for i, state in self.states.items() if i not in masters})
+            self.states, optimizer.multi_precision = states, before
 
     def _needs_true_gradients(self) -> bool:
-        """Whether scaling by ``rescale_grad`` would not be the same."""
+        """Return whether scaling by ``rescale_grad`` would not be the same as scaling the gradients."""
         rescale = self.optimizer.rescale_grad
         scaled = getattr(rescale, "factors", (rescale, 1.0))[1] != 1.0
         return _reads_raw_gradients(self.optimizer) or (scaled and abs(rescale) < _SMALLEST_RESCALE)
 
     @contextmanager
     def _true_gradients(self, grads: Sequence[NDArray]) -> Iterator[list[NDArray]]:
-        """``grads``, as unscaled copies where the optimizer must see those."""
+        """Yield ``grads``, or unscaled copies where the optimizer needs those."""
         if not self._needs_true_gradients():
             yield list(grads)
             return
@@ -137,20 +137,20 @@ class Updater(mx.optimizer.Updater):
             self.optimizer.rescale_grad = rescale
 
 
-# MXNet's kernel for many arrays goes through them all at once, and on a CPU a third as fast as the one for one array
-# where they are large (scripts/dev.py bench update). An operator more for each, so no more than a few.
+# MXNet's kernel for many arrays goes through them all at once, on a CPU a third as fast as the one for one array where
+# they are large (scripts/dev.py bench update). Each takes an operator more, so there are only a few.
 _ALONE_FROM, _MOST_ALONE = 1 << 18, 12
 _APART = 256  # elements
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
-# SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients belong to the optimizer, not to a device.
+# SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients are the optimizer's, not a device's.
 _TOGETHER = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
 
 
 def _momentum(weight: NDArray) -> NDArray:
-    """Zeros as SGD makes them, a kilobyte further on in their page of memory.
+    """Return zeros as SGD makes them, a kilobyte further on in their page of memory.
 
     Large arrays all begin at the same place of a page. At some distances from one another (2**28 bytes is one) an AMD
-    core's L1 cache takes two of them for each other, and an update takes several times as long.
+    core's L1 cache confuses two of them, and an update takes several times as long.
     """
     return mx.nd.zeros(weight.size + _APART, ctx=weight.ctx, dtype=weight.dtype)[_APART:].reshape(weight.shape)
 
@@ -158,19 +158,11 @@ def _momentum(weight: NDArray) -> NDArray:
 class Updaters(List[Updater]):
     """One Updater per device, all of one optimizer, which has not updated yet.
 
-    Parameters
-    ----------
-    optimizer : mxnet.optimizer.Optimizer
-    num_devices : int
-    master : callable
-        From a weight's index and a device's number to the FP32 master or None.
+    ``master`` returns the FP32 master for a weight's index and a device's number, or None.
     """
 
     def __init__(
-        self,
-        optimizer: mx.optimizer.Optimizer,
-        num_devices: int,
-        master: Callable[[int, int], NDArray | None],
+        self, optimizer: mx.optimizer.Optimizer, num_devices: int, master: Callable[[int, int], NDArray | None]
     ) -> None:
         super().__init__(Updater(optimizer, partial(_on_device, master, k)) for k in range(num_devices))
         self.optimizer = optimizer
@@ -179,7 +171,7 @@ class Updaters(List[Updater]):
     def apply(self, updates: Sequence[Update], factor: float, *, reduced: bool) -> None:
         """Apply gradients times ``factor``, on top of the optimizer's own ``rescale_grad``.
 
-        ``reduced``: the gradients of a weight are the same on all devices, and so shall the weights be.
+        ``reduced``: the gradients of a weight are the same on all devices, and the weights stay so.
         """
         once = {update.index: update for update in reversed(updates)} if reduced and self._updates_apart() else {}
         with rescaled(self.optimizer, factor):
@@ -193,9 +185,9 @@ class Updaters(List[Updater]):
                 self._copy(source, update)
 
     def _updates_apart(self) -> bool:
-        """Whether updates of two devices can differ: the optimizer draws, or counts for all of them together.
+        """Return whether updates of two devices can differ: the optimizer draws, or counts for all of them together.
 
-        Plain MXNet updates once, on the kvstore. Nobody knows what a user's own optimizer does.
+        MXNet's own Trainer updates once, on the kvstore. A user's own optimizer may do anything.
         """
         optimizer = self.optimizer
         own = not type(optimizer).__module__.startswith("mxnet.")
@@ -225,7 +217,7 @@ _SMALLEST_RESCALE = 1e-10
 
 
 def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Whether it takes norms or sums of gradients before it multiplies by ``rescale_grad``."""
+    """Return whether it takes norms or sums of gradients before it multiplies by ``rescale_grad``."""
     return isinstance(optimizer, mx.optimizer.LBSGD) and (
         optimizer.batch_scale > 1 or optimizer.warmup_strategy == "lars"
     )
@@ -233,30 +225,29 @@ def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
 
 @contextmanager
 def rescaled(optimizer: mx.optimizer.Optimizer, factor: float) -> Iterator[None]:
-    """``optimizer.rescale_grad`` times ``factor`` for the time of an update, then as it was."""
-    plain = optimizer.rescale_grad
-    optimizer.rescale_grad = _Rescale(plain, factor)
+    """Multiply ``optimizer.rescale_grad`` by ``factor`` within the block."""
+    before = optimizer.rescale_grad
+    optimizer.rescale_grad = _Rescale(before, factor)
     try:
         yield
     finally:
-        optimizer.rescale_grad = plain
+        optimizer.rescale_grad = before
 
 
 class _Rescale(float):
-    """``plain * factor``, whose text is the fixed-point decimal of its float32 value.
+    """``own * factor``, whose text is the fixed-point decimal of its float32 value.
 
-    MXNet passes operator attributes as text and misreads exponent notation: about a fifth of small
-    ``rescale_grad`` came out one ulp off. ``Updater`` reads the two factors.
+    MXNet passes operator attributes as text and misreads exponent notation: about a fifth of small ``rescale_grad``
+    came out one ulp off. ``Updater`` reads the two factors.
     """
 
     factors: tuple[float, float]
     _text: str
 
-    def __new__(cls, plain: float, factor: float) -> _Rescale:
-        self = super().__new__(cls, plain * factor)
-        self.factors = plain, factor
-        rounded = np.float32(plain) * np.float32(factor)
-        self._text = np.format_float_positional(rounded, unique=True, trim="-")
+    def __new__(cls, own: float, factor: float) -> _Rescale:
+        self = super().__new__(cls, own * factor)
+        self.factors = own, factor
+        self._text = np.format_float_positional(np.float32(own) * np.float32(factor), unique=True, trim="-")
         return self
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The Symbolic door: ``cast_symbol``, ``Module`` and ``BucketingModule``."""
+"""The Symbolic frontend: ``cast_symbol``, ``Module`` and ``BucketingModule``."""
 
 from .bucketing import BucketingModule
 from .cast import cast_symbol

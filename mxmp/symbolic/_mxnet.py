@@ -1,14 +1,12 @@
-"""What the Symbolic door reaches behind MXNet's public interface. A test holds each against 1.9.1.
+"""The private attributes of MXNet's that the Symbolic frontend uses. A test holds each against 1.9.1.
 
-A subclass of MXNet's (``Module``, ``BucketingModule``) also uses what it inherits; ``INHERITED`` lists that.
+Subclasses of MXNet's classes (``Module``, ``BucketingModule``) also use inherited ones, listed in ``INHERITED``.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, Iterator, Sequence
+from typing import Any, Callable, Iterator
 
 import mxnet as mx
 
@@ -19,9 +17,6 @@ from ..precision.plan import Plan
 __all__ = [
     "INHERITED",
     "Monitored",
-    "Unfused",
-    "fuses",
-    "group_names",
     "number_weights_plainly",
     "symbol_of",
     "twin",
@@ -40,51 +35,11 @@ INHERITED = {
 }
 
 
-class Unfused(mx.sym.Symbol):
-    """A Symbol that binds as it is, without MXNet's oneDNN fusion. Takes ``symbol`` over.
-
-    MXNet partitions a graph whose default context is cpu(0), and has one switch, an environment
-    variable of the whole process, that prints a line at every bind. But a default context is only for
-    what has no other: here all variables are of a group, whose context is the real one, the operators
-    follow their inputs, and the default is another. ``groups`` that the user places hold; others are
-    dropped, as MXNet ignores them where none is placed. (A Custom operator takes the name of its group
-    for an argument, so none is set there.)
-    """
-
-    GROUP = "mxmp"
-
-    def __init__(self, symbol: mx.sym.Symbol, groups: Collection[str] = ()) -> None:
-        raw = json.loads(symbol.tojson(remove_amp_cast=False))
-        for node in raw["nodes"]:
-            attrs = node.setdefault("attrs", {})
-            if attrs.get("__ctx_group__") not in groups:
-                attrs.pop("__ctx_group__", None)
-                if not node["inputs"]:
-                    attrs["__ctx_group__"] = self.GROUP
-        grouped = mx.sym.load_json(json.dumps(raw))
-        super().__init__(grouped.handle)
-        grouped.handle = None
-
-    def simple_bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
-        groups = {**(group2ctx or {}), self.GROUP: ctx}
-        return super().simple_bind(mx.Context(ctx.device_type, ctx.device_id + 1), *args, group2ctx=groups, **kwargs)
-
-
-def fuses(contexts: Sequence[mx.Context]) -> bool:
-    """Whether MXNet would fuse there without having been told to, or not to, by the user."""
-    return mx.cpu(0) in contexts and "MXNET_SUBGRAPH_BACKEND" not in os.environ
-
-
-def group_names(group2ctxs: Any) -> set[str]:
-    """The groups that a user places, as ``Module(group2ctxs=)`` takes them."""
-    return {name for groups in (group2ctxs if isinstance(group2ctxs, list) else [group2ctxs]) for name in groups or ()}
-
-
 @contextmanager
 def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
-    """The kvstore that Module would make of a name; for the time of a call it says that it runs no optimizer.
+    """Yield the kvstore that Module would make of a name; within the block it says that it runs no optimizer.
 
-    Otherwise Module hands the update over to it, dist_sync's servers included.
+    Otherwise Module lets the store update, dist_sync's servers included.
     """
     if isinstance(kvstore, str) and (devices > 1 or "dist" in kvstore):
         kvstore = mx.kv.create(kvstore)
@@ -99,7 +54,7 @@ def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
 
 
 def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], devices: int) -> None:
-    """Weight ``i`` is number ``i``, on every device.
+    """Number weight ``i`` as ``i`` on every device.
 
     Without updates on the kvstore, Module numbers weight ``i`` on device ``k`` as ``i * devices + k``.
     """
@@ -113,27 +68,9 @@ def group(module: mx.mod.Module) -> Any:
     return module._exec_group
 
 
-def arg_params(module: mx.mod.Module) -> dict[str, mx.nd.NDArray]:
-    """Return the FP32 parameters that a module keeps beside its executors."""
-    return module._arg_params
-
-
 def mark_dirty(module: mx.mod.BaseModule) -> None:
     """Note that the parameters that a module keeps are older than those of its executors."""
     module._params_dirty = True
-
-
-def grad_request(module: mx.mod.Module) -> Any:
-    """Return what ``bind(grad_req=...)`` was called with."""
-    return module._grad_req
-
-
-def kvstore(module: mx.mod.Module) -> Any:
-    return module._kvstore
-
-
-def set_kvstore(module: mx.mod.Module, store: Any) -> None:
-    module._kvstore = store
 
 
 def current(module: mx.mod.BucketingModule) -> Any:
@@ -147,12 +84,12 @@ def monitor_of(module: mx.mod.BucketingModule) -> Any:
 
 
 def symbol_of(executor: mx.executor.Executor) -> mx.sym.Symbol:
-    """What it runs."""
+    """Return the Symbol that it runs."""
     return executor._symbol
 
 
 class Monitored:
-    """An executor of a graph with casts, as ``mx.mon.Monitor`` looks at one: of the network ``symbol``, in FP32."""
+    """A view of an executor for ``mx.mon.Monitor``: without the casts, of the FP32 network ``symbol``."""
 
     def __init__(self, executor: mx.executor.Executor, symbol: mx.sym.Symbol, plan: Plan) -> None:
         self._executor = executor
@@ -163,23 +100,23 @@ class Monitored:
         return getattr(self._executor, name)
 
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
-        """As of the executor; ``callback`` is called with the network's own operators."""
+        """Set a callback that is called with the network's own operators only."""
         view = NetworkView(symbol_of(self._executor), self._plan)
         self._executor.set_monitor_callback(view.translated(callback), monitor_all)
 
     @property
     def arg_arrays(self) -> list[mx.nd.NDArray]:
-        """In the order of the network's arguments."""
+        """Return FP32 arrays in the order of the network's arguments."""
         return [in_full(self._executor.arg_dict[name]) for name in self._symbol.list_arguments()]
 
     @property
     def aux_arrays(self) -> list[mx.nd.NDArray]:
-        """In the order of the network's auxiliary states."""
+        """Return FP32 arrays in the order of the network's auxiliary states."""
         return [in_full(self._executor.aux_dict[name]) for name in self._symbol.list_auxiliary_states()]
 
 
 class _MonitoredExecutor(mx.executor.Executor):
-    """Ctrl-C waits until it has run."""
+    """An executor that delays Ctrl-C until it has run."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with hold_interrupts():
@@ -191,7 +128,7 @@ class _MonitoredExecutor(mx.executor.Executor):
 
 
 def twin(executor: mx.executor.Executor, callback: Callable) -> mx.executor.Executor:
-    """Another executor of the same graph on the same arrays, those between operators included, for a monitor."""
+    """Return another executor of the same graph on the same arrays, including intermediate ones, for a monitor."""
     made = executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})
     made.__class__ = _MonitoredExecutor
     made.set_monitor_callback(callback)

@@ -8,8 +8,7 @@ import mxnet as mx
 
 from ..files import replacing
 from ..policy import Policy
-from ..precision.plan import Plan, read_policy
-from ..step.scaler import as_scaler
+from ..precision.plan import Plan
 from ..step.step import ScaledStep, StepView
 from .checkpoint import SavesParams, write_arrays, write_symbol
 from .core import Core
@@ -26,8 +25,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     sym_gen, default_bucket_key, ...
         As for ``mx.mod.BucketingModule``.
     policy, exclude, loss_scale
-        As for ``Module``. The default bucket's graph decides which parameters are stored low. A Plan is of that
-        graph; those of other buckets follow it where they have the same operators.
+        As for ``Module``. The default bucket's graph decides which parameters are stored in low precision. A Plan is
+        of that graph; other buckets' graphs follow it where they have the same operators.
     """
 
     def __init__(
@@ -39,10 +38,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        asked, plan = read_policy(policy, exclude)
-        self._mixed = {"policy": plan or asked, "loss_scale": loss_scale}
-        as_scaler(loss_scale)
-        self.core: Core | None = None
+        self.core = Core(policy, exclude, loss_scale)
 
     def _module(self, key: Any) -> Module:
         symbol, data_names, label_names = self._call_sym_gen(key)
@@ -57,15 +53,14 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
             state_names=self._state_names,
             group2ctxs=self._group2ctxs,
             compression_params=self._compression_params,
-            **self._mixed,
+            policy=self.core.conversion.how,
+            loss_scale=self.core.step.scaler,
         )
-        if self.core is None:
-            self.core = module.core
         module.core = self.core
         return module
 
-    # MXNet's methods bind a bucket that they find and make one of MXNet's own where they find none, so
-    # ours are put there first.
+    # MXNet's methods bind the module of a bucket if there is one, and otherwise make one of MXNet's class. So a module
+    # of ours is put there first.
 
     def _reset_bind(self) -> None:
         super()._reset_bind()
@@ -90,7 +85,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
             self._curr_module.install_monitor(self._monitor)
 
     def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
-        """As ``mx.mod.BucketingModule.save_checkpoint``; each file appears whole or not at all."""
+        """Save as ``mx.mod.BucketingModule.save_checkpoint``; each file appears completely or not at all."""
         self.save_params(f"{prefix}-{epoch:04d}.params")
         for key in self._buckets:
             symbol, _, _ = self._call_sym_gen(key)
@@ -100,17 +95,17 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
             write_arrays(path, [mx.nd.array(list(self._buckets), dtype="int32")])
 
     def save_optimizer_states(self, fname: str) -> None:
-        """As ``Module.save_optimizer_states``."""
+        """Save as ``Module.save_optimizer_states``."""
         self._default().save_optimizer_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """As ``Module.load_optimizer_states``."""
+        """Load as ``Module.load_optimizer_states``."""
         self._default().load_optimizer_states(fname)
         self._params_dirty = True
 
     @property
     def modules(self) -> dict[Any, Module]:
-        """The module of every bucket that there has been so far, by its key."""
+        """Return the module of every bucket so far, by its key."""
         return dict(self._buckets)
 
     def _default(self) -> Module:
@@ -120,13 +115,13 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
 
     @property
     def scaled_step(self) -> ScaledStep:
-        return self._default().core.step
+        return self.core.step
 
     @classmethod
     def load(
         cls, prefix: str, epoch: int, sym_gen: Any = None, default_bucket_key: Any = None, **kwargs: Any
     ) -> BucketingModule:
-        """``mx.mod.BucketingModule.load`` for this class; takes ``policy``, ``exclude`` and ``loss_scale`` too."""
+        """Load as ``mx.mod.BucketingModule.load``; takes ``policy``, ``exclude`` and ``loss_scale`` too."""
         module = cls(sym_gen, default_bucket_key, **kwargs)
         module.start_from(*mx.model.load_params(prefix, epoch))
         return module
@@ -137,7 +132,3 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         default.start_from(arg_params, aux_params)
         self.params_initialized = True
         self._curr_module = default
-
-    def follow(self, how: Policy | Plan) -> None:
-        """Bind buckets by another policy or plan from now on."""
-        self._mixed["policy"] = how

@@ -1,4 +1,4 @@
-"""The Symbolic door: a Symbol in, a Symbol with casts out."""
+"""``cast_symbol``: takes a Symbol and returns a Symbol with casts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cast_symbol(
     exclude: Iterable[str] = (),
     ctx: mx.Context | None = None,
 ) -> mx.sym.Symbol:
-    """A new Symbol that computes in low precision where that is safe; ``sym`` is untouched.
+    """Return a new Symbol that computes in low precision where that is safe; ``sym`` is untouched.
 
     Arguments, auxiliary states and output names are those of ``sym``. Casting a cast Symbol again
     replaces the first cast.
@@ -38,24 +38,20 @@ def cast_symbol(
     exclude : iterable of str
         Patterns of nodes or blocks to keep in FP32, added to the policy's.
     ctx : mxnet.Context, optional
-        Whose kernels the Symbol will meet (default: the current context). On a CPU float16 is
-        emulated, on a GPU it is native; the two Symbols differ.
-
-    Returns
-    -------
-    mxnet.symbol.Symbol
+        The device that will run the Symbol (default: the current context). On a CPU float16 is emulated, on a GPU it
+        is native; the two Symbols differ.
 
     Raises
     ------
     TypeError
         ``sym`` is no Symbol.
     ValueError
-        The policy cannot hold on ``ctx``, an operator has no rule, or nothing would run low.
+        The policy cannot hold on ``ctx``, an operator has no rule, or no operator would run in low precision.
     """
     if not isinstance(sym, mx.sym.Symbol):
         raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}: for a Block use mxmp.convert")
-    asked, given = read_policy(policy, exclude)
-    graph, plan = low_graph(Graph.from_symbol(sym), given or asked, device_of(ctx), keep_output_names=True)
+    requested, override = read_policy(policy, exclude)
+    graph, plan = low_graph(Graph.from_symbol(sym), override or requested, device_of(ctx), keep_output_names=True)
     warn_of_unmatched(plan)
     useless = nothing_low(plan)
     if useless:
@@ -65,13 +61,13 @@ def cast_symbol(
 
 
 def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
-    """A pattern that matches nothing is rarely meant."""
+    """Warn of patterns in ``exclude`` that match nothing, which is rarely meant."""
     if plan.unmatched:
         warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=stacklevel)
 
 
 def nothing_low(plan: Plan) -> str | None:
-    """What to say where no operator computes low, unless tuning found that to be faster."""
+    """Return an error message if no operator computes in low precision, unless tuning found that to be faster."""
     if plan.num_low or plan.tuned is not None:
         return None
     reasons = sorted({d.reason for d in plan.decisions.values()})[:5]

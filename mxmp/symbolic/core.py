@@ -1,31 +1,30 @@
-"""What the modules of all buckets share: how parameters are stored, their FP32 masters, and the scaled step."""
+"""The state that the modules of all buckets share: how parameters are stored, their masters, and the scaled step."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Any, Collection, Mapping, Sequence
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..conversion import Conversion
 from ..frontend import Listeners
-from ..kernels.fit import UNKNOWN
+from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.casts import declare_full
 from ..precision.heads import scale_heads
-from ..precision.plan import Plan
-from ..step._mxnet import is_asked_by_user
-from ..step.masters import Weight, assign, take_over
+from ..precision.plan import Plan, read_policy
+from ..step.masters import MasterPair, Weight, assign, take_over
+from ..step.scaler import as_scaler
 from ..step.step import ScaledStep
 from .cast import nothing_low, warn_of_unmatched
 
-__all__ = ["Core", "LendsArrays", "grad_requests"]
+__all__ = ["Core"]
 
 
 class Core:
-    """The state that all buckets share.
+    """The state that all buckets share, by what ``policy``, ``exclude`` and ``loss_scale`` of a module may be.
 
     Attributes
     ----------
@@ -34,32 +33,31 @@ class Core:
         Loss scale of the last backward.
     conversion : Conversion
     masters : dict of str to list of NDArray
-        Their FP32 values, one per device; empty before ``make_masters``.
-    names : list of str
-        All parameters, in the order of their numbers.
+        FP32 values of the parameters that are stored in low precision, one per device; empty before ``make_masters``.
     numbers : dict of str to int
-        The inverse; a bucket may have them in another order.
+        The number of each parameter by its name; a bucket may have them in another order.
     twins : mapping of Executor to (Listeners, Executor)
-        Executors that call listeners, each with these and the executor in whose place it stands.
-    lent : bool
-        Whether someone has asked for arrays that compute, and may have written into them.
+        Executors that call listeners, each with these and the executor that it replaces.
+    exposed : bool
+        Whether a user has read the arrays that compute, and may have written into them.
     """
 
-    def __init__(self, step: ScaledStep, conversion: Conversion) -> None:
-        self.step = step
-        self.conversion = conversion
+    def __init__(self, policy: str | Policy | Plan, exclude: Iterable[str], loss_scale: Any) -> None:
+        requested, plan = read_policy(policy, exclude)
+        self.step = ScaledStep(as_scaler(loss_scale, low_range=requested.compute == "float16"))
+        self.conversion = Conversion(plan or requested)
         self.scaled_by = 1.0
         self.masters: dict[str, list[NDArray]] = {}
-        self.names: list[str] = []
         self.numbers: dict[str, int] = {}
-        self.lent = False
+        self.exposed = False
         self.twins: weakref.WeakKeyDictionary[mx.executor.Executor, tuple[Listeners, mx.executor.Executor]]
         self.twins = weakref.WeakKeyDictionary()
+        self._names: list[str] = []
         self._warned = False
 
     @property
     def low_names(self) -> set[str]:
-        """Parameters that are stored low."""
+        """Return the names of the parameters that are stored in low precision."""
         return {name for name, low in self.conversion.stored_low.items() if low}
 
     def low_symbol(
@@ -69,25 +67,21 @@ class Core:
         parameters: Collection[str],
         for_training: bool,
         grad_req: Mapping[str, str],
-        data_shapes: Sequence[tuple] = (),
     ) -> tuple[mx.sym.Symbol, Plan]:
-        """Return what executors run and its plan: the graph with casts and, for training, the scale at loss heads.
+        """Return the Symbol that executors run, with casts and, for training, the scale at loss heads; and its plan.
 
-        Warns where nothing computes low, or a pattern of ``exclude`` matches nothing. ``data_shapes``: pairs of name
-        and shape as ``bind`` takes them.
+        Warns where nothing computes in low precision, or a pattern of ``exclude`` matches nothing.
         """
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
-            symbol.name or "symbol",
             symbol,
             device,
             parameters,
             # Masters are made once, so the first graph decides for all.
             stored={name: stored.get(name, False) for name in parameters} if stored else {},
-            shapes={each[0]: each[1] for each in data_shapes},
             keep_output_names=True,
             grad_req=grad_req,
-            whole=not stored,
+            strict=not stored,
         )
         if not self._warned:
             self._warned = True
@@ -100,14 +94,9 @@ class Core:
         declare_full(graph)
         return graph.to_symbol(), plan
 
-    def decide_anew(self, how: Policy | Plan) -> None:
-        """Bind by another policy or plan, whose first graph decides again how parameters are stored."""
-        self.conversion.how = how
-        self.conversion.stored_low.clear()
-
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
-        """FP32 masters beside ``arrays``, in one order on all workers, who number their keys by it."""
-        self.names = list(arrays)
+        """Make FP32 masters for ``arrays``, in an order that all workers share, who number their keys by it."""
+        self._names = list(arrays)
         self.numbers = {name: number for number, name in enumerate(arrays)}
         self.masters = {
             name: [values[name].as_in_context(array.ctx).copy() for array in copies]
@@ -115,55 +104,33 @@ class Core:
             if name in self.low_names
         }
 
-    def master(self, index: int, device: int, array: NDArray) -> NDArray | None:
-        """The master of parameter number ``index``, which computes as ``array`` on a device; None where it has none."""
-        masters = self.masters.get(self.names[index])
-        if masters is None:
-            return None
-        if self.lent:
-            take_over(masters[device], array)
-        return masters[device]
+    def master(self, index: int, device: int) -> NDArray | None:
+        """Return the master of parameter number ``index`` on a device, None where it has none."""
+        masters = self.masters.get(self._names[index])
+        return None if masters is None else masters[device]
+
+    def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
+        """Return each master with the array that computes, if a user may have written into those; otherwise none."""
+        names = self.masters.keys() & arrays.keys() if self.exposed else ()
+        return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
 
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
-        """FP32 values for those that are named in ``values``."""
+        """Set the masters of those that are named in ``values``."""
         for name in self.masters.keys() & values.keys():
             assign(values[name], self.masters[name], arrays[name])
 
     def values(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
-        """FP32 values of those that have masters: the devices' mean, as MXNet's Module takes it."""
+        """Return the FP32 values of those that have masters: the devices' mean, as MXNet's Module takes it."""
         held = {weight.name: weight.masters for weight in self.weights(arrays) if weight.masters}
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
-        """All parameters, in the order of their numbers; what was written into ``arrays`` holds."""
+        """Return all parameters, in the order of their numbers, with what was written into ``arrays`` taken over."""
+        for pair in self.exposed_pairs(arrays):
+            take_over(*pair)
 
         def weight(name: str) -> Weight:
             copies, masters = arrays[name], self.masters.get(name)
-            for master, array in zip(masters or (), copies) if self.lent else ():
-                take_over(master, array)
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
-        return [weight(name) for name in self.names]
-
-
-class LendsArrays:
-    """Notes when a user reaches for the executors' arrays, to write into them; there is no public way to them."""
-
-    core: Core
-
-    @property
-    def _exec_group(self) -> Any:
-        if is_asked_by_user():
-            self.core.lent = True
-        return self._group
-
-    @_exec_group.setter
-    def _exec_group(self, group: Any) -> None:
-        self._group = group
-
-
-def grad_requests(grad_req: Any, params: Collection[str], fixed: Collection[str]) -> Mapping[str, str]:
-    """What ``bind(grad_req=...)`` asks of the gradient of each parameter; empty where it says so one by one."""
-    if not isinstance(grad_req, str):
-        return UNKNOWN
-    return {name: "null" if name in fixed else grad_req for name in params}
+        return [weight(name) for name in self._names]

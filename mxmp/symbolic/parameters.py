@@ -1,4 +1,4 @@
-"""Whether a checkpoint's parameters are those of a Symbol, and whether float16 can hold them."""
+"""Checks that a checkpoint's parameters are those of a Symbol, and that float16 can hold them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,14 @@ from ..step.gradients import is_finite
 
 __all__ = ["check_parameters", "halved"]
 
-# Operators whose inputs behind the first, or those at these positions, are parameters.
-_BEHIND_DATA = frozenset(
+# Operators whose inputs after the first, or those at these positions, are parameters.
+_AFTER_DATA = frozenset(
     [
-        "FullyConnected",
-        "Convolution",
-        "Deconvolution",
-        "Embedding",
-        "BatchNorm",
-        "LayerNorm",
-        "InstanceNorm",
-        "GroupNorm",
-        "_npx_fully_connected",
-        "_npx_convolution",
-        "_npx_deconvolution",
-        "_npx_embedding",
-        "_npx_batch_norm",
-        "_npx_layer_norm",
-        "_npx_group_norm",
-        "_contrib_SyncBatchNorm",
-        "_contrib_SparseEmbedding",
-        "_contrib_BatchNormWithReLU",
+        *("FullyConnected", "Convolution", "Deconvolution", "Embedding"),
+        *("_npx_fully_connected", "_npx_convolution", "_npx_deconvolution", "_npx_embedding"),
+        *("BatchNorm", "LayerNorm", "InstanceNorm", "GroupNorm"),
+        *("_npx_batch_norm", "_npx_layer_norm", "_npx_group_norm"),
+        *("_contrib_SyncBatchNorm", "_contrib_SparseEmbedding", "_contrib_BatchNormWithReLU"),
     ]
 )
 _AT = {"RNN": (1,), "_npx_rnn": (1,), "LeakyReLU": (1,), "_npx_leaky_relu": (1,)}
@@ -43,34 +30,34 @@ _HALF = "2"  # float16 in a variable's __dtype__
 def check_parameters(
     symbol: mx.sym.Symbol, params: Mapping[str, NDArray], shapes: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    """Raise ``ValueError`` where ``params``, by ``arg:NAME`` and ``aux:NAME``, are not those of a Symbol.
+    """Raise ``ValueError`` if ``params``, by ``arg:NAME`` and ``aux:NAME``, are not those of a Symbol.
 
-    ``shapes``: of its inputs. Without them the sizes that follow from the Symbol alone are checked; returns whether
-    any do: not in a graph that takes inputs of one size only.
+    ``shapes``: of its inputs. Without them the sizes that follow from the Symbol alone are checked. Returns whether any
+    size was checked: none is in a graph that takes inputs of one size only.
     """
     kinds = dict.fromkeys(symbol.list_arguments(), "arg")
     kinds.update(dict.fromkeys(symbol.list_auxiliary_states(), "aux"))
     extra = sorted(key for key in params if key[4:] not in kinds)
     if extra:
         raise ValueError(f"the symbol has no {', '.join(extra[:5])}")
-    given = {key[4:]: array.shape for key, array in params.items()}
+    saved = {key[4:]: array.shape for key, array in params.items()}
     for key in params:
         name = key[4:]
         if key[:3] != kinds[name]:
             what = "an auxiliary state" if kinds[name] == "aux" else "an argument"
             raise ValueError(f"{name} is {what} of the symbol: expected '{kinds[name]}:{name}', got {key!r}")
     needed = {name for name, kind in kinds.items() if kind == "aux"} | set(_parameters(symbol))
-    missing = sorted(needed - set(given) - set(shapes))
+    missing = sorted(needed - set(saved) - set(shapes))
     if missing:
         raise ValueError(f"it lacks {', '.join(missing[:5])}")
-    wrong = [_first_unfit(sizes, given) for sizes in _sizes(symbol, given, shapes)]
+    wrong = [_first_unfit(sizes, saved) for sizes in _sizes(symbol, saved, shapes)]
     if wrong and all(wrong):
         raise ValueError(wrong[-1])
     return bool(wrong)
 
 
 def halved(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArray]:
-    """The parameters as the cast Symbol ``low`` stores them: in float16 what it declares so.
+    """Return the parameters as the cast Symbol ``low`` stores them: those in float16 that it declares so.
 
     Raises
     ------
@@ -94,24 +81,24 @@ def halved(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArr
 
 
 def _parameters(symbol: mx.sym.Symbol) -> Iterator[str]:
-    """The variables that operators read as weights, biases and the like."""
+    """Yield the names of variables that operators read as weights, biases and the like."""
     for node in Graph.from_symbol(symbol).nodes():
         for position, entry in enumerate(node.inputs):
             if entry.node.is_variable and (
-                position in _AT.get(node.op, ()) or (position > 0 and node.op in _BEHIND_DATA)
+                position in _AT.get(node.op, ()) or (position > 0 and node.op in _AFTER_DATA)
             ):
                 yield entry.node.name
 
 
-# Of each parameter, the two sizes of every axis that follow from two different inputs.
+# For each parameter the two sizes of every axis that follow from two different inputs.
 _Sizes = Mapping[str, "list[tuple[int, int]]"]
 
 
 def _sizes(
-    symbol: mx.sym.Symbol, given: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
+    symbol: mx.sym.Symbol, saved: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[_Sizes]:
-    """What follows from the shapes of inputs; without them from made-up ones, with each number of axes that may be."""
-    inputs = [name for name in symbol.list_arguments() if name not in given]
+    """Yield the sizes that follow from inputs of ``shapes``, or from made-up ones with each possible number of axes."""
+    inputs = [name for name in symbol.list_arguments() if name not in saved]
     if shapes:
         trials = [(shapes, shapes)]
     else:
@@ -131,7 +118,7 @@ def _sizes(
             continue
         yield {
             name: list(zip(first[name], second[name]))
-            for name in given
+            for name in saved
             if first[name] and len(first[name]) == len(second[name])
         }
 
@@ -141,11 +128,11 @@ def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> d
     return dict(zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*arguments, *states]))
 
 
-def _first_unfit(sizes: _Sizes, given: Mapping[str, tuple[int, ...]]) -> str:
-    """What is wrong with the first parameter that does not fit, an empty string where all fit."""
+def _first_unfit(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
+    """Return an error message for the first parameter that does not fit, or an empty string."""
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():
-        shape = given[name]
+        shape = saved[name]
         # An axis that depends on the inputs has any size, but the same one wherever it is.
         expected = [size[0] if size[0] == size[1] else known.get(size, 0) for size in axes]
         if len(shape) != len(axes) or any(want not in (0, got) for want, got in zip(expected, shape)):

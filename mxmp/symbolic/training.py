@@ -1,23 +1,19 @@
-"""A module that trains, as what listens, replays or guards knows it; and the exclusion of operators while it trains."""
+"""A module that trains, as diagnostics use it; and the exclusion of operators while it trains."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterator, Sequence
 
 import mxnet as mx
-from mxnet.ndarray import NDArray
 
 from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, unchanged
 from ..policy import Policy
-from ..precision.heads import SCALE_NAME
 from ..step.gradients import Gradient
-from ..step.masters import Weight, assign
+from ..step.masters import Weight
 from ..step.step import ScaledStep
-from ..step.stores import is_distributed
 from . import _mxnet
 from .bucketing import BucketingModule
-from .core import Core
 from .module import Module
 
 __all__ = ["TrainedModule"]
@@ -88,11 +84,8 @@ class TrainedModule:
             for name, array in zip(names, arrays or ()):
                 note(name, array)
         module.forward(data, is_train=True)
-        group = _mxnet.group(module)
-        for executor in group.execs:
-            if SCALE_NAME in executor.arg_dict:
-                executor.arg_dict[SCALE_NAME][:] = loss_scale
-        group.backward([mx.nd.ones_like(out) * loss_scale for out in module.get_outputs()])
+        module.set_head_scale(loss_scale)
+        _mxnet.group(module).backward([mx.nd.ones_like(out) * loss_scale for out in module.get_outputs()])
 
     def graphs(self, place: mx.executor.Executor) -> Iterator[GraphRun]:
         gradients, plan = place.grad_dict, self._module.plan
@@ -130,71 +123,30 @@ class TrainedModule:
         return any(_mxnet.group(module).execs[i] is not each for module, i, each, _ in self._listening)
 
     def check_excludable(self) -> None:
-        if is_distributed(_mxnet.kvstore(self._module)):
+        if self._module.has_other_workers:
             raise ValueError(OTHER_WORKERS)
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep these nodes in FP32 too, in all buckets: executors of another policy, with the same values and outputs.
+        """Keep these nodes in FP32 too, in all buckets: bind again by another policy, with the same values and outputs.
 
         A Monitor that was installed in a Module must be installed again.
         """
         target = self._target
         modules = list(target.modules.values()) if isinstance(target, BucketingModule) else [target]
         first, *others = bound = [module for module in modules if module.binded]
-        core, before = first.core, first.core.low_names
+        core, low_names = first.core, first.core.low_names
         # On each device of its own: running statistics differ there, and a mean of equals can be off by a bit.
         weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(first.arrays())}
-        core.decide_anew(core.conversion.excluding(nodes))
-        _bind(first, None)
+        core.conversion.exclude(nodes)
+        first.rebind(None)
         for module in others:
-            _bind(module, first)
-        core.make_masters(_mxnet.arg_params(first), first.arrays())
-        _set_weights(core, weights, first.arrays())
-        for each in (target, first):
-            _mxnet.mark_dirty(each)
-        if _mxnet.kvstore(first) is not None and core.low_names != before:
-            _renew_store(bound)
+            module.rebind(first)
+        first.remake_masters(weights)
+        _mxnet.mark_dirty(target)
+        if core.low_names != low_names:
+            first.renew_store()
+            for module in others:
+                module.borrow_optimizer(first)
         monitor = _mxnet.monitor_of(target) if isinstance(target, BucketingModule) else None
         for module in bound if monitor is not None else ():
             module.install_monitor(monitor)
-
-
-def _set_weights(core: Core, weights: Mapping[str, list[NDArray]], arrays: Mapping[str, Sequence[NDArray]]) -> None:
-    for name, copies in arrays.items():
-        for k, (value, array) in enumerate(zip(weights[name], copies)):
-            if name in core.masters:
-                assign(value, [core.masters[name][k]], [array])
-            else:
-                value.copyto(array)
-
-
-def _bind(module: Module, shared: Module | None) -> None:
-    before = list(_mxnet.group(module).execs)
-    training, inputs, request = module.for_training, module.inputs_need_grad, _mxnet.grad_request(module)
-    module.bind(module.data_shapes, module.label_shapes, training, inputs, True, shared, request)
-    for old, new in zip(before, _mxnet.group(module).execs):
-        _go_on(old, new)
-
-
-def _go_on(old: mx.executor.Executor, new: mx.executor.Executor) -> None:
-    """Copy arguments, running statistics and outputs: a metric may read these after the step."""
-    pairs: list[tuple[Mapping[str, NDArray], Mapping[str, NDArray]]] = [
-        (old.arg_dict, new.arg_dict),
-        (old.aux_dict, new.aux_dict),
-    ]
-    for values, arrays in pairs:
-        for name in values.keys() & arrays.keys():
-            values[name].copyto(arrays[name])
-    for value, array in zip(old.outputs, new.outputs):
-        value.copyto(array)
-
-
-def _renew_store(modules: list[Module]) -> None:
-    """Open another kvstore: a key keeps the dtype of its first array, which is the gradient's."""
-    first = modules[0]
-    store: Any = mx.kv.create(_mxnet.kvstore(first).type)
-    with first.keys_as_gradients():
-        for name in _mxnet.group(first).param_names:
-            store.init(name, _mxnet.arg_params(first)[name])
-    for module in modules:
-        _mxnet.set_kvstore(module, store)

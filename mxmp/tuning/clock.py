@@ -1,9 +1,9 @@
-"""How long a graph takes, operator by operator and as a whole, on arrays of its own.
+"""How long a graph takes, operator by operator and as one step, on arrays of its own.
 
 Each operator is timed in its place in the network: MXNet's executors call back after every operator, forward and
 backward, and the callback waits for it. So it meets the layouts (oneDNN's blocked ones), the caches and the memory
-that it meets in training, which it would not in a graph of its own: BatchNorm behind a plain array takes five times as
-long as behind a convolution.
+that it meets in training, which it would not in a graph of its own: BatchNorm after a plain array takes five times as
+long as after a convolution.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import ctypes
 import re
 import time
 from collections import Counter
-from typing import Any, Mapping, NamedTuple, Union
+from contextlib import suppress
+from typing import Any, Callable, Mapping, NamedTuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -20,12 +21,13 @@ from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
 from ..callbacks import KeptError, hold_interrupts
+from ..kernels.fusion import Unfused
 from ..pipeline import emitted
 from ..precision.casts import FULL, CastGraph, declare_full, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan, PlannedGraph
 from ..precision.rules import rule_of
-from ..symbolic._mxnet import Unfused
+from .stand_ins import put_stand_ins, with_stand_ins
 
 __all__ = ["Arrays", "Cast", "Owner", "Timed"]
 
@@ -37,17 +39,25 @@ class Cast(NamedTuple):
     to_full: bool
 
 
-_DROPOUT = ("Dropout", "_npx_dropout")
-
 # What a measured time belongs to: an operator of the planned graph, or a cast.
 Owner = Union[Node, Cast]
 
 
 class Arrays:
-    """Inputs, weights, gradients and running statistics that all plans of a graph share; none is the user's.
+    """The inputs, weights, gradients and running statistics that all plans of a graph share; none is the user's.
 
-    ``values``: of inputs. ``shapes``: of other inputs; what they hold is drawn. ``grad_req``: of variables, by name;
-    of others nothing is asked. ``large_inputs``: see ``fit_to_device``.
+    Parameters
+    ----------
+    graph : Graph
+    ctx : mxnet.Context
+    grad_req : mapping of str to str
+        The requested gradients of variables, by name; others have none.
+    values : mapping of str to NDArray
+        The inputs that are known.
+    shapes : mapping of str to tuple of int
+        The shapes of the other inputs, whose values are drawn, as those of parameters are.
+    large_inputs : bool
+        For ``fit_to_device``.
     """
 
     def __init__(
@@ -59,7 +69,7 @@ class Arrays:
         shapes: Mapping[str, tuple[int, ...]],
         large_inputs: bool = False,
     ) -> None:
-        symbol = graph.to_symbol()
+        symbol = with_stand_ins(graph).to_symbol()
         known = {**shapes, **{name: value.shape for name, value in values.items()}}
         sizes, _, states = symbol.infer_shape(**known)
         dtypes = {**dict.fromkeys(shapes, np.float32), **{name: value.dtype for name, value in values.items()}}
@@ -75,8 +85,8 @@ class Arrays:
         }
         self.gradients = {
             name: mx.nd.zeros_like(self.arguments[name])
-            for name, asked in grad_req.items()
-            if asked != "null" and name in self.arguments
+            for name, request in grad_req.items()
+            if request != "null" and name in self.arguments
         }
         self.states = {
             name: mx.nd.array(_drawn(name, size, rng, True), ctx=ctx)
@@ -85,7 +95,7 @@ class Arrays:
 
 
 def _read_exactly(graph: Graph) -> set[str]:
-    """Variables that no operator reads as values to compute with: labels, indices, gamma and beta."""
+    """Return the variables that no operator reads as values to compute with: labels, indices, gamma and beta."""
     rules = {}
     for entry, users in graph.consumers().items():
         if entry.node.is_variable:
@@ -94,7 +104,7 @@ def _read_exactly(graph: Graph) -> set[str]:
 
 
 def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactly: bool) -> np.ndarray:
-    """Values that keep activations and gradients far from overflow and from denormals, which are slow."""
+    """Return values that keep activations and gradients far from overflow and from denormals, which are slow."""
     if exactly:
         return np.full(shape, float(name.endswith(("gamma", "var"))), "float32")
     fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else 1
@@ -102,9 +112,22 @@ def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactl
 
 
 class Timed:
-    """One plan, bound; None: the graph as it is. ``step`` runs it; ``profile`` says how long each of its parts takes.
+    """The graph that runs under one plan, bound.
 
-    ``operators``: how many emitted ones each part is made of.
+    Parameters
+    ----------
+    graph : Graph
+    plan : Plan
+    arrays : Arrays
+    training : bool
+        Whether a step is a forward and a backward, or a forward alone.
+    before_each : callable, optional
+        Called in a first step, operator by operator, with the owner of what runs next; with None after that step.
+
+    Attributes
+    ----------
+    operators : Counter
+        The number of operators that run for each owner.
 
     Raises
     ------
@@ -112,91 +135,107 @@ class Timed:
         From any method: a kernel is missing, or memory.
     """
 
-    def __init__(self, graph: Graph, plan: Plan | None, arrays: Arrays, training: bool) -> None:
-        if plan is None:
-            copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
-            casted = CastGraph(copy, FULL, [], {}, dict(zip(copy.nodes(), graph.nodes())))
-        else:
-            casted = emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs)
-            declare_full(casted.graph)
-        _without_draws(casted.graph, training)
-        self._owners = _owners(casted)
-        self.operators = Counter(self._owners.values())
-        # Names that tell which operator a callback is about.
-        self._numbered = list(self._owners)
-        for number, node in enumerate(self._numbered):
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        arrays: Arrays,
+        training: bool,
+        before_each: Callable[[Owner | None], None] | None = None,
+    ) -> None:
+        casted = emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs)
+        declare_full(casted.graph)
+        stand_ins = put_stand_ins(casted.graph)
+        casted.source.update({new: casted.source[node] for new, node in stand_ins.items()})
+        owners = _owners(casted)
+        self.operators = Counter(owners.values())
+        # By name, so that a callback knows which operator it is about.
+        self._owners = list(owners.values())
+        for number, node in enumerate(owners):
             node.name = f"n{number}"
         arguments, gradients = dict(arrays.arguments), dict(arrays.gradients) if training else {}
-        for variable in PlannedGraph(graph, plan).low_variables if plan else ():
+        for variable in PlannedGraph(graph, plan).low_variables:
             for held in (arguments, gradients):
                 if variable.name in held:
                     held[variable.name] = held[variable.name].astype(casted.compute)
         self._training = training
-        self._executor = _bind(casted.graph, arrays, arguments, gradients)
+        symbol = casted.graph.to_symbol()
+        self._executor = _bind(symbol, arrays, arguments, gradients)
         outputs = self._executor.outputs
-        # Drawn: of equal ones, normalisation leaves nothing but denormals, which FP32 takes 100 times as long for.
+        # Drawn: of equal ones, normalization leaves nothing but denormals, which FP32 takes 100 times as long for.
         rng = np.random.RandomState(1)
-        self._heads = [mx.nd.array(rng.normal(0, 1, out.shape), arrays.ctx).astype(out.dtype) for out in outputs]
+        self._head_gradients = [
+            mx.nd.array(rng.normal(0, 1, out.shape), arrays.ctx).astype(out.dtype) for out in outputs
+        ]
+        if before_each is not None:
+            self._try(_bind(symbol, arrays, arguments, gradients), before_each)
         self.step()
 
     def step(self) -> float:
-        """Seconds that one forward takes, and in training one backward."""
-        mx.nd.waitall()
-        with hold_interrupts():
-            start = time.perf_counter()
-            self._executor.forward(is_train=self._training)
-            if self._training:
-                self._executor.backward(self._heads)
-            mx.nd.waitall()
-            return time.perf_counter() - start
+        """Return the seconds of one forward, and in training one backward."""
+        return self._step(self._executor)
 
     def profile(self) -> dict[Owner, float]:
-        """Seconds that each operator and each cast takes, forward and backward together, in one step.
+        """Return the seconds of each operator and each cast, forward and backward together, in one step.
 
         What MXNet adds (sums of gradients) counts for the operator whose backward follows. From then on every step
         runs operator by operator.
         """
         spent: dict[Owner, float] = {}
-        state = {"last": 0.0, "pending": 0.0}
-        owners = [self._owners[node] for node in self._numbered]  # not self, which the executor would keep alive
-        failed = KeptError()
+        times = {"last": 0.0, "pending": 0.0}
 
-        def note(name: bytes | str, handle: Any) -> None:
-            with failed:
-                NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # ours to free
-                mx.nd.waitall()
-                now = time.perf_counter()
-                found = re.match(r"n(\d+)_", name.decode() if isinstance(name, bytes) else name)
-                state["pending"] += now - state["last"]
-                if found:
-                    owner = owners[int(found.group(1))]
-                    spent[owner] = spent.get(owner, 0.0) + state["pending"]
-                    state["pending"] = 0.0
-                state["last"] = time.perf_counter()
+        def note(owner: Owner | None) -> None:
+            times["pending"] += time.perf_counter() - times["last"]
+            if owner is not None:
+                spent[owner] = spent.get(owner, 0.0) + times["pending"]
+                times["pending"] = 0.0
+            times["last"] = time.perf_counter()
 
-        self._executor.set_monitor_callback(note)
         mx.nd.waitall()
-        state["last"] = time.perf_counter()
-        self.step()
-        failed.raise_it()
+        times["last"] = time.perf_counter()
+        self._run(self._executor, note)
         return spent
 
+    def _try(self, executor: mx.executor.Executor, before_each: Callable[[Owner | None], None]) -> None:
+        with suppress(mx.MXNetError):  # of the monitor, or the step that follows raises it too
+            self._run(executor, lambda owner: None if owner is None else before_each(owner), monitor_all=True)
+        before_each(None)
 
-def _without_draws(graph: Graph, training: bool) -> None:
-    """Put a scaling in place of each Dropout that would draw: MXNet has one random generator, the user's.
+    def _run(
+        self, executor: mx.executor.Executor, note: Callable[[Owner | None], None], monitor_all: bool = False
+    ) -> None:
+        """Run one step operator by operator, and call ``note`` with the owner of each output that is there.
 
-    On a CPU all contexts share it, and its state can be neither read nor set. Drawing a mask takes as long in every
-    plan.
-    """
-    for node in graph.nodes():
-        if node.op in _DROPOUT and (training or node.attrs.get("mode") == "always"):
-            node.op, node.attrs = "_mul_scalar", {"scalar": "2.0"}
+        None stands for what belongs to nobody. ``monitor_all``: of each input too, before it is read.
+        """
+        owners, error = self._owners, KeptError()  # not self, which the executor would keep alive
+
+        def call(name: bytes | str, handle: Any) -> None:
+            with error:
+                NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # ours to free
+                mx.nd.waitall()
+                found = re.match(r"n(\d+)_", name.decode() if isinstance(name, bytes) else name)
+                note(owners[int(found.group(1))] if found else None)
+
+        executor.set_monitor_callback(call, monitor_all)
+        self._step(executor)
+        error.raise_it()
+
+    def _step(self, executor: mx.executor.Executor) -> float:
+        mx.nd.waitall()
+        with hold_interrupts():
+            start = time.perf_counter()
+            executor.forward(is_train=self._training)
+            if self._training:
+                executor.backward(self._head_gradients)
+            mx.nd.waitall()
+            return time.perf_counter() - start
 
 
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
-    """What the time of each operator of the emitted graph belongs to.
+    """Return what the time of each operator of the emitted graph belongs to.
 
-    What mxmp puts in front of a cast or an operator, to have it right, belongs to that one.
+    What mxmp puts before a cast or an operator, to have it right, belongs to that one.
     """
     casts = {}
     for cast in casted.casts:
@@ -216,12 +255,10 @@ def _owners(casted: CastGraph) -> dict[Node, Owner]:
 
 
 def _bind(
-    graph: Graph, arrays: Arrays, arguments: dict[str, NDArray], gradients: dict[str, NDArray]
+    symbol: mx.sym.Symbol, arrays: Arrays, arguments: dict[str, NDArray], gradients: dict[str, NDArray]
 ) -> mx.executor.Executor:
-    """Without MXNet's fusion, which ``Module`` of mxmp's goes without, and Gluon too."""
-    symbol, ctx, groups = graph.to_symbol(), arrays.ctx, {}
-    if ctx.device_type == "cpu":
-        symbol, groups = Unfused(symbol), {Unfused.GROUP: ctx}
-        ctx = mx.Context(ctx.device_type, ctx.device_id + 1)
-    asked = {name: arrays.grad_req.get(name, "null") if name in gradients else "null" for name in arguments}
-    return symbol.bind(ctx, arguments, gradients or None, asked, arrays.states, group2ctx=groups or None)
+    """Bind without MXNet's fusion, which neither Gluon nor mxmp's ``Module`` uses."""
+    if arrays.ctx.device_type == "cpu":
+        symbol = Unfused(symbol)
+    requests = {name: arrays.grad_req.get(name, "null") if name in gradients else "null" for name in arguments}
+    return symbol.bind(arrays.ctx, arguments, gradients or None, requests, arrays.states)

@@ -1,7 +1,7 @@
 """The assignment of dtypes with the least total cost, exactly: a minimum cut.
 
-Every operator that may compute in either dtype stands on one side of the cut, low or FP32, and pays what it costs
-there. A tensor that is made on one side and read on the other is cast: once, whatever the number of its readers, as
+Every operator that may compute in either dtype is on one side of the cut, low or FP32, and pays its cost there. A
+tensor that is returned on one side and read on the other is cast: once, for any number of readers, as
 ``casts.insert_casts`` does. Kolmogorov and Zabih (PAMI 2004) say which such sums a cut can minimise.
 """
 
@@ -17,16 +17,16 @@ __all__ = ["Choice", "Costs", "Tensor", "least"]
 
 
 class Tensor(NamedTuple):
-    """Who makes a tensor and who reads it.
+    """The operator that returns a tensor, and those that read it.
 
     Attributes
     ----------
     source : Node or None
-        What it is low with; None where it is FP32 whatever happens.
+        The tensor is low where this one is; None where it is FP32 under every assignment.
     readers : tuple of Node
-        Operators that read it in the dtype that they compute in.
+        The operators that read it in the dtype that they compute in.
     full : bool
-        Something reads it in FP32 whatever happens.
+        Whether it is read in FP32 under every assignment too.
     """
 
     source: Node | None
@@ -36,11 +36,17 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """What each choice costs, in any one unit.
+    """The cost of each choice, in any one unit; 0 for those that are not in the mappings.
 
-    ``low``, ``full``: of operators. ``to_low``, ``to_full``: of the cast of a tensor, forward and backward. What is
-    not named costs nothing. Operators may cost less than nothing, and so may a cast on which one operator alone
-    decides (``Choice.decides``): those around it gain more than it costs.
+    An operator may have a negative cost, and so may a cast on which one operator alone decides (``Choice.decides``):
+    the operators around it gain more than the cast costs.
+
+    Attributes
+    ----------
+    low, full : mapping of Node to float
+        Of operators.
+    to_low, to_full : mapping of Entry to float
+        Of the cast of a tensor, forward and backward.
     """
 
     low: Mapping[Node, float]
@@ -50,10 +56,17 @@ class Costs:
 
 
 class Choice:
-    """What there is to choose in a graph.
+    """The assignments that are possible in a graph.
 
-    ``free``: operators that may compute in either dtype. ``fixed``: those that compute low whatever happens; all
-    others compute in FP32. ``stored``: variables that are stored low where all their readers are low.
+    Attributes
+    ----------
+    free : frozenset of Node
+        The operators that may compute in either dtype.
+    fixed : frozenset of Node
+        The operators that compute low under every assignment; all others compute in FP32.
+    stored : frozenset of Node
+        The variables that are stored low where all their readers are low.
+    tensors : dict of Entry to Tensor
     """
 
     def __init__(
@@ -82,14 +95,17 @@ class Choice:
         return node in self._either and position not in planned.rules[node].keep
 
     def cost(self, low: Collection[Node], costs: Costs) -> float:
-        """What it costs that ``low``, and nothing else, computes low."""
+        """Return the cost of the assignment in which ``low``, and nothing else, computes low."""
         nodes = sum((costs.low if node in low else costs.full).get(node, 0.0) for node in self._either)
         return nodes + sum(
             (costs.to_full if to_full else costs.to_low).get(entry, 0.0) for entry, to_full in self.casts(low)
         )
 
     def decides(self, entry: Entry, to_full: bool) -> Node | None:
-        """The operator that decides alone whether a tensor is cast so: it is, where that one computes low."""
+        """Return the operator that decides alone whether a tensor is cast so; None if several do, or none.
+
+        The tensor is cast where that operator computes low.
+        """
         tensor = self.tensors[entry]
         if tensor.source in self.stored:
             return None
@@ -98,7 +114,7 @@ class Choice:
         return tensor.readers[0] if tensor.source is None and len(tensor.readers) == 1 else None
 
     def casts(self, low: Collection[Node]) -> Iterator[tuple[Entry, bool]]:
-        """The tensors that are cast, and whether to FP32."""
+        """Yield the tensors that are cast, and whether to FP32."""
         for entry, tensor in self.tensors.items():
             is_low = [node in low for node in tensor.readers]
             if tensor.source in self.stored:
@@ -112,12 +128,12 @@ class Choice:
 
 
 def least(choice: Choice, costs: Costs) -> frozenset[Node]:
-    """The operators that compute low where the total cost is least.
+    """Return the operators that compute low in the assignment with the least total cost.
 
     Raises
     ------
     ValueError
-        A cast costs less than nothing, and several operators decide on it.
+        A cast has a negative cost, and several operators decide on it.
     ImportError
         python-igraph, which finds the cut, is not installed.
     """
@@ -154,7 +170,7 @@ def least(choice: Choice, costs: Costs) -> frozenset[Node]:
 
 
 class _Network:
-    """Capacities between the two sides: ``pay`` where the first stands low and the second in FP32, or ``forbid`` it."""
+    """A network of capacities: ``pay`` a cost where the first is low and the second in FP32, or ``forbid`` it."""
 
     LOW, FULL = "low", "full"
 
@@ -171,7 +187,7 @@ class _Network:
         self._add(low, full, None)
 
     def side_of_low(self) -> frozenset[Any]:
-        """All that stands low in a minimum cut."""
+        """Return everything that is on the low side of a minimum cut."""
         try:
             import igraph
         except ImportError as error:

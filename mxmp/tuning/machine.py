@@ -1,4 +1,4 @@
-"""Which machine this is, and where what was measured on it is kept."""
+"""The machine on which times are measured, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from ..kernels.fit import SWITCH
 
 __all__ = ["cache_file", "describe"]
 
-# What changes the kernels that MXNet and oneDNN pick, or their threads.
-_VARIABLES = (SWITCH, "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MXNET_MKLDNN_ENABLED")
+# They change the kernels that MXNet and oneDNN pick, or their threads.
+_VARIABLES = (
+    SWITCH,
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "MXNET_MKLDNN_ENABLED",
+)
 
 
 def describe(ctx: mx.Context) -> dict[str, Any]:
-    """Processor, threads, builds of MXNet and mxmp: times hold where all of it is the same."""
+    """Return the processor, threads, and builds of MXNet and mxmp: times hold where all of them are the same."""
     return {
         "device": ctx.device_type,
         "processor": _processor(),
@@ -33,7 +40,7 @@ def describe(ctx: mx.Context) -> dict[str, Any]:
 
 
 def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None) -> str:
-    """The file for a machine, in the user's cache folder unless another is given, which is made.
+    """Return the path of the file for a machine, in ``folder`` (default: the user's cache folder), which is made.
 
     Raises
     ------
@@ -52,10 +59,10 @@ def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None)
 
 
 def _source() -> str:
-    """Of the graphs that mxmp makes, and of how it times them."""
-    rooms = Path(__file__).parents[1]
-    files = sorted(path for room in ("precision", "kernels", "tuning") for path in (rooms / room).glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in [*files, rooms / "pipeline.py"])).hexdigest()[:12]
+    """Return a hash of the code that makes graphs, and of the code that times them."""
+    package = Path(__file__).parents[1]
+    files = sorted(path for name in ("precision", "kernels", "tuning") for path in (package / name).glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in [*files, package / "pipeline.py"])).hexdigest()[:12]
 
 
 def _processor(cpuinfo: str = "/proc/cpuinfo") -> str:

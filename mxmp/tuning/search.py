@@ -1,45 +1,93 @@
-"""From profiles to a plan: learn, cut, learn what the cut's plan is like, and let whole steps decide."""
+"""From profiles to a plan: learn, cut, learn what the cut's plan is like, and let steps of the network decide."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
+from dataclasses import replace
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import mxnet as mx
 
+from ..kernels.fit import device_of
+from ..kernels.padding import LargeInputs
 from ..pipeline import emitted
-from ..precision.casts import is_ours
-from ..precision.graph import Entry, Node
-from ..precision.tuned import Tuned
-from .choices import Task, cast_bytes
-from .clock import Arrays, Owner, Timed
+from ..precision.graph import Entry, Graph, Node
+from ..precision.plan import Plan
+from ..precision.tuned import CONVERTED, FULL, Tuned
+from .choices import Task, cast_bytes, shapes_of, signature
+from .clock import Arrays, Cast, Owner, Timed
 from .cut import Costs, least
+from .job import Crash, Job
+from .stand_ins import with_stand_ins
 from .table import Table
 
-__all__ = ["CONVERTED", "FULL", "Search", "faster", "quartiles", "without_waiting"]
+__all__ = ["Search", "Tell", "faster", "fewest_bytes", "measured", "quartiles", "without_waiting"]
 
-FULL, CONVERTED, RULES, BYTES = "float32", "float32, converted", "rules", "fewest bytes cast"
-
+RULES, BYTES = "rules", "fewest bytes cast"
 CUT, CUT_AGAIN = "least time", "least time, cut again"
 
-# Rounds of whole steps: at least, at most, and the seconds after which there are no more than the least.
+# Rounds of steps: at least, at most, and the seconds after which there are no more than the least.
 _ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 21, 60.0
 # Profiles of one plan: at least and at most, and how many in a row must bring nothing new.
 _PROFILES, _MOST_PROFILES, _QUIET = 4, 12, 2
 _CUTS = 3
 
+# Called with the name and the value of what happens: "part", a text, where a part of the search begins; "plan", the
+# names of the low operators of the plan that is going to run; "operators", the names of those that are going to run;
+# "seconds", by signature, where times were measured.
+Tell = Callable[[str, Any], None]
 
-class Found(NamedTuple):
-    """What a search ends with: the operators that compute low, why others do not, and how it was found."""
 
-    low: frozenset[Node]
-    reasons: dict[Node, str]
-    tuned: Tuned
+def measured(job: Job, tell: Tell) -> Plan:
+    """Return the plan whose steps are the fastest here, measured in this process."""
+    graph = job.graph()
+    shapes = shapes_of(graph, job.inputs)
+    task = _task(job, graph, left_out=_crashing(graph, shapes, job.crashes))
+    table = Table(task, shapes, job.training, dict(job.seconds))
+    drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
+    # A converted block knows the sizes of a call, a cast Symbol does not.
+    large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
+    large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
+    arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
+    notes = [f"{each} is known to your process alone: FP32, and timed as a stand-in" for each in job.stand_ins]
+    plan = Search(task, arrays, shapes, job.training, table, tell, job.crashes, notes).run()
+    return replace(plan, blocks=job.blocks)
+
+
+def fewest_bytes(job: Job) -> Plan:
+    """Return the plan whose casts move the fewest bytes, with every matrix operator low that may be; nothing runs."""
+    graph = job.graph()
+    shapes = shapes_of(graph, job.inputs)
+    task, moved = _task(job, graph, slow_too=True), cast_bytes(shapes)
+    plans = {RULES: task.low_nodes(task.rules), BYTES: task.least_bytes(shapes)}
+    amounts = {name: int(task.choice.cost(low, Costs({}, {}, moved, moved))) for name, low in plans.items()}
+    tuned = Tuned(BYTES, job.training, cast_bytes=amounts)
+    return replace(task.plan(plans[BYTES], {}), tuned=tuned, blocks=job.blocks)
+
+
+def _task(job: Job, graph: Graph, **options: Any) -> Task:
+    return Task(
+        graph,
+        job.policy,
+        device_of(job.ctx),
+        parameters=job.parameters,
+        keep_output_names=job.parameters is None,
+        **options,
+    )
+
+
+def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Crash]) -> dict[str, str]:
+    """Return the operators whose low kernels end the process, and why they are left out."""
+    names = graph.names()
+    signatures = {name: signature(node, shapes) for node, name in names.items() if not node.is_variable}
+    found = {signatures[name]: crash for crash in crashes for name in crash.operators if name in crash.low}
+    left_out = {name: found[each] for name, each in signatures.items() if each in found}
+    return {name: f"its low-precision kernel crashes here ({crash.how})" for name, crash in left_out.items()}
 
 
 class Search:
-    """The candidates of one task, timed on ``arrays``. ``tell`` is told, before each of its parts, what it is."""
+    """The candidates of one task, timed on ``arrays``."""
 
     def __init__(
         self,
@@ -48,23 +96,28 @@ class Search:
         shapes: Mapping[Entry, tuple[int, ...]],
         training: bool,
         table: Table,
-        tell: Callable[[str], None],
+        tell: Tell,
+        crashes: Iterable[Crash] = (),
+        notes: Iterable[str] = (),
     ) -> None:
         self._task, self._arrays, self._training = task, arrays, training
         self._table, self._tell = table, tell
+        self._crashes = {crash.low: crash for crash in crashes}
+        self._readers = task.graph.consumers()
         moved = cast_bytes(shapes)
         self._moved = Costs({}, {}, moved, moved)
-        self._failed: list[str] = []
+        self._notes = list(notes)
         self.candidates = {
             FULL: frozenset(),
             RULES: task.low_nodes(task.rules),
             BYTES: task.least_bytes(shapes),
         }
 
-    def run(self) -> Found:
-        """The plan whose whole steps are the fastest; FP32 unless that is beyond the spread of the rounds."""
+    def run(self) -> Plan:
+        """Return the plan whose steps are the fastest; FP32 unless that is beyond the spread of the rounds."""
         if not self.candidates[RULES] and not self._task.wide:
-            return self._end(FULL, {}, ["nothing may compute low"])
+            self._notes.append("nothing may compute low")
+            return self._end(FULL, {})
         try:
             for low in (frozenset(), self._task.wide, self._task.narrow):
                 self._learn(low)
@@ -76,16 +129,16 @@ class Search:
                     break
                 self._learn(cut)
         except mx.MXNetError as error:
-            self._failed.append(f"{self._task.policy.compute} fails here ({_first_line(error)})")
-        times = self._whole_steps()
-        return self._end(faster(times), times, self._failed)
+            self._notes.append(f"{self._task.policy.compute} fails here ({_first_line(error)})")
+        times = self._compare_steps()
+        return self._end(faster(times), times)
 
     def _learn(self, low: frozenset[Node]) -> None:
         if self._table.knows(low):
             return
-        self._tell(f"operators of a plan with {len(low)} of {len(self._task.wide)} low")
+        self._tell("part", f"operators of a plan with {len(low)} of {len(self._task.wide)} low")
         timed = self._timed(low)
-        whole = min(timed.step() for _ in range(_PROFILES))
+        step = min(timed.step() for _ in range(_PROFILES))
         least_seconds: dict[Owner, float] = {}
         quiet = 0
         for number in range(_MOST_PROFILES):
@@ -96,51 +149,84 @@ class Search:
             quiet = quiet + 1 if before and sum(least_seconds.values()) > 0.98 * before else 0
             if number + 1 >= _PROFILES and quiet >= _QUIET:
                 break
-        self._table.learn(low, without_waiting(least_seconds, timed.operators, whole))
+        self._table.learn(low, without_waiting(least_seconds, timed.operators, step))
+        self._tell("seconds", self._table.seconds)
 
     def _timed(self, low: frozenset[Node]) -> Timed:
-        return Timed(self._task.graph, self._task.plan(low, {}), self._arrays, self._training)
+        """Bind the plan of these operators; without any, FP32 as it runs beside low operators."""
+        tuned = None if low else Tuned(CONVERTED, self._training)
+        return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))
 
-    def _whole_steps(self) -> dict[str, list[float]]:
-        """Rounds of one step of each candidate."""
-        self._tell("whole steps")
-        bound: dict[str, Timed] = {FULL: Timed(self._task.graph, None, self._arrays, self._training)}
-        if self._timed_differs():
+    def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
+        names = self._tell_plan(low)
+        if names in self._crashes:
+            raise mx.MXNetError(f"crash: {self._crashes[names].how}")
+        return Timed(self._task.graph, plan, self._arrays, self._training, lambda owner: self._announce(owner, low))
+
+    def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
+        names = frozenset(self._task.names[node] for node in low)
+        self._tell("plan", names)
+        return names
+
+    def _announce(self, owner: Owner | None, low: frozenset[Node]) -> None:
+        """Tell which operators run next, None for all at once; for a cast, the low operators that need it."""
+        if not isinstance(owner, Cast):
+            nodes = [owner] if owner is not None else []
+        elif owner.to_full:
+            nodes = [owner.entry.node]
+        else:
+            nodes = [node for node, _ in self._readers.get(owner.entry, ()) if node in low]
+        self._tell("operators", tuple(self._task.names[node] for node in nodes))
+
+    def _compare_steps(self) -> dict[str, list[float]]:
+        """Return the seconds of a step of each candidate, in rounds of one step of each."""
+        self._tell("part", "steps")
+        bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
+        if self._is_converted_different():
             bound[CONVERTED] = self._timed(frozenset())
-        met: dict[frozenset[Node], str] = {frozenset(): FULL}
+        done: set[frozenset[Node]] = {frozenset()}
         for name, low in self.candidates.items():
-            if low in met:
+            if low in done:
                 continue
-            met[low] = name
+            done.add(low)
             try:
                 bound[name] = self._timed(low)
             except mx.MXNetError as error:
-                self._failed.append(f"{name} fails here ({_first_line(error)})")
+                self._notes.append(f"{name} fails here ({_first_line(error)})")
         times: dict[str, list[float]] = {name: [] for name in bound}
         start = time.perf_counter()
         while True:
             for name, timed in bound.items():
+                self._tell_plan(self.candidates.get(name, frozenset()))
                 times[name].append(timed.step())
             rounds = len(times[FULL])
             late = time.perf_counter() - start > _SECONDS
             if rounds >= (_ROUNDS if late or _is_steady(times) else _MOST_ROUNDS):
                 return times
 
-    def _timed_differs(self) -> bool:
-        """Whether a converted graph is another even where nothing computes low."""
-        plan = self._task.plan(frozenset(), {})
-        graph, arrays = self._task.graph, self._arrays
-        casted = emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs)
-        return any(is_ours(node) for node in casted.graph.nodes())
+    def _is_converted_different(self) -> bool:
+        """Whether FP32 has workarounds against slow kernels, which a graph with low operators has too."""
+        plan, graph, arrays = self._task.plan(frozenset(), {}), self._task.graph, self._arrays
+        with_and_without = [
+            emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs, avoid_slow_kernels=avoid)
+            for avoid in (True, False)
+        ]
+        return len({tuple(casted.workarounds) for casted in with_and_without}) > 1
 
-    def _end(self, chosen: str, times: Mapping[str, Sequence[float]], notes: Iterable[str]) -> Found:
+    def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
         low = self.candidates.get(chosen, frozenset())
+        compute = self._task.policy.compute
+        if times and not low:
+            self._notes.append(f"FP32: no plan in {compute} was faster beyond the spread of the rounds")
         learnt = all(map(self._table.knows, (frozenset(), self._task.wide, self._task.narrow)))
-        known = {name: nodes for name, nodes in self.candidates.items() if learnt and self._table.knows(nodes)}
         gains = {name: quartiles([a / b for a, b in zip(times[FULL], each)]) for name, each in times.items()}
-        # What was profiled is the converted graph, in FP32 too.
-        seconds = {name: self._table.predict(nodes) for name, nodes in known.items()}
+        # What was profiled is FP32 with the workarounds against slow kernels.
         converted = gains.get(CONVERTED, (1.0, 1.0, 1.0))[1]
+        seconds = {
+            name: self._table.predict(nodes)
+            for name, nodes in self.candidates.items()
+            if learnt and self._table.knows(nodes)
+        }
         tuned = Tuned(
             chosen,
             self._training,
@@ -152,17 +238,13 @@ class Search:
                 if each > 0
             },
             {name: int(self._task.choice.cost(nodes, self._moved)) for name, nodes in self.candidates.items()},
-            (*notes, *self._verdict(chosen, times)),
+            tuple(self._notes),
         )
-        failed = dict.fromkeys(self._task.wide - low, f"{self._task.policy.compute} could not be timed here")
-        return Found(low, self._reasons(low) if learnt else failed, tuned)
-
-    def _verdict(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Iterable[str]:
-        if times and chosen in (FULL, CONVERTED):
-            yield f"FP32: no plan in {self._task.policy.compute} was faster beyond the spread of the rounds"
+        failed = dict.fromkeys(self._task.wide - low, f"{compute} could not be timed here")
+        return replace(self._task.plan(low, self._reasons(low) if learnt else failed), tuned=tuned)
 
     def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
-        """Why an operator that may compute low does not."""
+        """Return why operators that may compute low do not."""
         compute = self._task.policy.compute
         reasons = {}
         for node in self._task.wide - low:
@@ -172,16 +254,16 @@ class Search:
         return reasons
 
 
-def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], whole: float) -> dict[Owner, float]:
-    """A profile without what waiting for every operator costs: so much for each that the sum is no more than a step.
+def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], step: float) -> dict[Owner, float]:
+    """Return a profile without the time of waiting for every operator: the same for each, so that the sum is a step.
 
-    ``operators``: of how many each part is made. ``whole``: seconds of a step in which nobody waits.
+    ``operators``: the number of operators of each part. ``step``: seconds of a step in which nobody waits.
     """
     left = dict(profile)
     for _ in range(8):  # a part gives no more than it has, then the others give the rest
-        excess = sum(left.values()) - whole
+        excess = sum(left.values()) - step
         givers = sum(operators[owner] for owner, seconds in left.items() if seconds > 0)
-        if excess <= 0.001 * whole or not givers:
+        if excess <= 0.001 * step or not givers:
             break
         each = excess / givers
         left = {owner: max(seconds - each * operators[owner], 0.0) for owner, seconds in left.items()}
@@ -189,22 +271,23 @@ def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, in
 
 
 def faster(times: Mapping[str, Sequence[float]]) -> str:
-    """The name of the fastest by the median of its rounds, each against FP32 in the same round; FP32, as a converted
-    net runs it, where that is not faster in three of four.
+    """Return the name of the fastest plan by the median of its rounds, each against FP32 in the same round.
+
+    Another than FP32 must be faster than it in three of four rounds. FP32 is the graph as it is, unless it is faster
+    with workarounds against slow kernels, likewise.
     """
-    full = [name for name in (FULL, CONVERTED) if name in times]
-    others = [name for name in times if name not in full]
-    if not others:
-        return full[-1]
-    gains = {name: quartiles([a / b for a, b in zip(times[FULL], times[name])]) for name in times}
-    own = max(full, key=lambda name: gains[name][1])
-    best = max(others, key=lambda name: gains[name][1])
-    low, _, _ = quartiles([a / b for a, b in zip(times[own], times[best])])
-    return best if low > 1 else full[-1]
+
+    def gains(name: str, against: str) -> tuple[float, float, float]:
+        return quartiles([a / b for a, b in zip(times[against], times[name])])
+
+    full = CONVERTED if CONVERTED in times and gains(CONVERTED, FULL)[0] > 1 else FULL
+    others = [name for name in times if name not in (FULL, CONVERTED)]
+    best = max(others, key=lambda name: gains(name, FULL)[1], default=full)
+    return best if gains(best, full)[0] > 1 else full
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The lower one, the median and the upper one."""
+    """Return the lower one, the median and the upper one."""
     if len(values) < 2:
         return (values[0],) * 3
     low, middle, high = statistics.quantiles(values, n=4)
@@ -212,13 +295,10 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
-    for each in times.values():
-        if len(each) < 2:
-            return False
-        low, middle, high = quartiles(each)
-        if high - low > 0.04 * middle:
-            return False
-    return True
+    spreads = [quartiles(each) for each in times.values()]
+    return all(len(each) > 1 for each in times.values()) and all(
+        high - low <= 0.04 * middle for low, middle, high in spreads
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What operators and casts cost, by signature: learned from profiles, kept on disk, made into the costs of a cut."""
+"""Times of operators and casts by signature: they come from profiles, are kept on disk, and are the costs of a cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Collection, Mapping
 
 from ..files import replacing
 from ..precision.graph import Entry, Node
-from .choices import Task
+from .choices import Task, signature
 from .clock import Cast, Owner
 from .cut import Costs
 
@@ -17,15 +17,16 @@ __all__ = ["Table", "read", "write"]
 
 
 _DAY = 86400.0
-_CAST = " -> "  # in the keys of casts; what is beside one may be faster by more than it costs
+_CAST = " -> "  # in the keys of casts, whose seconds may be negative: the operators beside one may gain more
 
 
 class Table:
-    """Seconds by signature: operator, attributes, shapes, dtype; and of casts: shape, who makes and who reads it.
+    """Seconds of operators by type, attributes, shapes and dtype; of casts by shape, source and readers.
 
-    An operator's time is the one that it takes among its like: in FP32 where all of the graph is, low where all is
-    low that may be. What it takes longer (or less) beside a cast, whose layout it then meets, counts for that cast.
-    So ``predict`` of the plans that were profiled is what was measured, but for what operators of one signature differ.
+    The time of an operator is that in a graph of one dtype: in FP32 where everything is, low where everything is low
+    that may be. The difference to its time beside a cast, whose layout it reads there, belongs to that cast. So
+    ``predict`` gives the measured times of the plans that were profiled, but for differences between operators of one
+    signature.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Table:
         self._readers = task.graph.consumers()
         mode = "training" if training else "inference"
         self._signatures = {
-            node: f"{mode} {self._signature(node)}" for node in task.graph.nodes() if not node.is_variable
+            node: f"{mode} {signature(node, shapes)}" for node in task.graph.nodes() if not node.is_variable
         }
         self._mode = mode
 
@@ -47,7 +48,7 @@ class Table:
         return operators and all(self._cast_key(Cast(*cast)) in self.seconds for cast in self._task.choice.casts(low))
 
     def learn(self, low: Collection[Node], profile: Mapping[Owner, float]) -> None:
-        """Take over what a plan's parts took."""
+        """Add the times of a plan's parts."""
         found: dict[str, list[float]] = {}
         for node in self._signatures:
             found.setdefault(self._key(node, node in low), []).append(profile.get(node, 0.0))
@@ -66,9 +67,10 @@ class Table:
         self.seconds.update({key: statistics.median(times) for key, times in found.items()})
 
     def costs(self) -> Costs:
-        """For the cut. Casts that no profiled plan has cost what others of their direction cost a byte.
+        """Return the costs for the cut.
 
-        A cast that pays for itself is free, unless one operator alone decides on it.
+        A cast that no profiled plan has costs as much per byte as others of its direction. A cast with a negative cost
+        is free, unless one operator alone decides on it.
         """
         rates: dict[bool, list[float]] = {True: [], False: []}
         casts = [Cast(e, to_full) for e in self._task.choice.tensors for to_full in rates if not e.node.is_variable]
@@ -91,17 +93,17 @@ class Table:
         )
 
     def predict(self, low: Collection[Node]) -> float:
-        """Seconds of a step."""
+        """Return the seconds of a step."""
         costs = self.costs()
         others = sum(costs.full[node] for node in self._signatures if node not in self._task.wide)
         return others + self._task.choice.cost(low, costs)
 
     def of_node(self, node: Node, low: bool) -> float:
-        """Seconds of one operator."""
+        """Return the seconds of one operator."""
         return self.seconds[self._key(node, low)]
 
     def _beside(self, casts: list[Cast], low: Collection[Node]) -> dict[Node, list[Cast]]:
-        """The operators that make what is cast, or read the cast."""
+        """Return the operators that return a tensor that is cast, or read the cast, with these casts."""
         beside: dict[Node, list[Cast]] = {}
         rules = self._task.rules_of
         for cast in casts:
@@ -116,11 +118,6 @@ class Table:
                     beside.setdefault(node, []).append(cast)
         return beside
 
-    def _signature(self, node: Node) -> str:
-        attrs = {name: value for name, value in sorted(node.attrs.items()) if not name.startswith("__")}
-        inputs = ["x".join(map(str, self._shapes[entry])) for entry in node.inputs]
-        return f"{node.op} {json.dumps(attrs)} {' '.join(inputs)}"
-
     def _key(self, node: Node, low: bool) -> str:
         return f"{self._signatures[node]} {self._task.policy.compute if low else 'float32'}"
 
@@ -133,14 +130,14 @@ class Table:
 
 
 def read(path: str) -> dict[str, float]:
-    """What ``write`` wrote; nothing where there is no file.
+    """Return the seconds that ``write`` wrote; none where there is no file.
 
     Raises
     ------
     ValueError
-        It holds something else, or times that cannot be.
+        The file holds something else, or impossible times.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -163,6 +160,6 @@ def _is_time(value: Any) -> bool:
 
 
 def write(path: str, machine: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-    """Keep what was measured, with what is said of the machine; the file appears whole or not at all."""
+    """Write these seconds, with the description of the machine; the file appears complete or not at all."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump({"machine": machine, "seconds": dict(sorted(seconds.items()))}, file, indent=1)

@@ -2,10 +2,11 @@
 
 Each variant is a process of its own (``contrib.amp`` patches MXNet for good). They take turns, one whole step each,
 which ends with ``mx.nd.waitall()``, in an order that alternates; kept are the seconds of every step. Peak memory is
-the process's largest resident set, so networks are compared with the interpreter and its libraries in it. Last, each
-runs a few steps under MXNet's profiler, for the share of its matrix operators. Tuning has a process of its own.
-Printed are medians, and how many times as fast as FP32 a variant is, with quartiles. Networks are those of
-``networks.py`` or GluonCV's classification networks; a run that was ended goes on.
+the process's largest resident set, so networks are compared with the interpreter and its libraries in it; with
+``--device gpu`` it is the GPU's. Last, each runs a few steps under MXNet's profiler, for the share of its matrix
+operators. Tuning has a process of its own. A variant may also be a policy of mxmp's, as ``float16-fast``. Printed are
+medians, and how many times as fast as FP32 a variant is, with quartiles. Networks are those of ``networks.py`` or
+GluonCV's classification networks; a run that was ended goes on.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
         *(__doc__, arguments, "networks"),
         networks=([str], f"of {', '.join(NETWORKS)}, or GluonCV's names (default: these)"),
         tasks=(list(TASKS), "", TASKS),
-        variants=(list(VARIANTS), "", VARIANTS),
+        variants=(list(VARIANTS), f"of {', '.join(VARIANTS)}, or policies as float16-fast (default: these)"),
         torch=(str, "a Python with torch and torchvision, to compare with"),
         dtype=("bfloat16", "", ("bfloat16", "float16")),
         policy=("", "added to the dtype, for example norm=float32"),
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
         warmup=(3, "rounds before the first that counts (default: 3)"),
         batch=(int, "default: the network's own"),
         size=(int, "of an image's side or a sequence; default: the network's own"),
+        device=("cpu", "", ("cpu", "gpu")),
         threads=(default, "OpenMP threads of each (MXNet's: %(default)s)"),
         seconds=(1800.0, "limit of time of a step, or of tuning"),
         results=RESULTS,
@@ -54,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
         variants = [*args.variants, *(TORCH if args.torch and network(name).torch else ())]
         for task in args.tasks:
             how = [args.dtype] * (args.dtype != "bfloat16" or bool(args.policy)) + [args.policy] * bool(args.policy)
+            how += [args.device] * (args.device != "cpu")
             key = ", ".join([name, task, *how])
             done = read(args.results).get(key, {})
             if not args.again and done.get("variants", {}).keys() >= set(variants):
@@ -83,6 +86,7 @@ def measure(name: str, task: str, variants: list[str], args: argparse.Namespace)
     found: dict[str, Any] = {}
     folder = tempfile.TemporaryDirectory()
     config = {"network": name, "task": task, "dtype": args.dtype, "batch": batch, "size": size}
+    config["device"] = args.device
     config.update(plan=str(Path(folder.name, "plan.json")), policy=f"compute={args.dtype},{args.policy}".rstrip(","))
 
     def start(variant: str) -> Worker:

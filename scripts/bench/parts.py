@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Dict, Iterator
 from unittest import mock
 
 import mxnet as mx
@@ -21,7 +21,7 @@ from mxmp.step.gradients import FiniteSums, Gradient
 from mxmp.step.updater import Updater
 
 S = mx.sym
-Steps = "dict[str, Callable[[], Any]]"
+Steps = Dict[str, Callable[[], Any]]
 
 
 # Channels and groups: ResNeXt's first stages and others with 12 and 24 channels a group; MobileNet's; blocks of 16.

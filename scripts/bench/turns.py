@@ -181,10 +181,13 @@ def serve(run: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> None:
 
 
 def answers(
-    make: Callable[[], tuple[Callable[[], Any], Callable[[], dict]]], wait: Callable[[], Any]
+    make: Callable[[], tuple[Callable[[], Any], Callable[[], dict]]],
+    wait: Callable[[], Any],
+    peak: Callable[[], int] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield that the step is prepared, then an answer to each command; ``make`` returns the step and its profile."""
-    before, started = peak_bytes(), time.perf_counter()
+    peak = peak or peak_bytes
+    before, started = peak(), time.perf_counter()
     step, profile = make()
     timed(step, wait)
     yield {"prepared": time.perf_counter() - started}
@@ -192,7 +195,7 @@ def answers(
         if command == "step":
             yield {"seconds": timed(step, wait)}
         elif command == "memory":
-            yield {"peak": peak_bytes(), "before": before}
+            yield {"peak": peak(), "before": before}
         elif command == "profile":
             yield profile()
 

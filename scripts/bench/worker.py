@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 from bench.networks import WORDS, Network, network
 from bench.turns import answers, operators, serve, timed
 
 PROFILED = 3  # steps
-Step = "tuple[Callable[[], Any], Callable[[], dict]]"  # runs one step, returns whether it was skipped; profiles it
+Step = Tuple[
+    Callable[[], Any], Callable[[], Dict[str, Any]]
+]  # runs one step, returns whether it was skipped; profiles it
 
 
 def run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -24,10 +26,22 @@ def run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         return
     import mxnet as mx
 
+    on_gpu = config.get("device") == "gpu"
+    if on_gpu:
+        mx.test_utils.set_default_context(mx.gpu())
     if config["variant"] == "tuning":
         yield tune(chosen, **config)
     else:
-        yield from answers(partial(mxnet_step, chosen, **config), mx.nd.waitall)
+        yield from answers(partial(mxnet_step, chosen, **config), mx.nd.waitall, gpu_bytes if on_gpu else None)
+
+
+def gpu_bytes() -> int:
+    """Return the bytes of the GPU that are in use. MXNet's pool gives none back, so this is its peak so far."""
+    import mxnet as mx
+
+    mx.nd.waitall()
+    free, total = mx.context.gpu_memory_info()
+    return total - free
 
 
 def tune(net_of: Network, *, task: str, policy: str, batch: int, size: int, plan: str, **_: Any) -> dict:
@@ -65,9 +79,10 @@ def mxnet_step(
         amp.init(dtype)
     import mxmp
 
-    net, inputs, ours = initialized(net_of), net_of.inputs(batch, size), variant in ("rules", "tuned")
+    net, inputs, ours = initialized(net_of), net_of.inputs(batch, size), variant not in ("float32", "contrib.amp")
     if ours:
-        mxmp.convert(net, policy if variant == "rules" else mxmp.Plan.load(plan))
+        named = {"rules": policy, "tuned": plan}.get(variant, variant)
+        mxmp.convert(net, mxmp.Plan.load(named) if variant == "tuned" else named)
     net.hybridize(static_alloc=True, static_shape=True)
     if task != "training":
         step: Callable[[], Any] = partial(net, *inputs)
@@ -76,11 +91,17 @@ def mxnet_step(
     with autograd.record():  # SSD traces another network for inference, and MXNet keeps the first
         net(*inputs)  # shapes of the parameters
     kind = mxmp.Trainer if ours else gluon.Trainer
-    trainer = kind(net.collect_params(), net_of.optimizer, dict(net_of.options))
+    options = {**net_of.options, **({"multi_precision": True} if dtype == "float16" and variant != "float32" else {})}
+    trainer = kind(net.collect_params(), net_of.optimizer, options)
+    if variant == "contrib.amp" and dtype == "float16":
+        amp.init_trainer(trainer)
 
     def train() -> bool:
         with autograd.record():
             loss = net_of.loss(net(*inputs), batch)
+            if variant == "contrib.amp" and dtype == "float16":
+                with amp.scale_loss(loss, trainer) as loss:
+                    pass
         (trainer if ours else autograd).backward(loss)
         trainer.step(batch, ignore_stale_grad=True)  # some networks carry a layer that they never call
         return ours and trainer.last_step_skipped

@@ -1,11 +1,12 @@
-"""Records float16 matrix products and convolutions of a real Tensor Core, through PyTorch, into a small .npz.
+"""Record float16 matrix products and convolutions of a real Tensor Core into a small .npz.
 
-It needs PyTorch and an NVIDIA GPU of compute capability 7.0 or newer, and refuses without. The tests of
+It needs an NVIDIA GPU of compute capability 7.0 or newer, and MXNet's CUDA build (``--by mxnet``, which records the
+very kernels that a converted net runs) or PyTorch (``--by torch``, for GPUs newer than MXNet's wheels). The tests of
 ``tests/kernels/test_tensor_core.py`` then hold the CPU's emulation of float16 against the file.
 
 The file, all arrays float16 but for the first:
 
-    meta                    a JSON string: device, compute capability, versions of PyTorch, CUDA and cuDNN
+    meta                    a JSON string: library, device, compute capability, versions
     <kind>.<case>.<array>   kind: fc (out = data @ weight.T) or conv (3x3, stride 1, padding 1, NCHW, no bias)
                             case: normal, overflow (some sums beyond 65504), subnormal (most results below 2^-14),
                                   long (sums of at least 2,000 products)
@@ -15,6 +16,7 @@ The file, all arrays float16 but for the first:
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from typing import Any, Dict, Iterator
 
@@ -45,33 +47,59 @@ def cases() -> Iterator[tuple[str, Case]]:
         yield f"{kind}.long", {name: draw(shape, 1.0) for name, shape in long_shapes.items()}
 
 
-def record(device: str) -> Case:
-    """Run forward and backward of every case on `device`."""
+def record(by: str, device: str) -> Case:
+    """Run forward and backward of every case on `device`; by ``"torch"`` or ``"mxnet"``."""
+    run = {"torch": run_torch, "mxnet": run_mxnet}[by]
+    arrays: Case = {}
+    for name, case in cases():
+        results = {**case, **run(name, case, device)}
+        arrays.update({f"{name}.{key}": results[key] for key in ARRAYS})
+    return arrays
+
+
+def run_torch(name: str, case: Case, device: str) -> Case:
     import torch
 
     # Sums stay FP32 to the end, as MXNet asks of cuBLAS and cuDNN.
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cudnn.deterministic = True
-    arrays: Case = {}
-    for name, case in cases():
-        tensors = {key: torch.from_numpy(value).to(device) for key, value in case.items()}
-        data, weight = tensors["data"].requires_grad_(), tensors["weight"].requires_grad_()
+    tensors = {key: torch.from_numpy(value).to(device) for key, value in case.items()}
+    data, weight = tensors["data"].requires_grad_(), tensors["weight"].requires_grad_()
+    if name.startswith("fc"):
+        out = torch.nn.functional.linear(data, weight)
+    else:
+        layout = torch.channels_last  # the layout of the Tensor Core's own kernels: no Winograd
+        low, kernel = data.to(memory_format=layout), weight.to(memory_format=layout)
+        out = torch.nn.functional.conv2d(low, kernel, padding=1)
+    out.backward(tensors["head"])
+    results = {"out": out.detach(), "data_grad": data.grad, "weight_grad": weight.grad}
+    return {key: value.cpu().numpy() for key, value in results.items()}
+
+
+def run_mxnet(name: str, case: Case, device: str) -> Case:
+    import mxnet as mx
+    from mxnet import autograd
+
+    ctx = mx.gpu() if device == "cuda" else mx.cpu()
+    data, weight, head = (mx.nd.array(case[key], ctx=ctx, dtype="float16") for key in ("data", "weight", "head"))
+    for array in (data, weight):
+        array.attach_grad()
+    count = case["weight"].shape[0]
+    with autograd.record():
         if name.startswith("fc"):
-            out = torch.nn.functional.linear(data, weight)
+            out = mx.nd.FullyConnected(data, weight, no_bias=True, num_hidden=count)
         else:
-            layout = torch.channels_last  # the layout of the Tensor Core's own kernels: no Winograd
-            low, kernel = data.to(memory_format=layout), weight.to(memory_format=layout)
-            out = torch.nn.functional.conv2d(low, kernel, padding=1)
-        out.backward(tensors["head"])
-        results = {**case, "out": out.detach(), "data_grad": data.grad, "weight_grad": weight.grad}
-        for key in ARRAYS:
-            value = results[key]
-            arrays[f"{name}.{key}"] = value if isinstance(value, np.ndarray) else value.cpu().numpy()
-    return arrays
+            out = mx.nd.Convolution(data, weight, no_bias=True, num_filter=count, kernel=(3, 3), pad=(1, 1))
+    out.backward(head)
+    return {"out": out.asnumpy(), "data_grad": data.grad.asnumpy(), "weight_grad": weight.grad.asnumpy()}
 
 
-def find_tensor_core() -> dict[str, Any]:
+def find_tensor_core(by: str) -> dict[str, Any]:
     """Return what the recording runs on; exits with one line where there is no Tensor Core."""
+    return {"library": by, **{"torch": find_torch, "mxnet": find_mxnet}[by]()}
+
+
+def find_torch() -> dict[str, Any]:
     try:
         import torch
     except ImportError:
@@ -90,10 +118,33 @@ def find_tensor_core() -> dict[str, Any]:
     }
 
 
+def find_mxnet() -> dict[str, Any]:
+    import mxnet as mx
+
+    if not mx.context.num_gpus():
+        sys.exit(f"error: MXNet {mx.__version__} sees no CUDA GPU; nothing was recorded")
+    return {"mxnet": mx.__version__, **nvidia_smi()}
+
+
+def nvidia_smi() -> dict[str, Any]:
+    """Return name, compute capability, driver and memory of the first GPU; empty where nvidia-smi does not say."""
+    fields = {"device": "name", "capability": "compute_cap", "driver": "driver_version", "memory": "memory.total"}
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader"]
+    try:
+        line = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return {}
+    return dict(zip(fields, map(str.strip, line.split(","))))
+
+
 def main(arguments: list[str] | None = None) -> None:
-    output = parse(__doc__, arguments, output=ROOT / "tests" / "data" / "tensor_core.npz").output
-    meta = find_tensor_core()
-    arrays = record("cuda")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(output, meta=json.dumps(meta), **arrays)
-    print(f"{output}: {len(arrays)} arrays from {meta['device']}, {output.stat().st_size} bytes")
+    args = parse(
+        *(__doc__, arguments),
+        output=ROOT / "tests" / "data" / "tensor_core.npz",
+        by=("torch", "what runs the products", ("torch", "mxnet")),
+    )
+    meta = find_tensor_core(args.by)
+    arrays = record(args.by, "cuda")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(args.output, meta=json.dumps(meta), **arrays)
+    print(f"{args.output}: {len(arrays)} arrays from {meta.get('device')}, {args.output.stat().st_size} bytes")

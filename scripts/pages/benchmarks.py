@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import Any, Iterator
+from typing import Any, Dict, Iterator
 
 from bench.models import RESULTS, TASKS
 from bench.turns import milliseconds, quartiles, spread
@@ -20,7 +20,7 @@ LABELS = {  # by variant: in words, and a colour (Okabe and Ito's)
 }
 OURS = [variant for variant in LABELS if not variant.startswith("torch")]
 MATRIX = ("Convolution", "Deconvolution", "FullyConnected", "RNN", "dot", "batch_dot")
-Result = "dict[str, Any]"
+Result = Dict[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Iterator
+from typing import Any, Dict, Iterator
 
 from support.options import parse
 from support.pages import filled, table
@@ -13,7 +13,7 @@ from sweep.operators.case import CASES, DTYPES, emitted, is_allowed
 
 from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
 
-Results = "dict[str, dict[str, dict[str, Any]]]"
+Results = Dict[str, Dict[str, Dict[str, Any]]]
 
 # Verdicts that an emitted operator must not have.
 FAULTS = ("biased", "inaccurate", "NaN", "infinity", "uninitialised", "wrong gradient", "error", "crash")
@@ -38,8 +38,8 @@ def render(results: Results) -> str:
         groups.setdefault(why, []).append(op)
     head = "operator | dtype | found | first case | MXNet's answer, or the requests at fault"
     parts["failed"] = table(head, _exceptions(results))
-    rows = ((why, " ".join(f"`{op}`" for op in sorted(ops))) for why, ops in sorted(groups.items()))
-    return filled(__file__, **parts, left_out=table("reason | operators", rows))
+    left_out = ((why, " ".join(f"`{op}`" for op in sorted(ops))) for why, ops in sorted(groups.items()))
+    return filled(__file__, **parts, left_out=table("reason | operators", left_out))
 
 
 def _pairs(op: str, dtype: str) -> list[Any]:

@@ -10,7 +10,7 @@ from support.options import parse
 from support.results import DOCS
 
 import mxmp
-from mxmp.diagnose import plot_histograms, plot_loss_scale, plot_steps, watch
+from mxmp.diagnose import plot_histograms, plot_loss_scale, watch
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -18,7 +18,6 @@ def main(arguments: list[str] | None = None) -> None:
     trainer, watched = train(args.steps)
     args.folder.mkdir(parents=True, exist_ok=True)
     plot_histograms(watched.latest, str(args.folder / "watch.png"))
-    plot_steps(watched.snapshots, str(args.folder / "watch-steps.png"), name="conv1_fwd -> sigmoid0_fwd")
     plot_loss_scale(trainer, str(args.folder / "loss-scale.png"), watched=watched)
     print(watched)
 

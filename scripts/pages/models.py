@@ -189,8 +189,9 @@ def megabytes(value: float | None) -> str:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Draw mxmp's SQNR over that of perfect kernels, a dot a model."""
-    figure, axes = subplots(2, 2, figsize=(9, 8.5), constrained_layout=True)
+    """Draw mxmp's signal-to-noise ratio over that of perfect kernels, a dot a model."""
+    figure, axes = subplots(2, 2, figsize=(9, 9), constrained_layout=True)
+    figure.suptitle("Signal-to-noise ratio against FP32, a dot a model; above the grey band (3 dB) mxmp is better")
     for column, dtype in enumerate(DTYPES):
         for line, key in enumerate(("outputs_db", "gradients_db")):
             plot = axes[line][column]
@@ -205,6 +206,6 @@ def picture(results: dict[str, Any], path: Path) -> None:
             plot.scatter(*zip(*pairs), s=9, alpha=0.6, color="tab:blue" if line else "tab:green")
             lag = median(ours - ideal for ideal, ours in pairs)
             plot.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-            plot.set(xlabel="perfect kernels, dB", ylabel="mxmp, dB")
-            plot.set_title(f"{dtype}, {key[:-3]}: {len(pairs)} models, median {lag:+.1f} dB", fontsize=10)
+            plot.set(xlabel="with perfect kernels, dB", ylabel="with mxmp, dB")
+            plot.set_title(f"{dtype}, {key[:-3]}: {len(pairs)} models, mxmp {lag:+.1f} dB (median)", fontsize=10)
     figure.savefig(path, dpi=90)

@@ -14,8 +14,9 @@ def parse(doc: str | None, arguments: list[str] | None, positional: str = "", **
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, option in options.items():
-        given = option if isinstance(option, tuple) else (option,)
-        default, text, choices = (*given, *("", None)[len(given) - 1 :])
+        given: tuple[Any, ...] = option if isinstance(option, tuple) else (option,)
+        missing: tuple[Any, ...] = ("", None)
+        default, text, choices = given + missing[len(given) - 1 :]
         first = default[0] if isinstance(default, list) and default else default
         more: dict[str, Any] = {"help": text or "(default: %(default)s)", "default": default}
         if isinstance(first, type):

@@ -337,14 +337,14 @@ def test_blocks_left_as_python_stay_python():
 
 def test_a_step_that_nothing_is_wrong_with_is_not_looked_at(monkeypatch):
     looked = []
-    monkeypatch.setattr(Recording, "met", lambda self: looked.append(self) or [])
+    monkeypatch.setattr(Recording, "records", lambda self: looked.append(self) or [])
     net = three()
     trainer = gluon_run(net)
     with guard(net, trainer) as guarded:
         gluon_step(net, trainer, *batch())  # the first is
         for i in range(5):
             gluon_step(net, trainer, *batch(i))
-            assert not guarded._tap.armed
+            assert not guarded._probe.listens
     assert len(looked) == 1
     assert guarded.overflows == {}
 

@@ -9,7 +9,7 @@ import pytest
 from networks import batch, gluon_run, gluon_step, three
 
 import mxmp
-from mxmp.diagnose import plot_histograms, plot_loss_scale, plot_steps, watch
+from mxmp.diagnose import plot_histograms, plot_loss_scale, watch
 
 pytest.importorskip("matplotlib")
 
@@ -46,16 +46,6 @@ def test_each_tensor_is_a_row_and_float16_is_marked(run, tmp_path):
     for row, tensor in ((row, tensor) for row, tensor in zip(np.asarray(grid), rows) if row.any()):
         smallest = int(low) + int(np.flatnonzero(row)[0])
         assert 2.0**smallest <= tensor.histogram.smallest < 2.0 ** (smallest + 1)
-
-
-def test_steps_are_columns(run):
-    _, _, watched = run
-    figure = plot_steps(watched.snapshots, kind="parameter gradient", name="last_weight")
-    axis = figure.axes[0]
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2", "4", "6"]
-    assert np.asarray(axis.images[0].get_array()).shape[1] == 4
-    with pytest.raises(ValueError, match=r"no snapshot has gradient 'nothing': there are .*middle_fwd -> first_fwd"):
-        plot_steps(watched.snapshots, name="nothing")
 
 
 def test_the_scale_is_drawn_where_it_held_and_skips_at_the_step_that_was_skipped(run):

@@ -1,17 +1,13 @@
-"""``profile`` on files made after the published schemas, and on what MXNet's profiler writes."""
+"""``profile`` on files made after the published schema."""
 
 from __future__ import annotations
 
-import csv
-import json
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 
-from mxmp.diagnose import Profile, plot_profile, profile
-from mxmp.diagnose.profiling.kernels import kind_of_kernel, kind_of_operator, reads_low
+from mxmp.diagnose import profile
+from mxmp.diagnose.profiling.report import is_cast, kind_of_kernel, reads_low
 
 HALF_CAST = (
     "void mshadow::cuda::MapPlanKernel<mshadow::sv::saveto, (int)8, mshadow::expr::Plan<mshadow::Tensor<mshadow::gpu, "
@@ -68,22 +64,14 @@ def test_kernels_by_name(name):
     assert (kind_of_kernel(name), reads_low(name)) == KERNELS[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("Convolution", "matrix"),
-        ("_backward_FullyConnected", "matrix"),
-        ("_backward_interleaved_matmul_selfatt_qk", "matrix"),
-        ("amp_cast", "cast"),
-        ("_backward_amp_multicast", "cast"),
-        ("_backward_cast", "cast"),
-        ("Cast", "cast"),
-        ("BatchNorm", "other"),
-        ("_backward_broadcast_add", "other"),
-    ],
-)
-def test_operators_by_name(name, kind):
-    assert kind_of_operator(name) == kind
+@pytest.mark.parametrize("name", ["amp_cast", "_backward_amp_multicast", "_backward_cast", "Cast"])
+def test_operators_that_cast(name):
+    assert is_cast(name)
+
+
+@pytest.mark.parametrize("name", ["Convolution", "BatchNorm", "_backward_broadcast_add", "broadcast_cast", ""])
+def test_operators_that_do_not(name):
+    assert not is_cast(name)
 
 
 # -- Nsight Systems ---------------------------------------------------------------------------------
@@ -159,26 +147,31 @@ STEP = [
 
 def test_shares_of_the_gpus_time(export):
     found = profile(export(STEP))
-    assert (found.source, found.devices, found.knows_kernels) == ("Nsight Systems", ("gpu/0",), True)
+    assert found.devices == ("gpu/0",)
     assert found.seconds == pytest.approx(100e-6)
     assert found.share("tensor") == pytest.approx(0.50)
     assert found.share("matrix") == pytest.approx(0.22)
     assert found.share("cast") == pytest.approx(0.08)
     assert found.share("other") == pytest.approx(0.20)
-    with pytest.raises(ValueError, match="kind must be one of 'tensor', 'matrix', 'cast', 'other', 'bulk'"):
+    with pytest.raises(ValueError, match="kind must be one of 'tensor', 'matrix', 'cast', 'other'"):
         found.share("casts")
 
 
-def test_time_by_operator(export):
+def test_kernels_are_named_with_their_operators(export):
     found = profile(export([*STEP, *STEP]))
-    by_name = {operator.name: operator for operator in found.operators}
-    assert list(by_name) == [
-        *("Convolution", "BatchNorm", "amp_cast", "_backward_amp_cast", "FullyConnected", "Pooling", "step")
+    by_operator = [(kernel.operator, kernel.kind, kernel.calls) for kernel in found.kernels]
+    assert by_operator == [
+        ("Convolution", "tensor", 2),
+        ("Convolution", "matrix", 2),
+        ("Convolution", "other", 2),
+        ("BatchNorm", "other", 2),
+        ("amp_cast", "cast", 2),
+        ("_backward_amp_cast", "cast", 2),
+        ("FullyConnected", "matrix", 2),
+        ("Pooling", "other", 2),
+        ("step", "other", 2),
     ]
-    convolution = by_name["Convolution"]
-    assert convolution.calls == 6
-    assert convolution.total == pytest.approx(160e-6)
-    assert convolution.seconds["tensor"] == pytest.approx(100e-6)
+    assert found.kernels[0].seconds == pytest.approx(100e-6)
 
 
 def test_low_precision_products_off_the_tensor_cores(export):
@@ -194,16 +187,16 @@ def test_fp32_products_are_not_missed(export):
     assert profile(export([("volta_sgemm_128x64_tn", 4, "FullyConnected")])).missed == ()
 
 
-def test_without_nvtx_time_is_by_kernel(export):
+def test_without_nvtx_no_operator_is_known(export):
     only = SCHEMA[: SCHEMA.index("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME")]
     found = profile(export([(name, us, None) for name, us, _ in STEP], only))
-    assert found.operators[0].name == STEP[0][0]
+    assert {kernel.operator for kernel in found.kernels} == {""}
     assert found.share("cast") == pytest.approx(0.05)  # the one whose name says so
 
 
 def test_an_older_schema_without_text_ids(export):
     found = profile(export([STEP[0]], SCHEMA.replace("endGlobalTid INT, textId INT", "textId INT")))
-    assert found.operators[0].name == "Convolution"
+    assert found.kernels[0].operator == "Convolution"
 
 
 def test_an_export_without_kernels_says_how_to_record_them(export, tmp_path):
@@ -231,220 +224,24 @@ def test_a_damaged_database(export):
         profile(path)
 
 
-# -- Nsight Compute ---------------------------------------------------------------------------------
-
-COMMON = [
-    "ID",
-    "Process ID",
-    "Process Name",
-    "Host Name",
-    "Kernel Name",
-    "Context",
-    "Stream",
-    "Block Size",
-    "Grid Size",
-]
-COMMON += ["Device", "CC"]
-NAMES = ["volta_h884gemm_64x64_ldg8_nn", "an_unknown_gemm", "volta_sgemm_32x32", HALF_CAST, BATCH_NORM]
-
-
-def common(number):
-    return [str(number), "9", "python", "host", NAMES[number], "1", "7", "(128, 1, 1)", "(64, 1, 1)", "0", "7.0"]
-
-
-@pytest.fixture
-def table(tmp_path):
-    def make(header, rows, before="==PROF== Connected to process 9\n"):
-        path = tmp_path / "report.csv"
-        with open(path, "w", newline="") as file:
-            file.write(before)
-            csv.writer(file, quoting=csv.QUOTE_ALL).writerows([header, *rows])
-        return path
-
-    return make
-
-
-def test_a_raw_page(table):
-    durations = ["4,000", "3,000", "1,000", "500", "1,500"]
-    rows = [[""] * len(COMMON) + ["nsecond"], *([*common(i), durations[i]] for i in range(5))]
-    found = profile(table([*COMMON, "gpu__time_duration.sum"], rows))
-    assert (found.source, found.devices) == ("Nsight Compute", ("gpu/0",))
-    assert found.seconds == pytest.approx(10e-6)
-    shares = {kind: found.share(kind) for kind in ("tensor", "matrix", "cast", "other")}
-    assert shares == pytest.approx({"tensor": 0.4, "matrix": 0.4, "cast": 0.05, "other": 0.15})
-
-
-def test_the_tensor_pipes_counter_is_better_than_a_name(table):
-    counted = ["0", "1,024", "n/a", "0", "0"]
-    header = [*COMMON, "gpu__time_duration.sum", "sm__inst_executed_pipe_tensor.sum"]
-    rows = [[""] * len(COMMON) + ["us", "inst"], *([*common(i), "1.5", counted[i]] for i in range(5))]
-    kinds = {kernel.name: kernel.kind for kernel in profile(table(header, rows)).kernels}
-    assert kinds == dict(zip(NAMES, ["matrix", "tensor", "matrix", "cast", "other"]))
-
-
-@pytest.mark.parametrize(("unit", "seconds"), [("ns", 2e-9), ("us", 2e-6), ("usecond", 2e-6), ("ms", 2e-3), ("s", 2)])
-def test_a_details_page(table, unit, seconds):
-    header = [*COMMON, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]
-    rows = []
-    for i in range(5):
-        rows.append([*common(i), "GPU Speed Of Light", "SM Frequency", "cycle/nsecond", "1.2"])
-        rows.append([*common(i), "GPU Speed Of Light", "Duration", unit, "2"])
-    found = profile(table(header, rows, before=""))
-    assert found.seconds == pytest.approx(5 * seconds)
-    assert found.share("tensor") == pytest.approx(0.2)
-
-
-def test_a_table_without_kernels(table):
-    with pytest.raises(ValueError, match="without kernels"):
-        profile(table([*COMMON, "gpu__time_duration.sum"], []))
-
-
-def test_a_table_without_durations_says_how_to_get_them(table):
-    rows = [[""] * len(COMMON) + ["inst"], [*common(0), "5"]]
-    with pytest.raises(ValueError, match=r"has no duration of 'volta_h884gemm.*--metrics gpu__time_duration.sum"):
-        profile(table([*COMMON, "sm__inst_executed_pipe_tensor.sum"], rows))
-    rows = [[""] * len(COMMON) + ["hour"], [*common(0), "5"]]
-    with pytest.raises(ValueError, match="in a unit that is known: 'hour'"):
-        profile(table([*COMMON, "gpu__time_duration.sum"], rows))
-
-
-# -- MXNet's own ------------------------------------------------------------------------------------
-
-RUN = """
-import sys
-import mxnet as mx
-import mxmp
-from mxnet.gluon import nn
-
-net = nn.HybridSequential()
-net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Dense(4, in_units=288))
-net.initialize()
-net.hybridize()
-mxmp.convert(net, "float16")
-x = mx.nd.ones((2, 3, 8, 8))
-mx.profiler.set_config(profile_all=True, aggregate_stats="apart" in sys.argv, filename=sys.argv[1])
-mx.profiler.set_state("run")
-for _ in range(2):
-    with mx.autograd.record():
-        loss = net(x).sum()
-    loss.backward()
-mx.nd.waitall()
-mx.profiler.set_state("stop")
-mx.profiler.dump()
-"""
-
-
-def recorded(path, *options):
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUN, str(path), *options],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    return path
-
-
-@pytest.fixture(scope="module")
-def dump(tmp_path_factory):
-    path = tmp_path_factory.mktemp("profile") / "profile.json"
-    return recorded(path, "apart")
-
-
-@pytest.mark.slow
-def test_mxnets_profiler(dump):
-    found = profile(dump)
-    assert (found.source, found.devices, found.knows_kernels) == ("MXNet", ("cpu/0",), False)
-    calls = {operator.name: operator.calls for operator in found.operators}
-    assert calls["FullyConnected"] == calls["_backward_FullyConnected"] == calls["BatchNorm"] == 2
-    assert calls["Convolution"] == calls["_backward_Convolution"] == 4  # the emulation's has one for each gradient
-    assert "WaitForVar" not in calls
-    assert not any(name.startswith("MX") for name in calls)
-    kinds = {kernel.name: kernel.kind for kernel in found.kernels}
-    assert kinds["Convolution"] == kinds["_backward_FullyConnected"] == "matrix"
-    assert kinds["BatchNorm"] == "other"
-    casts = [kernel for kernel in found.kernels if kernel.kind == "cast"]
-    assert casts
-    assert found.share("cast") == pytest.approx(sum(k.seconds for k in casts) / found.seconds)
-    assert sum(found.share(kind) for kind in ("matrix", "cast", "other")) == pytest.approx(1)
-    with pytest.raises(ValueError, match="does not say which kernels ran: use Nsight Systems"):
-        found.share("tensor")
-    assert "matrix operators" in str(found)
-    assert "Tensor Cores" not in str(found)
-    assert found.share("bulk") == 0
-
-
-@pytest.mark.slow
-def test_times_are_those_of_mxnets_events(dump):
-    """Each operator's time from the raw events: what ends minus what begins."""
-    events = json.loads(dump.read_text())["traceEvents"]
-    signs = {"B": -1, "E": 1}
-    spent = sum(signs.get(e["ph"], 0) * e["ts"] for e in events if e.get("name") == "Convolution")
-    (convolution,) = [operator for operator in profile(dump).operators if operator.name == "Convolution"]
-    assert convolution.total == pytest.approx(spent / 1e6)
-
-
-@pytest.mark.slow
-def test_operators_in_bulk_are_said(tmp_path):
-    """As they are by default: which of them took the time is not known."""
-    found = profile(recorded(tmp_path / "bulk.json"))
-    assert found.share("bulk") > 0.5
-    assert "set_config(aggregate_stats=True" in str(found)
-    assert kind_of_operator("[Convolution,relu,FullyConnected]") == "bulk"  # a Module's
-
-
-def test_a_dump_without_operators(tmp_path):
-    path = tmp_path / "profile.json"
-    path.write_text('{"traceEvents": []}')
-    with pytest.raises(ValueError, match=r"holds no operators: record with mx.profiler.set_config"):
-        profile(path)
-
-
 # -- Anything else ----------------------------------------------------------------------------------
 
 BAD = {
-    "text.txt": (b"hello\nworld\n", "is of no format that can be read: Nsight Systems' SQLite"),
-    "binary.bin": (bytes(range(256)) * 20, "is of no format that can be read"),
-    "empty": (b"", "is of no format that can be read"),
-    "report.nsys-rep": (b"\x00NSYS", "nsys export --type sqlite"),
-    "report.ncu-rep": (b"NVR\x00", "ncu --import FILE --csv"),
-    "table.csv": (b"a,b\n1,2\n", "is of no format that can be read"),
-    "other.json": (b'{"nodes": []}', "no Chrome trace"),
-    "cut.json": (b'{"traceEvents": [', "damaged JSON"),
+    "text.txt": b"hello\nworld\n",
+    "binary.bin": bytes(range(256)) * 20,
+    "empty": b"",
+    "report.nsys-rep": b"\x00NSYS",
+    "trace.json": b'{"traceEvents": []}',
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_unknown_files_are_refused(tmp_path, name):
-    content, message = BAD[name]
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    (tmp_path / name).write_bytes(BAD[name])
+    with pytest.raises(ValueError, match=f"{name}' is no SQLite export of Nsight Systems: nsys export --type sqlite"):
         profile(tmp_path / name)
 
 
 def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         profile(tmp_path / "none.sqlite")
-
-
-# -- Files and the picture --------------------------------------------------------------------------
-
-
-def test_a_saved_profile_is_the_same(export, tmp_path):
-    found = profile(export(STEP))
-    found.save(tmp_path / "profile.json")
-    again = Profile.load(tmp_path / "profile.json")
-    assert again == found
-    assert str(again) == str(found)
-
-
-def test_the_pictures_bars_are_the_times(export, tmp_path):
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'mxmp[plots]'")
-    found = profile(export(STEP))
-    (axes,) = plot_profile(found, tmp_path / "profile.png").axes
-    drawn = {c.get_label().split(":")[0]: sum(bar.get_width() for bar in c) for c in axes.containers}
-    assert drawn == pytest.approx(
-        {"on Tensor Cores": 0.050, "products without": 0.022, "casts": 0.008, "everything else": 0.020}
-    )
-    assert (tmp_path / "profile.png").stat().st_size > 10_000

@@ -7,6 +7,7 @@ warnings as errors. A block marked ``python no-run`` is only compiled.
 import multiprocessing
 import os
 import re
+import runpy
 import warnings
 from pathlib import Path
 
@@ -106,17 +107,57 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_readme_begins_with_both_doors():
-    doors = re.findall(r"^## (\w+)\n[^#]*?^```python\n(.*?)^```$", README.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    assert [title for title, _ in doors] == ["Gluon", "Symbolic"]
-    for (_, code), names in zip(doors, (("convert", "Trainer"), ("Module", "cast_symbol"))):
-        assert all(f"mxmp.{name}(" in code for name in names)
+def test_the_first_screen_of_the_readme_has_the_code_the_claim_and_what_was_not_tried():
+    screen = "\n".join(README.read_text(encoding="utf-8").splitlines()[:35])
+    for part in ("```python\n", "mxmp.convert(", "mxmp.Trainer(", "**Tried on CPUs:**", "**Not tried on a GPU:**"):
+        assert part in screen
 
 
-def test_every_page_is_in_the_index():
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    linked = {target.partition("#")[0] for target in LINK.findall(index)}
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md", "index.md"} <= linked
+def test_the_readme_shows_both_frontends():
+    found = "".join(code for language, _, code, _ in blocks(README) if language == "python")
+    assert all(f"mxmp.{name}(" in found for name in ("convert", "Trainer", "Module", "cast_symbol"))
+
+
+def test_every_page_is_in_the_index_and_the_site_has_the_same_sections():
+    index, site = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("README.md", "index.md"))
+    linked = [[LINK.search(row)[1][:-3] for row in table.splitlines() if "](" in row] for table in tables(index)]
+    listed = [code.strip().split("\n\n")[1].split() for code in re.findall(r"{toctree}\n(.*?)```", site, re.DOTALL)]
+    assert linked == listed
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"README", "index"} == {
+        page for section in listed for page in section
+    }
+    assert "Measurements" in site.split("```{toctree}")[-1]
+    assert sorted(listed[-1][1:]) == runpy.run_path(str(ROOT / "docs" / "conf.py"))["unsearched"]
+
+
+def tables(text):
+    """The tables of a page, each with its head."""
+    return re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+
+
+def claims():
+    """Paragraphs and lines with figures that stand in the pages which they link to."""
+    readme = README.read_text(encoding="utf-8")
+    yield README, readme.split("**Tried on CPUs:**")[1].split("**")[0]
+    yield README, readme.split("In one forward of ResNet-50")[1].split("\n\n")[0]
+    page = ROOT / "docs" / "measurements.md"
+    lines = re.split(r"^\d+\. ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert len(lines) == 10
+    yield from ((page, line) for line in lines)
+
+
+@pytest.mark.parametrize(("page", "claim"), list(claims()))
+def test_figures_that_a_page_quotes_stand_in_the_pages_that_it_links_to(page, claim):
+    claim = " ".join(claim.split())
+    texts = {}
+    for label, target in re.findall(r"\[([^\]]*)\]\(([^)\s]+)\)", claim):
+        text = (page.parent / target.split("#")[0]).read_text(encoding="utf-8")
+        texts[target] = " ".join(text.replace("*", "").split())
+        assert not re.search(r"\d", label) or label in texts[target], label
+    said = re.sub(r"ResNet-50|FP32|float16|float32|AVX512-BF16|\]\(.*?\)", "", claim)
+    found = " ".join(texts.values())
+    figures = re.findall(r"\d[\d.]*\b", said)
+    assert [each for each in figures if not re.search(rf"(?<![\d.]){re.escape(each)}(?!\.?\d)", found)] == []
 
 
 @pytest.mark.parametrize("name", mxmp.__all__)
@@ -125,3 +166,11 @@ def test_every_public_name_is_documented(name):
     assert re.search(rf"^\.\. auto\w+:: mxmp\.{name}$", reference.read_text("utf-8"), re.MULTILINE)
     text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md") if page != reference)
     assert re.search(rf"\b{name}\b", text)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES[1:] if page.name not in ("README.md", "index.md")], ids=name_of
+)
+def test_a_page_says_first_what_it_answers(page):
+    first = page.read_text(encoding="utf-8").split("\n# ")[-1].split("\n\n")[1]
+    assert first.startswith(("This page answers: ", "This page says in ten lines ")), first

@@ -15,8 +15,8 @@ from twins import array
 
 import mxmp
 from mxmp import Plan
-from mxmp.gluon.blocks import blocks_of, renamed
-from mxmp.precision.plan import Decision
+from mxmp.gluon.blocks import blocks_of
+from mxmp.precision.plan import Decision, renamed
 
 # MXNet says so of a network with another graph in evaluation.
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter .* is not used by any computation")

@@ -6,7 +6,7 @@ import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
 
-from mxmp.gluon.record import Record, recorded_name
+from mxmp.gluon.scaling import Record, recorded_name
 
 
 def test_a_record_names_the_leaves_operators_and_nodes_behind_all_losses():

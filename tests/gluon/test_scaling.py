@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from mxmp.gluon import scaling
-from mxmp.gluon.record import Record
-from mxmp.gluon.scaling import call_with_scale, heads_scaled_by
+from mxmp.gluon.scaling import Record, call_with_scale, heads_scaled_by
 
 
 def forwards(*contexts):

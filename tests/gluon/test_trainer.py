@@ -129,7 +129,7 @@ def test_what_is_no_loss_is_refused():
 
 def test_a_skip_is_counted_named_and_logged(caplog):
     net = two_layers()
-    trainer = sgd(net, "dynamic")
+    trainer = sgd(net, mxmp.DynamicLossScaler())
     trainer.backward(forward(net, 0))
     overflow(trainer, 1)
     with caplog.at_level(logging.INFO, logger="mxmp"):

@@ -10,6 +10,7 @@ import pytest
 from mxnet import symbol as S
 
 import mxmp
+from mxmp.kernels.fit import SWITCH
 from mxmp.pipeline import low_graph
 from mxmp.precision.graph import Graph
 
@@ -36,6 +37,13 @@ def on_a_gpu(symbol, policy="float16"):
 def in_full(symbol):
     """All in FP32, with the rewrites for a GPU: a CPU can compute it."""
     return low_graph(Graph.from_symbol(symbol), mxmp.Policy("float16", exclude=("*",)), "gpu")[0].to_symbol()
+
+
+def in_float32(symbol):
+    """What a GPU gets in float16, with casts to FP32 instead: a CPU can compute it."""
+    return mx.sym.load_json(
+        on_a_gpu(symbol, "params=float32").tojson(remove_amp_cast=False).replace('"float16"', '"float32"')
+    )
 
 
 def convolution(**attrs):
@@ -65,3 +73,66 @@ def test_a_step_keeps_a_slice_out_of_the_fusion_on_a_gpu(begin, end):
     assert "step" not in mxmp.cast_symbol(symbol, "float16", ctx=mx.cpu()).attr_dict()["part"]
     for got, want in zip(numbers(in_full(symbol)), numbers(symbol)):
         np.testing.assert_array_equal(got, want)
+
+
+def normed(**attrs):
+    norm = S.BatchNorm(convolution(no_bias=True), fix_gamma=False, name="norm", **attrs)
+    return S.FullyConnected(S.relu(norm, name="relu"), num_hidden=2, name="dense")
+
+
+def casts(symbol):
+    return [node["name"] for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"] if node["op"] == "Cast"]
+
+
+def test_the_casts_around_a_norm_are_inside_its_kernel_on_a_gpu(monkeypatch):
+    inner = ["convolution_to_float32", "norm_to_float16"]
+    outer = ["data_to_float16", "dense"]
+    assert casts(on_a_gpu(normed())) == outer
+    assert casts(on_a_gpu(normed(), "norm=float32")) == [outer[0], *inner, outer[1]]
+    (report,) = mxmp.explain(normed(), ctx=mx.gpu(), data=(2, 3, 6, 6)).graphs
+    assert report.workarounds["fp32_inside_the_kernel"] == ("norm",)
+    assert {node.name: (node.dtype, node.casts) for node in report.nodes}["norm"] == ("float32", 0)
+    assert [cast.tensor for cast in report.casts] == ["data", "dense_float16"]
+    monkeypatch.setenv(SWITCH, "fp32_inside_the_kernel")
+    assert casts(on_a_gpu(normed())) == [outer[0], *inner, outer[1]]
+
+
+@pytest.mark.parametrize("attrs", [{"use_global_stats": True}, {"cudnn_off": True}])
+@pytest.mark.parametrize("policy", ["float16", "float16-fast"])
+def test_a_norm_that_cudnn_does_not_compute_keeps_its_casts(attrs, policy):
+    assert casts(on_a_gpu(normed(**attrs), policy))[1:3] == ["convolution_to_float32", "norm_to_float16"]
+
+
+def test_an_fp32_operator_reads_what_a_kernel_has_rounded():
+    norm = normed().get_internals()["norm_output"]
+    symbol = S.Group([S.FullyConnected(norm, num_hidden=2, name="dense"), S.exp(norm, name="exp")])
+    assert casts(on_a_gpu(symbol)) == ["data_to_float16", "dense", "norm_to_float32"]
+
+
+def test_a_norm_at_the_head_is_fp32_and_not_rounded():
+    norm = normed().get_internals()["norm_output"]
+    found = on_a_gpu(S.Group([S.FullyConnected(norm, num_hidden=2, name="dense"), norm]))
+    assert casts(found) == ["data_to_float16", "convolution_to_float32", "norm_to_float16", "dense"]
+    assert found[1].infer_type(data="float32")[1] == [np.float32]
+
+
+@pytest.mark.parametrize("size", [{}, {"output_size": 1}, {"output_size": (1, 1)}])
+def test_an_adaptive_average_of_everything_is_cudnns_on_a_gpu(size, monkeypatch):
+    symbol = S.FullyConnected(S.contrib.AdaptiveAvgPooling2D(convolution(), **size), num_hidden=2, name="dense")
+    assert "Pooling" in operators(on_a_gpu(symbol))
+    for got, want in zip(numbers(in_float32(symbol)), numbers(symbol)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    monkeypatch.setenv(SWITCH, "global_averages")
+    assert "_contrib_AdaptiveAvgPooling2D" in operators(on_a_gpu(symbol))
+
+
+def test_another_adaptive_average_is_fp32_on_both_devices():
+    symbol = S.FullyConnected(S.contrib.AdaptiveAvgPooling2D(convolution(), output_size=2, name="pool"), num_hidden=2)
+    for ctx in (mx.cpu(), mx.gpu()):
+        (report,) = mxmp.explain(symbol, ctx=ctx).graphs
+        assert report.plan.decisions["pool"].low is False
+
+
+def test_a_norm_with_relu_of_low_input_has_no_casts_on_a_gpu():
+    norm = S.contrib.BatchNormWithReLU(convolution(), fix_gamma=False, name="norm")
+    assert casts(on_a_gpu(S.FullyConnected(norm, num_hidden=2, name="dense"))) == ["data_to_float16", "dense"]

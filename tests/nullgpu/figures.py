@@ -25,6 +25,8 @@ from typing import Any, Callable
 from zoo.case import Case, images
 from zoo.catalogue import CASES
 
+from mxmp.diagnose.advising.gpus import GPUS, Gpu
+
 from .networks import FAMILIES, bert
 from .record import Event, Record, peak_bytes, recording
 from .training import AMP, FP32, Training
@@ -47,6 +49,7 @@ def figures(case: Case, how: str) -> dict[str, Any]:
         ``matrix_calls``: of convolutions, products and recurrent layers by dtype, dtype of the sums, and math mode.
         ``library_calls``: all, matrix calls among them. ``casts``, ``bytes_cast``: kernels that do nothing but cast,
         and what they read and write. ``fused_casts``: kernels in which the fusion has joined a cast with others.
+        ``matrix_seconds``: by GPU, a model: the time of the matrix calls at the peaks of its data sheet.
     """
     training = Training(case, how, static_alloc=True, static_shape=True)
     for _ in range(STEPS):
@@ -63,7 +66,15 @@ def figures(case: Case, how: str) -> dict[str, Any]:
         "casts": len(passes.casts),
         "bytes_cast": passes.bytes_cast,
         "fused_casts": fused_casts(passes),
+        "matrix_seconds": {name: sum(seconds(call, gpu) for call in passes.matrix_calls) for name, gpu in GPUS.items()},
     }
+
+
+def seconds(call: Event, gpu: Gpu) -> float:
+    """Return the longer of computing at the GPU's peak and moving the tensors at its full bandwidth."""
+    low = "float16" if call.details["math"] == "TENSOR_OP" else "float32"
+    dtype = low if call.dtypes == {"f16"} else "tf32"  # FP32 products compute in TF32 where a GPU has it
+    return max(call.flops / gpu.peak(dtype), call.bytes_moved / gpu.bandwidth)
 
 
 def kind_of(call: Event) -> str:
@@ -86,7 +97,7 @@ def resized(case: Case, batch: int | None, size: int | None) -> Case:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="+", help="networks of scripts/zoo, families of the tests, bert_4_base")
+    parser.add_argument("names", nargs="+", help="networks of tests/zoo, families of the tests, bert_4_base")
     parser.add_argument("--how", nargs="+", default=list(VARIANTS))
     parser.add_argument("--batch", type=int)
     parser.add_argument("--size", type=int, help="height and width of pictures")
@@ -115,7 +126,8 @@ def apart(name: str, how: str, args: argparse.Namespace) -> dict[str, Any]:
     env = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"error": ([line for line in done.stderr.splitlines() if line.strip()] or [str(done.returncode)])[-1]}
+        lines = [line for line in done.stderr.splitlines() if line.strip() and "naive_engine" not in line]
+        return {"error": lines[-1] if lines else str(done.returncode)}
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -132,6 +144,8 @@ def cell(key: str, value: Any) -> str:
         return ""
     if key in ("peak_bytes", "bytes_cast"):
         return f"{value / 1e6:.0f} MB"
+    if key == "matrix_seconds":
+        return ", ".join(f"{gpu} {1e3 * taken:.2f} ms" for gpu, taken in value.items())
     if isinstance(value, dict):
         return "; ".join(f"{count} {what}" for what, count in sorted(value.items()))
     return str(value)

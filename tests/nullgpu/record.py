@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import re
 from typing import Any, Iterator, NamedTuple
 
@@ -25,6 +26,11 @@ CASTS = (
 )
 BYTES = {"float": 4, "double": 8, "mshadow::half::half_t": 2, "int": 4, "long": 8, "bool": 1}
 BYTES.update({"signed char": 1, "unsigned char": 1})
+# A kernel that the fusion compiled and that only copies from one dtype to another, whatever it reshapes on the way.
+FUSED_CAST = re.compile(r"FusedKernel(?:_(?:Cast|amp_cast|_copy|Reshape|expand_dims|Flatten|squeeze))+_\(")
+FUSED_BYTES = {"float": 4, "double": 8, "__half": 2, "int": 4, "long": 8, "signed char": 1, "unsigned char": 1}
+TENSOR = re.compile(r"(?P<dtype>f16|f32|f64)\[(?P<shape>[\d,]+)\]")
+ITEMSIZE = {"f16": 2, "f32": 4, "f64": 8}
 
 
 class Event(NamedTuple):
@@ -60,12 +66,45 @@ class Event(NamedTuple):
 
     @property
     def bytes_cast(self) -> int:
-        """Bytes read and written, where this casts from one dtype to another in a kernel of its own; else 0."""
+        """Return the bytes read and written by a kernel that only casts from one dtype to another; else 0."""
         for pattern in CASTS if self.kind == "launch" else ():
             found = pattern.search(self.name)
             if found and found["to"] != found["source"]:
                 return int(self.details["elements"]) * (BYTES[found["to"]] + BYTES[found["source"]])
+        if self.kind == "fused" and FUSED_CAST.match(self.name) and "ast_" in self.name:
+            sizes = [FUSED_BYTES.get(name, 0) for name in re.findall(r"(\w[\w ]*)\*", self.name)]
+            together = max(1, 4 // min(filter(None, sizes), default=4))  # elements a thread: MXNet's fused_op.cu
+            return int(self.details["elements"]) * together * sum(sizes)
         return 0
+
+    @property
+    def flops(self) -> float:
+        """Return the floating-point operations of a convolution or a matrix product: two for a product and its sum.
+
+        Recurrent layers, whose gates are not recorded, and all else count 0.
+        """
+        if "m" in self.details:
+            return 2.0 * math.prod(int(self.details[key]) for key in ("m", "n", "k", "batch"))
+        if not self.name.startswith("cudnnConvolution") or not self.is_matrix:
+            return 0.0
+        x, w, y = (self._shape(key) for key in "xwy")
+        # The tensor with the network's outputs, and the weight: each output sums over one of the weight's kernels.
+        out, weight = {"Forward": (y, w), "BackwardData": (x, w), "BackwardFilter": (w, y)}[self.name[16:]]
+        return 2.0 * math.prod(out) * math.prod(weight[1:])
+
+    @property
+    def bytes_moved(self) -> int:
+        """Return the bytes of the three tensors of a convolution or a matrix product, each read or written once."""
+        if "m" in self.details:
+            m, n, k, batch = (int(self.details[key]) for key in ("m", "n", "k", "batch"))
+            sizes = {"x": m * k * batch, "w": k * n * batch, "y": m * n * batch}
+            return sum(size * ITEMSIZE.get(self.details[key], 4) for key, size in sizes.items())
+        found = [TENSOR.match(self.details.get(key, "")) for key in "xwy"]
+        return sum(math.prod(map(int, each["shape"].split(","))) * ITEMSIZE[each["dtype"]] for each in found if each)
+
+    def _shape(self, key: str) -> list[int]:
+        found = TENSOR.match(self.details[key])
+        return [int(size) for size in found["shape"].split(",")] if found else []
 
 
 class Record:

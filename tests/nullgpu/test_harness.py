@@ -7,6 +7,7 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
+from checks import tensor_core
 from mxnet import autograd, gluon
 
 import mxmp
@@ -15,7 +16,7 @@ from mxmp.precision.graph import Graph
 from .checks import no_tensor_cores, plain_float16_sums, sums_in_float16, updates, wrong_matrix_calls
 from .figures import figures
 from .networks import FAMILIES
-from .record import overflow, peak_bytes, recording
+from .record import Event, overflow, peak_bytes, recording
 from .test_operators import CASES, COPY, emitted, run
 from .training import FP32, Training
 
@@ -131,3 +132,44 @@ def test_this_is_mxnets_cuda_build():
     assert mx.runtime.Features().is_enabled("CUDA")
     assert mx.context.num_gpus() == 1
     assert mxmp.__file__.startswith(os.getcwd())
+
+
+def test_the_recorder_of_tensor_cores_uses_them_in_all_three_directions():
+    """Through MXNet: ``scripts/dev.py check tensor-core --by mxnet``."""
+    names = [name for name, _ in tensor_core.cases()]
+    with recording() as record:
+        arrays = tensor_core.record("mxnet", "cuda")
+    assert arrays.keys() == {f"{name}.{key}" for name in names for key in tensor_core.ARRAYS}
+    assert len(record.matrix_calls) == 3 * len(names)
+    assert not wrong_matrix_calls(record)
+    assert not no_tensor_cores(record)
+
+
+def test_the_flops_of_a_convolution_and_a_product_are_those_by_hand():
+    with recording() as record:
+        mx.nd.FullyConnected(half(2, 4), half(3, 4), num_hidden=3, no_bias=True).wait_to_read()
+    (product,) = record.matrix_calls
+    assert (product.flops, product.bytes_moved) == (2 * 2 * 4 * 3, 2 * (2 * 4 + 3 * 4 + 2 * 3))
+    x, w = half(2, 4, 6, 6), half(8, 2, 3, 3)
+    for array in (x, w):
+        array.attach_grad()
+    with recording() as record:
+        with autograd.record():
+            y = mx.nd.Convolution(x, w, kernel=(3, 3), pad=(1, 1), num_filter=8, num_group=2, no_bias=True)
+        y.backward()
+    assert len(record.matrix_calls) == 3
+    for call in record.matrix_calls:
+        assert call.flops == 2 * (2 * 8 * 6 * 6) * (2 * 3 * 3)
+        assert call.bytes_moved == 2 * (x.size + w.size + y.size)
+
+
+def test_a_fused_cast_counts_as_a_cast_and_a_cast_fused_with_arithmetic_does_not():
+    size = {"grid": "1x1x1", "block": "32x1x1", "elements": "32"}  # 64 elements, two a thread beside float16
+    names = {
+        "FusedKernel_Reshape_Cast_(unsigned long, op::Shape<2>, op::Shape<1>, __half*, float*)": 64 * 6,
+        "FusedKernel_Cast_expand_dims_(unsigned long, op::Shape<2>, op::Shape<3>, float*, int*)": 32 * 8,
+        "FusedKernel_Cast_tanh_(unsigned long, op::Shape<2>, op::Shape<2>, __half*, float*)": 0,
+        "FusedKernel_Reshape_Reshape_(unsigned long, op::Shape<2>, op::Shape<2>, float*, float*)": 0,
+    }
+    for name, bytes_cast in names.items():
+        assert Event(0, "fused", name, size).bytes_cast == bytes_cast, name

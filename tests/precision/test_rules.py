@@ -242,27 +242,32 @@ def test_slow_kernels_can_be_allowed_and_wrong_ones_cannot(op, dtype, attrs, cha
     assert (missing_kernel(op, attrs, dtype, "cpu", channels=channels, slow_too=True) == "") is slow
 
 
-def test_every_missing_kernel_has_an_example_above():
-    assert len(LACKING) == sum(len(rows) for (device, _), rows in TABLE.items() if device == "cpu")
+def test_every_kernel_that_a_cpu_alone_lacks_has_an_example_above():
+    alone = [
+        row for dtype in ("float16", "bfloat16") for row in TABLE["cpu", dtype] if row not in TABLE["gpu", "float16"]
+    ]
+    assert len(LACKING) == len(alone)
 
 
-def test_what_sums_in_float16_on_a_gpu_is_fp32_there_alone():
+def test_what_sums_in_float16_on_a_gpu_is_fp32_there_and_in_the_emulation():
     for row in TABLE["gpu", "float16"]:
         for op in row.operators:
-            assert rule_of(op).kind in (Kind.LOW, Kind.FOLLOW)
-            assert missing_kernel(op, {"scale": "3"}, "float16", "gpu") == row.reason
-            assert missing_kernel(op, {"scale": "3"}, "float16", "cpu") == ""
+            assert rule_of(op).kind in (Kind.LOW, Kind.FOLLOW, Kind.NORM)
+            for device in ("cpu", "gpu"):
+                attrs = {"scale": "3", "use_global_stats": "True", "output_size": "7"}
+                assert missing_kernel(op, attrs, "float16", device) == row.reason
     assert missing_kernel("UpSampling", {"scale": "2"}, "float16", "gpu") == ""
+    assert missing_kernel("BatchNorm", {"use_global_stats": "False"}, "float16", "gpu") == ""
 
 
-def test_attention_by_batch_dot_is_fp32_on_a_gpu_and_says_why():
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_attention_by_batch_dot_is_fp32_and_says_why(device):
     scores = mx.sym.batch_dot(mx.sym.Variable("q"), mx.sym.Variable("k"), name="scores")
     graph = Graph.from_symbol(mx.sym.FullyConnected(scores, num_hidden=4, name="out"))
-    plan = decide(graph, Policy("float16"), "gpu")
+    plan = decide(graph, Policy("float16"), device)
     assert not plan.decisions["scores"].low
     assert "cublasHgemmStridedBatched" in plan.decisions["scores"].reason
     assert plan.decisions["out"].low
-    assert decide(graph, Policy("float16"), "cpu").decisions["scores"].low
 
 
 def test_operators_that_end_the_process_in_bfloat16_are_never_listed():

@@ -93,7 +93,7 @@ def test_a_check_of_many_large_arrays_takes_few_operators_and_finds_each(at):
     sizes = [gradients._CHECK_BY_DOT + number for number in range(20)]
     items = [gradient(np.ones(size), str(size)) for size in sizes]
     sums = FiniteSums(items)
-    assert len(sums._rest._alone) == gradients._MOST_BY_DOT
+    assert len(sums._alone) == gradients._MOST_BY_DOT
     items[at].array[sizes[at] - 1] = math.nan
     assert [bool(ok) for ok in np.isfinite(fetch(sums())[0])] == [number != at for number in range(20)]
 

@@ -16,10 +16,7 @@ from mxmp.tuning import search
 NESTED = "[" * 100_000 + "]" * 100_000
 
 
-@pytest.fixture(autouse=True)
-def _few_rounds(monkeypatch):
-    for name, value in {"_ROUNDS": 3, "_MOST_ROUNDS": 3, "_PROFILES": 2, "_MOST_PROFILES": 2}.items():
-        monkeypatch.setattr(search, name, value)
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 def symbol():

@@ -12,13 +12,8 @@ from mxnet.gluon import nn
 from oracle import S
 
 import mxmp
-from mxmp.tuning import search
 
-
-@pytest.fixture(autouse=True)
-def _few_rounds(monkeypatch):
-    for name, value in {"_ROUNDS": 3, "_MOST_ROUNDS": 3, "_PROFILES": 2, "_MOST_PROFILES": 2}.items():
-        monkeypatch.setattr(search, name, value)
+pytestmark = pytest.mark.slow
 
 
 def draws():

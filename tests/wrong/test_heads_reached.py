@@ -497,6 +497,17 @@ def test_a_plain_hybridized_head_over_parameters_that_nobody_updates_is_right():
     compare(run, "float16")
 
 
+@pytest.mark.parametrize("frozen_first", [True, False])
+def test_an_unconverted_head_is_refused_beside_one_over_parameters_that_nobody_updates(frozen_first):
+    net, frozen = whole(MadeHead), whole(MadeHead, seed=3)
+    for each in (net, frozen):
+        each.hybridize()
+    trainer = trainer_of("float16", net)
+    order = [frozen, net] if frozen_first else [net, frozen]
+    with pytest.raises(ValueError, match="has a loss head inside"):
+        stepping(trainer, lambda: [each(array(0, 4, 6), label()) for each in order])()
+
+
 def test_no_backward_looks_through_python_s_heap(monkeypatch):
     net, head = dense(), MadeHead()
     convert("float16", net)

@@ -1,1 +1,1 @@
-"""What a GPU's Tensor Cores can make of a network, from shapes alone."""
+"""Which operators fit a GPU's Tensor Cores, from shapes alone."""

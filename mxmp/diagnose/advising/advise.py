@@ -1,40 +1,30 @@
-"""``advise``: which shapes miss the Tensor Cores, what padding or joining would cost, and what there is to gain."""
+"""``advise``: which shapes miss the Tensor Cores, what padding them would cost, and which products could be joined."""
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
-from contextlib import nullcontext
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
-from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block
 
-from ...gluon import _mxnet
-from ...gluon.blocks import hybrid_blocks, with_names_of
-from ...gluon.conversion import tracing
-from ...gluon.graphs import read_inputs
-from ...gluon.hook import hook_of, hooks
+from ...frontend import CalledGraph
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
-from ...precision.graph import Graph
+from ...precision.graph import Graph, check_shapes
 from ...precision.plan import Plan, read_policy
-from ..explaining.explain import check_shapes
+from ..shared.targets import called_graphs, policy_of, with_names_of
 from .advice import Advice, Joinable, MatrixReport
 from .flops import Step, Tensor, dtype_name, walk
 from .gemm import Products
-from .gpus import Gpu, gpu_named
+from .gpus import gpu_named
 
 __all__ = ["advise"]
 
-# What they multiply is not counted.
+# Matrix operators whose products are not counted.
 _UNCOUNTED = {"Convolution_v1", "Correlation", "Custom", "khatri_rao", "_npi_einsum"}
 _UNCOUNTED |= {f"_linalg_{name}" for name in ("syrk", "trmm", "trsm", "potrf", "potri", "gelqf", "syevd", "inverse")}
-_LOOK_UPS = {"Embedding", "take", "gather_nd", "pick"}  # read as much as they write
-# They hand on their input's memory, in inference.
-_VIEWS = {"Dropout", "Reshape", "Flatten", "expand_dims", "squeeze", "BlockGrad", "_copy", "reshape_like"}
 
 
 def advise(
@@ -45,7 +35,7 @@ def advise(
     exclude: Iterable[str] = (),
     **shapes: tuple[int, ...],
 ) -> Advice:
-    """Which matrix operators fit a GPU's Tensor Cores, which do not and why, and what low precision can gain.
+    """Say which matrix operators fit a GPU's Tensor Cores, which do not and why, and what would fit better.
 
     Everything is counted from shapes; nothing is measured, and no GPU is needed.
 
@@ -71,136 +61,63 @@ def advise(
     ValueError
         The shapes do not fit, or are of no input; an unknown device; a policy that no GPU can follow (bfloat16).
     """
-    gpu = gpu_named(device)
-    calls, own = _calls(target, inputs, shapes)
-    chosen = _chosen(policy or own, exclude)
-    if isinstance(chosen, Plan) and isinstance(target, Block):
-        chosen = with_names_of(target, chosen)
+    gpu_named(device)
+    called = _called_graphs(target, inputs, shapes)
+    own = policy_of(target) if isinstance(target, Block) else None
+    requested, plan = read_policy(policy or own or "float16", exclude)
+    if plan is not None:
+        check_policy(requested, "gpu")
+        plan = with_names_of(target, plan) if isinstance(target, Block) else plan
     matrices: list[MatrixReport] = []
     joinable: list[Joinable] = []
     unknown: list[str] = []
     unmatched: list[set[str]] = []
-    other_bytes = 0.0
-    for called in calls:
-        prefix = f"{called.name}/" if len(calls) > 1 else ""
-        steps, plan = _planned(called, chosen)
+    for graph in called:
+        prefix = f"{graph.name}/" if len(called) > 1 else ""
+        steps, decided = _decided(graph, plan or requested)
         for step in steps:
             found = step.products()
             if step.node.op in _UNCOUNTED or None in [*step.ins, *step.outs[:1]]:
                 unknown.append(prefix + step.name)
             elif found is not None and found.gemms:
-                matrices.append(_matrix(step, found, plan, prefix))
-            elif step.node.op not in _VIEWS and not step.node.subgraphs:
-                other_bytes += 4 * _elements(step) * step.times
+                matrices.append(_matrix(step, found, decided, prefix))
         joinable += _joinable(steps, prefix)
-        unmatched.append(set(plan.unmatched))
+        unmatched.append(set(decided.unmatched))
     return Advice(
         name=target.name or "symbol",
-        policy=str(chosen.policy if isinstance(chosen, Plan) else chosen),
+        policy=str(requested if plan is None else plan.policy),
         device=device.lower(),
         matrices=tuple(matrices),
         joinable=tuple(joinable),
-        other_bytes=other_bytes,
         unknown=tuple(unknown),
         unmatched=tuple(sorted(set.intersection(*unmatched))),
-        settings=tuple(_settings(gpu, matrices)),
     )
 
 
-class _Called(NamedTuple):
-    """An FP32 graph that a call runs. ``known``: of its inputs, by name; ``parameters``: which of them are no data."""
-
-    name: str
-    graph: Graph
-    known: dict[str, Tensor]
-    parameters: frozenset[str]
-
-
-def _calls(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> tuple[list[_Called], str]:
-    """The graphs to count, and the policy that is theirs."""
+def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequence[CalledGraph]:
+    """Return the graphs to count. Raises ``TypeError`` or ``ValueError`` as ``advise`` does."""
     if isinstance(target, mx.sym.Symbol):
         if inputs:
             raise ValueError("a Symbol's shapes are given by name: advise(symbol, data=(32, 3, 224, 224))")
         check_shapes(shapes, target.list_inputs(), ["policy", "device", "exclude"])
-        known = {name: Tensor(tuple(shape), "float32") for name, shape in shapes.items()}
-        graph = strip(Graph.from_symbol(target))
-        return [_Called(target.name or "symbol", graph, known, frozenset())], "float16"
+        known = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
+        return [CalledGraph(target.name or "symbol", target, known, frozenset())]
     if not isinstance(target, Block):
         raise TypeError(
             f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}"
         )
     if shapes or not inputs:
         raise ValueError("a net takes its inputs in order: advise(net, x), or advise(net, (32, 3, 224, 224))")
-    own = next((str(hook.conversion.policy) for _, hook in hooks(target)), "float16")
-    args, _ = read_inputs(inputs)
-    whole = isinstance(target, HybridBlock) and _is_graph(target) and not _mxnet.overrides_forward(target)
-    return [_traced(target, args)] if whole else _outermost(target, args), own
+    return called_graphs(target, inputs)
 
 
-def _outermost(net: Block, args: tuple) -> list[_Called]:
-    """Call a net once, in inference, and trace its outermost blocks that are graphs with what they are called with."""
-    found: list[_Called] = []
-    inside: list[HybridBlock] = []
-
-    def enter(block: HybridBlock, args: tuple) -> None:
-        given = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)
-        if given is not None:  # it does not run as Python
-            inside.append(block)
-            found.append(_traced(block, given))
-
-    def leave(block: HybridBlock, args: tuple, out: Any) -> None:
-        if inside and inside[0] is block:
-            inside.clear()
-
-    handles = []
+def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[Step], Plan]:
+    """Return the operators of a graph, and the plan that decides for each."""
+    graph, parameters = strip(Graph.from_symbol(called.symbol)), called.parameters or None
+    plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
+    known = {name: Tensor(shape, dtype_name(dtype)) for name, (shape, dtype) in called.known.items()}
     try:
-        for block in hybrid_blocks(net):
-            handles += [block.register_forward_pre_hook(enter), block.register_forward_hook(leave)]
-        with autograd.pause():
-            net(*args)
-    finally:
-        for handle in handles:
-            handle.detach()
-    if not found:
-        raise ValueError(f"{net.name!r}: nothing in it ran as a HybridBlock, and only those have a graph to count")
-    return found
-
-
-def _traced(block: HybridBlock, args: tuple) -> _Called:
-    """A copy is traced: the block keeps its own graph, or none."""
-    clone = _mxnet.copied(block)
-    with tracing() if hook_of(block) else nullcontext():
-        _mxnet.trace(clone, args)
-    data, symbol = _mxnet.traced(clone).graph
-    params = block.collect_params()
-    known = {name: Tensor(tuple(p.shape), dtype_name(p.dtype)) for name, p in params.items() if _is_shape(p.shape)}
-    arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
-    known.update({v.name: Tensor(a.shape, dtype_name(a.dtype)) for v, a in zip(data, arrays)})
-    return _Called(block.name, strip(Graph.from_symbol(symbol)), known, frozenset(params.keys()))
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(size, int) and size > 0 for size in value)
-
-
-def _is_graph(block: HybridBlock) -> bool:
-    hook = hook_of(block)
-    return hook is None or not hook.python
-
-
-def _chosen(policy: str | Policy | Plan, exclude: Iterable[str]) -> Policy | Plan:
-    asked, plan = read_policy(policy, exclude)
-    if plan is not None:
-        check_policy(asked, "gpu")
-    return plan or asked
-
-
-def _planned(called: _Called, policy: Policy | Plan) -> tuple[list[Step], Plan]:
-    """The operators of a graph, and the plan that decides for each."""
-    parameters = called.parameters or None
-    plan = policy if isinstance(policy, Plan) else decide(called.graph, policy, "gpu", parameters=parameters)
-    try:
-        steps = list(walk(called.graph, called.known))
+        steps = list(walk(graph, known))
     except mx.MXNetError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"the shapes do not fit {called.name!r}: {why}") from error
@@ -210,12 +127,9 @@ def _planned(called: _Called, policy: Policy | Plan) -> tuple[list[Step], Plan]:
     return steps, plan
 
 
-def _elements(step: Step) -> int:
-    """Read and written."""
-    if step.node.op in _LOOK_UPS:
-        return sum(2 * tensor.size for tensor in step.outs if tensor)
-    found = step.products()
-    if step.node.op == "RNN" and found is not None:  # no cache holds the weights from one step to the next
+def _elements(step: Step, found: Products) -> int:
+    """Return how many elements a step reads and writes."""
+    if step.node.op == "RNN":  # no cache holds the weights from one step to the next
         return sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
     return sum(tensor.size for tensor in [*step.ins, *step.outs] if tensor)
 
@@ -228,59 +142,27 @@ def _matrix(step: Step, found: Products, plan: Plan, prefix: str) -> MatrixRepor
     depthwise = step.node.op in ("Convolution", "Deconvolution") and found.sizes[0].value == 1 < found.gemms[0].times
     return MatrixReport(
         *(prefix + step.name, step.node.op, found.layout, found.gemms, found.sizes, step.times),
-        *(_elements(step), dtype, decision.reason, depthwise),
+        *(_elements(step, found), dtype, decision.reason, depthwise),
     )
 
 
-# What products of one input must share to be one: all but the number of outputs.
+# Attributes in which products of one input may differ and still be joined.
 _OWN = {"num_hidden", "num_filter", "no_bias"}
 
 
 def _joinable(steps: Sequence[Step], prefix: str) -> Iterator[Joinable]:
-    """Layers and convolutions with weights of their own that read the same tensor in the same way."""
+    """Yield the layers and convolutions, with weights of their own, that read the same tensor in the same way."""
     groups: dict[tuple, list[Step]] = defaultdict(list)
     for step in steps:
         node = step.node
-        own = all(entry.node.is_variable for entry in node.inputs[1:])
-        if not own or node.op not in ("FullyConnected", "Convolution", "dot") or step.products() is None:
+        own_weights = all(entry.node.is_variable for entry in node.inputs[1:])
+        if not own_weights or node.op not in ("FullyConnected", "Convolution", "dot") or step.products() is None:
             continue
-        if int(node.attrs.get("num_group", 1)) > 1:
-            continue
-        same = tuple(sorted((k, v) for k, v in node.attrs.items() if k not in _OWN and not k.startswith("__")))
-        groups[node.inputs[0], node.op, same].append(step)
+        if int(node.attrs.get("num_group", 1)) == 1:
+            same = tuple(sorted((k, v) for k, v in node.attrs.items() if k not in _OWN and not k.startswith("__")))
+            groups[node.inputs[0], node.op, same].append(step)
     for (entry, op, _), members in groups.items():
         if len({step.node.inputs[1] for step in members}) == len(members) > 1:
             outputs = sum(found.gemms[0].n for step in members if (found := step.products()))
             names = tuple(prefix + step.name for step in members)
             yield Joinable(names, op, prefix + entry.node.name, outputs)
-
-
-def _on(variable: str, default: str) -> bool:
-    return os.environ.get(variable, default).lower() in ("1", "true")
-
-
-def _settings(gpu: Gpu, matrices: list[MatrixReport]) -> Iterator[str]:
-    """MXNet 1.9.1: docs/static_site/src/pages/api/faq/env_var.md, src/operator/linalg.h, cudnn_convolution-inl.h."""
-    if any(m.op == "Convolution" and m.layout in ("NCHW", "NCDHW") and m.on_tensor_cores(gpu) for m in matrices):
-        # NVIDIA, Convolutional Layers User's Guide, "Tensor Layouts In Memory: NCHW vs NHWC".
-        yield "Layout NCHW: cuDNN's Tensor Core kernels read NHWC, and transpose around each convolution."
-    if not _on("MXNET_CUDA_ALLOW_TENSOR_CORE", "1"):
-        yield "MXNET_CUDA_ALLOW_TENSOR_CORE=0 keeps float16 off the Tensor Cores too: unset it."
-    if _on("MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION", "0"):
-        yield (
-            "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION=1 rounds FP32 inputs of convolutions, recurrent layers and "
-            "products to float16 inside the kernels, where neither the policy nor the loss scale reaches. Unset it."
-        )
-    else:
-        yield (
-            "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION is off, as it should be: it would round FP32 inputs to "
-            "float16 inside the kernels, without a loss scale."
-        )
-    if "tf32" in gpu.tensor:
-        yield (
-            f"On {gpu.name} FP32 products run as TF32 (10-bit mantissa, FP32's range): MXNet built for CUDA 11 asks "
-            "cuBLAS for it and cuDNN 8 allows it by itself. NVIDIA_TF32_OVERRIDE=0 turns it off."
-            + (" It is off here." if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0" else "")
-        )
-    else:
-        yield f"{gpu.name} has no TF32: FP32 products run on its FP32 cores."

@@ -1,4 +1,4 @@
-"""Every operator of a graph with the shapes and dtypes of its tensors, those of loops each round."""
+"""Every operator of a graph, with shapes and dtypes of its tensors and how often it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Step", "Tensor", "dtype_name", "numpy_dtype", "walk"]
 
 
 class Tensor(NamedTuple):
-    """Shape, and dtype as MXNet calls it."""
+    """Shape and dtype (``dtype_name``) of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -50,7 +50,7 @@ class Step(NamedTuple):
     times: float
 
     def products(self) -> Products | None:
-        """What it multiplies, None for no matrix operator, or one whose shapes are not known."""
+        """Return what it multiplies; None where it is no matrix operator, or where its shapes are not known."""
         if not is_matrix(self.node.op) or self.outs[0] is None or None in self.ins:
             return None
         shapes = [tensor.shape for tensor in self.ins if tensor]
@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 
 def walk(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: float = 1) -> Iterator[Step]:
-    """Every operator, those in bodies after their loop. ``known``: of inputs, by name; the rest is inferred."""
+    """Yield every operator, those in the bodies of a loop after it; ``known`` has the graph's inputs by name."""
     found = _infer(graph, known)
     for node, name in graph.names().items():
         if node.is_variable:
@@ -71,7 +71,7 @@ def walk(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: flo
 
 
 def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:
-    """The outputs of every node, None where shape or dtype do not follow from ``known``."""
+    """Return the outputs of every node, None where shape or dtype do not follow from ``known``."""
     nodes = list(graph.nodes())
     raw = json.loads(graph.to_json())
     inputs = {node.name: node.attrs for node in nodes if node.is_variable}
@@ -94,8 +94,8 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
     for name, shape, dtype in zip(symbol.list_outputs(), found_shapes, found_dtypes):
         key = name if name in inputs else int(name.split("_")[0][len("node") :])
         scalar = graph.numpy and shape == ()  # elsewhere () is a shape that is not known
-        whole = (scalar or (bool(shape) and all(size > 0 for size in shape))) and dtype is not None
-        result[key].append(Tensor(tuple(shape), dtype_name(dtype)) if whole else None)
+        is_known = (scalar or (bool(shape) and all(size > 0 for size in shape))) and dtype is not None
+        result[key].append(Tensor(tuple(shape), dtype_name(dtype)) if is_known else None)
     return {node: result[node.name if node.is_variable else number] for number, node in enumerate(nodes)}
 
 
@@ -103,18 +103,18 @@ _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 def dtype_name(dtype: Any) -> str:
-    """``"bfloat16"`` for MXNet's, NumPy's name for any other."""
+    """Return ``"bfloat16"`` for MXNet's bfloat16, NumPy's name for any other dtype."""
     dtype = np.dtype(dtype)
     return "bfloat16" if dtype == _BFLOAT16 else dtype.name
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The inverse of ``dtype_name``."""
+    """Return the dtype that ``dtype_name`` calls ``name``."""
     return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
-    """How often a body runs: of ``cond``, each branch half the time."""
+    """Return how often a body runs; each branch of ``cond`` counts as half."""
     if node.op == "_foreach":
         return ins[0].shape[0] if ins and ins[0] else 1
     if node.op == "_while_loop":
@@ -123,12 +123,12 @@ def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
 
 
 def _inner(node: Node, body: Body, ins: list[Tensor | None]) -> dict[str, Tensor]:
-    """What is known of a body's variables: of what a loop goes over, one element."""
+    """Return what is known of a body's variables; of an array that a loop iterates over, one element."""
     sliced = literal_eval(node.attrs["in_data_locs"]) if node.op == "_foreach" else ()
-    given = dict(zip(node.inputs, ins))
+    tensors = dict(zip(node.inputs, ins))
     known = {}
     for place, (variable, entry) in enumerate(body.outer.items()):
-        tensor = given[entry]
+        tensor = tensors[entry]
         if tensor:
             known[variable.name] = Tensor(tensor.shape[1:], tensor.dtype) if place in sliced else tensor
     return known

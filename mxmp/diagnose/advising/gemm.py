@@ -21,14 +21,14 @@ class Gemm(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """A multiply-add counts as two."""
+        """Return the FLOPs of all products; a multiply-add counts as two."""
         return 2 * self.times * self.m * self.n * self.k
 
 
 class Size(NamedTuple):
-    """A size that the user chose and a Tensor Core kernel wants to be a multiple, and what it is the size of.
+    """A size that the user chose and that Tensor Core kernels want to be a multiple; ``what`` it is the size of.
 
-    ``or_else``: one more value that has kernels of its own, 0 for none.
+    ``or_else``: another value that has kernels of its own, 0 for none.
     """
 
     what: str
@@ -37,15 +37,9 @@ class Size(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What an operator multiplies.
+    """What an operator multiplies; ``sizes`` and ``layout`` as in ``MatrixReport``.
 
-    Attributes
-    ----------
-    gemms : tuple of Gemm
-    sizes : tuple of Size
-        Those that must be multiples: of a convolution its channels (per group), not the pixels or the patch.
-    layout : str
-        Of a convolution that of its tensors, otherwise which operands are transposed: NN, NT, TN or TT.
+    Of a convolution the channels (per group) must be multiples, not the pixels or the patch.
     """
 
     gemms: tuple[Gemm, ...]
@@ -58,12 +52,12 @@ class Products(NamedTuple):
 
 
 def is_matrix(op: str) -> bool:
-    """Whether an operator multiplies matrices."""
+    """Return whether an operator multiplies matrices."""
     return op in _PRODUCTS
 
 
 def products(op: str, attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """The products of a matrix operator's forward.
+    """Return the products of a matrix operator's forward.
 
     Parameters
     ----------
@@ -83,7 +77,7 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
 def _convolution(weight_at: int) -> Callable[..., Products]:
-    """As an implicit GEMM, cuDNN's way: pixels by output channels by patch, each group apart."""
+    """Return the function for convolutions: an implicit GEMM of pixels, output channels and patch for each group."""
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
         weight = ins[weight_at]
@@ -93,7 +87,7 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
 
 
 def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """The data gradient of a convolution: pixels of the input by patch of the output by input channels."""
+    """Return a convolution's data gradient: pixels of the input, patch of the output, input channels."""
     data, weight = ins[:2]
     return _convolved(
         attrs, data, out, lambda g, c, f: Gemm(g, prod(data) // (c * g), prod(weight) // (c * g), c), upwards=True
@@ -103,9 +97,9 @@ def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -
 def _convolved(
     attrs: Mapping[str, str], data: Shape, out: Shape, gemm: Callable[[int, int, int], Gemm], *, upwards: bool = False
 ) -> Products:
-    """``gemm``: the product by the number of groups, and input and output channels of each."""
-    given, groups = attrs.get("layout", "None"), int(attrs.get("num_group", 1))
-    layout = _LAYOUTS[len(out) - 2] if given == "None" else given
+    """Return products for ``gemm``, a function of the number of groups, and of input and output channels of each."""
+    layout, groups = attrs.get("layout", "None"), int(attrs.get("num_group", 1))
+    layout = _LAYOUTS[len(out) - 2] if layout == "None" else layout
     channels, filters = (shape[layout.index("C")] // groups for shape in (data, out))
     # NVIDIA, Convolutional Layers User's Guide: 4 channels do for a first layer of stride 2.
     first = channels <= 4 and groups == 1 and set(literal_eval(attrs.get("stride", "()"))) == {2} and not upwards
@@ -122,7 +116,7 @@ def _is(attrs: Mapping[str, str], key: str) -> bool:
 
 
 def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Products:
-    """``names``: what M, N and K are the sizes of."""
+    """Return one product; ``names`` says what M, N and K are the sizes of."""
     return Products((gemm,), tuple(map(Size, names, gemm[1:])), layout)
 
 
@@ -132,7 +126,7 @@ def _fully_connected(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape)
 
 
 def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Over one axis of each, or as many as ``tensordot`` names; by a scalar there is no product."""
+    """Return the product over one axis of each, or over those of ``tensordot``; none where one is a scalar."""
     a, b = ins[:2]
     if not a or not b:
         return Products((), (), "NN")
@@ -146,7 +140,7 @@ def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
 
 
 def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Of ``linalg_gemm``, ``axis`` is that of the matrices' rows; their other axis is the last one."""
+    """Return the products of batches; ``axis`` of ``linalg_gemm`` is that of the rows, the last that of columns."""
     row = int(attrs.get("axis", -2))
     a, b = (shape if len(shape) > 1 else (1, *shape) if left else (*shape, 1) for shape, left in zip(ins, (1, 0)))
     m, k = (a[-1], a[row]) if _is(attrs, "transpose_a") else (a[row], a[-1])
@@ -159,7 +153,10 @@ def _letters(attrs: Mapping[str, str]) -> str:
 
 
 def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Products]:
-    """Queries by keys by a head's width, whatever is read interleaved; ``parts``: projections in that input."""
+    """Return the function for attention: queries by keys by a head's width.
+
+    ``width_of``: the input that the width is read from, which interleaves ``parts`` projections.
+    """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
         times, queries, keys = out if scores else ins[1]
@@ -175,18 +172,18 @@ _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def _rnn(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Per layer and direction: all steps' inputs in one product, as cuDNN does, then one product a step."""
+    """Return, for each layer and direction, one product of all steps' inputs, as cuDNN does, and one at each step."""
     steps, batch, inputs = ins[0]
     hidden, layers = int(attrs["state_size"]), int(attrs["num_layers"])
     directions = 2 if _is(attrs, "bidirectional") else 1
     projection = int(attrs.get("projection_size", "None").replace("None", "0"))
-    handed_on = projection or hidden
+    outputs = projection or hidden
     wide = _GATES[attrs["mode"]] * hidden
     gemms = []
     for layer in range(layers):
-        width = handed_on * directions if layer else inputs
+        width = outputs * directions if layer else inputs
         gemms.append(Gemm(directions, steps * batch, wide, width))
-        gemms.append(Gemm(directions * steps, batch, wide, handed_on))
+        gemms.append(Gemm(directions * steps, batch, wide, outputs))
         if projection:
             gemms.append(Gemm(directions * steps, batch, projection, hidden))
     sizes = [Size("batch", batch), Size("inputs", inputs), Size("hidden", hidden)]

@@ -1,4 +1,4 @@
-"""Peak figures of GPUs that MXNet 1.9.1 runs on, each with its source, and what their Tensor Cores want."""
+"""Peak figures of GPUs that MXNet 1.9.1 runs on, and what their Tensor Cores want."""
 
 from __future__ import annotations
 
@@ -24,65 +24,34 @@ class Gpu:
         Peak of its Tensor Cores by dtype, dense, in operations a second.
     fp32 : float
         Peak of its FP32 cores, FLOP/s.
-    source : str
     """
 
     name: str
     bandwidth: float
     tensor: dict[str, float]
     fp32: float
-    source: str
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of matrix products in ``"float16"``, ``"tf32"``, ``"int8"`` or ``"float32"``."""
-        return self.fp32 if dtype == "float32" else self.tensor.get(dtype, self.fp32)
+        """Return the FLOP/s of matrix products in ``"float16"``, ``"tf32"``, ``"int8"`` or ``"float32"``."""
+        return self.tensor.get(dtype, self.fp32)
 
     def ridge(self, dtype: str) -> float:
-        """FLOPs a byte from which on a kernel is limited by arithmetic, not by memory."""
+        """Return the ridge point: from so many FLOPs a byte on, arithmetic limits a kernel and not memory."""
         return self.peak(dtype) / self.bandwidth
-
-    def seconds(self, flops: float, moved: float, dtype: str) -> float:
-        """The roofline: the longer of computing at the peak and moving ``moved`` bytes at full bandwidth."""
-        return max(flops / self.peak(dtype), moved / self.bandwidth)
-
-    @property
-    def roofs(self) -> list[str]:
-        """The dtypes of floating point in which its products have a peak of their own."""
-        return ["float16", *(["tf32"] if "tf32" in self.tensor else []), "float32"]
-
-    @property
-    def fp32_math(self) -> str:
-        """What FP32 products compute in there unless told otherwise: ``"tf32"`` or ``"float32"``."""
-        return "tf32" if "tf32" in self.tensor else "float32"
 
 
 GPUS = {
-    "v100": Gpu(
-        "V100 (SXM2)",
-        900e9,
-        {"float16": 125e12},
-        15.7e12,
-        "NVIDIA Tesla V100 datasheet (volta-v100-datasheet-update-us-1165301-r5); whitepaper WP-08608, table 1",
-    ),
-    "t4": Gpu(
-        "T4",
-        320e9,
-        {"float16": 65e12, "int8": 130e12},
-        8.1e12,
-        "NVIDIA Turing GPU Architecture whitepaper WP-09183, Tesla T4; T4 datasheet (t4-tensor-core-datasheet-951643)",
-    ),
-    "a100": Gpu(
-        "A100 (SXM4, 40 GB)",
-        1555e9,
-        {"float16": 312e12, "tf32": 156e12, "int8": 624e12},
-        19.5e12,
-        "NVIDIA A100 Tensor Core GPU Architecture whitepaper, table 1; A100 datasheet (1758950-r4)",
-    ),
+    # NVIDIA Tesla V100 datasheet (volta-v100-datasheet-update-us-1165301-r5); whitepaper WP-08608, table 1
+    "v100": Gpu("V100 (SXM2)", 900e9, {"float16": 125e12}, 15.7e12),
+    # NVIDIA Turing GPU Architecture whitepaper WP-09183, Tesla T4; T4 datasheet (t4-tensor-core-datasheet-951643)
+    "t4": Gpu("T4", 320e9, {"float16": 65e12, "int8": 130e12}, 8.1e12),
+    # NVIDIA A100 Tensor Core GPU Architecture whitepaper, table 1; A100 datasheet (1758950-r4)
+    "a100": Gpu("A100 (SXM4, 40 GB)", 1555e9, {"float16": 312e12, "tf32": 156e12, "int8": 624e12}, 19.5e12),
 }
 
 
 def gpu_named(name: str) -> Gpu:
-    """One of ``GPUS``. Raises ``ValueError`` for any other name."""
+    """Return one of ``GPUS``. Raises ``ValueError`` for any other name."""
     if not isinstance(name, str) or name.lower() not in GPUS:
         raise ValueError(f"device must be one of {', '.join(map(repr, GPUS))}, got {name!r}")
     return GPUS[name.lower()]

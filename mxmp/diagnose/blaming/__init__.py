@@ -1,1 +1,1 @@
-"""Which operator first made an inf or NaN."""
+"""The first operator that made an inf or NaN."""

@@ -7,10 +7,9 @@ from typing import Any, Callable
 from mxnet import autograd
 from mxnet.gluon import Block
 
+from ...probe import Probe
 from ...step.step import ScaledStep
-from ...symbolic import BucketingModule, Module
-from ..shared.targets import trained
-from ..watching.taps import Tap
+from ..shared.targets import Network, trained
 from .recording import Recording
 from .report import Blame
 from .verdict import verdict
@@ -18,12 +17,7 @@ from .verdict import verdict
 __all__ = ["blame"]
 
 
-def blame(
-    target: Block | Module | BucketingModule,
-    *given: Any,
-    loss: Callable | None = None,
-    loss_scale: float | None = None,
-) -> Blame:
+def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale: float | None = None) -> Blame:
     """Replay a batch and name the first operator, in forward or backward order, that made an inf or NaN.
 
     ::
@@ -44,55 +38,55 @@ def blame(
     ----------
     target : Block, Module or BucketingModule
         A converted net, or a module with an optimizer.
-    *given
+    *args
         For a net its Trainer and its inputs, on one device; for a module the DataBatch.
     loss : callable
         For a net: from what it returns to the loss, an NDArray or a list of them. What it does is not looked
-        into; a net that contains its loss is.
+        into; the loss of a net that contains it is.
     loss_scale : float, optional
         Replay at another scale.
 
     Returns
     -------
     Blame
-        ``reproduced`` is False, and says what may be the reason, where everything was finite.
+        ``reproduced`` is False, and ``cause`` says what may be the reason, where everything was finite.
 
     Raises
     ------
     TypeError, ValueError
-        Says what was expected.
+        The arguments are others; says what was expected.
     """
     if isinstance(target, Block):
-        trainer, *inputs = given or (None,)
-        if not callable(loss) or not inputs:
+        trainer, *batch = args or (None,)
+        if not callable(loss) or not batch:
             raise TypeError(
                 "of a net, blame takes the trainer, the inputs, and the loss as a function of what the net returns: "
                 "blame(net, trainer, x, loss=lambda out: loss_fn(out, y))"
             )
-        network, batch = trained(target, trainer), inputs
+        network = trained(target, trainer)
     else:
-        if len(given) != 1 or not hasattr(given[0], "data") or loss is not None:
-            raise TypeError("of a module, blame takes the DataBatch that the step was given: blame(module, batch)")
-        network, batch = trained(target), list(given)
+        if len(args) != 1 or not hasattr(args[0], "data") or loss is not None:
+            raise TypeError("of a module, blame takes the DataBatch of the step: blame(module, batch)")
+        network, batch = trained(target), list(args)
     scale = _scale_of_last(network.step) if loss_scale is None else float(loss_scale)
     recording = Recording()
-    tap = Tap(network, lambda seen, array: recording.note(seen.label, array, seen))
+    probe = Probe(network, recording.note_observed)
     network.prepare(batch)
     recording.note_weights(network.weights())
     with network.unchanged(), autograd.pause():
         try:
-            tap.arm()
+            probe.start()
             network.replay(batch, loss, scale, recording.note)
         finally:
-            tap.disarm()
+            probe.stop()
         recording.note_gradients(network.gradients())
-    if not recording.of_operators:
+    if not recording.has_operators:
         raise ValueError("no operator ran: the batch must have the shapes that the module is bound to")
-    return verdict(recording.met(), tap.wirings, [weight.name for weight in network.weights()], scale)
+    return verdict(recording.records(), probe.graphs, [weight.name for weight in network.weights()], scale)
 
 
 def _scale_of_last(step: ScaledStep) -> float:
-    """The scale of the last step where it was skipped, of the next one otherwise."""
+    """Return the scale of the last step where it was skipped, of the next one otherwise."""
     if not step.last_step_skipped:
         return step.loss_scale
     return [event.loss_scale for event in step.history if event.step <= step.steps][-1]

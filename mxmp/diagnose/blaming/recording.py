@@ -10,28 +10,46 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from ...observed import Observed
+from ...probe import values_of
 from ...step.gradients import Gradient, is_finite
 from ...step.masters import Weight
-from ..watching.taps import values_of
-from ..watching.wiring import Seen
 from .report import Range
-from .verdict import Met
+from .verdict import Record
 
 __all__ = ["Recording"]
 
 
+class _Pending(NamedTuple):
+    """A tensor, on its way to the host: its lowest and highest finite value, and how many are inf and NaN."""
+
+    observed: Observed | None
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    numbers: NDArray
+
+    def record(self) -> Record:
+        """Return the tensor's record. Synchronizes."""
+        lowest, highest, infs, nans = (float(x) for x in self.numbers.asnumpy())
+        if lowest > highest:  # none is finite
+            lowest = highest = math.nan
+        return Record(self.observed, Range(self.name, self.shape, self.dtype, lowest, highest, int(infs), int(nans)))
+
+
 class Recording:
-    """What was noted, on its way to the host."""
+    """The tensors that were noted, on their way to the host."""
 
     def __init__(self) -> None:
-        self._taken: list[_Taken] = []
+        self._pending: list[_Pending] = []
 
     @property
-    def of_operators(self) -> bool:
-        """Whether something that an operator made is among it."""
-        return any(taken.seen for taken in self._taken)
+    def has_operators(self) -> bool:
+        """Return whether a tensor that an operator made is among them."""
+        return any(pending.observed for pending in self._pending)
 
-    def note(self, name: str, array: NDArray, seen: Seen | None = None) -> None:
+    def note(self, name: str, array: NDArray, observed: Observed | None = None) -> None:
+        """Note one tensor; integers are left out."""
         with autograd.pause():
             values = values_of(array)
             if values is None:
@@ -42,36 +60,25 @@ class Recording:
             nans = (values != values).sum()
             infs = (1 - finite).sum() - nans
             dtype = np.dtype(array.dtype)
+            dtype_name = dtype.names[0] if dtype.names else dtype.name
             numbers = mx.nd.concat(lowest, highest, infs, nans, dim=0)
-            self._taken.append(_Taken(seen, name, array.shape, dtype.names[0] if dtype.names else dtype.name, numbers))
+            self._pending.append(_Pending(observed, name, array.shape, dtype_name, numbers))
+
+    def note_observed(self, observed: Observed, array: NDArray) -> None:
+        """Note what an operator or an inserted cast made."""
+        self.note(observed.label, array, observed)
 
     def note_weights(self, weights: Sequence[Weight]) -> None:
-        """Of the first device: the master, where there is one, and then what is rounded from it and computes."""
+        """Note the weights of the first device: the master, where there is one, and then what is rounded from it."""
         for weight in weights:
             for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # neither before the first forward
                 self.note(weight.name, array)
 
     def note_gradients(self, gradients: Sequence[Gradient]) -> None:
-        """Of parameters, as the step gets them."""
+        """Note the gradients of parameters, as the step gets them."""
         for name, array in gradients:
             self.note(f"the gradient of {name}", array)
 
-    def met(self) -> list[Met]:
-        """All of it. Synchronizes."""
-        return [taken.met() for taken in self._taken]
-
-
-class _Taken(NamedTuple):
-    """A tensor, on its way to the host: its lowest and highest finite value, and how many are inf and NaN."""
-
-    seen: Seen | None
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    numbers: NDArray
-
-    def met(self) -> Met:
-        lowest, highest, infs, nans = (float(x) for x in self.numbers.asnumpy())
-        if lowest > highest:  # none is finite
-            lowest = highest = math.nan
-        return Met(self.seen, Range(self.name, self.shape, self.dtype, lowest, highest, int(infs), int(nans)))
+    def records(self) -> list[Record]:
+        """Return all of them in order. Synchronizes."""
+        return [pending.record() for pending in self._pending]

@@ -1,20 +1,16 @@
-"""What ``blame`` found, as plain data, and its text."""
+"""The result of ``blame``, as plain data, and its text."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Iterable
 
 __all__ = ["Blame", "Range"]
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values of one tensor: how large the finite ones are, and how many are not finite.
-
-    ``largest``: of the absolute values; nan where none is finite.
-    """
+    """The values of one tensor: the lowest and highest finite one (nan without), and how many are inf and NaN."""
 
     name: str
     shape: tuple[int, ...]
@@ -26,10 +22,12 @@ class Range:
 
     @property
     def finite(self) -> bool:
+        """Return whether all values are finite."""
         return not (self.infs or self.nans)
 
     @property
     def largest(self) -> float:
+        """Return the largest absolute value of the finite ones; nan where there are none."""
         return max(abs(self.lowest), abs(self.highest))
 
     def __str__(self) -> str:
@@ -53,15 +51,15 @@ class Blame:
     name, op : str
         The operator, parameter or input, and the operator's kind.
     dtype : str
-        In which the operator computes; the low dtype also where its result overflowed when it was rounded.
+        What the operator computes in; the low dtype also where its result overflowed when it was rounded.
     cause : str
         In a sentence.
     output : Range or None
-        What it made.
+        The tensor.
     inputs : tuple of Range
-        What went in; and, where the result overflowed when it was rounded, what it was before.
+        What the operator read; and, where the result overflowed when it was rounded, what it was before.
     loss_scale : float
-        Of the replay.
+        The scale of the replay.
     """
 
     reproduced: bool
@@ -78,12 +76,6 @@ class Blame:
         at = f", at a loss scale of {self.loss_scale:g}"
         if not self.reproduced:
             return f"not reproduced{at}: {self.cause}"
-        who = f"{self.name} ({self.op})" if self.op else self.name
-        what = f"{who}, {self.where}" if self.where in ("forward", "backward") else who
-        return "\n".join([f"{what}{at}: {self.cause}", *self._ranges()])
-
-    def _ranges(self) -> Iterable[str]:
-        for each in self.inputs:
-            yield f"  in   {each}"
-        if self.output is not None:
-            yield f"  out  {self.output}"
+        name = f"{self.name} ({self.op})" if self.op else self.name
+        name = f"{name}, {self.where}" if self.where in ("forward", "backward") else name
+        return "\n".join([f"{name}{at}: {self.cause}", *(f"  in   {r}" for r in self.inputs), f"  out  {self.output}"])

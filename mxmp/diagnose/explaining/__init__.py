@@ -1,1 +1,1 @@
-"""What a conversion decided, and why."""
+"""The decisions of a conversion, and their reasons."""

@@ -1,14 +1,13 @@
-"""What ``explain`` finds, as plain data, and its text."""
+"""The result of ``explain``, as plain data, and its text."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping
 
 from ...policy import Policy
 from ...precision.plan import Plan
-from ...precision.traffic import CastSize, Remedy
+from ...precision.traffic import CastSize
 from ..shared.report import some, table
 
 __all__ = ["Explanation", "GraphReport", "NodeReport"]
@@ -34,8 +33,8 @@ class NodeReport:
 class GraphReport:
     """One graph and the Plan that it runs by: of a Symbol, or of one block for one training mode.
 
-    ``remedy``: the policy that would cast much less, where there is one. ``workarounds``: by the name of each
-    workaround that is applied (``mxmp.kernels.table``), the operators and variables that need it.
+    ``workarounds``: by the name of each workaround that is applied (``mxmp.kernels.table``), the operators and
+    variables that need it.
     """
 
     name: str
@@ -45,32 +44,31 @@ class GraphReport:
     casts: tuple[CastSize, ...]
     low_params: tuple[str, ...]
     full_params: tuple[str, ...]
-    remedy: Remedy | None = None
     workarounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
-        """``"cpu"`` or ``"gpu"``: whose kernels the graph meets."""
+        """Return ``"cpu"`` or ``"gpu"``, on whose kernels the graph runs."""
         return self.plan.device
 
     @property
     def policy(self) -> Policy:
-        """What the plan was made for."""
+        """Return the policy that the plan was made for."""
         return self.plan.policy
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """Patterns of ``exclude`` that matched nothing."""
+        """Return the patterns of ``exclude`` that matched nothing."""
         return self.plan.unmatched
 
     @property
     def cast_bytes(self) -> int | None:
-        """Bytes that one forward moves for casts, None without shapes."""
+        """Return the bytes that one forward moves for casts, None without shapes."""
         return _total(cast.bytes for cast in self.casts)
 
     @property
     def num_low(self) -> int:
-        """Operators that compute in the compute dtype."""
+        """Return how many operators compute in the low dtype."""
         return sum(node.dtype == self.policy.compute for node in self.nodes)
 
     def __str__(self) -> str:
@@ -80,7 +78,6 @@ class GraphReport:
         lines = [
             f"{self.name} ({self.policy}, {self.device}{mode})",
             f"  {self.num_low} of {len(self.nodes)} operators in {compute}, {len(self.casts)} casts{moved}",
-            *([f"  Most of that can be saved: {self.remedy}"] if self.remedy else []),
             "",
             *self._table(),
         ]
@@ -96,13 +93,12 @@ class GraphReport:
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
-        """One line per operator type, dtype and reason, most frequent first."""
-        nodes: Counter = Counter()
-        casts: Counter = Counter()
+        """Return one line per operator type, dtype and reason, most frequent first."""
+        alike: dict[tuple[str, str, str], list[NodeReport]] = {}
         for node in self.nodes:
-            nodes[node.dtype, node.op, node.reason] += 1
-            casts[node.dtype, node.op, node.reason] += node.casts
-        rows = [(str(number), *key[:2], str(casts[key]), key[2]) for key, number in nodes.most_common()]
+            alike.setdefault((node.dtype, node.op, node.reason), []).append(node)
+        order = sorted(alike.items(), key=lambda item: -len(item[1]))
+        rows = [(str(len(nodes)), *key[:2], str(sum(n.casts for n in nodes)), key[2]) for key, nodes in order]
         return table([("nodes", "dtype", "operator", "casts", "reason"), *rows], "><<><")
 
 
@@ -118,17 +114,17 @@ class Explanation:
 
     @property
     def num_casts(self) -> int:
-        """Casts in one forward: of the training graphs where there are some."""
+        """Return the number of casts in one forward: of the training graphs where there are some."""
         return sum(len(graph.casts) for graph in self._current())
 
     @property
     def cast_bytes(self) -> int | None:
-        """Bytes that one forward moves for casts, None without shapes."""
+        """Return the bytes that one forward moves for casts, None without shapes."""
         return _total(graph.cast_bytes for graph in self._current())
 
     @property
     def nodes(self) -> tuple[NodeReport, ...]:
-        """All operators of those graphs."""
+        """Return all operators of those graphs."""
         return tuple(node for graph in self._current() for node in graph.nodes)
 
     def _current(self) -> tuple[GraphReport, ...]:

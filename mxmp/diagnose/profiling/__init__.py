@@ -1,1 +1,1 @@
-"""What a GPU made of it, from what profilers write."""
+"""A GPU's kernels, from a recording of Nsight Systems."""

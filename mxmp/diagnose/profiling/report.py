@@ -1,16 +1,64 @@
-"""What ``profile`` reads from a file: plain data and its text."""
+"""The result of ``profile``: GPU kernels and their kinds, by their names; plain data and its text."""
 
-from collections import Counter
+from __future__ import annotations
+
+import re
 from dataclasses import dataclass
-from typing import Dict, Iterator, List, Tuple
 
-from ..shared.report import Saved, table
-from .kernels import BULK, CAST, KINDS, MATRIX, OTHER, TENSOR, reads_low
+from ..shared.report import section
 
-__all__ = ["KernelReport", "OperatorReport", "Profile"]
+__all__ = ["CAST", "TENSOR", "KernelReport", "Profile", "is_cast", "kind_of_kernel", "reads_low"]
 
+TENSOR, MATRIX, CAST, OTHER = KINDS = "tensor", "matrix", "cast", "other"
+
+# Parts of the names of Tensor Core kernels, by source. A number is the shape of the mma instruction, the letter
+# before it the dtype of its sums: h884 is 8x8x4 in float16, s1688 16x8x8 in FP32, i8816 8x8x16 in INT32.
+_PYPROF = "NVIDIA/PyProf, pyprof/prof/tc.py; the same in TensorFlow's kernel_stats_utils.cc and Kineto's tensor_core.py"
+TENSOR_NAMES = {
+    **dict.fromkeys(("h884", "s884", "h1688", "s1688", "c1688", "hmma", "i8816", "16816"), _PYPROF),
+    **dict.fromkeys(("xmma_gemm", "xmma_implicit_gemm", "xmma_sparse_conv", "xmma_sparse_gemm"), _PYPROF),
+    **dict.fromkeys(("xmma_warp_specialized_implicit_gemm", "dgrad_1x1_stride_2x2"), _PYPROF),
+    **dict.fromkeys(("first_layer_wgrad_kernel", "conv1x1", "conv2d_c1_k1", "direct_group"), _PYPROF),
+    "i16832": "TensorFlow, tensorflow/core/profiler/utils/kernel_stats_utils.cc",
+    "tensorop": "NVIDIA/CUTLASS, media/docs/profiler.md: cutlass_tensorop_..., beside cutlass_simt_...",
+    "tensor16x8": "cuDNN 8: sm80_xmma_..._tensor16x8x8_..., beside ..._ffma_...",
+}
+_TENSOR = re.compile("|".join(map(re.escape, TENSOR_NAMES)))
+# Kernels with such a name that do not use the Tensor Cores.
+_NOT_TENSOR = re.compile(r"simt|ffma|xmma(?!.*tensor).*_f32f32_f32f32_f32")
+_MATRIX = re.compile(
+    r"gemm|gemv|convolve|scudnn|hcudnn|winograd|(?<![a-z])[wd]grad|fprop|fft[12]d|rnn_blockpersist|persistrnn|dot_"
+)
+_LOW = re.compile(r"fp16|half|bf16|(?<![a-z])f16|(?<![a-z])h(?:gemm|gemv|cudnn|884|1688|16816)")
+# MXNet's Cast, amp_cast and amp_multicast assign mshadow's tcast (src/operator/tensor/amp_cast.h, v1.x).
+_CAST = re.compile(r"plan<\s*(?:mshadow::)?(?:expr::)?typecastexp|identity_with_cast")
+_CAST_OPERATOR = re.compile(r"(?:_backward_)?(?:cast|amp_cast|amp_multicast)")
+_NAMES = {TENSOR: "on Tensor Cores", MATRIX: "products without", CAST: "casts", OTHER: "everything else"}
 _LONGEST = 15
 _WIDTH = 72
+
+
+def kind_of_kernel(name: str) -> str:
+    """Return ``"tensor"``, ``"matrix"`` (a product without Tensor Cores), ``"cast"`` or ``"other"``.
+
+    ``name``: demangled where it can be had.
+    """
+    name = name.lower()
+    if _TENSOR.search(name) and not _NOT_TENSOR.search(name):
+        return TENSOR
+    if _CAST.search(name):
+        return CAST
+    return MATRIX if _MATRIX.search(name) or _TENSOR.search(name) else OTHER
+
+
+def reads_low(name: str) -> bool:
+    """Return whether a kernel's name says that it reads float16 or bfloat16."""
+    return _LOW.search(name.lower()) is not None
+
+
+def is_cast(operator: str) -> bool:
+    """Return whether an operator, as MXNet's profiler calls it, casts."""
+    return _CAST_OPERATOR.fullmatch(operator.lower()) is not None
 
 
 @dataclass(frozen=True)
@@ -19,15 +67,16 @@ class KernelReport:
 
     Attributes
     ----------
-    name, device : str
+    name : str
     operator : str
-        Of MXNet's, as its profiler calls it; empty where the file does not say.
-    kind : {"tensor", "matrix", "cast", "other", "bulk"}
-        On Tensor Cores, a product without, a cast, or anything else; of MXNet's profiler also operators that ran
-        as one, whose kind cannot be told.
+        The operator as MXNet's profiler calls it; empty where the file does not say.
+    kind : {"tensor", "matrix", "cast", "other"}
+        On Tensor Cores, a matrix product without them, a cast, or anything else.
+    device : str
+        ``"gpu/0"`` and so on.
     calls : int
     seconds : float
-        Of all calls together.
+        The time of all calls together.
     """
 
     name: str
@@ -37,141 +86,66 @@ class KernelReport:
     calls: int
     seconds: float
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {self.kind!r}")
-
-    @property
-    def missed(self) -> bool:
-        """A product that reads low precision and does not run on Tensor Cores."""
-        return self.kind == MATRIX and reads_low(self.name)
-
 
 @dataclass(frozen=True)
-class OperatorReport:
-    """All kernels of one operator; ``seconds`` by kind."""
-
-    name: str
-    calls: int
-    seconds: Dict[str, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
-
-
-@dataclass(frozen=True)
-class Profile(Saved):
-    """What ``profile`` read. ``print`` it, ``save`` it, or read the fields.
+class Profile:
+    """What ``profile`` read. ``print`` it, or read the fields.
 
     Attributes
     ----------
-    source : str
-        ``"Nsight Systems"``, ``"Nsight Compute"`` or ``"MXNet"``.
     path : str
+        The file.
     kernels : tuple of KernelReport
-        Longest first; operators where the file has no kernels.
-    knows_kernels : bool
-        Whether the file says which kernels ran. MXNet's profiler only knows operators: nothing of it can be told
-        to run on Tensor Cores or not.
+        Longest first.
     """
 
-    FORMAT = "mxmp-profile-1"
-
-    source: str
     path: str
-    kernels: Tuple[KernelReport, ...]
-    knows_kernels: bool
+    kernels: tuple[KernelReport, ...]
 
     @property
     def seconds(self) -> float:
-        """Of all kernels, those that ran at the same time added up."""
+        """Return the time of all kernels; that of kernels that ran at the same time is added up."""
         return sum(kernel.seconds for kernel in self.kernels)
 
     @property
-    def devices(self) -> Tuple[str, ...]:
+    def devices(self) -> tuple[str, ...]:
+        """Return the GPUs that ran them."""
         return tuple(sorted({kernel.device for kernel in self.kernels}))
 
     def share(self, kind: str) -> float:
-        """Share of the time in kernels of a kind: ``"tensor"``, ``"matrix"``, ``"cast"``, ``"other"`` or ``"bulk"``.
+        """Return the share of the time in kernels of a kind: ``"tensor"``, ``"matrix"``, ``"cast"`` or ``"other"``.
 
         Raises
         ------
         ValueError
-            Another kind, or ``"tensor"`` of a profile without kernels.
+            There is no such kind.
         """
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
-        if kind == TENSOR and not self.knows_kernels:
-            raise ValueError(f"{self.source}'s profiler does not say which kernels ran: use Nsight Systems")
-        return self.share_of(sum(k.seconds for k in self.kernels if k.kind == kind))
+        return self._share_of(sum(k.seconds for k in self.kernels if k.kind == kind))
 
-    def share_of(self, seconds: float) -> float:
-        """What share of the time some seconds are; 0 where nothing took any time."""
+    def _share_of(self, seconds: float) -> float:
         return seconds / self.seconds if self.seconds else 0.0
 
     @property
-    def kinds(self) -> Dict[str, str]:
-        """Those that can be in it, with their names: without kernels none is known to be on Tensor Cores."""
-        names = {TENSOR: "on Tensor Cores", MATRIX: "products without", CAST: "casts", OTHER: "everything else"}
-        if not self.knows_kernels:
-            names = {MATRIX: "matrix operators", CAST: "casts", OTHER: "everything else"}
-        return {**names, **({BULK: "in bulk"} if any(kernel.kind == BULK for kernel in self.kernels) else {})}
-
-    @property
-    def missed(self) -> Tuple[KernelReport, ...]:
-        """Products that read low precision and do not run on Tensor Cores, longest first."""
-        return tuple(kernel for kernel in self.kernels if kernel.missed)
-
-    @property
-    def operators(self) -> Tuple[OperatorReport, ...]:
-        """By operator of MXNet's, longest first; by kernel where the file does not say."""
-        found: Dict[str, OperatorReport] = {}
-        calls: Counter = Counter()
-        for kernel in self.kernels:
-            name = kernel.operator or kernel.name
-            calls[name] += kernel.calls
-            seconds = found[name].seconds if name in found else dict.fromkeys(KINDS, 0.0)
-            seconds[kernel.kind] += kernel.seconds
-            found[name] = OperatorReport(name, calls[name], seconds)
-        return tuple(sorted(found.values(), key=lambda operator: -operator.total))
+    def missed(self) -> tuple[KernelReport, ...]:
+        """Return the products that read low precision and do not run on Tensor Cores, longest first."""
+        return tuple(kernel for kernel in self.kernels if kernel.kind == MATRIX and reads_low(kernel.name))
 
     def __str__(self) -> str:
         calls = sum(kernel.calls for kernel in self.kernels)
-        lines = [
-            f"{self.path} ({self.source}, {', '.join(self.devices)}): "
-            f"{self.seconds * 1e3:,.3f} ms in {calls:,} {'kernels' if self.knows_kernels else 'operators'}",
-            *(f"  {self.share(kind):>6.1%} {name}" for kind, name in self.kinds.items()),
-            "",
-            *self._table(),
-        ]
-        if self.missed:
-            lines += ["", "  Low precision, not on Tensor Cores (see advise for the shapes)"]
-            lines += [
-                f"    {self.share_of(kernel.seconds):>5.1%}  {_short(kernel.name)}"
-                + (f"  of {kernel.operator}" if kernel.operator else "")
-                for kernel in self.missed[:_LONGEST]
+        missed = (
+            f"{self._share_of(kernel.seconds):>5.1%}  {_short(kernel.name)}"
+            + (f"  of {kernel.operator}" if kernel.operator else "")
+            for kernel in self.missed[:_LONGEST]
+        )
+        return "\n".join(
+            [
+                f"{self.path} ({', '.join(self.devices)}): {self.seconds * 1e3:,.3f} ms in {calls:,} kernels",
+                *(f"  {self.share(kind):>6.1%} {name}" for kind, name in _NAMES.items()),
+                *section("Low precision, not on Tensor Cores (see advise for the shapes)", missed),
             ]
-        if BULK in self.kinds:
-            # aggregate_stats makes the engine push each operator by itself (src/engine/threaded_engine.h, bulk_size).
-            lines += [
-                "",
-                "  In bulk: MXNet ran several operators as one, and which of them took the time is not known. Record",
-                "  with set_config(aggregate_stats=True, ...), for a Module with MXNET_EXEC_BULK_EXEC_TRAIN=0 and",
-                "  MXNET_EXEC_BULK_EXEC_INFERENCE=0 in the environment.",
-            ]
-        return "\n".join(lines)
-
-    def _table(self) -> Iterator[str]:
-        named = "operator" if any(kernel.operator for kernel in self.kernels) else "kernel"
-        rows: List[Tuple[str, ...]] = [("share", "calls", *self.kinds, named)]
-        for operator in self.operators[:_LONGEST]:
-            shares = (operator.total, *(operator.seconds[kind] for kind in self.kinds))
-            total, *each = (f"{self.share_of(seconds):.1%}" if seconds else "" for seconds in shares)
-            rows.append((total, str(operator.calls), *each, _short(operator.name)))
-        yield from table(rows, ">" * (len(rows[0]) - 1) + "<")
-        if len(self.operators) > _LONGEST:
-            yield f"  and {len(self.operators) - _LONGEST} more"
+        )
 
 
 def _short(name: str) -> str:

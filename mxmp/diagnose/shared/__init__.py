@@ -1,1 +1,1 @@
-"""What reports share: pictures, and files that are whole or not there."""
+"""The parts that the tools share: the texts of reports, and networks of both frontends."""

@@ -1,17 +1,53 @@
-"""What users look into: the one file of this room that knows both frontends."""
+"""The networks that users look into: the one file of ``diagnose`` that knows both frontends."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence, Union
 
 from mxnet.gluon import Block
 
-from ...frontend import TrainedNetwork
+from ...frontend import ConvertedGraph, TrainedNetwork
+from ...gluon import Trainer
+from ...gluon import reading as of_nets
+from ...gluon.blocks import with_names_of
+from ...gluon.reading import called_graphs, policy_of
 from ...gluon.training import TrainedNet
 from ...symbolic import BucketingModule, Module
+from ...symbolic.reading import bound_graphs
 from ...symbolic.training import TrainedModule
 
-__all__ = ["trained"]
+__all__ = [
+    "Network",
+    "Trainer",
+    "called_graphs",
+    "converted_graphs",
+    "is_network",
+    "policy_of",
+    "trained",
+    "with_names_of",
+]
+
+Network = Union[Block, Module, BucketingModule]
+
+
+def is_network(target: Any) -> bool:
+    """Return whether ``target`` is a Block or a module of mxmp's."""
+    return isinstance(target, (Block, Module, BucketingModule))
+
+
+def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[ConvertedGraph], list[str]]:
+    """Return the graphs of a converted net or a bound module, and the names of the blocks that stay FP32.
+
+    A net that was never called is called once with ``inputs``.
+
+    Raises
+    ------
+    ValueError
+        The net is not converted, or was never called and there are no inputs; or the module is not bound.
+    """
+    if not isinstance(target, Block):
+        return bound_graphs(target), []
+    return of_nets.converted_graphs(target, inputs), of_nets.unconverted_blocks(target)
 
 
 def trained(target: Any, trainer: Any = None) -> TrainedNetwork:

@@ -1,1 +1,1 @@
-"""What trains, over the low dtype's range."""
+"""The tensors of a training step, over the low dtype's range."""

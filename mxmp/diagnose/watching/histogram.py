@@ -1,4 +1,4 @@
-"""How many values of a tensor stand at which power of two, and what a 16-bit format makes of them. NumPy only."""
+"""How many values of a tensor have which power of two, and what a 16-bit format makes of them. NumPy only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ __all__ = ["FORMATS", "Format", "Histogram"]
 
 # FP32's own range, subnormal numbers included: 2**-149 to below 2**128.
 _LOWEST, _HIGHEST = -149, 127
-_SUBNORMAL = -126 - _LOWEST  # as many exponents are below those of normal numbers
+_COUNT = _HIGHEST - _LOWEST + 1
+_SUBNORMAL = -126 - _LOWEST  # so many exponents are below those of normal numbers
 _INF = 0x7F800000
 
 
@@ -34,7 +35,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Histogram:
-    """Exponents of a tensor's values. Plain data; two of the same tensor add up.
+    """Exponents of a tensor's values. Plain data; two of the same tensor can be added.
 
     Attributes
     ----------
@@ -48,7 +49,7 @@ class Histogram:
         Elements of the tensor: of a large one only some were counted.
     """
 
-    counts: np.ndarray = field(default_factory=lambda: np.zeros(_HIGHEST - _LOWEST + 1, np.int64))
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(_COUNT, np.int64))
     zeros: int = 0
     infs: int = 0
     nans: int = 0
@@ -58,21 +59,20 @@ class Histogram:
 
     @classmethod
     def of(cls, values: np.ndarray, size: int | None = None, largest: float = 0.0) -> Histogram:
-        """Of ``values``, any shape and float dtype; ``size`` and ``largest`` of the tensor that they were taken from.
+        """Return the histogram of ``values``, of any shape and float dtype.
 
-        Where ``largest`` is inf or nan, the tensor holds at least one such value, among ``values`` or not.
+        ``size`` and ``largest`` are those of the tensor that they are a sample of. Where ``largest`` is inf or nan, the
+        tensor holds at least one such value, among ``values`` or not.
         """
         # FP32 without its sign, as integers: they are in the order of the numbers, and begin with the exponent
         bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.int32) & 0x7FFFFFFF
         there = bits[(bits > 0) & (bits < _INF)]
-        counts = np.zeros(_HIGHEST - _LOWEST + 1, np.int64)
+        counts = np.zeros(_COUNT, np.int64)
         counts[_SUBNORMAL:] = np.bincount(there >> 23, minlength=255)[1:]
         subnormal = there[there < 1 << 23]
         if subnormal.size:  # a multiple of 2**-149
             counts[:_SUBNORMAL] = np.bincount(np.frexp(subnormal.astype(float))[1] - 1, minlength=_SUBNORMAL)
-        ends = (
-            (np.array([there.min(), there.max()]).astype(np.int32).view(np.float32)) if there.size else (math.nan, 0.0)
-        )
+        ends = np.array([there.min(), there.max()] if there.size else [_INF + 1, 0], np.int32).view(np.float32)
         peak = max(float(ends[1]), largest if math.isfinite(largest) else 0.0)
         infs, nans = int((bits == _INF).sum()), int((bits > _INF).sum())
         return cls(
@@ -97,55 +97,58 @@ class Histogram:
         )
 
     def scaled(self, power: float) -> Histogram:
-        """Of the same tensor times ``2**power``, to whole powers of two; beyond FP32's range it is zero or inf."""
+        """Return the histogram of the tensor times ``2**power``, to whole powers of two.
+
+        Values that leave FP32's range become zero or inf.
+        """
         shift = round(power)
         counts = np.zeros_like(self.counts)
-        moved = np.arange(counts.size) + shift
-        kept = (moved >= 0) & (moved < counts.size)
+        moved = np.arange(_COUNT) + shift
+        kept = (moved >= 0) & (moved < _COUNT)
         counts[moved[kept]] = self.counts[kept]
-        lost, over = int(self.counts[moved < 0].sum()), int(self.counts[moved >= counts.size].sum())
+        under, over = int(self.counts[moved < 0].sum()), int(self.counts[moved >= _COUNT].sum())
         with np.errstate(over="ignore"):
             smallest, largest = (float(np.ldexp(x, shift)) for x in (self.smallest, self.largest))
-        return Histogram(counts, self.zeros + lost, self.infs + over, self.nans, smallest, largest, self.size)
+        return Histogram(counts, self.zeros + under, self.infs + over, self.nans, smallest, largest, self.size)
 
     @property
     def counted(self) -> int:
-        """Values that were looked at."""
+        """Return how many values were counted."""
         return int(self.counts.sum()) + self.zeros + self.infs + self.nans
 
     def between(self, low: int | None, high: int | None) -> int:
-        """How many values have an exponent from ``low`` to ``high``, both included; None is without end."""
+        """Return how many values have an exponent from ``low`` to ``high``, both included; None is without end."""
         start = 0 if low is None else max(low - _LOWEST, 0)
-        stop = self.counts.size if high is None else max(high - _LOWEST + 1, 0)
+        stop = _COUNT if high is None else max(high - _LOWEST + 1, 0)
         return int(self.counts[start:stop].sum())
 
     def exponents(self) -> np.ndarray:
-        """The exponent that each of ``counts`` is for."""
+        """Return the exponent that each of ``counts`` is for."""
         return np.arange(_LOWEST, _HIGHEST + 1)
 
     # -- in a format --------------------------------------------------------------------------------
 
     def underflow(self, form: Format = FORMATS["float16"]) -> float:
-        """The share of the values, zeros apart, that round to zero: below half of the smallest number."""
+        """Return the share of the values, zeros apart, that round to zero: below half of the smallest number."""
         return self._share(self.between(None, form.tiny - 2))
 
     def subnormal(self, form: Format = FORMATS["float16"]) -> float:
-        """The share that keeps less than full precision."""
+        """Return the share that keeps less than full precision."""
         return self._share(self.between(form.tiny - 1, form.normal - 1))
 
     def overflow(self, form: Format = FORMATS["float16"]) -> float:
-        """The share beyond the largest number, infs included."""
+        """Return the share beyond the largest number, infs included."""
         return self._share(self.between(form.top + 1, None) + self.infs)
 
     @property
     def zero_share(self) -> float:
-        """The share that is exactly 0."""
-        return self.zeros / self.counted if self.counted else 0.0
+        """Return the share that is exactly 0."""
+        return self._share(self.zeros)
 
     def headroom(self, form: Format = FORMATS["float16"]) -> float:
-        """By how many powers of two the tensor may grow before its largest value overflows, rounded down.
+        """Return by how many powers of two the tensor may grow before its largest value overflows, rounded down.
 
-        Negative where it has overflowed already; inf where nothing but zeros was seen.
+        Negative where it has overflowed already; inf where all values are zero.
         """
         if self.infs or self.nans:
             return -math.inf

@@ -1,4 +1,4 @@
-"""What was watched, as plain data, and its text."""
+"""One watched step, as plain data, and its text."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class TensorReport:
     name : str
         ``"fc"``; ``"fc -> relu"`` for the gradient that fc sends back to relu; or the parameter's name.
     op : str
-        The operator; empty for a parameter's.
+        The operator; empty for what belongs to a parameter.
     low : bool
-        Whether it is rounded to the low dtype: a low operator makes it, or reads it.
+        Whether it is rounded to the low dtype: an operator in low precision makes it, or reads it.
     histogram : Histogram
-        Before it is rounded, where the operator computes in FP32 and rounds (float16 on a CPU); of gradients
-        times the loss scale.
+        The values before they are rounded, where the operator computes in FP32 and rounds (float16 on a CPU);
+        gradients are multiplied by the loss scale.
     """
 
     kind: str
@@ -42,10 +42,11 @@ class TensorReport:
 
     @property
     def is_scaled(self) -> bool:
+        """Return whether the loss scale multiplies it."""
         return self.kind in _SCALED
 
     def true(self, loss_scale: float) -> Histogram:
-        """Without the loss scale, to whole powers of two."""
+        """Return the histogram without the loss scale, to whole powers of two."""
         return self.histogram.scaled(-math.log2(loss_scale)) if self.is_scaled else self.histogram
 
 
@@ -58,7 +59,7 @@ class Snapshot:
     step : int
         Counted from 1, skipped steps included.
     loss_scale : float
-        By which the gradients of this step are multiplied.
+        The factor of this step's gradients.
     skipped : bool
     compute : str
         The low dtype.
@@ -74,48 +75,37 @@ class Snapshot:
 
     @property
     def format(self) -> Format:
+        """Return the low dtype's format."""
         return FORMATS[self.compute]
 
     def of(self, kind: str, *, low_only: bool = False) -> list[TensorReport]:
+        """Return the tensors of a kind; ``low_only``: those that are rounded to the low dtype."""
         return [t for t in self.tensors if t.kind == kind and (t.low or not low_only)]
 
     @property
     def gradients(self) -> list[TensorReport]:
-        """Gradients that stand in low precision, of activations and of parameters, times the loss scale."""
+        """Return the gradients in low precision, of activations and of parameters, times the loss scale."""
         return [tensor for tensor in self.tensors if tensor.is_scaled and tensor.low]
 
     @property
     def tightest(self) -> TensorReport | None:
-        """The gradient that would overflow first if the scale went up."""
+        """Return the gradient that would overflow first if the scale went up."""
         return min(self.gradients, key=lambda t: t.histogram.headroom(self.format), default=None)
 
     @property
     def headroom(self) -> float:
-        """By how many powers of two the scale could go up: until the tightest gradient overflows."""
+        """Return by how many powers of two the scale could go up before ``tightest`` overflows; inf without any."""
         tightest = self.tightest
         return math.inf if tightest is None else tightest.histogram.headroom(self.format)
 
     @property
-    def first_overflow(self) -> TensorReport | None:
-        """The first in the order of the computation that holds NaN, inf, or more than the dtype that it is rounded to.
-
-        Of activations and of gradients that pass between operators; ``blame`` says what went into it.
-        """
-
-        def bad(tensor: TensorReport) -> bool:
-            found = tensor.histogram
-            return bool(found.infs or found.nans or (tensor.low and found.overflow(self.format)))
-
-        return next((t for t in self.tensors if t.kind in KINDS[:2] and bad(t)), None)
-
-    @property
     def underflow(self) -> float:
-        """The share of the gradient values, exact zeros apart, that are too small for the low dtype at this scale."""
+        """Return the share of the gradient values, zeros apart, that are too small for the low dtype at this scale."""
         return self._underflow([t.histogram for t in self.gradients])
 
     @property
     def underflow_unscaled(self) -> float:
-        """The same without loss scaling."""
+        """Return the share that would be too small without loss scaling."""
         return self._underflow([t.true(self.loss_scale) for t in self.gradients])
 
     def _underflow(self, histograms: list[Histogram]) -> float:
@@ -123,33 +113,40 @@ class Snapshot:
         return lost / max(sum(h.counted for h in histograms), 1)
 
     def __str__(self) -> str:
-        tightest, first = self.tightest, self.first_overflow
         skipped = ", skipped" if self.skipped else ""
         return "\n".join(
             [
                 f"step {self.step}{skipped}: loss scale {self.loss_scale:g}, {self.compute}",
                 f"  {self.underflow:.2%} of gradient values round to zero; "
                 f"unscaled {self.underflow_unscaled:.2%} would",
-                *([f"  {_room(tightest, self.format)}"] if tightest else []),
-                *([f"  {_first(first, self.format)}"] if first else []),
+                *([f"  {_headroom(self.tightest, self.format)}"] if self.tightest else []),
                 "",
-                *_table(self._worst(), self.format),
+                *self._table(),
             ]
         )
 
-    def _worst(self, each: int = 5) -> list[TensorReport]:
-        """Of each kind those with the largest share out of range, worst first."""
+    def _table(self, each: int = 5) -> list[str]:
+        """Return the lines of a table: of each kind the tensors with the largest share out of range, worst first."""
+        form = self.format
 
-        def out(tensor: TensorReport) -> float:
+        def out_of_range(tensor: TensorReport) -> float:
             found = tensor.histogram
-            bad = found.underflow(self.format) + found.overflow(self.format) + (found.nans > 0)
-            return bad if tensor.low else -1.0
+            return found.underflow(form) + found.overflow(form) + (found.nans > 0) if tensor.low else -1.0
 
-        return [t for kind in KINDS for t in sorted(self.of(kind), key=out, reverse=True)[:each]]
+        rows: list[tuple[str, ...]] = [
+            ("", "", "rounded to", "is 0", "to 0", "subnormal", "overflow", "smallest", "largest")
+        ]
+        for kind in KINDS:
+            for number, tensor in enumerate(sorted(self.of(kind), key=out_of_range, reverse=True)[:each]):
+                found, dtype = tensor.histogram, form.name if tensor.low else ""
+                shares = found.zero_share, found.underflow(form), found.subnormal(form), found.overflow(form)
+                numbers = [*(f"{share:.1%}" for share in shares), f"{found.smallest:.2g}", f"{found.largest:.2g}"]
+                rows.append(("" if number else kind, tensor.name, dtype, *numbers))
+        return table(rows, "<<<>>>>>>")
 
 
 def joined(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
-    """One report for each tensor that was met several times: on several devices, or in several forwards."""
+    """Return one report for each tensor, which may have run on several devices or in several forwards."""
     found: dict[tuple[str, str], TensorReport] = {}
     for tensor in tensors:
         key = (tensor.kind, tensor.name)
@@ -159,33 +156,9 @@ def joined(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
     return tuple(found.values())
 
 
-def _first(tensor: TensorReport, form: Format) -> str:
-    found = tensor.histogram
-    beyond = f"reaches {found.largest:.3g}, beyond {form.name}"
-    what = "holds NaN" if found.nans else "holds inf" if found.infs else beyond
-    return f"the first to go wrong: {tensor.name} ({tensor.op or tensor.kind}) {what}"
-
-
-def _room(tensor: TensorReport, form: Format) -> str:
-    room = tensor.histogram.headroom(form)
-    if not math.isfinite(room):
-        return f"overflow: {tensor.name} holds inf or NaN" if room < 0 else "no gradient but zeros"
-    can = f"the scale could go up by 2**{room:.0f}" if room >= 0 else f"the scale is too high by 2**{-room:.0f}"
+def _headroom(tensor: TensorReport, form: Format) -> str:
+    powers = tensor.histogram.headroom(form)
+    if not math.isfinite(powers):
+        return f"overflow: {tensor.name} holds inf or NaN" if powers < 0 else "no gradient but zeros"
+    can = f"the scale could go up by 2**{powers:.0f}" if powers >= 0 else f"the scale is too high by 2**{-powers:.0f}"
     return f"{can}: {tensor.name} reaches {tensor.histogram.largest:.3g}, and {form.name} holds {form.largest:.3g}"
-
-
-def _table(tensors: list[TensorReport], form: Format) -> list[str]:
-    rows: list[tuple[str, ...]] = [
-        ("", "", "rounded to", "is 0", "to 0", "subnormal", "overflow", "smallest", "largest")
-    ]
-    kind = ""
-    for tensor in tensors:
-        found = tensor.histogram
-        shares = (found.zero_share, found.underflow(form), found.subnormal(form), found.overflow(form))
-        dtype = form.name if tensor.low else ""
-        ends = [f"{x:.2g}" for x in (found.smallest, found.largest)]
-        rows.append(
-            (tensor.kind if tensor.kind != kind else "", tensor.name, dtype, *(f"{s:.1%}" for s in shares), *ends)
-        )
-        kind = tensor.kind
-    return table(rows, "<<<>>>>>>")

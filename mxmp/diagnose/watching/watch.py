@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from types import TracebackType
 from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ...gluon import Trainer
+from ...frontend import TrainedNetwork
+from ...observed import Observed
+from ...probe import StepObserver, values_of
 from ...step.gradients import Gradient
 from ...step.masters import Weight
-from ...symbolic import BucketingModule, Module
-from ..shared.targets import trained
+from ..shared.targets import Network, Trainer, trained
 from .histogram import Histogram
 from .snapshot import Snapshot, TensorReport, joined
-from .taps import Tap, values_of
-from .wiring import Seen
 
 __all__ = ["Watch", "watch"]
 
 
-class _Taken(NamedTuple):
+class _Pending(NamedTuple):
     """A tensor's absolute values, or evenly spaced ones, on their way to the host; their largest and sum of squares."""
 
     kind: str
@@ -38,12 +35,13 @@ class _Taken(NamedTuple):
     size: int
 
     def report(self) -> TensorReport:
+        """Return the tensor's report. Synchronizes."""
         largest = math.nan if math.isnan(self.squares.asscalar()) else float(self.largest.asscalar())
         histogram = Histogram.of(self.values.asnumpy(), self.size, largest)
         return TensorReport(self.kind, self.name, self.op, self.low, histogram)
 
 
-class Watch:
+class Watch(StepObserver):
     """A watch on a net or module, from ``watch``; ``close`` it, or use it as a context manager.
 
     Attributes
@@ -52,72 +50,58 @@ class Watch:
         The last ``keep`` watched steps, oldest first.
     """
 
-    def __init__(
-        self, target: Any, trainer: Trainer | None, every: int, sample: int, keep: int, told: Callable | None
-    ) -> None:
+    def __init__(self, network: TrainedNetwork, every: int, sample: int, keep: int, callback: Callable | None) -> None:
         self.snapshots: deque[Snapshot] = deque(maxlen=keep)
         self._every = every
         self._sample = sample
-        self._told = told
-        self._taken: list[_Taken] = []
+        self._callback = callback
+        super().__init__(network)
+
+    def _forget(self) -> None:
         self._ran = False
+        self._pending: list[_Pending] = []
         self._before: list[tuple[Weight, list[NDArray]]] = []
-        self._tap = Tap(trained(target, trainer), self._see)
-        self._step = self._tap.network.step
-        self._tap.arm()
-        self._step.observers.append(self)
 
     @property
     def latest(self) -> Snapshot:
-        """The last watched step. Raises ``ValueError`` before there was one."""
+        """Return the last watched step. Raises ``ValueError`` before there was one."""
         if not self.snapshots:
             raise ValueError("no step was watched yet: take one, with forward, backward and step")
         return self.snapshots[-1]
 
-    def close(self) -> None:
-        """Stop watching; nothing of it stays on the net, trainer or module. The snapshots stay here."""
-        if self in self._step.observers:
-            self._step.observers.remove(self)
-        self._taken, self._before, self._ran = [], [], False
-        if self._tap.armed:
-            self._tap.disarm()
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def __str__(self) -> str:
         return str(self.snapshots[-1]) if self.snapshots else "no step was watched yet"
 
-    # -- as an observer of steps --------------------------------------------------------------------
-
     def before_update(self, gradients: Sequence[Gradient]) -> None:
+        """Take gradients and weights of a watched step."""
         if not self._ran:  # another bucket ran, or a batch of another size
             return
-        low = {name for wiring in self._tap.wirings for name in wiring.low_variables}
+        low = self._low_variables()
         for name, array in gradients:
             self._take("parameter gradient", name, "", name in low, array)
-        self._scale = self._tap.network.gradient_scale
-        for weight in self._tap.network.weights():
+        self._scale = self._network.gradient_scale
+        for weight in self._network.weights():
             before = [copy for array in weight.masters or weight.arrays if (copy := values_of(array)) is not None]
             self._before.append((weight, before))
             for array in before:
                 self._take("weight", weight.name, "", weight.name in low, array)
 
     def after_step(self) -> None:
+        """Finish a watched step, and listen to the next one if it is due."""
         if self._ran:
-            self._finish(low={name for wiring in self._tap.wirings for name in wiring.low_variables})
+            self._finish(self._low_variables())
         due = (self._step.steps + 1) % self._every == 0
-        if self._tap.armed and self._tap.network.is_stale:
-            self._tap.disarm()
+        if self._probe.listens and self._network.is_stale:
+            self._stop()
             due = True
-        if due and not self._tap.armed:
-            self._tap.arm()
+        if due and not self._probe.listens:
+            self._start()
+
+    def _low_variables(self) -> set[str]:
+        return {name for graph in self._probe.graphs for name in graph.low_variables}
 
     def _finish(self, low: set[str]) -> None:
-        self._tap.disarm()
+        self._probe.stop()
         if not self._step.last_step_skipped:
             with autograd.pause():
                 for weight, before in self._before:
@@ -125,22 +109,19 @@ class Watch:
                         new = values_of(array)
                         if new is not None:
                             self._take("update", weight.name, "", weight.name in low, new - old)
-        reports = joined(taken.report() for taken in self._taken)
-        self._taken, self._before, self._ran = [], [], False
-        state = self._step
-        snapshot = Snapshot(
-            state.steps, self._scale, state.last_step_skipped, self._tap.network.policy.compute, reports
-        )
+        reports = joined(pending.report() for pending in self._pending)
+        self._forget()
+        compute = self._network.policy.compute
+        snapshot = Snapshot(self._step.steps, self._scale, self._step.last_step_skipped, compute, reports)
         self.snapshots.append(snapshot)
-        if self._told is not None:
-            self._told(snapshot)
+        if self._callback is not None:
+            self._callback(snapshot)
 
-    # -- taking tensors -----------------------------------------------------------------------------
-
-    def _see(self, seen: Seen, array: NDArray) -> None:
+    def _observe(self, observed: Observed, array: NDArray) -> None:
         self._ran = True
-        if not seen.ours or seen.enters:
-            self._take("gradient" if seen.backward else "activation", seen.label, seen.op, seen.low, array)
+        if not observed.inserted or observed.of_output:
+            kind = "gradient" if observed.backward else "activation"
+            self._take(kind, observed.label, observed.op, observed.low, array)
 
     def _take(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
         with autograd.pause():
@@ -150,19 +131,19 @@ class Watch:
             flat = values.reshape((-1,))
             stride = _stride(array.shape, -(-flat.size // self._sample))
             picked = flat if stride == 1 else mx.nd.slice(flat, begin=(0,), end=(flat.size,), step=(stride,))
-            taken = _Taken(kind, name, op, low, picked, _largest(flat), mx.nd.dot(flat, flat), flat.size)
-            self._taken.append(taken)
+            pending = _Pending(kind, name, op, low, picked, _largest(flat), mx.nd.dot(flat, flat), flat.size)
+            self._pending.append(pending)
 
 
 def _largest(flat: NDArray) -> NDArray:
-    """Without NaN. On a CPU ``max`` takes five times as long as a pooling over all."""
+    """Return the largest value, NaN apart. On a CPU ``max`` takes five times as long as a pooling over all."""
     if flat.ctx.device_type == "gpu":
         return flat.max()
     return mx.nd.Pooling(flat.reshape((1, 1, 1, -1)), global_pool=True, pool_type="max", kernel=(1, 1)).reshape((1,))
 
 
 def _stride(shape: Sequence[int], at_least: int) -> int:
-    """From 1 upwards, with no factor in common with any axis, so that no row or channel is preferred."""
+    """Return a stride that has no factor in common with any axis, so that no row or channel is preferred."""
     stride = at_least
     while stride > 1 and any(math.gcd(stride, size) > 1 for size in shape):
         stride += 1
@@ -170,7 +151,7 @@ def _stride(shape: Sequence[int], at_least: int) -> int:
 
 
 def watch(
-    target: Block | Module | BucketingModule,
+    target: Network,
     trainer: Trainer | None = None,
     *,
     every: int = 100,
@@ -192,12 +173,12 @@ def watch(
     loss scale could still go up. Training is not changed by a bit: no step runs twice and nothing is drawn. A
     watched step runs operator by operator, copies what it looks at, and waits for the device once more, at its
     end; no other step does anything. Operators within the bodies of control flow, and those that a GPU fuses, are
-    not seen one by one.
+    not reported one by one.
 
     Parameters
     ----------
     target : Block, Module or BucketingModule
-        A converted net, or a module with an optimizer. Of a BucketingModule the bucket that is current when
+        A converted net, or a module with an optimizer. Of a BucketingModule the bucket is watched that is current when
         a step becomes due; the watch waits until it runs.
     trainer : Trainer
         For a net: the one that steps.
@@ -208,7 +189,7 @@ def watch(
     keep : int
         Snapshots to remember; older ones are dropped.
     callback : callable
-        Called with each Snapshot: ``SummaryLog(writer)`` writes it for TensorBoard.
+        Called with each Snapshot, for example to write it for TensorBoard.
 
     Raises
     ------
@@ -220,4 +201,4 @@ def watch(
     for name, value in (("every", every), ("sample", sample), ("keep", keep)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return Watch(target, trainer, every, sample, keep, callback)
+    return Watch(trained(target, trainer), every, sample, keep, callback)

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any, Iterator
+from typing import Any, Iterator, Tuple
 
 from support.processes import share_path
 
@@ -18,7 +18,7 @@ POISONS = ("128", "69")
 SETTINGS = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "OMP_NUM_THREADS": "1", "MXNET_SUBGRAPH_BACKEND": "NONE"}
 _EMPTY = re.compile(r"(^|[ x])0x")
 
-Pair = "tuple[str, str]"  # name of the case, dtype
+Pair = Tuple[str, str]  # name of the case, dtype
 
 
 class Runner:

@@ -1,0 +1,119 @@
+"""The graphs of a net, for tools that look at it without training it: those that it runs, or that a call would run."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Sequence
+
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock
+
+from ..frontend import CalledGraph, ConvertedGraph
+from ..policy import Policy
+from . import _mxnet
+from .blocks import hybrid_blocks
+from .graphs import read_inputs, traced_alone
+from .hook import hook_of, hooks
+
+__all__ = ["called_graphs", "converted_graphs", "policy_of", "unconverted_blocks"]
+
+
+def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
+    """Return the graphs that the blocks of a converted net run; call the net with ``inputs`` if it has none yet.
+
+    Raises
+    ------
+    ValueError
+        The net is not converted; or it was never called, and there are no inputs.
+    """
+    if not any(hooks(net)):
+        raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first, or explain a Symbol")
+    found = list(_built_graphs(net))
+    if not found and inputs:
+        net(*inputs)
+        found = list(_built_graphs(net))
+    if not found:
+        raise ValueError(f"{net.name!r} has no graph yet: call it once, or pass inputs to explain(net, x)")
+    return found
+
+
+def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
+    for block, hook in hooks(net):
+        for key, built in hook.graphs.items():
+            requested = {param.name: request for param, request in built.requested}
+            large = built.only_for is not None
+            symbol = built.traced.graph[1]
+            yield ConvertedGraph(block.name, key.training, symbol, built.plan, built.shapes, requested, large)
+
+
+def unconverted_blocks(net: Block) -> list[str]:
+    """Return the names of the blocks of a converted net that run as Python, in FP32."""
+    converted = {id(block) for block, hook in hooks(net) if not hook.python}
+    found, stack = [], [net]
+    while stack:
+        block = stack.pop()
+        if id(block) not in converted:
+            found.append(block.name)
+            stack.extend(_mxnet.children(block))
+    return found
+
+
+def policy_of(net: Block) -> Policy | None:
+    """Return the policy of a converted net, None for one that is not converted."""
+    return next((hook.conversion.policy for _, hook in hooks(net)), None)
+
+
+def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
+    """Return the FP32 graphs that a call of a net with ``inputs``, arrays or shapes, runs in inference.
+
+    The net stays as it is. It is only traced, unless a part of it runs as Python: then it is called once, and its
+    outermost blocks that are graphs are traced with what they are called with.
+
+    Raises
+    ------
+    ValueError
+        An input is neither an array nor a shape; or no graph ran, or a block cannot be traced.
+    """
+    args, _ = read_inputs(inputs)
+    if isinstance(net, HybridBlock) and _is_graph(net) and not _mxnet.overrides_forward(net):
+        return [_called_graph(net, args)]
+    found: list[CalledGraph] = []
+    inside: list[HybridBlock] = []
+
+    def enter(block: HybridBlock, args: tuple) -> None:
+        arguments = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)
+        if arguments is not None:  # it does not run as Python
+            inside.append(block)
+            found.append(_called_graph(block, arguments))
+
+    def leave(block: HybridBlock, args: tuple, out: Any) -> None:
+        if inside and inside[0] is block:
+            inside.clear()
+
+    handles = []
+    try:
+        for block in hybrid_blocks(net):
+            handles += [block.register_forward_pre_hook(enter), block.register_forward_hook(leave)]
+        with autograd.pause():
+            net(*args)
+    finally:
+        for handle in handles:
+            handle.detach()
+    if not found:
+        raise ValueError(f"{net.name!r}: nothing in it ran as a HybridBlock, and only those have a graph to count")
+    return found
+
+
+def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
+    symbol, arrays, params = traced_alone(block, args, training=False)
+    known = {name: (tuple(p.shape), p.dtype) for name, p in params.items() if _is_known(p.shape)}
+    known.update({name: (array.shape, array.dtype) for name, array in arrays.items()})
+    return CalledGraph(block.name, symbol, known, frozenset(params))
+
+
+def _is_graph(block: HybridBlock) -> bool:
+    hook = hook_of(block)
+    return hook is None or not hook.python
+
+
+def _is_known(shape: Any) -> bool:
+    return isinstance(shape, tuple) and bool(shape) and all(isinstance(size, int) and size > 0 for size in shape)

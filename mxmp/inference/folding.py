@@ -1,0 +1,154 @@
+"""A graph for inference alone: BatchNorm is part of the weights, and what only parameters feed is computed once."""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from ..precision.casts import is_ours
+from ..precision.graph import Entry, Graph, Node
+
+__all__ = ["Params", "copied", "fold_constants", "fold_norms", "without_identities"]
+
+# Parameters and running statistics together, by the name of their variable.
+Params = Dict[str, NDArray]
+
+_NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
+# Operators that only move values.
+_MOVES = ("Concat", "Flatten", "Reshape", "SwapAxis", "_copy", "_rnn_param_concat", "expand_dims", "transpose")
+_TYPE_CODES = {"float32": "0", "float16": "2", "bfloat16": "12"}
+
+
+def copied(graph: Graph) -> Graph:
+    """Return another graph with equal nodes; operators that share a name get names of their own."""
+    copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
+    for node, name in copy.names().items():
+        if not node.is_variable:
+            node.name = name
+    return copy
+
+
+def without_identities(graph: Graph) -> Graph:
+    """Return the graph without what copies its input in inference: Dropout and identities.
+
+    An output keeps its name, by an identity that MXNet's fusion leaves alone.
+    """
+    copy = copied(graph)
+    heads = {head.node for head in copy.heads}
+    for node in copy.nodes():
+        node.inputs = [_source(entry, heads) for entry in node.inputs]
+    for node in filter(_is_identity, heads):
+        node.op, node.attrs = "BlockGrad", {}
+    return copy
+
+
+def _source(entry: Entry, heads: set[Node]) -> Entry:
+    while entry.node not in heads and _is_identity(entry.node):
+        entry = entry.node.inputs[0]
+    return entry
+
+
+def _is_identity(node: Node) -> bool:
+    if node.op in ("Dropout", "_npx_dropout"):
+        return node.attrs.get("mode", "training") == "training"
+    return node.op in ("_copy", "BlockGrad")
+
+
+def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
+    """Return the graph and parameters in which each BatchNorm is part of the layer before it, where that is exact.
+
+    Computed in float64 and rounded to FP32 once. The layer is a Convolution or FullyConnected whose output nothing but
+    the BatchNorm reads, over whose channels it normalizes.
+    """
+    copy, values = copied(graph), dict(params)
+    readers = copy.consumers()
+    heads = set(copy.heads)
+    for norm in [node for node in copy.nodes() if node.op in _NORMS]:
+        layer = norm.inputs[0].node
+        if not _folds(norm, layer, readers, heads, values):
+            continue
+        values.update(_fold(norm, layer, values))
+        for user, position in readers.get(Entry(norm), []):
+            user.inputs[position] = Entry(layer)
+        readers[Entry(layer)] = readers.get(Entry(norm), [])
+        if Entry(norm) in heads:
+            layer.name = norm.name
+            copy.heads = [Entry(layer) if head == Entry(norm) else head for head in copy.heads]
+            heads.add(Entry(layer))
+    names = {node.name for node in copy.nodes() if node.is_variable}
+    return copy, {name: value for name, value in values.items() if name in names}
+
+
+def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values: Params) -> bool:
+    channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
+    is_layer = (layer.op == "Convolution" and channels_first) or (
+        layer.op == "FullyConnected" and _is_true(layer.attrs.get("flatten", "True"))
+    )
+    parameters = [*norm.inputs[1:], *layer.inputs[1:]]
+    return (
+        is_layer
+        and norm.attrs.get("axis", "1") == "1"
+        and not any(Entry(norm, index) in readers or Entry(norm, index) in heads for index in (1, 2))
+        and len(readers[norm.inputs[0]]) == 1
+        and norm.inputs[0] not in heads
+        and all(entry.node.name in values for entry in parameters)
+        and not any(entry in heads for entry in parameters)
+    )
+
+
+def _fold(norm: Node, layer: Node, values: Params) -> Params:
+    """Give ``layer`` the weights of both, in place; returns their values, by names of their own."""
+    gamma, beta, mean, variance = (values[entry.node.name].asnumpy().astype("float64") for entry in norm.inputs[1:5])
+    if _is_true(norm.attrs.get("fix_gamma", "True")):
+        gamma = np.ones_like(gamma)
+    scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", "0.001")))
+    weight, *bias = (values[entry.node.name].asnumpy().astype("float64") for entry in layer.inputs[1:])
+    made = {
+        f"{layer.name}_folded_weight": weight * scale.reshape((-1,) + (1,) * (weight.ndim - 1)),
+        f"{layer.name}_folded_bias": beta + ((bias[0] if bias else 0.0) - mean) * scale,
+    }
+    layer.inputs[1:] = [Entry(Node("null", name)) for name in made]
+    layer.attrs["no_bias"] = "False"
+    return {name: mx.nd.array(value, dtype="float32") for name, value in made.items()}
+
+
+def _is_true(text: str) -> bool:
+    return text in ("True", "true", "1")
+
+
+def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
+    """Return the graph in which what is made of parameters alone is a parameter itself: casts of weights, and the one
+    vector that RNN reads.
+    """
+    copy = copied(graph)
+    constant: set[Node] = set()
+    made: dict[Entry, list[tuple[Node, int]]] = {}
+    for node in copy.nodes():
+        if node.is_variable:
+            if node.name in params:
+                constant.add(node)
+        elif (is_ours(node) or node.op in _MOVES) and node.inputs and all(e.node in constant for e in node.inputs):
+            constant.add(node)
+    for entry, users in copy.consumers().items():
+        if entry.node in constant and not entry.node.is_variable:
+            readers = [(user, position) for user, position in users if user not in constant]
+            if readers:
+                made[entry] = readers
+    if not made:
+        return copy, dict(params)
+    symbol = Graph(list(made), copy.attrs).to_symbol()
+    executor = symbol.bind(
+        mx.cpu(), {name: params[name] for name in symbol.list_arguments()}, grad_req="null", aux_states={}
+    )
+    values = dict(params)
+    for (entry, readers), value in zip(made.items(), executor.forward(is_train=False)):
+        dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
+        variable = Node("null", f"{entry.node.name}_{entry.index}", {"__dtype__": _TYPE_CODES[dtype]})
+        values[variable.name] = value.copy()
+        for user, position in readers:
+            user.inputs[position] = Entry(variable)
+    names = {node.name for node in copy.nodes() if node.is_variable}
+    return copy, {name: value for name, value in values.items() if name in names}

@@ -1,0 +1,179 @@
+"""The process in which ``tune`` measures, from both sides.
+
+Its kernels may crash, it draws random numbers, and it starts teams of threads: none of that reaches the user's process.
+It is a fresh Python with the environment and the import path of the user's, and runs in the state in which training
+runs: with as many threads, and with the OpenMP team that copying a batch from NumPy starts.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from contextlib import contextmanager, suppress
+from typing import IO, Any, Callable, Iterator
+
+import mxnet as mx
+import numpy as np
+
+from ..precision.plan import Plan
+from .job import Crash, Job
+from .search import measured
+
+__all__ = ["START", "main", "measured_apart"]
+
+# Python would put the current folder before the user's import path: its modules might stand there for Python's own.
+START = "import sys; sys.path[:] = sys.argv[1:]; from mxmp.tuning.process import main; main()"
+
+# The process was ended by somebody, not by a kernel.
+_ENDED = {"SIGHUP", "SIGINT", "SIGKILL", "SIGQUIT", "SIGTERM", "SIGXCPU"}
+# Raised again in the user's process; another is a ``RuntimeError`` there.
+_ERRORS = (ValueError, ImportError, MemoryError, OSError, mx.MXNetError)
+# Elements of an array for whose copy MXNet starts a team of OpenMP threads in the main thread.
+_PARALLEL_COPY = 200_000
+
+
+# -- The user's process -----------------------------------------------------------------------------
+
+
+def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[str, float]]:
+    """Return the plan that ``search.measured`` finds in a process of its own, and the times that are known then.
+
+    A plan in which that process crashes is left out, and another process goes on without it. ``show`` is called with
+    the name of each part of the search. Warnings of the process are issued here.
+
+    Raises
+    ------
+    RuntimeError
+        The process cannot start, FP32 itself crashes, or somebody ended it, as Linux does where memory runs out.
+    ValueError, ImportError, MemoryError, OSError, mxnet.MXNetError
+        The process raised it.
+    """
+    while True:
+        with _started() as process:
+            found = _result(process, job, show)
+        if isinstance(found, Plan):
+            return found, job.seconds
+        job = job.after(found)
+
+
+@contextmanager
+def _started() -> Iterator[subprocess.Popen]:
+    """Start the process, and end it with the block, however that ends."""
+    if not sys.executable:
+        raise RuntimeError("tune cannot start a Python to measure in: sys.executable is empty. Use measure=False")
+    # A session of its own: Ctrl-C in a terminal goes to the user's process alone, which then ends this one.
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", START, *map(os.fspath, sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        with suppress(OSError), process:  # closes its pipes, and waits
+            pass
+
+
+def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
+    """Return the plan, or how the process crashed."""
+    plan, operators = None, ()
+    to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
+    from_it: IO[bytes] = process.stdout  # type: ignore[assignment]
+    with suppress(BrokenPipeError):  # its end is read below
+        _send(to_it, job)
+    while True:
+        try:
+            what, value = pickle.load(from_it)
+        except (EOFError, pickle.UnpicklingError):
+            return _crash(process.wait(), plan, operators)
+        if what == "found":
+            return value
+        if what == "failed":
+            kind, text = value
+            raise kind(text)
+        if what == "part":
+            show(value)
+        elif what == "warning":
+            text, category = value
+            warnings.warn(text, category, stacklevel=4)
+        elif what == "seconds":
+            job.seconds.update(value)
+        elif what == "plan":
+            plan, operators = value, ()
+        else:
+            operators = value
+
+
+def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
+    """Return how a process crashed that measured ``plan``; raise ``RuntimeError`` where nothing can go on."""
+    name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    if name in _ENDED:
+        why = ": perhaps memory ran out; try a smaller batch" if name == "SIGKILL" else ""
+        raise RuntimeError(f"the process in which tune measures was ended by {name}{why}")
+    if plan is None:
+        raise RuntimeError(f"the process in which tune measures ended before it measured anything: {name}")
+    if not plan:
+        at = f" at {', '.join(operators)}" if operators else ""
+        raise RuntimeError(f"tune can measure nothing: FP32 itself crashes here{at} ({name})")
+    return Crash(plan, operators, name)
+
+
+# -- The process that measures ----------------------------------------------------------------------
+
+
+def main() -> None:
+    """Read a job from stdin, and tell on stdout what happens, at last the plan."""
+    told = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what others print is no message
+    _prepare_to_crash()
+    job: Job = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    lock = threading.Lock()
+
+    def tell(what: str, value: Any) -> None:
+        with lock:
+            _send(told, (what, value))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)  # mxmp's own; what MXNet's imports warn of is known here
+        warnings.showwarning = lambda message, category, *_: tell("warning", (str(message), category))
+        try:
+            _start_second_team()
+            with mx.util.np_shape(job.numpy[1]), mx.util.np_array(job.numpy[2]):
+                tell("found", measured(job, tell))
+        except Exception as error:
+            kind = next((each for each in _ERRORS if isinstance(error, each)), None)
+            tell("failed", (kind, str(error)) if kind else (RuntimeError, traceback.format_exc()))
+
+
+def _send(stream: IO[bytes], message: Any) -> None:
+    pickle.dump(message, stream)
+    stream.flush()
+
+
+def _prepare_to_crash() -> None:
+    """Let a crash be seen as one: MXNet's handler turns SIGSEGV into an exit status. Leave no core file."""
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _end_with_parent() -> None:
+    """Wait until nobody holds the other end of stdin: the user's process is gone."""
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _start_second_team() -> None:
+    """Start the threads that training has: libgomp waits in another way where there are more than processors."""
+    mx.nd.array(np.zeros(_PARALLEL_COPY, "float32")).wait_to_read()

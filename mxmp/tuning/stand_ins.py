@@ -1,0 +1,97 @@
+"""Stand-ins for operators that only the user's process knows: Custom ones, and those of libraries that it loaded.
+
+Such an operator computes in FP32 under every plan. Where plans are measured, a differentiable graph of MXNet's own
+operators takes its place that reads the same tensors and returns tensors of the same shapes.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Any, Iterator, Mapping
+
+import mxnet as mx
+
+from ..precision.casts import FULL, MARK
+from ..precision.graph import Entry, Graph, Node
+from ..precision.rules import RULES
+
+__all__ = ["described", "put_stand_ins", "with_stand_ins"]
+
+_SHAPES = "__mxmp_shapes__"
+_PYTHON = ("Custom", "_npi_Custom", "_NDArray", "_Native")
+
+
+def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, list[str], list[str]]:
+    """Return the JSON of a Symbol for another process, with the shapes that its unknown operators return.
+
+    And the types and names of these operators, of those in the graph and of those in bodies of loops.
+    """
+    text = symbol.tojson(remove_amp_cast=False)
+    raw = json.loads(text)
+    unknown = {number: node for number, node in enumerate(raw["nodes"]) if _is_unknown(node)}
+    inside = [_title(node) for node in _in_bodies(raw)]
+    if not unknown:
+        return text, [], inside
+    internals = symbol.get_internals()
+    entries = json.loads(internals.tojson(remove_amp_cast=False))["heads"]
+    known = {tuple(entry[:2]): shape for entry, shape in zip(entries, internals.infer_shape_partial(**shapes)[1])}
+    for number, node in unknown.items():
+        returned = {index: shape for (maker, index), shape in known.items() if maker == number}
+        node.setdefault("attrs", {})[_SHAPES] = json.dumps(returned)
+        for maker, *_ in node["inputs"]:
+            if raw["nodes"][maker]["op"] == "null":  # a stand-in does not tell the shapes that it needs
+                raw["nodes"][maker].setdefault("attrs", {})["__shape__"] = str(known[maker, 0])
+    return json.dumps(raw), [_title(node) for node in unknown.values()], inside
+
+
+def with_stand_ins(graph: Graph) -> Graph:
+    """Return a copy of ``graph`` that every process can bind; the graph itself where it has no such operator."""
+    if not any(_SHAPES in node.attrs for node in graph.nodes()):
+        return graph
+    copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
+    put_stand_ins(copy)
+    return copy
+
+
+def put_stand_ins(graph: Graph) -> dict[Node, Node]:
+    """Put stand-ins in the place of operators with noted shapes; return each new node and what it stands for."""
+    made: dict[Node, Node] = {}
+    for node in [each for each in graph.nodes() if _SHAPES in each.attrs]:
+        outputs = json.loads(node.attrs[_SHAPES]).items()
+        returned = {int(index): _stand_in(node, tuple(shape), made) for index, shape in outputs}
+        for user in list(graph.nodes()):
+            user.inputs = [returned[each.index] if each.node is node else each for each in user.inputs]
+        graph.heads = [returned[each.index] if each.node is node else each for each in graph.heads]
+    return made
+
+
+def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Entry:
+    """Return the sum of all that ``node`` reads, in this shape; note the new nodes in ``made``."""
+
+    def new(op: str, inputs: list[Entry], **attrs: str) -> Entry:
+        each = Node(op, f"{node.name}_stand_in{len(made)}", {**attrs, MARK: "copy"}, inputs)
+        made[each] = node
+        return Entry(each)
+
+    if not node.inputs:
+        return new("_ones", [], shape=str(shape), dtype=FULL)
+    read = [new("sum", [new("Cast", [entry], dtype=FULL)]) for entry in node.inputs]
+    one = new("Reshape", [new("add_n", read, num_args=str(len(read)))], shape=str((1,) * len(shape)))
+    return new("broadcast_to", [one], shape=str(shape)) if prod(shape) > 1 else one
+
+
+def _is_unknown(node: Mapping[str, Any]) -> bool:
+    op = node["op"]
+    return op != "null" and (op in _PYTHON or op not in RULES)
+
+
+def _title(node: Mapping[str, Any]) -> str:
+    return f"{node.get('attrs', {}).get('op_type', node['op'])} {node['name']!r}"
+
+
+def _in_bodies(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the unknown operators in the bodies of a graph's loops."""
+    for body in [body for node in raw["nodes"] for body in node.get("subgraphs", ())]:
+        yield from filter(_is_unknown, body["nodes"])
+        yield from _in_bodies(body)

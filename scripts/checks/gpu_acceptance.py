@@ -1,0 +1,116 @@
+"""Try mxmp on a real GPU: its tests, its products beside the CPU's emulation, step time and memory of three networks.
+
+``bash scripts/gpu_acceptance.sh`` sets up MXNet's CUDA build and runs this. Everything found goes into one JSON file
+and is printed; what fails is a result, and the exit status is 1. Networks are trained at a batch as one trains with, in
+processes that take turns: FP32, ``mxnet.contrib.amp``, ``float16`` and ``float16-fast``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import models
+from bench.turns import gain, milliseconds
+from support.options import parse
+from support.pages import table
+from support.results import ROOT, read
+
+from checks import tensor_core
+
+SIZES = {"resnet50": (64, 224), "ssd300": (16, 300), "bert": (16, 128)}
+QUICK = {"resnet50": (8, 64)}
+VARIANTS = ["float32", "contrib.amp", "float16", "float16-fast"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(
+        *(__doc__, arguments),
+        output=(ROOT / "gpu-acceptance.json", "the file to send"),
+        quick=(False, "one network at a small batch"),
+    )
+    import mxnet as mx
+
+    if not mx.context.num_gpus():
+        sys.exit("error: MXNet sees no GPU. Its wheels run on V100, T4 and A100; see nvidia-smi for what is here.")
+    found: dict[str, Any] = {"machine": machine(), "started": time.strftime("%Y-%m-%d %H:%M")}
+    recording = args.output.with_suffix(".npz")
+    found["gpu tests"] = tests("-m", "gpu", "tests/gpu")
+    found["recording"] = ran("check", "tensor-core", "--by", "mxnet", "--output", str(recording))
+    found["emulation"] = tests("tests/kernels/test_tensor_core.py", MXMP_TENSOR_CORE=str(recording))
+    found["networks"] = networks(QUICK if args.quick else SIZES, args.output)
+    args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{report(found)}\n\n{args.output} and {recording} hold the results: please send both with an issue.")
+    failed = [step for step in ("gpu tests", "recording", "emulation") if found[step]["status"]]
+    return int(bool(failed) or any("error" in each for of in found["networks"].values() for each in of.values()))
+
+
+def machine() -> dict[str, Any]:
+    import mxnet as mx
+
+    import mxmp
+
+    versions = {"mxmp": mxmp.__version__, "mxnet": mx.__version__, "python": platform.python_version()}
+    return {**tensor_core.nvidia_smi(), **versions, "cpu": models.cpu()}
+
+
+def tests(*arguments: str, **environment: str) -> dict[str, Any]:
+    """Return how pytest ended, its last line, and the lines of what failed."""
+    return called([sys.executable, "-m", "pytest", "-q", "-rfE", *arguments], environment)
+
+
+def ran(*arguments: str) -> dict[str, Any]:
+    return called([sys.executable, str(ROOT / "scripts" / "dev.py"), *arguments], {})
+
+
+def called(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    print(f"==> {' '.join(command[1:])}", flush=True)
+    env = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return {"status": done.returncode, "last": lines[-1] if lines else "", "failed": failed}
+
+
+def networks(sizes: dict[str, tuple[int, int]], output: Path) -> dict[str, Any]:
+    """Return seconds of steps and peak memory by network and variant."""
+    results = output.with_suffix(".steps.json")
+    results.unlink(missing_ok=True)
+    for name, (batch, size) in sizes.items():
+        command = [name, "--tasks", "training", "--device", "gpu", "--dtype", "float16", "--results", str(results)]
+        models.main([*command, "--batch", str(batch), "--size", str(size), "--variants", *VARIANTS])
+    found = {key.split(",")[0]: result["variants"] for key, result in read(results).items()}
+    results.unlink(missing_ok=True)
+    return found
+
+
+def report(found: dict[str, Any]) -> str:
+    """Return the results as text."""
+    lines = [f"{key}: {value}" for key, value in found["machine"].items()]
+    for step in ("gpu tests", "recording", "emulation"):
+        lines.append(f"{step}: {'ok' if not found[step]['status'] else 'FAILED'}, {found[step]['last']}")
+        lines += found[step]["failed"]
+    rows = []
+    for name, variants in found["networks"].items():
+        plain = variants.get("float32", {})
+        for variant, figures in variants.items():
+            rows.append([name, variant, *step_cells(figures, plain)])
+    head = "network | variant | step, ms | times as fast as FP32 | peak memory, MB | of FP32's"
+    return "\n".join([*lines, "", table(head, rows)])
+
+
+def step_cells(figures: dict[str, Any], plain: dict[str, Any]) -> list[str]:
+    if "error" in figures:
+        return [figures["error"], "", "", ""]
+    used = figures["peak"] - figures["before"]
+    if "error" in plain or not plain:
+        return [f"{milliseconds(figures['seconds']):.1f}", "", f"{used / 1e6:.0f}", ""]
+    share = used / max(1, plain["peak"] - plain["before"])
+    faster = gain(plain["seconds"], figures["seconds"])
+    return [f"{milliseconds(figures['seconds']):.1f}", faster, f"{used / 1e6:.0f}", f"{share:.2f}"]

@@ -1,0 +1,184 @@
+"""Folding and fusing change no value of an FP32 graph, whatever MXNet's own pass would make of it."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from counts import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mxnet import gluon
+from networks import S, conv, filled, forward, preactivation, relu
+from oracle import sqnr
+
+from mxmp.gluon.graphs import traced_alone
+from mxmp.inference.folding import fold_constants, fold_norms, without_identities
+from mxmp.inference.fusing import FUSED, fuse, inner_operators
+from mxmp.precision.graph import Graph
+
+SHAPE = (2, 3, 10, 10)
+
+
+def optimized(symbol, params, fold=True, **kwargs):
+    graph = without_identities(Graph.from_symbol(symbol))
+    if fold:
+        graph, params = fold_norms(graph, params)
+    return fuse(graph, **kwargs), params
+
+
+def check(symbol, shape=SHAPE, floor=100.0, **kwargs):
+    params = filled(symbol, data=shape)
+    x = mx.nd.array(np.random.RandomState(1).normal(size=shape))
+    graph, values = optimized(symbol, params, **kwargs)
+    made = graph.to_symbol()
+    assert made.list_outputs() == symbol.list_outputs()
+    for wanted, got in zip(forward(symbol, params, data=x), forward(made, values, data=x)):
+        assert sqnr(wanted, got) > floor
+    return graph
+
+
+def two_outputs(x):
+    layer = conv(x, "layer")
+    return S.Group([layer, relu(layer, "relu")])
+
+
+def read_by_two(x):
+    layer = S.FullyConnected(x, num_hidden=6, name="layer")
+    return relu(layer, "relu") + layer
+
+
+def added_to_its_own_input(x):
+    layer = conv(x, "first")
+    return layer + conv(layer, "second")
+
+
+def twice_the_same(x):
+    layer = conv(x, "layer")
+    return layer + layer
+
+
+def skip_behind_the_sum(x):
+    stem = conv(x, "stem")
+    return S.clip(conv(relu(stem, "relu"), "layer") + stem, 0, 6) + stem
+
+
+def split_and_dropped(x):
+    parts = S.SliceChannel(conv(x, "layer"), num_outputs=2)
+    return S.Dropout(parts[1], p=0.5) + parts[0]
+
+
+def norm_over_rows(x):
+    return relu(S.BatchNorm(conv(x, "layer"), axis=2, fix_gamma=False, name="bn"), "relu")
+
+
+def norm_and_its_input(x):
+    layer = conv(x, "layer")
+    return S.BatchNorm(layer, name="bn", fix_gamma=False) + layer
+
+
+def one_weight_for_two(x):
+    weight = S.var("tied_weight")
+    stem = conv(x, "stem")
+    return S.BatchNorm(conv(stem, "a", weight=weight), name="na", fix_gamma=False) + S.BatchNorm(
+        conv(stem, "b", weight=weight), name="nb", fix_gamma=False
+    )
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        *(two_outputs, read_by_two, added_to_its_own_input, twice_the_same, skip_behind_the_sum, split_and_dropped),
+        *(norm_over_rows, norm_and_its_input, one_weight_for_two),
+    ],
+)
+@pytest.mark.parametrize("quantizable", [False, True])
+def test_what_is_read_from_the_middle_of_a_fusion_stays_right(network, quantizable):
+    check(network(S.var("data")), quantizable=quantizable)
+
+
+def test_the_vector_that_an_rnn_reads_is_made_once():
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.rnn.LSTM(4, input_size=3))
+    net.initialize(mx.init.Normal())
+    x = mx.nd.random.normal(shape=(5, 2, 3))
+    net(x)
+    symbol, found, params = traced_alone(net, (x,), False)
+    values = {name: param.data() for name, param in params.items()}
+    graph, folded = fold_constants(Graph.from_symbol(symbol), values)
+    assert not {"Reshape", "_rnn_param_concat"} & {node.op for node in graph.nodes()}
+    assert len(folded) == 1
+    (name,) = found
+    for wanted, got in zip(*(forward(s, v, **{name: x}) for s, v in ((symbol, values), (graph.to_symbol(), folded)))):
+        np.testing.assert_array_equal(wanted, got)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_preactivation_networks_are_fused_and_right(norm):
+    graph = check(preactivation(norm))
+    fused = [inner_operators(node) for node in graph.nodes() if node.op in FUSED]
+    assert sum(len(names) > 1 for names in fused) == 3  # every addition is part of the convolution before it
+    assert not [node for node in graph.nodes() if node.op == "BlockGrad"]
+
+
+def test_mxnet_gets_a_preactivation_network_wrong():
+    """The fault that barriers are for: where this fails, they are needed no more."""
+    symbol = preactivation(False)
+    params = filled(symbol, data=SHAPE)
+    x = mx.nd.random.normal(shape=SHAPE)
+    wrong = forward(symbol.get_backend_symbol("MKLDNN"), params, data=x)[0]
+    assert sqnr(forward(symbol, params, data=x)[0], wrong) < 20
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("fix_gamma", [False, True])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_norm_behind_a_convolution_is_part_of_it(bias, fix_gamma, groups):
+    stem = conv(S.var("data"), "stem", no_bias=not bias)
+    layer = conv(stem, "layer", no_bias=not bias, num_group=groups)
+    graph = check(relu(S.BatchNorm(layer, fix_gamma=fix_gamma, eps=1e-2, name="bn"), "relu"))
+    assert not [node for node in graph.nodes() if node.op == "BatchNorm"]
+
+
+def test_a_norm_behind_a_dense_layer_is_part_of_it():
+    graph = check(S.BatchNorm(S.FullyConnected(S.var("data"), num_hidden=5, name="fc"), fix_gamma=False, name="bn"))
+    assert [node.op for node in graph.nodes() if not node.is_variable] == ["_sg_mkldnn_fully_connected"]
+
+
+def test_unfused_leaves_nothing_to_fuse():
+    """MXNet fuses what is bound by a Module once more."""
+    graph = check(preactivation(True), apart=True)
+    again = Graph.from_symbol(graph.to_symbol().get_backend_symbol("MKLDNN"))
+    assert [(n.op, n.name) for n in again.nodes()] == [(n.op, n.name) for n in graph.nodes()]
+
+
+LAYERS = {
+    "conv": lambda x, y, name: conv(x, name),
+    "biased": lambda x, y, name: conv(x, name, no_bias=False),
+    "norm": lambda x, y, name: S.BatchNorm(x, fix_gamma=False, name=name),
+    "relu": lambda x, y, name: relu(x, name),
+    "clip": lambda x, y, name: S.clip(x, 0, 1, name=name),
+    "add": lambda x, y, name: S.elemwise_add(x, y, name=name),
+    "tanh": lambda x, y, name: S.Activation(x, act_type="tanh", name=name),
+    "dropout": lambda x, y, name: S.Dropout(x, name=name),
+    "leaky": lambda x, y, name: S.LeakyReLU(x, act_type="leaky", slope=0.1, name=name),
+    "pool": lambda x, y, name: S.Pooling(x, kernel=(3, 3), pad=(1, 1), pool_type="max", name=name),
+}
+
+
+@st.composite
+def networks(draw):
+    """Convolutions, norms and activations, with skips to anything before."""
+    tensors = [conv(S.var("data"), "stem")]
+    for index in range(draw(st.integers(2, 8))):
+        x, y = (tensors[draw(st.integers(max(len(tensors) - 3, 0), len(tensors) - 1))] for _ in range(2))
+        kind = draw(st.sampled_from(["conv", "add", *LAYERS]))
+        tensors.append(LAYERS[kind](x, y, f"node{index}"))
+    heads = [tensors[-1], *(t for t in tensors[1:-1] if draw(st.integers(0, 5)) == 0)]
+    return S.Group(heads) if len(heads) > 1 else heads[0]
+
+
+@given(networks(), st.booleans(), st.booleans())
+@settings(max_examples=examples(60), deadline=None)
+def test_any_network_is_right_folded_and_fused(symbol, quantizable, fold):
+    check(symbol, floor=90.0, quantizable=quantizable, fold=fold)

@@ -1,0 +1,424 @@
+"""``optimize_for_inference`` end to end: right, served by plain MXNet, and plain about what does not pay."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+from networks import S, conv, digits, filled, forward, preactivation, relu, trained_on_digits, warmed
+from oracle import sqnr
+
+import mxmp
+from mxmp.__main__ import main
+from mxmp.inference import calibration, optimize, search
+from mxmp.inference.runner import CandidateError, Runner
+from mxmp.precision.graph import Graph
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def images():
+    return digits()[0]
+
+
+@pytest.fixture(scope="module")
+def net():
+    mx.random.seed(0)
+    np.random.seed(0)
+    return trained_on_digits()
+
+
+@pytest.fixture(scope="module")
+def held(net, images):
+    """Digits that neither trained nor calibrated, their labels, and what FP32 says."""
+    x = mx.nd.array(images[1500:])
+    return x, digits()[1][1500:], net(x).asnumpy()
+
+
+def batches(images, count=3, size=32):
+    return [mx.nd.array(images[1200 + i * size : 1200 + (i + 1) * size]) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def found(net, images):
+    return mxmp.optimize_for_inference(net, batches(images))
+
+
+@pytest.fixture(scope="module")
+def full(net, images):
+    return mxmp.optimize_for_inference(net, batches(images), dtypes=())
+
+
+def test_a_trained_network_keeps_its_answers(found, held):
+    x, labels, reference = held
+    got = found(x).asnumpy()
+    assert sqnr(reference, got) > 18
+    accuracy = [(scores.argmax(1) == labels).mean() for scores in (reference, got)]
+    assert accuracy[0] > 0.9
+    assert abs(accuracy[0] - accuracy[1]) <= 0.01
+
+
+def test_full_precision_is_the_network_folded_and_fused(full, held):
+    x, _, reference = held
+    assert sqnr(reference, full(x).asnumpy()) > 110
+    assert full.report.chosen.startswith("float32, ")
+    assert not any("batchnorm" in name for name in full.collect_params())
+
+
+def test_an_optimized_network_is_refused(found, images):
+    with pytest.raises(ValueError, match="is fused or quantized already"):
+        mxmp.optimize_for_inference(found, batches(images))
+
+
+def test_a_net_on_another_cpu_context_is_optimized_too():
+    with mx.cpu(1):
+        net = nn.Dense(3, in_units=2)
+        net.initialize(ctx=mx.cpu(1))
+        x = mx.nd.random.normal(shape=(4, 2))
+        reference = net(x).asnumpy()
+        found = mxmp.optimize_for_inference(net, [x], dtypes=())
+    assert sqnr(reference, found(x.as_in_context(mx.cpu())).asnumpy()) > 100
+
+
+def test_all_candidates_are_in_the_report(found):
+    report = found.report
+    rows = {row.name: row for row in report.candidates}
+    assert {"float32", "float32, folded", "float32, fused", "bfloat16", "int8"} <= set(rows)
+    assert rows["bfloat16"].sqnr > 35
+    assert rows["int8"].sqnr > 15
+    assert set(report.calibrators) == {"min/max", "entropy", "percentile 99.99"}
+    assert report.baseline.startswith("float32")
+    if not report.chosen.startswith("float32"):
+        assert rows[report.chosen].gain[0] > 1
+    text = str(report)
+    assert f"* {report.chosen}" in text
+    assert "times as fast" in text
+
+
+SERVED = """
+import sys
+import mxnet as mx
+import numpy as np
+
+assert "mxmp" not in sys.modules
+prefix, reads = sys.argv[1:]
+x = mx.nd.array(np.load(prefix + ".npy"))
+names = [n for n in mx.sym.load(prefix + "-symbol.json").list_arguments() if n.startswith("data")]
+if reads == "gluon":
+    net = mx.gluon.SymbolBlock.imports(prefix + "-symbol.json", names, prefix + "-0000.params")
+    net.hybridize()
+    out = [net(x).asnumpy(), net(x[:1]).asnumpy(), net(x[:7]).asnumpy()]
+else:
+    out = []
+    for rows in (len(x), 1, 7):
+        module = mx.mod.Module.load(prefix, 0, data_names=names, label_names=None)
+        module.bind([(names[0], (rows, *x.shape[1:]))], for_training=False)
+        module.forward(mx.io.DataBatch([x[:rows]]), is_train=False)
+        out.append(module.get_outputs()[0].asnumpy())
+np.savez(prefix + "-" + reads, *out)
+"""
+
+
+@pytest.mark.parametrize("reads", ["gluon", "module"])
+@pytest.mark.parametrize("kind", ["float32, fused", "bfloat16", "int8"])
+def test_an_export_loads_in_plain_mxnet_with_the_same_bits(candidates, kind, reads, held, tmp_path):
+    served, x = candidates[kind], held[0][:32]
+    prefix = str(tmp_path / "net")
+    assert served.export(prefix) == (f"{prefix}-symbol.json", f"{prefix}-0000.params")
+    np.save(f"{prefix}.npy", x.asnumpy())
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    run = [sys.executable, "-W", "ignore", "-c", SERVED, prefix, reads]
+    subprocess.run(run, check=True, env=environment, cwd=tmp_path, timeout=120, capture_output=True)
+    with np.load(f"{prefix}-{reads}.npz") as out:
+        for rows, array in zip((32, 1, 7), out.values()):
+            np.testing.assert_array_equal(array, served(x[:rows]).asnumpy())
+
+
+@pytest.fixture(scope="module")
+def candidates(net, images):
+    """Each candidate as it would be served."""
+    kept = {}
+
+    def evaluate(served):
+        dtypes = {
+            p.dtype if isinstance(p.dtype, str) else str(np.dtype(p.dtype)) for p in served.collect_params().values()
+        }
+        ops = served.symbol.tojson(remove_amp_cast=False)
+        kind = "int8" if "quantize" in ops else "bfloat16" if any("bfloat16" in d for d in dtypes) else "float32, fused"
+        kept[kind] = served
+        return 1.0
+
+    mxmp.optimize_for_inference(net, batches(images), evaluate=evaluate)
+    return kept
+
+
+def test_weights_in_bfloat16_are_stored_so(candidates, tmp_path):
+    sizes = {}
+    for kind in ("float32, fused", "bfloat16"):
+        file = candidates[kind].export(str(tmp_path / kind[:4]))[1]
+        sizes[kind] = os.path.getsize(file)
+    assert sizes["bfloat16"] < 0.6 * sizes["float32, fused"]
+    nodes = json.loads(candidates["bfloat16"].symbol.tojson(remove_amp_cast=False))["nodes"]
+    assert sum(node["op"] == "amp_cast" for node in nodes) <= 4  # of the input and of the output, not of weights
+
+
+def test_layers_leave_int8_until_evaluate_is_content(net, images, held):
+    asked = []
+
+    def evaluate(served):
+        """Loses as soon as the first convolution is in INT8."""
+        operators = [node.name for node in Graph.from_symbol(served.symbol).nodes()]
+        asked.append(operators)
+        return 0.0 if any(name.startswith("quantized_digits_relu0") for name in operators) else 1.0
+
+    found = mxmp.optimize_for_inference(net, batches(images), dtypes=["int8"], evaluate=evaluate, max_drop=0.5)
+    rows = {row.name: row for row in found.report.candidates}
+    assert rows["int8"].verdict == "loses 1"
+    assert any(name.startswith("int8, ") and not row.verdict for name, row in rows.items())
+    assert sqnr(held[2], found(held[0]).asnumpy()) > 15
+
+
+def test_where_nothing_is_right_enough_it_says_so(net, images, held):
+    found = mxmp.optimize_for_inference(net, batches(images), min_sqnr=90)
+    assert found.report.chosen.startswith("float32")
+    assert any("no graph with a layer in it stays within" in note for note in found.report.notes)
+    assert sqnr(held[2], found(held[0]).asnumpy()) > 110
+
+
+def test_a_symbol_gives_a_symbol_with_parameters():
+    symbol = S.SoftmaxOutput(S.FullyConnected(preactivation(True), num_hidden=4, name="fc"), name="softmax")
+    params = filled(symbol, data=(4, 3, 12, 12))
+    args = {name: value for name, value in params.items() if name in symbol.list_arguments() and "label" not in name}
+    auxs = {name: value for name, value in params.items() if name in symbol.list_auxiliary_states()}
+    data = mx.io.NDArrayIter(np.random.RandomState(0).normal(size=(12, 3, 12, 12)).astype("float32"), batch_size=4)
+    found = mxmp.optimize_for_inference(
+        symbol, data, dtypes=["int8"], min_sqnr=5, max_drop=1, arg_params=args, aux_params=auxs
+    )
+    assert found.symbol.list_outputs() == symbol.list_outputs()
+    assert "softmax_label" in found.symbol.list_arguments()
+    x = mx.nd.random.normal(shape=(4, 3, 12, 12))
+    label = mx.nd.zeros(4)
+    made = {**found.arg_params, **found.aux_params}
+    (wanted,), (got,) = forward(symbol, params, data=x), forward(found.symbol, made, data=x, softmax_label=label)
+    assert sqnr(wanted, got) > 5
+
+
+def test_a_product_that_int8_cannot_compute_is_left_out():
+    """MobileNetV3's gates: ``quantized_elemwise_mul`` takes int8 only, and fails."""
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="gated_")
+    with net.name_scope():
+        net.add(nn.Conv2D(8, 3, padding=1), Gate(), nn.Conv2D(8, 3, padding=1), nn.GlobalAvgPool2D(), nn.Flatten())
+    warmed(net, 4, 3, 12, 12)
+    data = [mx.nd.random.normal(shape=(4, 3, 12, 12)) for _ in range(3)]
+    found = mxmp.optimize_for_inference(net, data, dtypes=["int8"], max_drop=1, min_sqnr=10)
+    rows = {row.name: row for row in found.report.candidates}
+    assert not rows["int8"].verdict
+    assert rows["int8"].sqnr > 15
+    x = mx.nd.random.normal(shape=(4, 3, 12, 12))
+    assert sqnr(net(x).asnumpy(), found(x).asnumpy()) > 15
+
+
+class Gate(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return F.elemwise_mul(x, F.clip(x + 3, 0, 6) / 6)
+
+
+def test_a_converted_net_is_optimized_from_its_masters(net, images, held):
+    mxmp.convert(net, "float16")
+    try:
+        found = mxmp.optimize_for_inference(net, batches(images), dtypes=())
+    finally:
+        mxmp.restore(net)
+    assert sqnr(held[2], found(held[0]).asnumpy()) > 110
+
+
+# -- what may go wrong ------------------------------------------------------------------------------
+
+
+def test_a_crash_of_a_candidate_is_an_error_of_that_candidate():
+    symbol = relu(conv(S.var("data"), "layer"), "relu")
+    params = filled(symbol, data=(2, 3, 8, 8))
+    with Runner([{"data": mx.nd.ones((2, 3, 8, 8))}]) as runner:
+        runner.add("good", Graph.from_symbol(symbol), params)
+        before = runner.outputs("good", [0])[0][0]
+        runner._process.kill()
+        with pytest.raises(CandidateError, match="ended with SIGKILL") as error:
+            runner.outputs("good", [0])
+        assert error.value.crashed
+        np.testing.assert_array_equal(runner.outputs("good", [0])[0][0], before)
+
+
+def test_ctrl_c_leaves_the_net_as_it_was(net, images, held, monkeypatch):
+    def interrupt(self, *args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search.Search, "_int8", interrupt)
+    before = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
+    with pytest.raises(KeyboardInterrupt):
+        mxmp.optimize_for_inference(net, batches(images))
+    after = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
+    assert all((before[name] == after[name]).all() for name in before)
+    np.testing.assert_array_equal(net(held[0]).asnumpy(), held[2])
+
+
+def test_without_vnni_int8_is_left_out(net, images, monkeypatch):
+    monkeypatch.setattr(optimize, "_has_vnni", lambda: False)
+    found = mxmp.optimize_for_inference(net, batches(images), dtypes=["int8"])
+    assert any("no VNNI" in note for note in found.report.notes)
+    assert found.report.chosen.startswith("float32")
+
+
+def test_vnni_is_read_from_the_processor(tmp_path):
+    file = tmp_path / "cpuinfo"
+    for flags, expected in (("fpu avx512f", False), ("fpu avx512_vnni", True)):
+        file.write_text(f"flags : {flags}\n")
+        assert optimize._has_vnni(str(file)) is expected
+    assert optimize._has_vnni(str(tmp_path / "none"))
+
+
+def test_a_network_whose_own_outputs_are_nan_is_refused():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=2), nn.HybridLambda(lambda math, x: math.sqrt(-1 - x * x)))
+    net.initialize()
+    with pytest.raises(ValueError, match="own FP32 outputs on the calibration data hold NaN"):
+        mxmp.optimize_for_inference(net, [mx.nd.ones((2, 2))])
+
+
+def test_equal_infinities_are_no_noise():
+    masked = np.array([1.0, -np.inf, 2.0])
+    assert calibration.sqnr(masked, masked) == np.inf
+    assert calibration.sqnr(masked, np.array([1.1, -np.inf, 2.0])) > 20
+    assert calibration.sqnr(masked, np.array([1.0, 5.0, 2.0])) == -np.inf
+
+
+def test_a_network_of_numpy_arrays_is_refused():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.Dense(3, in_units=2)
+        net.initialize()
+        x = mx.np.ones((2, 2))
+        with pytest.raises(ValueError, match=r"this network is one of mx\.np"):
+            mxmp.optimize_for_inference(net, [x])
+
+
+def test_nothing_to_quantize_is_said():
+    symbol = S.LayerNorm(S.var("data"), name="norm")
+    params = filled(symbol, data=(4, 6))
+    data = [mx.nd.random.normal(shape=(4, 6)) for _ in range(2)]
+    found = mxmp.optimize_for_inference(symbol, data, arg_params=params)
+    assert any("nothing to quantize" in note for note in found.report.notes)
+    assert found.report.chosen.startswith("float32")
+
+
+@pytest.mark.parametrize(
+    ("calibration", "message"),
+    [
+        ([], "there is no calibration data"),
+        (mx.nd.ones((2, 1, 8, 8)), r"calibration is one NDArray: expected an iterable of batches"),
+        ([mx.nd.ones((2, 3, 8, 8))], r"calibration batch 0 with shapes .*3, 8, 8.* does not fit the network"),
+        ([mx.nd.ones((2, 1, 8, 8)), mx.nd.ones((2, 1, 8, 8)) * np.nan], "calibration batch 1, 'data', holds NaN"),
+        ([(mx.nd.ones((2, 1, 8, 8)), mx.nd.ones(2))], "where it holds labels too, leave them out"),
+        (["x"], "holds a str: expected arrays"),
+        ([mx.nd.ones((2, 1, 8, 8)), (mx.nd.ones((2, 1, 8, 8)),) * 2], "calibration batch 1 has 2 arrays"),
+    ],
+)
+def test_calibration_that_cannot_be_is_refused(net, calibration, message):
+    with pytest.raises(ValueError, match=message):
+        mxmp.optimize_for_inference(net, calibration)
+
+
+def test_what_cannot_be_optimized_is_refused(net):
+    x = mx.nd.ones((2, 1, 8, 8))
+    with pytest.raises(TypeError, match="takes a gluon HybridBlock or a Symbol, got int"):
+        mxmp.optimize_for_inference(3, [x])
+    with pytest.raises(ValueError, match="runs as Python, which has no graph"):
+        mxmp.optimize_for_inference(nn.Sequential(), [x])
+    with pytest.raises(ValueError, match="has no values yet: initialize the net"):
+        mxmp.optimize_for_inference(nn.Dense(3), [x])
+    half = nn.Dense(3, in_units=2)
+    half.initialize()
+    half.cast("float16")
+    with pytest.raises(ValueError, match="_weight' is float16: give the network in FP32"):
+        mxmp.optimize_for_inference(half, [mx.nd.ones((2, 2))])
+    with pytest.raises(ValueError, match="float16 is for GPUs"):
+        mxmp.optimize_for_inference(net, [x], dtypes=["float16"])
+    with pytest.raises(ValueError, match="max_drop=-1"):
+        mxmp.optimize_for_inference(net, [x], max_drop=-1)
+    with pytest.raises(ValueError, match="pass arg_params= and aux_params="):
+        mxmp.optimize_for_inference(S.BatchNorm(S.var("data")), [x])
+    with pytest.raises(ValueError, match="arg_params and aux_params are for Symbols"):
+        mxmp.optimize_for_inference(net, [x], arg_params={})
+    with pytest.raises(ValueError, match="evaluate returned nan: expected a finite number"):
+        mxmp.optimize_for_inference(net, [x], evaluate=lambda served: float("nan"))
+
+
+def test_the_report_is_data_and_a_picture(found, tmp_path):
+    found.report.save(str(tmp_path / "report.json"))
+    raw = json.loads((tmp_path / "report.json").read_text())
+    assert raw["chosen"] == found.report.chosen
+    assert len(raw["layers"]) == len(found.report.layers) > 0
+    pytest.importorskip("matplotlib")
+    found.report.plot(str(tmp_path / "picture.png"))
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+    with pytest.raises(ValueError, match="is no picture"):
+        found.report.plot("picture.txt")
+
+
+# -- the command line -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(net, images, tmp_path):
+    net(mx.nd.array(images[:2]))
+    net.export(str(tmp_path / "net"))
+    np.save(str(tmp_path / "data.npy"), np.stack([batch.asnumpy() for batch in batches(images)]))
+    return tmp_path
+
+
+def command(folder, *arguments):
+    return main(["optimize", *(a.replace("@", f"{folder}{os.sep}") for a in arguments)])
+
+
+def test_the_command_writes_files_and_a_report(checkpoint, held, capsys):
+    files = ["@net-symbol.json", "@net-0000.params", "@data.npy", "@fast"]
+    assert command(checkpoint, *files, "--dtypes", "int8", "--save", "@r.json", "--plot", "@p.png") == 0
+    assert "Served: " in capsys.readouterr().out
+    assert json.loads((checkpoint / "r.json").read_text())["candidates"]
+    assert (checkpoint / "p.png").exists()
+    files = f"{checkpoint}/fast-symbol.json", ["data"], f"{checkpoint}/fast-0000.params"
+    with pytest.warns(UserWarning, match="Cannot decide type"):  # MXNet warns of every import
+        served = gluon.SymbolBlock.imports(*files)
+    assert sqnr(held[2], served(held[0]).asnumpy()) > 15
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"no arrays", "holds no arrays of NumPy"),
+        (np.zeros(3), "holds no batches"),
+        (np.zeros((0, 2, 1, 8, 8)), "there is no calibration data"),
+        (np.zeros((2, 2, 3, 8, 8)), "does not fit the network"),
+        ({"data": np.zeros((2, 2, 1, 8, 8)), "other": np.zeros((3, 2))}, "different numbers of batches"),
+    ],
+)
+def test_the_command_refuses_bad_data_in_one_line(checkpoint, data, message, capsys):
+    path = checkpoint / ("bad.npz" if isinstance(data, dict) else "bad.npy")
+    if isinstance(data, bytes):
+        path.write_bytes(data)
+    elif isinstance(data, dict):
+        np.savez(path, **data)
+    else:
+        np.save(path, data)
+    assert command(checkpoint, "@net-symbol.json", "@net-0000.params", f"@{path.name}", "@fast") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (checkpoint / "fast-symbol.json").exists()

@@ -1,0 +1,120 @@
+"""The sweep of GPU records goes on where it ended, and its page and picture say what the records hold."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pages import gpu_graphs as page
+from sweep import gpu_graphs as sweep
+
+pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
+pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'")
+
+from zoo import catalogue
+
+FP32 = {
+    "peak_bytes": 2_000_000_000,
+    "launches": 50,
+    "step_launches": 40,
+    "matrix_calls": {"f32, sums f32, DEFAULT": 4},
+    "library_calls": 10,
+    "casts": 0,
+    "bytes_cast": 0,
+    "fused_casts": 0,
+    "matrix_seconds": {"v100": 0.004, "t4": 0.01, "a100": 0.002},
+}
+LOW = {
+    **FP32,
+    "peak_bytes": 1_000_000_000,
+    "launches": 60,
+    "matrix_calls": {"f16, sums f32, TENSOR_OP": 3, "f32, sums f32, DEFAULT": 1},
+    "bytes_cast": 900_000_000,
+}
+AMP = {**LOW, "peak_bytes": 1_500_000_000, "step_launches": 60, "bytes_cast": 100}
+
+
+def network(**variants):
+    return {"kind": "classification", "batch": "large", "inputs": [[128, 3, 32, 32]], "variants": variants}
+
+
+ALL = network(float32=FP32, **{"contrib.amp": AMP, "float16": LOW, "float16-fast": LOW})
+
+
+def test_a_sweep_records_only_what_is_lacking():
+    requested = []
+
+    def run(target, name, variant, large):
+        requested.append((variant, large))
+        if large:
+            return {"network": {"kind": "classification"}, "error": "too large"}, ""
+        return {"network": {"kind": "classification", "batch": "small", "inputs": []}, "figures": FP32}, ""
+
+    found = sweep.record("some", {}, run, None)
+    assert requested == [("float32", True), *((variant, False) for variant in sweep.VARIANTS)]
+    assert list(found["variants"]) == sweep.VARIANTS
+    requested.clear()
+    kept = {**found, "variants": {"float32": FP32, "float16": LOW}}
+    again = sweep.record("some", kept, run, None)
+    assert [variant for variant, _ in requested] == ["contrib.amp", "float16-fast"]
+    assert again["variants"]["float16"] == LOW
+
+
+def test_a_network_that_fp32_cannot_train_is_a_result_and_so_is_a_variant_that_fails():
+    def run(target, name, variant, large):
+        return ({"error": "no"}, "") if variant in failing else ({"network": {"batch": "large"}, "figures": FP32}, "")
+
+    failing = {"float32"}
+    assert sweep.record("some", {}, run, None) == {"error": "no"}
+    assert sweep.lacking({"error": "no"}, None) == []
+    assert sweep.lacking({"error": "no"}, "failed") == sweep.VARIANTS
+    failing = {"contrib.amp"}
+    found = sweep.record("some", {}, run, None)
+    assert found["variants"]["contrib.amp"] == {"error": "no"}
+    assert sweep.lacking(found, None) == []
+    assert sweep.lacking(found, "failed") == ["contrib.amp"]
+
+
+def test_inputs_are_repeated_to_a_batch_as_one_trains_with():
+    case = catalogue.CASES["cifar_resnet20_v1"]()
+    (small,), (large,) = case.inputs(), sweep.enlarged(case).inputs()
+    assert large.shape == (128, 3, 32, 32)
+    assert (large[2:4] == small).asnumpy().all()
+    bert = sweep.enlarged(catalogue.CASES["bert_12_768_12"]())
+    assert [x.shape for x in bert.inputs()] == [(24, 128), (24, 128), (24,), (24, 20)]
+
+
+def test_a_name_that_no_network_has_is_an_error(tmp_path):
+    with pytest.raises(SystemExit, match=r"no network is called 'nn\.Dense'"):
+        sweep.main(["nn.Dense", "--results", str(tmp_path / "graphs.json")])
+
+
+def test_the_page_counts_networks_and_says_what_failed():
+    results = {"resnet50_v1b": ALL, "alexnet": {"error": "kept"}, "vgg11": {"left_out": "a reason"}}
+    text = page.page(results)
+    assert "## 1 networks" in text
+    assert "| `alexnet` |  | kept |" in text
+    assert "| `vgg11` |  | a reason |" in text
+    assert "| peak memory, of FP32's | 1.00 | 0.75 | 0.50 | 0.50 |" in text
+    assert "| no more bytes cast than `mxnet.contrib.amp` |  | 1 of 1 | 0 of 1 | 0 of 1 |" in text
+    assert "| at most 1.1 of FP32's launches and 12 |  | 1 of 1 | 1 of 1 | 1 of 1 |" in text
+    assert "| at most 15 launches in the step more than FP32 |  | 0 of 1 | 1 of 1 | 1 of 1 |" in text
+    assert "75 %" in text
+
+
+def test_the_model_is_bytes_over_bandwidth_and_launches_times_latency():
+    assert page.cast_seconds(LOW, "v100") == pytest.approx(0.001)
+    assert page.cast_seconds(LOW, "a100") == pytest.approx(0.001 * 900 / 1555)
+    assert page.launch_seconds(LOW) == pytest.approx(110 * 3.8e-6)
+
+
+def test_a_picture_is_drawn(tmp_path):
+    picture = tmp_path / "graphs.png"
+    page.picture({"resnet50_v1b": ALL}, picture)
+    assert picture.stat().st_size > 10_000
+
+
+def test_the_page_is_made_of_the_results():
+    """Made again, it is the page of the manual."""
+    results = json.loads(sweep.RESULTS.read_text(encoding="utf-8"))
+    assert page.page(results) == (page.DOCS / "gpu-graphs.md").read_text(encoding="utf-8")

@@ -1,0 +1,47 @@
+"""What a conversion says of float16 on a CPU."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+from mxnet import gluon
+
+import mxmp
+from mxmp import pipeline
+
+
+@pytest.fixture
+def said(caplog):
+    """The lines that the log has of the emulation, in a process that has said nothing yet."""
+    pipeline._log_that_float16_is_emulated.cache_clear()
+    yield lambda: [record for record in caplog.records if "emulated on a CPU" in record.getMessage()]
+    pipeline._log_that_float16_is_emulated()
+
+
+def called(policy, **kwargs):
+    net = gluon.nn.Dense(2)
+    net.initialize()
+    mxmp.convert(net, policy, **kwargs)(mx.nd.ones((1, 3)))
+    return net
+
+
+def test_the_first_float16_net_of_a_process_says_that_a_cpu_emulates_it(said):
+    called("float16")
+    (line,) = said()
+    assert line.levelname == "WARNING"
+    assert "'bfloat16'" in line.getMessage()
+    called("float16-fast")
+    assert len(said()) == 1
+
+
+def test_a_module_says_it_too(said):
+    sym = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
+    mxmp.Module(sym).bind([("data", (1, 3))], [("softmax_label", (1,))])
+    assert len(said()) == 1
+
+
+def test_bfloat16_and_a_net_that_stays_fp32_say_nothing(said):
+    called("bfloat16")
+    with pytest.warns(UserWarning, match="nothing in"):
+        called("float16,exclude=*dense*")
+    assert said() == []

@@ -1,0 +1,364 @@
+"""The process in which ``tune`` measures: what happens there, and what of it reaches this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import mxnet as mx
+import pytest
+from mxnet.gluon import nn
+from oracle import S
+
+import mxmp
+from mxmp.tuning import process
+
+pytestmark = pytest.mark.slow
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+# For the process that measures: no operator lacks its bfloat16 kernel, so some crash (docs/kernels.md).
+EVERY_KERNEL = """
+from mxmp.precision import missing_kernels as m
+m.TABLE["cpu", "bfloat16"] = tuple(row for row in m.TABLE["cpu", "bfloat16"] if not row.all_others)
+"""
+
+
+def add_to_start(monkeypatch, code):
+    """Let the process that measures run this code before it reads its job."""
+    start = process.START.replace("main()", f"exec({code!r}); main()")
+    monkeypatch.setattr(process, "START", start)
+
+
+def two() -> mx.sym.Symbol:
+    x = S.relu(S.FullyConnected(S.var("data"), num_hidden=4, name="a"), name="r")
+    return S.FullyConnected(x, num_hidden=3, name="b")
+
+
+def tuned(symbol=None, **options):
+    options = {"data": (2, 6), "cache": False, "progress": False, **options}
+    return mxmp.tune(two() if symbol is None else symbol, **options)
+
+
+def children() -> list[int]:
+    """Processes that this one started, zombies included."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = folder.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(after_name[1]) == os.getpid():
+            found.append(int(folder.parent.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_child_is_left():
+    before = children()
+    yield
+    assert children() == before
+
+
+# -- Crashes ----------------------------------------------------------------------------------------
+
+
+def upsampled(deconvolutions: int = 1) -> mx.sym.Symbol:
+    """A network with grouped deconvolutions, whose bfloat16 gradient crashes."""
+    x = S.Convolution(S.var("data"), kernel=(3, 3), num_filter=8, pad=(1, 1), name="conv")
+    grouped = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 8, "num_group": 4, "no_bias": True}
+    for number in range(deconvolutions):
+        x = S.Deconvolution(x, **grouped, name=f"up{number}")
+    return S.FullyConnected(x, num_hidden=4, name="fc")
+
+
+def test_a_kernel_that_crashes_is_left_out_and_the_search_goes_on(monkeypatch):
+    add_to_start(monkeypatch, EVERY_KERNEL)
+    plan = tuned(upsampled(2), data=(2, 16, 6, 6))
+    assert {name: d.reason for name, d in plan.decisions.items() if d.op == "Deconvolution"} == dict.fromkeys(
+        ("up0", "up1"), "its low-precision kernel crashes here (SIGSEGV)"
+    )
+    assert {"float32", "rules"} <= set(plan.tuned.steps)
+    assert not any("crash" in plan.decisions[name].reason for name in ("conv", "fc"))
+    mxmp.cast_symbol(upsampled(2), plan)
+
+
+AT_A_STEP = """
+from mxmp.tuning import clock
+step = clock.Timed._step
+def crashing(self, executor):
+    import os, signal
+    if any(owner.op == "FullyConnected" for owner in self._owners if hasattr(owner, "op")) and any(
+        not hasattr(owner, "op") for owner in self._owners
+    ) and executor is self._executor:
+        os.kill(os.getpid(), signal.{signal})
+    return step(self, executor)
+clock.Timed._step = crashing
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGFPE"])
+def test_plans_that_crash_nobody_knows_where_leave_fp32(name, monkeypatch):
+    """Every plan with a cast is ended outside of its first, careful step."""
+    add_to_start(monkeypatch, AT_A_STEP.replace("{signal}", name))
+    plan = tuned()
+    assert plan.num_low == 0
+    assert f"fails here (crash: {name})" in str(plan)
+    assert plan.tuned.chosen == "float32"
+
+
+def test_where_fp32_itself_crashes_nothing_can_be_measured(monkeypatch):
+    add_to_start(
+        monkeypatch,
+        "from mxmp.tuning import clock; import os, signal\n"
+        "clock.Timed.step = lambda self: os.kill(os.getpid(), signal.SIGSEGV)",
+    )
+    with pytest.raises(RuntimeError, match=r"FP32 itself crashes here.*SIGSEGV"):
+        tuned()
+
+
+def test_errors_of_the_process_are_raised_here(monkeypatch):
+    add_to_start(monkeypatch, "import sys; sys.modules['igraph'] = None")
+    with pytest.raises(ImportError, match=r"pip install 'mxmp\[tune\]'"):
+        tuned()
+
+
+def test_an_error_of_no_known_kind_comes_with_its_traceback(monkeypatch):
+    add_to_start(monkeypatch, "from mxmp.tuning import search; search.Search.run = lambda self: [][0]")
+    with pytest.raises(RuntimeError, match="IndexError: list index out of range"):
+        tuned()
+
+
+def test_a_process_that_cannot_start_is_an_error(monkeypatch):
+    monkeypatch.setattr(process, "START", "raise SystemExit(3)")
+    with pytest.raises(RuntimeError, match="before it measured anything: exit status 3"):
+        tuned()
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(RuntimeError, match=r"sys\.executable is empty"):
+        tuned()
+
+
+def test_a_process_that_is_killed_is_an_error_and_no_crash_of_a_kernel(monkeypatch):
+    code = "from mxmp.tuning import search; import os; search.Search._learn = lambda *_: os.kill(os.getpid(), 9)"
+    add_to_start(monkeypatch, code)
+    with pytest.raises(RuntimeError, match="ended by SIGKILL: perhaps memory ran out"):
+        tuned()
+
+
+def test_its_warnings_are_issued_here_and_what_it_prints_is_no_message(monkeypatch, capfd):
+    add_to_start(
+        monkeypatch,
+        "from mxmp.tuning import search; import os, warnings; run = search.Search.run\n"
+        "def saying(self):\n    os.write(1, b'a line of C++'); warnings.warn('slow here', UserWarning)\n"
+        "    return run(self)\nsearch.Search.run = saying",
+    )
+    with pytest.warns(UserWarning, match="slow here") as caught:
+        assert tuned().tuned.steps
+    assert [each.filename for each in caught if "slow here" in str(each.message)] == [__file__]
+    out, err = capfd.readouterr()
+    assert "a line of C++" not in out
+    assert "a line of C++" in err
+
+
+# -- What another process does not know --------------------------------------------------------------
+
+
+class Twice(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], 2 * in_data[0])
+        self.assign(out_data[1], req[1], in_data[1].sum().reshape((1,)))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], 2 * out_grad[0])
+        self.assign(in_grad[1], req[1], mx.nd.zeros_like(in_data[1]))
+
+
+@mx.operator.register("tuned_twice")
+class TwiceProp(mx.operator.CustomOpProp):
+    """Two outputs; a parameter whose shape nothing else tells."""
+
+    def __init__(self, **hidden):
+        """``hidden``: in the body of a loop, MXNet hands over an attribute of its own."""
+        super().__init__()
+
+    def list_arguments(self):
+        return ["data", "scale"]
+
+    def list_outputs(self):
+        return ["doubled", "total"]
+
+    def infer_shape(self, in_shape):
+        return [in_shape[0], [7, 2]], [in_shape[0], [1]], []
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Twice()
+
+
+class WithCustom(mx.gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.first, self.last = nn.Dense(8, activation="relu"), nn.Dense(3)
+            self.scale = self.params.get("scale", shape=(7, 2))
+
+    def hybrid_forward(self, F, x, scale):  # noqa: N803
+        doubled, total = F.Custom(self.first(x), scale, op_type="tuned_twice", name="twice")
+        return self.last(doubled), F.broadcast_add(doubled, F.expand_dims(total, axis=0))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_custom_operator_is_fp32_and_timed_as_a_stand_in(training):
+    net = WithCustom()
+    net.initialize()
+    plan = mxmp.tune(net, (2, 6), cache=False, training=training, progress=False)
+    assert not plan.decisions["net_twice"].low
+    assert "tuned_twice 'net_twice' is known to your process alone: FP32, and timed as a stand-in" in str(plan)
+    assert "fails" not in str(plan)
+    assert {"float32", "rules"} <= set(plan.tuned.steps)
+    out, total = mxmp.convert(net, plan)(mx.nd.ones((2, 6)))
+    assert (out.shape, total.shape) == ((2, 3), (2, 8))
+
+
+def test_a_custom_head_is_tuned_and_one_in_a_loop_is_refused():
+    fc = S.FullyConnected(S.var("data"), num_hidden=4, name="fc")
+    head = S.Custom(fc, S.var("scale"), op_type="tuned_twice", name="twice")
+    assert tuned(head).tuned.steps
+
+    def body(x, state):
+        out = S.Custom(x + state, S.var("scale"), op_type="tuned_twice", name="inner")[0]
+        return out, [out]
+
+    loop, _ = S.contrib.foreach(lambda x, s: body(x, s[0]), fc, [S.var("state")], name="loop_")
+    with pytest.raises(ValueError, match=r"tuned_twice 'inner' in the body of a loop.*measure=False"):
+        tuned(loop, state=(4,))
+
+
+# -- What reaches this process ----------------------------------------------------------------------
+
+
+COUNTING = """
+import os, sys, threading
+import mxnet as mx, numpy as np
+import mxmp
+net = mx.gluon.nn.HybridSequential(prefix="net_")
+with net.name_scope():
+    net.add(mx.gluon.nn.Conv2D(16, 3, padding=1), mx.gluon.nn.Dense(10))
+net.initialize()
+large = "--arrays" in sys.argv
+x = mx.nd.random.uniform(shape=(8, 3, 128, 128)) if large else (8, 3, 128, 128)
+mx.nd.waitall()
+before = len(os.listdir("/proc/self/task"))
+mxmp.tune(net, x, cache=False)
+print(before, len(os.listdir("/proc/self/task")), threading.active_count())
+mx.nd.array(np.zeros(300_000))
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@LINUX
+@pytest.mark.parametrize("arguments", [[], ["--arrays"]])
+def test_no_thread_is_left(arguments):
+    """Of an array with 393,216 elements as well, whose copy to NumPy would start a second OpenMP team."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COUNTING, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "3", "PYTHONPATH": str(Path(mxmp.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    before, after, python, with_team = map(int, run.stdout.split())
+    assert (after, python) == (before, 1)
+    assert with_team == before + 2  # what the test would see if there were a team
+
+
+@LINUX
+def test_it_measures_with_the_threads_of_training(monkeypatch):
+    """One team for the operators, which MXNet's worker leads, and one for copies from NumPy."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    add_to_start(
+        monkeypatch,
+        "from mxmp.tuning import search; import os\nrun = search.Search.run\n"
+        "def counting(self):\n"
+        "    before = len(os.listdir('/proc/self/task'))\n"
+        "    import mxnet as mx, numpy as np; mx.nd.array(np.zeros(300_000)); mx.nd.waitall()\n"
+        "    assert len(os.listdir('/proc/self/task')) == before, 'a team started'\n"
+        "    return run(self)\n"
+        "search.Search.run = counting",
+    )
+    assert tuned().tuned.steps
+
+
+def test_it_knows_the_environment_and_the_import_path(monkeypatch, tmp_path):
+    """In a folder with a module that Python's own name is of, and that nobody imports here."""
+    (tmp_path / "random.py").write_text("raise SystemExit('a script of the user')")
+    (tmp_path / "helper").mkdir()
+    (tmp_path / "helper" / "only_here.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "helper")
+    monkeypatch.setenv("MXMP_TEST_TUNE", "1")
+    add_to_start(monkeypatch, "import os, only_here, random; assert os.environ['MXMP_TEST_TUNE'] == '1'")
+    assert tuned().tuned.steps
+
+
+def test_a_script_without_a_main_guard_is_not_run_twice(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "print('once')\nimport mxnet as mx, mxmp\nfrom mxnet.gluon import nn\nnet = nn.Dense(3, prefix='d_')\n"
+        "net.initialize()\nprint(mxmp.tune(net, (2, 6), cache=False).num_low >= 0)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(mxmp.__file__).parents[1])}
+    command = [sys.executable, "-W", "ignore", str(script)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert run.stdout.split() == ["once", "True"], run.stderr
+
+
+# -- The end ----------------------------------------------------------------------------------------
+
+WAITING = "from mxmp.tuning import search; import time; search.Search.run = lambda self: time.sleep(600)"
+
+
+@LINUX
+@pytest.mark.parametrize("seconds", [0.05, 1.0, 6.0])
+def test_ctrl_c_ends_it_at_once_and_leaves_no_child(seconds, monkeypatch, tmp_path):
+    """While Python starts, while MXNet is imported, while it measures."""
+    add_to_start(monkeypatch, WAITING)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        start = time.perf_counter()
+        with pytest.raises(KeyboardInterrupt):
+            tuned(cache=tmp_path)
+        assert time.perf_counter() - start < seconds + 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import mxnet as mx, mxmp
+from mxmp.tuning import process
+process.START = process.START.replace("main()", "exec(" + repr(CODE) + "); main()")
+mxmp.tune(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4), data=(2, 6), cache=False)
+"""
+
+
+@LINUX
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_it_ends_with_this_process(name):
+    environment = {**os.environ, "PYTHONPATH": str(Path(mxmp.__file__).parents[1])}
+    code = f"import os; os.write(2, b'child %d\\n' % os.getpid()); {WAITING}"
+    command = [sys.executable, "-W", "ignore", "-c", f"CODE = {code!r}\n{KILLED}"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as user:
+        child = next(line for line in user.stderr if line.startswith("child ")).split()[1]
+        user.send_signal(getattr(signal, name))
+        user.wait(10)
+    deadline = time.perf_counter() + 10
+    while os.path.exists(f"/proc/{child}") and time.perf_counter() < deadline:
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{child}")
