@@ -82,7 +82,7 @@ def inception_v2(classes: int) -> gluon.HybridBlock:
 
 NETWORKS = {
     "alexnet": Network(zoo("alexnet"), 8, 64, 0.002, copies=3),
-    "vgg16": Network(zoo("vgg16"), 8, 32, 0.001, copies=3),
+    "vgg16": Network(zoo("vgg16"), 8, 32, 0.001),
     "googlenet": Network(lambda: gluoncv.model_zoo.GoogLeNet(classes=10, pretrained_base=False), 8, 64, 0.005),
     "inceptionv2": Network(lambda: inception_v2(classes=10), 8, 48, 0.005),
     "inceptionv3": Network(zoo("inceptionv3"), 8, 96, 0.005),

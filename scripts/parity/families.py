@@ -27,7 +27,7 @@ RCNN = ("--loss-scale 1024", "no step is lost, and on these seeds it is no bette
 
 FAMILIES = {
     "alexnet": Family("classify.py alexnet", 6, ablations=WITHOUT),
-    "vgg16": Family("classify.py vgg16", 6, ablations=WITHOUT),
+    "vgg16": Family("classify.py vgg16", 5, ablations=WITHOUT),
     "googlenet": Family("classify.py googlenet", 5),
     "inceptionv2": Family("classify.py inceptionv2", 10),
     "inceptionv3": Family("classify.py inceptionv3", 10),
