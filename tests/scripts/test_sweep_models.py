@@ -38,10 +38,13 @@ def swept(tmp_path_factory):
 @pytest.mark.parametrize("name", FEW)
 def test_models_are_as_near_to_fp32_as_perfect_kernels(swept, name, dtype):
     result = swept[name]
-    assert result.keys() == {"reference", *STAGES}
+    # Norms write float16 where a residual sum reads them: perfect kernels that round there too are the control.
+    second = {"float16.throughout"} if name == "nlp.TransformerEncoderCell" else set()
+    assert result.keys() == {"reference", *STAGES, *second}
     floor = 30 if dtype == "float16" else 15
     assert result[f"{dtype}.mxmp"]["outputs_db"] > floor
-    assert sweep_models.within(result, dtype), result
+    control = "throughout" if f"{dtype}.throughout" in second else "ideal"
+    assert sweep_models.within(result, dtype, control), result
 
 
 def test_what_does_not_pass_is_measured_with_perfect_pointwise_kernels_too():
