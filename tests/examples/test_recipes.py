@@ -46,8 +46,13 @@ def test_a_recipe_starts_in_float16_where_float32_does(family, quick, tmp_path):
     assert low["steps"] == full["steps"] > 0
     assert all(math.isfinite(loss) for _, loss in low["curve"] + full["curve"])
     assert low["curve"][0][1] == pytest.approx(full["curve"][0][1], rel=0.02)
-    told = [{k: v for k, v in r.items() if k not in ("dtype", "seconds", "skipped")} for r in (low, full)]
-    assert told[0] != told[1]  # else nothing was computed in float16
+    if figures(low) == figures(full):  # one loss may round to the same number; two, where nothing computes in float16
+        low, full = (quick(family, "--dtype", dtype, "--seed", "1") for dtype in ("float16", "float32"))
+    assert figures(low) != figures(full)
+
+
+def figures(result):
+    return {key: value for key, value in result.items() if key not in ("dtype", "seconds", "skipped")}
 
 
 def test_bfloat16(quick):
