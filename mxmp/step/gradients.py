@@ -35,6 +35,8 @@ __all__ = [
 # exactly; but dot is an operator for each array. A norm is exact; a check only asks whether a sum is finite.
 _NORM_BY_DOT, _CHECK_BY_DOT = 1 << 14, 1 << 16
 _MOST_BY_DOT = 12  # in a check: the largest
+# MXNet's multi_all_finite has room for so many arrays, and writes past it (src/operator/contrib/all_finite-inl.h).
+_MOST_CHECKED = 200
 
 # FP32 vectors on their devices, not yet computed, and the positions of the gradients that their elements belong to.
 Scalars = List[Tuple[NDArray, List[int]]]
@@ -55,17 +57,29 @@ class FiniteSums:
 
     The operator for each array is chosen once, since a step takes the same arrays as the last one: dense ones of
     ``dot_from`` elements or more on a CPU, the ``most`` largest of them, are summed one by one; the others of one
-    device, dtype and storage together. Finite elements beyond 1e19 may give an inf too: see ``non_finite``.
+    device, dtype and storage together. On a CPU MXNet's kernels square float16 in float16, which overflows at 256: with
+    ``check_only`` the number for a float16 array there is 0, or -inf where any array of its group is not finite;
+    without, each is cast and summed in FP32. Finite elements beyond 1e19 may give an inf too: see ``non_finite``.
     """
 
     def __init__(
-        self, gradients: Sequence[Gradient], dot_from: int = _CHECK_BY_DOT, most: int | None = _MOST_BY_DOT
+        self,
+        gradients: Sequence[Gradient],
+        dot_from: int = _CHECK_BY_DOT,
+        most: int | None = _MOST_BY_DOT,
+        *,
+        check_only: bool = True,
     ) -> None:
         self._arrays = [gradient.array for gradient in gradients]
-        large = largest_on_cpu(self._arrays, dot_from, most)
+        half = [i for i, array in enumerate(self._arrays) if array.dtype == np.float16 and not _on_gpu(array)]
+        self._checked: dict[mx.Context, list[int]] = {}
+        for i in half if check_only else ():
+            self._checked.setdefault(self._arrays[i].ctx, []).append(i)
+        rest = sorted(set(range(len(self._arrays))).difference(half if check_only else ()))
+        large = [rest[k] for k in largest_on_cpu([self._arrays[i] for i in rest], dot_from, most)]
         self._alone = [(self._arrays[i].reshape((-1,)), i) for i in large]
         self._together: dict[tuple, list[int]] = {}
-        for i in sorted(set(range(len(self._arrays))).difference(large)):
+        for i in sorted(set(rest).difference(large)):
             array = self._arrays[i]
             self._together.setdefault((array.ctx, array.dtype, array.stype), []).append(i)
 
@@ -82,12 +96,18 @@ class FiniteSums:
         for members in self._together.values():
             arrays = [_full(self._arrays[i]) for i in members]
             found.append((mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)), members))
+        for everything in self._checked.values():
+            for start in range(0, len(everything), _MOST_CHECKED):
+                members = everything[start : start + _MOST_CHECKED]
+                arrays = [_values(self._arrays[i]) for i in members]
+                finite = mx.nd.multi_all_finite(*arrays, num_arrays=len(arrays))
+                found.append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
         return found
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
     """Return the sum of squares of each gradient, in FP32, without waiting."""
-    return FiniteSums(gradients, _NORM_BY_DOT, most=None)()
+    return FiniteSums(gradients, _NORM_BY_DOT, most=None, check_only=False)()
 
 
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
