@@ -101,7 +101,7 @@ class TrainedNetwork(Protocol):
 
     @property
     def is_planned(self) -> bool:
-        """Whether a Plan decides, and not the rules alone."""
+        """Return whether a Plan decides, and not the rules alone."""
 
     @property
     def gradient_scale(self) -> float:
@@ -136,7 +136,7 @@ class TrainedNetwork(Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """Whether other graphs run since ``listen``, which call nobody."""
+        """Return whether other graphs have run since ``listen``, of which no callback was notified."""
 
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if the policy cannot be changed from here."""

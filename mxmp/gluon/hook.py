@@ -52,7 +52,7 @@ class Hook:
 
     @property
     def python(self) -> bool:
-        """Whether the block runs as Python: it is excluded, or contains an excluded one."""
+        """Return whether the block runs as Python: it is excluded, or contains an excluded one."""
         return any(self.conversions.values())
 
     @property

@@ -337,7 +337,7 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def has_other_workers(self) -> bool:
-        """Whether gradients are summed over processes. The store need not be open yet."""
+        """Return whether gradients are summed over processes. The store need not be open yet."""
         requested = self._kvstore_params["kvstore"]
         return "dist" in requested if isinstance(requested, str) else is_distributed(requested)
 

@@ -47,7 +47,7 @@ def request_both_gradients(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
-    """Whether it is a variable, behind casts, that is known to take a gradient."""
+    """Return whether it is a variable, perhaps after casts, that is known to take a gradient."""
     while is_ours(weight.node):
         weight = weight.node.inputs[0]
     return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"

@@ -10,12 +10,12 @@ __all__ = ["custom_op_reads_gradient", "has_operator", "is_numpy"]
 
 
 def is_numpy(symbol: mx.sym.Symbol) -> bool:
-    """Whether it is a Symbol of ``mx.sym.np``."""
+    """Return whether it is a Symbol of ``mx.sym.np``."""
     return isinstance(symbol, mx.sym.np._Symbol)
 
 
 def has_operator(name: str) -> bool:
-    """Whether MXNet registers an operator, internal ones (``_plus_scalar``) included."""
+    """Return whether MXNet registers an operator, internal ones (``_plus_scalar``) included."""
     return hasattr(mx.sym, name) or hasattr(mx.sym._internal, name)
 
 

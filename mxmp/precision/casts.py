@@ -79,12 +79,12 @@ def insert_casts(planned: PlannedGraph) -> CastGraph:
 
 
 def is_ours(node: Node) -> bool:
-    """Whether mxmp inserted this node."""
+    """Return whether mxmp inserted this node."""
     return MARK in node.attrs
 
 
 def behind(entry: Entry) -> Entry:
-    """What a node of ours hands on, through others of ours."""
+    """Return the tensor that a node of ours passes on, through other nodes of ours."""
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)
     return entry
@@ -221,7 +221,7 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
 
 
 def passed_on(entry: Entry) -> Entry:
-    """What one of our nodes hands on."""
+    """Return the tensor that one of our nodes passes on."""
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]
 

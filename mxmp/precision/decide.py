@@ -56,10 +56,10 @@ def decide(
     parameters: Collection[str] | None = None,
     stored_low: Collection[str] = (),
     keep_output_names: bool = False,
-    foreign: Mapping[str, str] = _NOTHING,
+    non_fp32: Mapping[str, str] = _NOTHING,
     decided: Mapping[str, Decision] = _UNDECIDED,
 ) -> Plan:
-    """Plan a graph by the rules, in one pass from inputs to heads.
+    """Plan a graph by the rules, in one pass from inputs to outputs.
 
     Parameters
     ----------
@@ -72,13 +72,13 @@ def decide(
         Names of the variables that are parameters. Without it, those in the weight and bias slots
         of matrix operators are.
     stored_low : collection of str
-        Names of variables that are stored low already, because another graph decided so.
+        Names of variables that are stored in low precision already, because another graph decided so.
     keep_output_names : bool
         Keep heads with several outputs in FP32: a cast cannot carry their output names.
-    foreign : mapping of str to str
-        Variables that hold no dense FP32 tensor though they do not say so, with the reason.
+    non_fp32 : mapping of str to str
+        Variables that hold no dense FP32 tensor although the graph does not declare it, with the reason.
     decided : mapping of str to Decision
-        What was decided otherwise, by node name. It holds for operators of that name and type that nothing keeps
+        Decisions made elsewhere, by node name. A decision holds for operators of that name and type that nothing keeps
         from the graph's dtypes.
 
     Raises
@@ -89,7 +89,7 @@ def decide(
     check_policy(policy, device)
     names = graph.names()
     excluded = _Patterns(policy.exclude)
-    draft = _Draft(policy, device, foreign)
+    draft = _Draft(policy, device, non_fp32)
     for node, rule, fixed in _operators(graph, draft, excluded, keep_output_names):
         given = decided.get(names[node])
         if fixed:
@@ -152,7 +152,7 @@ def _operators(
         unwanted = excluded.match(node.name)
         draft.note_channels(node)
         rule = None if node.is_variable else rule_under(draft.policy, node.op)
-        fixed = draft.note_foreign(node, rule) or unwanted
+        fixed = draft.note_non_fp32(node, rule) or unwanted
         if node in heads:
             fixed = fixed or "a head with several outputs keeps its names only without casts"
         if rule is not None:
@@ -163,8 +163,8 @@ def _decide_body(
     body: Body, policy: Policy, device: str, draft: _Draft, fixed: str, decided: Mapping[str, Decision]
 ) -> Plan:
     """The plan of a body. Its variables are FP32, unless they get what is not; its parameters are stored as such."""
-    foreign = {v.name: draft.foreign[e.node] for v, e in body.outer.items() if e.node in draft.foreign}
-    plan = decide(body.graph, policy, device, parameters=(), foreign=foreign, decided=decided)
+    non_fp32 = {v.name: draft.non_fp32[e.node] for v, e in body.outer.items() if e.node in draft.non_fp32}
+    plan = decide(body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided)
     if not fixed:
         return plan
     decisions = {name: Decision(d.op, False, fixed) for name, d in plan.decisions.items()}
@@ -174,20 +174,20 @@ def _decide_body(
 class _Draft:
     """Decisions so far, for the operators whose inputs are all decided."""
 
-    def __init__(self, policy: Policy, device: str, foreign: Mapping[str, str]) -> None:
-        self._given = foreign
+    def __init__(self, policy: Policy, device: str, non_fp32: Mapping[str, str]) -> None:
+        self._non_fp32_inputs = non_fp32
         self.policy = policy
         self._device = device
         self.rules: dict[Node, Rule] = {}
         self.decisions: dict[Node, Decision] = {}
-        self.foreign: dict[Node, str] = {}
+        self.non_fp32: dict[Node, str] = {}
         self._channels: dict[Entry, int] = {}
         # What may be read in either dtype: the first output of norms and the like, and followers of nothing else.
         self._normalized: set[Node] = set()
         self._undecided: dict[Node, None] = {}
 
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
-        """Whether a node that nothing else fixes computes low, and why."""
+        """Return whether a node that nothing else fixes computes in low precision, and why."""
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
             unread = (*rule.keep, *rule.params)
@@ -247,11 +247,11 @@ class _Draft:
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
-        """Whether a decided node reads its input at ``position`` in the compute dtype."""
+        """Return whether a decided node reads its input at ``position`` in the compute dtype."""
         return self.decisions[node].low and position not in self.rules[node].keep
 
     def note_channels(self, node: Node) -> None:
-        """How many channels it makes, where the convolutions before it tell."""
+        """Record how many channels a node makes, where the convolutions before it say so."""
         found: int | None = None
         if node.op == "Convolution":
             found = int(node.attrs["num_filter"])
@@ -263,14 +263,14 @@ class _Draft:
         if found is not None:
             self._channels[Entry(node)] = found
 
-    def note_foreign(self, node: Node, rule: Rule | None) -> str:
-        """Why a node's outputs are not dense FP32 tensors of ours to cast, or an empty string."""
-        reason = self._foreign(node, rule)
+    def note_non_fp32(self, node: Node, rule: Rule | None) -> str:
+        """Record why a node's outputs are no dense FP32 tensors that may be cast; an empty string if they are."""
+        reason = self._non_fp32_reason(node, rule)
         if reason:
-            self.foreign[node] = reason
+            self.non_fp32[node] = reason
         return reason
 
-    def _foreign(self, node: Node, rule: Rule | None) -> str:
+    def _non_fp32_reason(self, node: Node, rule: Rule | None) -> str:
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")
         if dtype is not None and dtype not in _FLOAT32:
@@ -279,12 +279,12 @@ class _Draft:
         if storage not in _DENSE:
             return "sparse storage"
         if rule is None:
-            return self._given.get(node.name, "")
+            return self._non_fp32_inputs.get(node.name, "")
         if dtype is not None:
             return ""
         for position, entry in enumerate(node.inputs):
-            if position not in rule.keep and entry.node in self.foreign:
-                return self.foreign[entry.node]
+            if position not in rule.keep and entry.node in self.non_fp32:
+                return self.non_fp32[entry.node]
         return ""
 
 
@@ -294,7 +294,7 @@ def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | No
     low = set()
     for entry, users in graph.consumers().items():
         variable = entry.node
-        if not variable.is_variable or variable in draft.foreign or variable in heads:
+        if not variable.is_variable or variable in draft.non_fp32 or variable in heads:
             continue
         if all(draft.wants_low(node, position) for node, position in users) and (
             variable.name in parameters
@@ -313,7 +313,7 @@ class _Patterns:
         self._matched: set[str] = set()
 
     def match(self, name: str) -> str:
-        """Why ``name`` is excluded, or an empty string."""
+        """Return why ``name`` is excluded, or an empty string."""
         found = [pattern for pattern, compiled in self._compiled if compiled.match(name)]
         self._matched.update(found)
         return f"excluded by {found[0]!r}" if found else ""

@@ -165,7 +165,7 @@ class Graph:
         return symbol.as_np_ndarray() if self.numpy else symbol
 
     def consumers(self) -> dict[Entry, list[tuple[Node, int]]]:
-        """For every entry that is read: the nodes that read it, with the position of the input."""
+        """Return, for every entry that is read, the nodes that read it, with the position of the input."""
         users: dict[Entry, list[tuple[Node, int]]] = {}
         for node in self.nodes():
             for position, entry in enumerate(node.inputs):

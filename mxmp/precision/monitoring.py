@@ -108,7 +108,7 @@ class NetworkView:
         self._inputs: dict[tuple, NDArray] = {}
 
     def translated(self, callback: Callable) -> Callable:
-        """What MXNet is to call in the place of a user's callback, with or without the operator's kind between."""
+        """Return what MXNet calls in the place of a user's callback, with or without the operator's kind between."""
 
         def report(name: bytes, *op_and_handle: Any) -> None:
             *op, handle = op_and_handle
@@ -126,7 +126,7 @@ class NetworkView:
         return report
 
     def _read(self, name: str, array: NDArray, in_gluon: bool) -> _Report | None:
-        """What to report in the place of this tensor; None for what is none of the network's."""
+        """Return the name to report for this tensor; None for a tensor that is not the network's."""
         if name in self._nodes and self._nodes[name].is_variable:
             return None if name == SCALE_NAME else _Report(name, None, array, False)
         place = place_of(self._nodes, name)
@@ -149,7 +149,7 @@ class NetworkView:
         return self._report(place, array)
 
     def _read_change(self, place: Place, array: NDArray) -> _Report | None:
-        """Of a node of ours that stands for an operator's own input or output."""
+        """Return the name for a node of ours that stands for an operator's own input or output."""
         key = node, what, number = self._stands_for[place.node]
         passed = int(place.node.attrs.get(PASSED, "0"))
         if what == "output":
@@ -210,7 +210,7 @@ def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
 
 
 def _changes(entry: Entry) -> Iterator[Node]:
-    """Of mxmp's nodes in front of an operator, those that change more than the dtype; the nearest first."""
+    """Return the nodes of mxmp before an operator that change more than the dtype; the nearest first."""
     while is_ours(entry.node) and entry.node.inputs:
         if entry.node.op not in _COPIES:
             yield entry.node

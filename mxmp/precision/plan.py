@@ -68,12 +68,12 @@ class Plan:
 
     @property
     def num_low(self) -> int:
-        """How many operators compute in the compute dtype."""
+        """Return how many operators compute in the compute dtype."""
         return sum(d.low for d in self.decisions.values())
 
     @property
     def avoids_slow_kernels(self) -> bool:
-        """Whether the graph runs with workarounds against slow FP32 kernels too, not only with those that it needs.
+        """Return whether the graph runs with workarounds against slow FP32 kernels too, beside those that it needs.
 
         So it does where an operator computes low, and where tuning measured that FP32 is faster with them.
         """
@@ -191,18 +191,18 @@ class PlannedGraph:
         self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
 
     def is_low(self, entry: Entry) -> bool:
-        """Whether the tensor is produced in the compute dtype."""
+        """Return whether the tensor is produced in the compute dtype."""
         if entry.node.is_variable:
             return entry.node in self.low_variables
         return self.decisions[entry.node].low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
-        """Whether ``node`` reads its input at ``position`` in the compute dtype."""
+        """Return whether ``node`` reads its input at ``position`` in the compute dtype."""
         return self.decisions[node].low and position not in self.rules[node].keep
 
 
 def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
-    """What a user gives for a policy: the Policy, and the Plan where it is one, or the path of a saved one.
+    """Return the Policy of a ``policy`` argument, and the Plan where it is a Plan or the path of a saved one.
 
     A string that ends in ``.json`` and does not begin as a policy string does is a path.
 

@@ -31,7 +31,7 @@ class Body(NamedTuple):
     outer: dict[Node, Entry]
 
     def prefix(self, name: str) -> str:
-        """In front of the names of the body's nodes, where the control-flow node is called ``name``."""
+        """Return what precedes the names of the body's nodes if the control-flow node is called ``name``."""
         return f"{name}/{self.role}"
 
 

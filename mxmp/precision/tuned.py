@@ -67,7 +67,7 @@ class Tuned:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod

@@ -60,7 +60,7 @@ class RunningStatistics:
         self._kept, self._pending = self._pending, self._kept
 
     def restore(self) -> None:
-        """Where a statistic is not finite, put its last finite value back. Synchronizes.
+        """Put back the last finite value of each statistic that is not finite. Synchronizes.
 
         A net hybridized with ``static_shape`` writes them in backward without notifying MXNet's engine, so only the
         end of all work makes sure that the write has happened.

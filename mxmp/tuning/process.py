@@ -130,8 +130,8 @@ def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...])
 
 
 def main() -> None:
-    """Read a job from stdin, and tell on stdout what happens, at last the plan."""
-    told = os.fdopen(os.dup(1), "wb")
+    """Read a job from stdin, and write messages to stdout, the plan last."""
+    messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what others print is no message
     _prepare_to_crash()
     job: Job = pickle.load(sys.stdin.buffer)
@@ -140,7 +140,7 @@ def main() -> None:
 
     def tell(what: str, value: Any) -> None:
         with lock:
-            _send(told, (what, value))
+            _send(messages, (what, value))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)  # mxmp's own; what MXNet's imports warn of is known here

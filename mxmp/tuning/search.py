@@ -205,7 +205,7 @@ class Search:
                 return times
 
     def _is_converted_different(self) -> bool:
-        """Whether FP32 has workarounds against slow kernels, which a graph with low operators has too."""
+        """Return whether FP32 has workarounds against slow kernels, as a graph with low operators has."""
         plan, graph, arrays = self._task.plan(frozenset(), {}), self._task.graph, self._arrays
         with_and_without = [
             emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs, avoid_slow_kernels=avoid)

@@ -43,7 +43,7 @@ class Table:
         self._mode = mode
 
     def knows(self, low: Collection[Node]) -> bool:
-        """Whether the time of every operator and cast of a plan was measured."""
+        """Return whether the time of every operator and cast of a plan was measured."""
         operators = all(self._key(node, node in low) in self.seconds for node in self._signatures)
         return operators and all(self._cast_key(Cast(*cast)) in self.seconds for cast in self._task.choice.casts(low))
 

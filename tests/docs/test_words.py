@@ -10,7 +10,7 @@ from checks.words import PRIVATE_WORDS, offenders
 
 ROOT = Path(__file__).resolve().parents[2]
 # What remains in mxmp/; both numbers may only fall: python scripts/dev.py check words
-LEFT = {"name": 4, "docstring": 38}
+LEFT = {"name": 0, "docstring": 0}
 
 
 def test_names_and_docstrings_keep_the_rules_of_the_language():
