@@ -96,6 +96,7 @@ def check(path, text):
         str(error).encode()
 
 
+@pytest.mark.filterwarnings("ignore:exclude. no node or block matches")  # a plan may hold such a pattern
 @settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
 @given(where=st.sampled_from(list(places(RAW))), value=JSON | st.just(MISSING))
 @example(where=("tuned", "cast_bytes", "rules"), value=HUGE)
@@ -107,6 +108,7 @@ def check(path, text):
 @example(where=("low_variables",), value="abc")
 @example(where=("low_variables",), value=[[]])
 @example(where=("unmatched",), value=[1])
+@example(where=("unmatched",), value=[""])
 @example(where=("operators",), value={"abcd": 1})
 @example(where=("operators", 0, 3), value="\ud800")
 @example(where=("policy",), value="compute=float16,exclude=\ud800")
