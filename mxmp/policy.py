@@ -166,7 +166,7 @@ _RECIPES: dict[str, tuple[dict, str]] = {
 
 
 class Recipes(Dict[str, Policy]):
-    """Policies by name. ``print`` shows each, and when to use it."""
+    """A mapping from the names of recipes to their policies; printed, a table that says when to use each."""
 
     def __str__(self) -> str:
         rows = [("recipe", "policy", ""), *((name, str(policy), _RECIPES[name][1]) for name, policy in self.items())]

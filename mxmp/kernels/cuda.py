@@ -15,7 +15,7 @@ __all__ = [
 
 
 def fused_slices(fitting: Fitting) -> list[Node]:
-    """Return the ``slice`` operators that MXNet may fuse: those without a step."""
+    """Return the ``slice`` operators that MXNet's pointwise fusion may take: those whose ``step`` is not set."""
     return [node for node in fitting.graph.nodes() if node.op == "slice" and not _sizes(node.attrs.get("step", ""))]
 
 

@@ -64,7 +64,7 @@ def zero_unassigned_regions(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def _assigned_only(node: Node) -> Entry:
-    """Align some box of the first picture in place of a skipped one, and hide what comes of it."""
+    """Return an ``ROIAlign`` that reads a valid box in place of each one without a picture, and gives zeros there."""
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
         return Entry(Node(kind, f"{node.name}_{role}", {**attrs, MARK: "cast"}, list(inputs)))

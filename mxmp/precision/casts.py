@@ -91,7 +91,7 @@ def behind(entry: Entry) -> Entry:
 
 
 def strip(graph: Graph) -> Graph:
-    """The graph without anything that mxmp inserted: the original, names included."""
+    """Return the graph without the nodes that mxmp inserted: the original graph, with its names."""
     new: dict[Node, Node] = {}
     renamed: dict[Node, str] = {}
 

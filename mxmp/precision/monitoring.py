@@ -67,7 +67,10 @@ class Place(NamedTuple):
 
 
 class _Report(NamedTuple):
-    """What a callback is to hear. ``op``: None where MXNet's is right. ``rounded``: to the compute dtype, by a cast."""
+    """The arguments for a monitor's callback.
+
+    ``op``: None if MXNet's operator name is right. ``rounded``: a cast rounded the values to the compute dtype.
+    """
 
     name: str
     op: str | None
@@ -108,7 +111,7 @@ class NetworkView:
         self._inputs: dict[tuple, NDArray] = {}
 
     def translated(self, callback: Callable) -> Callable:
-        """Return what MXNet calls in the place of a user's callback, with or without the operator's kind between."""
+        """Return the function that MXNet calls instead of a user's monitor callback, with the network's own names."""
 
         def report(name: bytes, *op_and_handle: Any) -> None:
             *op, handle = op_and_handle

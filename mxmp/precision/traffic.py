@@ -22,7 +22,7 @@ class CastSize(NamedTuple):
 
 
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
-    """The casts of a graph, given shapes of its inputs."""
+    """Return the casts of a graph, each with the bytes that it reads and writes; ``shapes``: of the graph's inputs."""
     casts = casted.casts
     sizes: list[int | None] = [None] * len(casts)
     if casts and shapes:

@@ -223,7 +223,7 @@ def _values(array: NDArray) -> NDArray:
 
 
 def _full(array: NDArray) -> NDArray:
-    """Return the values: in FP32 on a CPU, where the kernels square in the array's dtype."""
+    """Return the array's values, cast to FP32 on a CPU: its kernels square in the dtype of their input."""
     values = _values(array)
     return values if _on_gpu(values) else values.astype("float32", copy=False)
 

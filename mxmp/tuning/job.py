@@ -143,7 +143,7 @@ def job_of(
 
 
 class _Subject(NamedTuple):
-    """What ``target`` says. ``grad_req``: empty where nobody requested gradients."""
+    """The network of ``target`` as plain data. ``grad_req``: by parameter name; empty if no gradient is requested."""
 
     symbol: mx.sym.Symbol
     shapes: Mapping[str, tuple[int, ...]]

@@ -19,7 +19,7 @@ __all__ = ["Step", "Tensor", "dtype_name", "numpy_dtype", "walk"]
 
 
 class Tensor(NamedTuple):
-    """Shape and dtype (``dtype_name``) of a tensor."""
+    """The shape of a tensor, and its dtype as ``dtype_name`` returns it."""
 
     shape: tuple[int, ...]
     dtype: str

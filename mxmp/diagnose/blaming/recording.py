@@ -75,7 +75,7 @@ class Recording:
                 self.note(weight.name, array)
 
     def note_gradients(self, gradients: Sequence[Gradient]) -> None:
-        """Note the gradients of parameters, as the step gets them."""
+        """Record the gradients of parameters that the step receives, before it unscales them."""
         for name, array in gradients:
             self.note(f"the gradient of {name}", array)
 

@@ -136,7 +136,7 @@ class Watch(StepObserver):
 
 
 def _largest(flat: NDArray) -> NDArray:
-    """Return the largest value, NaN apart. On a CPU ``max`` takes five times as long as a pooling over all."""
+    """Return the largest value, ignoring NaN. On a CPU ``max`` takes five times as long as a pooling over all."""
     if flat.ctx.device_type == "gpu":
         return flat.max()
     return mx.nd.Pooling(flat.reshape((1, 1, 1, -1)), global_pool=True, pool_type="max", kernel=(1, 1)).reshape((1,))
