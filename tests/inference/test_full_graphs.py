@@ -9,8 +9,8 @@ from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import gluon
-from networks import S, conv, filled, forward, preactivation, relu, warmed
 from oracle import sqnr
+from served_networks import S, conv, filled, forward, preactivation, relu, warmed
 
 from mxmp.gluon.graphs import traced_alone
 from mxmp.inference.folding import fold_constants, fold_norms, without_identities

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from networks import S, conv, digits, filled, forward, preactivation, relu, trained_on_digits, warmed
 from oracle import sqnr
+from served_networks import S, conv, digits, filled, forward, preactivation, relu, trained_on_digits, warmed
 
 import mxmp
 from mxmp.__main__ import main
