@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from math import isfinite
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
 from mxnet.ndarray import NDArray
 
+from ..child import showing
 from ..precision.graph import Graph
 from .folding import Params
 from .report import InferenceReport
@@ -85,7 +85,7 @@ def optimize_for_inference(
         return float(value)
 
     limits = Limits(max_drop, min_sqnr, None if evaluate is None else score)
-    with Runner(batches) as runner, _shown(progress) as tell:
+    with Runner(batches) as runner, showing(progress) as tell:
         search = Search(subject.graph, subject.params, runner, calibrating, held, limits, tell)
         search.notes += notes
         if INT8 in requested and not _has_vnni():
@@ -133,22 +133,3 @@ def _has_vnni(cpuinfo: str = "/proc/cpuinfo") -> bool:
     except OSError:
         return True
     return "flags" not in known or any(flag in known for flag in ("avx512_vnni", "avx_vnni", "amx_int8"))
-
-
-@contextmanager
-def _shown(progress: bool) -> Iterator[Callable[[str], None]]:
-    """Show each part of the search on a terminal."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        progress = False
-    if not progress:
-        yield lambda text: None
-        return
-    with tqdm(disable=None, unit="part") as bar:
-
-        def tell(text: str) -> None:
-            bar.set_description(text)
-            bar.update()
-
-        yield tell

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from types import TracebackType
 from typing import Any, Mapping, Sequence
@@ -15,14 +14,14 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from ..child import code_of, start_python
 from ..precision.graph import Graph
 from .folding import Params
 
 __all__ = ["CandidateError", "Runner"]
 
 _TAIL = 300
-# Python would put the current folder before the user's import path.
-_START = "import sys; sys.path[:] = sys.argv[1:]; from mxmp.inference.worker import main; main()"
+_START = code_of("mxmp.inference.worker")
 
 
 class CandidateError(Exception):
@@ -122,15 +121,8 @@ class Runner:
 
     def _start(self) -> None:
         with open(self._path("log"), "wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", _START, *map(os.fspath, sys.path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"},
-                start_new_session=True,  # Ctrl-C is for this process, which stops the other one
-            )
+            env = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
+            self._process = start_python(_START, stderr=log, text=True, env=env)
 
     def _stop(self) -> None:
         if self._process is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from typing import Any, Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
 from ..callbacks import KeptError
+from ..child import prepare_to_crash
 from .calibration import CALIBRATORS, Statistics
 
 __all__ = ["Bound", "Worker", "main"]
@@ -173,7 +173,7 @@ def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Answer the commands on stdin; what else writes to stdout goes to stderr."""
     np.seterr(all="ignore")
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # MXNet's handler would make an exit status of a crash
+    prepare_to_crash()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for found in _answers(iter(sys.stdin.readline, "")):

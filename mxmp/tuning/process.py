@@ -21,14 +21,14 @@ from typing import IO, Any, Callable, Iterator
 import mxnet as mx
 import numpy as np
 
+from ..child import code_of, prepare_to_crash, start_python
 from ..precision.plan import Plan
 from .job import Crash, Job
 from .search import measured
 
 __all__ = ["START", "main", "measured_apart"]
 
-# Python would put the current folder before the user's import path: its modules might stand there for Python's own.
-START = "import sys; sys.path[:] = sys.argv[1:]; from mxmp.tuning.process import main; main()"
+START = code_of("mxmp.tuning.process")
 
 # The process was ended by somebody, not by a kernel.
 _ENDED = {"SIGHUP", "SIGINT", "SIGKILL", "SIGQUIT", "SIGTERM", "SIGXCPU"}
@@ -65,15 +65,7 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
 @contextmanager
 def _started() -> Iterator[subprocess.Popen]:
     """Start the process, and end it with the block, however that ends."""
-    if not sys.executable:
-        raise RuntimeError("tune cannot start a Python to measure in: sys.executable is empty. Use measure=False")
-    # A session of its own: Ctrl-C in a terminal goes to the user's process alone, which then ends this one.
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", START, *map(os.fspath, sys.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+    process = start_python(START, hint="Use tune(measure=False)")
     try:
         yield process
     finally:
@@ -133,7 +125,7 @@ def main() -> None:
     """Read a job from stdin, and write messages to stdout, the plan last."""
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what others print is no message
-    _prepare_to_crash()
+    prepare_to_crash()
     job: Job = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     lock = threading.Lock()
@@ -157,15 +149,6 @@ def main() -> None:
 def _send(stream: IO[bytes], message: Any) -> None:
     pickle.dump(message, stream)
     stream.flush()
-
-
-def _prepare_to_crash() -> None:
-    """Let a crash be seen as one: MXNet's handler turns SIGSEGV into an exit status. Leave no core file."""
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _end_with_parent() -> None:

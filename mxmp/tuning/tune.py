@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Iterable
 
 import mxnet as mx
 from mxnet.gluon import Block
 
+from ..child import showing
 from ..files import check_writable
 from ..policy import Policy
 from ..precision.plan import Plan, read_policy
@@ -102,7 +102,7 @@ def tune(
         return fewest_bytes(job)
     machine = describe(ctx)
     file, known = _kept_times(machine, None if cache is True else cache) if cache else (None, {})
-    with _shown(progress) as show:
+    with showing(progress, total=5) as show:
         plan, seconds = measured_apart(replace(job, seconds=known), show)
     if file is not None:
         try:
@@ -128,26 +128,3 @@ def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tu
     if why is not None:
         warnings.warn(f"tune {why}", stacklevel=3)
     return file, known
-
-
-@contextmanager
-def _shown(progress: bool) -> Iterator[Callable[[str], None]]:
-    """Show the parts of a search on a terminal."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        progress = False
-    if not progress:
-        yield lambda text: None
-        return
-
-    class Bar(tqdm):
-        monitor_interval = 0  # tqdm's own thread would stay
-
-    with Bar(total=5, disable=None, unit="part") as bar:
-
-        def show(text: str) -> None:
-            bar.set_description(text)
-            bar.update()
-
-        yield show
