@@ -11,7 +11,7 @@ from ...frontend import ConvertedGraph
 from ...kernels.fit import device_of
 from ...pipeline import emitted
 from ...policy import Policy
-from ...precision.casts import FULL, insert_casts, strip
+from ...precision.casts import FULL, CastGraph, insert_casts, strip
 from ...precision.decide import decide
 from ...precision.graph import Graph, Node, check_shapes
 from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under
@@ -81,12 +81,13 @@ def _of_symbol(
 def _report(converted: ConvertedGraph) -> GraphReport:
     """Return what the plan of a converted graph does to it, and what its casts move."""
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
-    workarounds = _workarounds(graph, converted)
+    fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)
+    workarounds = _workarounds(fitted)
     at: dict[str, list[str]] = {}
     for workaround, names in workarounds.items():
         for name in names:
             at.setdefault(name, []).append(workaround)
-    nodes, casts = _nodes_and_casts(graph, plan, shapes)
+    nodes, casts = _nodes_and_casts(graph, plan, fitted, shapes)
     variables = [name for node, name in graph.names().items() if node.is_variable]
     return GraphReport(
         converted.name,
@@ -100,27 +101,25 @@ def _report(converted: ConvertedGraph) -> GraphReport:
     )
 
 
-def _workarounds(graph: Graph, converted: ConvertedGraph) -> dict[str, tuple[str, ...]]:
+def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
     """Return the operators and variables that need each workaround; for workarounds of casts, the tensors cast."""
-    large = converted.large_inputs
-    casted = emitted(graph, converted.plan, converted.requested_gradients, large_inputs=large)
 
     def source(node: Node) -> str:
-        while node not in casted.source and node.inputs:
+        while node not in fitted.source and node.inputs:
             node = node.inputs[0].node
-        return casted.source[node].name if node in casted.source else node.name
+        return fitted.source[node].name if node in fitted.source else node.name
 
-    return {name: tuple(dict.fromkeys(map(source, nodes))) for name, nodes in casted.workarounds.items()}
+    return {name: tuple(dict.fromkeys(map(source, nodes))) for name, nodes in fitted.workarounds.items()}
 
 
 def _nodes_and_casts(
-    graph: Graph, plan: Plan, shapes: Mapping[str, tuple], prefix: str = ""
+    graph: Graph, plan: Plan, fitted: CastGraph, shapes: Mapping[str, tuple], prefix: str = ""
 ) -> tuple[list[NodeReport], list[CastSize]]:
     """Return the operators and casts of a graph and of the bodies of its control flow; ``prefix`` begins each name.
 
-    Casts that the device's kernels do inside are left out.
+    Casts that are not in ``fitted``, the graph that runs, are left out: the device's kernels do them inside.
     """
-    casted, fitted = insert_casts(PlannedGraph(graph, plan)), emitted(graph, plan)
+    casted = insert_casts(PlannedGraph(graph, plan))
     left = set(fitted.graph.nodes())
     casted.casts = [cast for cast, same in zip(casted.casts, fitted.casts) if same in left]
     inserted = set(casted.casts)
@@ -143,7 +142,9 @@ def _nodes_and_casts(
         )
         for body in bodies(old):
             inner_prefix, inner_plan = prefix + body.prefix(names[old]), plan.within(body, names[old])
-            inner_nodes, inner_casts = _nodes_and_casts(body.graph, inner_plan, {}, inner_prefix)
+            inner_nodes, inner_casts = _nodes_and_casts(
+                body.graph, inner_plan, emitted(body.graph, inner_plan), {}, inner_prefix
+            )
             nodes += inner_nodes
             casts += inner_casts
     return nodes, casts
