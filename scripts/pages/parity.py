@@ -186,14 +186,10 @@ def interval(found: Verdict | None) -> str:
 
 
 def shown(found: Verdict | None) -> str:
-    """Return the verdict as text, and of an undecided pair how many seeds would settle it."""
+    """Return the verdict as text, in bold where the dtype is different or diverged."""
     if found is None:
         return "-"
-    if found.kind == "undecided":
-        return f"undecided, {found.seeds_needed} seeds"
-    if found.kind == "different":
-        return f"**different, {'worse' if found.worse else 'better'}**"
-    return "**diverged**" if found.kind == "diverged" else found.kind
+    return f"**{found.text}**" if found.kind in ("different", "diverged") else found.text
 
 
 def holds(found: Verdict | None) -> str:

@@ -152,16 +152,6 @@ def listing(folder: Path) -> Iterator[str]:
         results = load(folder, family)
         runs = "/".join(str(len(values(results, dtype))) for dtype in DTYPES) + f" of {entry.seeds}"
         recipe = "" if Job(family, "", 0).recipe.exists() else " (not there)"
-        found = [f"{dtype} {shown(judged(results, dtype))}" for dtype in DTYPES[1:]]
-        yield f"{family:21} {entry.recipe + recipe:25} {runs:14} {', '.join(found)}"
-
-
-def shown(found: Verdict | None) -> str:
-    """Return the verdict in words; of an undecided pair, also how many seeds would settle it."""
-    if found is None:
-        return "not judged"
-    if found.kind == "undecided":
-        return f"undecided ({found.seeds_needed} seeds)"
-    if found.kind == "different":
-        return f"different ({'worse' if found.worse else 'better'})"
-    return found.kind
+        verdicts = {dtype: judged(results, dtype) for dtype in DTYPES[1:]}
+        found = [f"{dtype} {verdict.text if verdict else 'not judged'}" for dtype, verdict in verdicts.items()]
+        yield f"{family:21} {entry.recipe + recipe:25} {runs:14} {'; '.join(found)}"

@@ -76,6 +76,13 @@ class Verdict(NamedTuple):
         return self.kind == "diverged" or (self.kind == "different" and self.gain * self.difference < 0)
 
     @property
+    def text(self) -> str:
+        """Return the kind in words, with the side of a difference, or how many seeds would settle what is undecided."""
+        if self.kind == "undecided":
+            return f"undecided, {self.seeds_needed} seeds"
+        return f"different, {'worse' if self.worse else 'better'}" if self.kind == "different" else self.kind
+
+    @property
     def holds_from(self) -> float:
         """Return the smallest margin with which the dtype would be equivalent."""
         return max(map(abs, self.interval(0.9)))
