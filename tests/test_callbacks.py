@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -39,6 +40,7 @@ class Interrupts:
     """While it is entered, counts the bytecodes that run in functions that MXNet calls, and the calls.
 
     At the bytecode of number ``at``, or the first of the call of number ``call``, it sends SIGINT.
+    Python collects no garbage meanwhile: MXNet's ``__del__`` functions would run in one run and not in the next.
     """
 
     def __init__(self, at: int | None = None, call: int | None = None):
@@ -46,12 +48,15 @@ class Interrupts:
         self._at, self._call, self._depth = at, call, 0
 
     def __enter__(self):
-        self._before = sys.gettrace()
+        self._before, self._collected = sys.gettrace(), gc.isenabled()
+        gc.disable()
         sys.settrace(self._entered)
         return self
 
     def __exit__(self, *_):
         sys.settrace(self._before)
+        if self._collected:
+            gc.enable()
 
     def _entered(self, frame, event, arg):
         if frame.f_code.co_name == "callback_handle":  # MXNet's function around each callback
