@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from checks import words
 from checks.words import PRIVATE_WORDS, offenders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,10 +41,19 @@ def test_the_rules_find_what_they_are_for(tmp_path):
     ]
 
 
+def test_a_drawn_docstring_stands_with_its_class_and_signature_and_without_its_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(words, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text(
+        "class Box:\n    'A box.'\n    def size(self) -> int:\n        'Return it.'\n        return 3"
+    )
+    _, method = words.documented(tmp_path)
+    assert method == "--- a.py, Box\ndef size(self) -> int:\n    ...\nReturn it."
+
+
 def test_the_glossary_is_short_and_free_of_the_words_that_it_replaces():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Words\n")[1].split("\n## ")[0]
-    words = re.findall(r"^\| ([\w ]+) \|", text, re.MULTILINE)[1:]
-    assert 15 <= len(words) <= 25
+    terms = re.findall(r"^\| ([\w ]+) \|", text, re.MULTILINE)[1:]
+    assert 15 <= len(terms) <= 25
     replaced = PRIVATE_WORDS | {
         "given",
         "whole",
@@ -57,5 +67,5 @@ def test_the_glossary_is_short_and_free_of_the_words_that_it_replaces():
         "row",
         "room",
     }
-    assert replaced.isdisjoint(words)
+    assert replaced.isdisjoint(terms)
     assert PRIVATE_WORDS.isdisjoint(re.findall(r"[a-z]+", text.lower()))
