@@ -82,12 +82,12 @@ def inception_v2(classes: int) -> gluon.HybridBlock:
 
 NETWORKS = {
     "alexnet": Network(zoo("alexnet"), 8, 64, 0.002, copies=3),
-    "vgg16": Network(zoo("vgg16"), 8, 32, 0.001),
-    "googlenet": Network(lambda: gluoncv.model_zoo.GoogLeNet(classes=10, pretrained_base=False), 8, 64, 0.005),
-    "inceptionv2": Network(lambda: inception_v2(classes=10), 8, 48, 0.005),
-    "inceptionv3": Network(zoo("inceptionv3"), 8, 96, 0.005),
-    "resnet50": Network(zoo("resnet50_v1b"), 8, 48, 0.005),
-    "resnext50": Network(zoo("resnext50_32x4d"), 16, 48, 0.005),
+    "vgg16": Network(zoo("vgg16"), 8, 32, 0.001, copies=2),
+    "googlenet": Network(lambda: gluoncv.model_zoo.GoogLeNet(classes=10, pretrained_base=False), 8, 64, 0.01),
+    "inceptionv2": Network(lambda: inception_v2(classes=10), 8, 48, 0.02),
+    "inceptionv3": Network(zoo("inceptionv3"), 8, 96, 0.03),
+    "resnet50": Network(zoo("resnet50_v1b"), 8, 48, 0.02),
+    "resnext50": Network(zoo("resnext50_32x4d"), 16, 48, 0.03),
 }
 
 
@@ -116,7 +116,7 @@ def data(network: Network, quick: bool) -> Sequence[np.ndarray]:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parser(__doc__, epochs=6)
+    options = parser(__doc__, epochs=15)
     options.add_argument("network", choices=NETWORKS)
     options = options.parse_args(arguments)
     network = NETWORKS[options.network]

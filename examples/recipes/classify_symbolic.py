@@ -15,7 +15,7 @@ from common import Run, parser
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    run = Run(parser(__doc__, epochs=6).parse_args(arguments), "resnet50_symbolic", "top-1, %", chance=10)
+    run = Run(parser(__doc__, epochs=15).parse_args(arguments), "resnet50_symbolic", "top-1, %", chance=10)
     network = NETWORKS["resnet50"]
     images, labels, held, truth = data(network, run.quick)
     run.epochs = 1 if run.quick else run.epochs

@@ -26,11 +26,11 @@ GAN = ("--loss-scale 128", "no step is lost, and it is better than float32 all t
 RCNN = ("--loss-scale 1024", "no step is lost, and on these seeds it is no better than float32")
 
 FAMILIES = {
-    "alexnet": Family("classify.py alexnet", 6, ablations=WITHOUT),
+    "alexnet": Family("classify.py alexnet", 5, ablations=WITHOUT),
     "vgg16": Family("classify.py vgg16", 5, ablations=WITHOUT),
     "googlenet": Family("classify.py googlenet", 5),
-    "inceptionv2": Family("classify.py inceptionv2", 10),
-    "inceptionv3": Family("classify.py inceptionv3", 10),
+    "inceptionv2": Family("classify.py inceptionv2", 5),
+    "inceptionv3": Family("classify.py inceptionv3", 5),
     "resnet50": Family("classify.py resnet50", 5),
     "resnext50": Family("classify.py resnext50", 5),
     "faster_rcnn": Family("rcnn.py faster_rcnn", 10, probes=(RCNN,)),
