@@ -21,7 +21,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 
-BATCH = 32
+BATCH, EPOCHS = 32, 15
 
 
 class Network(NamedTuple):
@@ -115,12 +115,8 @@ def data(network: Network, quick: bool) -> Sequence[np.ndarray]:
     return ink, np.tile(parts[1], copies), held, np.tile(parts[3], copies)
 
 
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parser(__doc__, epochs=15)
-    options.add_argument("network", choices=NETWORKS)
-    options = options.parse_args(arguments)
-    network = NETWORKS[options.network]
-    run = Run(options, options.network, "top-1, %", chance=10)
+def train(network: Network, run: Run) -> tuple[gluon.Block, Sequence[np.ndarray]]:
+    """Return the trained net and ``data``."""
     images, labels, held, truth = data(network, run.quick)
     net = gluon.SymbolBlock(narrowed(network.make(), network.narrower), mx.sym.var("data", dtype="float32"))
     net.collect_params(".*weight").initialize(mx.init.Xavier("gaussian", "in", 2))
@@ -137,9 +133,21 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         trainer.backward(loss)
         trainer.step(BATCH)
         run.log(loss)
+    return net, (images, labels, held, truth)
 
-    right = predictions(net, held).argmax(axis=1) == truth
-    return run.finish(100 * right.mean())
+
+def top_1(net: Any, images: np.ndarray, labels: np.ndarray) -> float:
+    """Return the share of images, in %, whose highest score is their label's. Waits for the device."""
+    return 100 * float((predictions(net, images).argmax(axis=1) == labels).mean())
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = parser(__doc__, epochs=EPOCHS)
+    options.add_argument("network", choices=NETWORKS)
+    options = options.parse_args(arguments)
+    run = Run(options, options.network, "top-1, %", chance=10)
+    net, (_, _, held, truth) = train(NETWORKS[options.network], run)
+    return run.finish(top_1(net, held, truth))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 import mxnet as mx
-from classify import BATCH, NETWORKS, data, narrowed
+from classify import BATCH, EPOCHS, NETWORKS, data, narrowed
 from common import Run, parser
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    run = Run(parser(__doc__, epochs=15).parse_args(arguments), "resnet50_symbolic", "top-1, %", chance=10)
+    run = Run(parser(__doc__, epochs=EPOCHS).parse_args(arguments), "resnet50_symbolic", "top-1, %", chance=10)
     network = NETWORKS["resnet50"]
     images, labels, held, truth = data(network, run.quick)
     run.epochs = 1 if run.quick else run.epochs
