@@ -45,7 +45,7 @@ def convolution(channels: int, strides: int) -> Sequence[gluon.Block]:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parser(__doc__, epochs=6).parse_args(arguments)
+    options = parser(__doc__, epochs=18).parse_args(arguments)
     run = Run(options, "ssd", "mAP, %", chance=0)
     count = 64 if run.quick else 1024
     data, held = canvases(count, False, seed=1, size=SIZE), canvases(count // 2, True, seed=2, size=SIZE)
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     kinds, offsets = targets(data, anchors)
     net = run.convert(net)
     steps = run.epochs * (count // BATCH)
-    schedule = mx.lr_scheduler.CosineScheduler(steps, base_lr=0.004, warmup_steps=10)
-    trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": 0.004, "lr_scheduler": schedule})
+    schedule = mx.lr_scheduler.CosineScheduler(steps, base_lr=0.01, warmup_steps=10)
+    trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": 0.01, "lr_scheduler": schedule})
     loss_of = SSDMultiBoxLoss()
     for x, kind, offset in run.batches(data.images, kinds, offsets, size=BATCH):
         with autograd.record():
