@@ -75,7 +75,7 @@ def proposals(net: gluon.Block, data: Canvases) -> list[np.ndarray]:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parser(__doc__, epochs=5)
+    options = parser(__doc__, epochs=15)
     options.add_argument("network", choices=["faster_rcnn", "mask_rcnn"])
     options = options.parse_args(arguments)
     run = Run(options, options.network, "mAP, %", chance=0)
@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     np.random.seed(0)  # draws the anchors
     wanted = proposals(net, data)
     net = run.convert(net)
-    schedule = mx.lr_scheduler.CosineScheduler(run.epochs * (count // BATCH), base_lr=0.004, warmup_steps=10)
-    trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": 0.004, "lr_scheduler": schedule})
+    schedule = mx.lr_scheduler.CosineScheduler(run.epochs * (count // BATCH), base_lr=0.008, warmup_steps=10)
+    trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": 0.008, "lr_scheduler": schedule})
     for x, boxes, ids, masks, *rpn in run.batches(data.images, data.boxes, data.ids, data.masks, *wanted, size=BATCH):
         with autograd.record():
             loss = losses(net, net(x, boxes, ids), masks, *rpn)

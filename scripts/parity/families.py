@@ -33,7 +33,7 @@ FAMILIES = {
     "inceptionv3": Family("classify.py inceptionv3", 5),
     "resnet50": Family("classify.py resnet50", 5),
     "resnext50": Family("classify.py resnext50", 5),
-    "faster_rcnn": Family("rcnn.py faster_rcnn", 10, probes=(RCNN,)),
+    "faster_rcnn": Family("rcnn.py faster_rcnn", 5, probes=(RCNN,)),
     "mask_rcnn": Family("rcnn.py mask_rcnn", 5),
     "ssd": Family("ssd.py", 5, ablations=WITHOUT),
     # 0.01: of PSPNet's 473x473 pixels each has a gradient of the mean that is a hundredth of that of these 48x48.
