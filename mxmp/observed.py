@@ -100,13 +100,13 @@ class ObservedGraph:
         """Return the user's operators, in the order of the graph that runs."""
         return list(self._names)
 
-    def name(self, node: Node) -> str:
+    def original_name(self, node: Node) -> str:
         """Return the node's name in the FP32 graph."""
         return self._names.get(node, node.name)
 
-    def kind(self, node: Node) -> str:
+    def original_op(self, node: Node) -> str:
         """Return the user's operator, which runs as another one where a workaround replaces it."""
-        decision = self.plan.decisions.get(self.name(node))
+        decision = self.plan.decisions.get(self.original_name(node))
         return node.op if decision is None else decision.op
 
     def is_low(self, node: Node) -> bool:
@@ -140,7 +140,16 @@ class ObservedGraph:
         if place.what == "output":
             made = self.source(Entry(node)).node if inserted else node
             low = any(map(self.is_low, [made, *self.readers(made)]))
-            return Observed(node, self.name(made), self.kind(made), low, False, inserted, False, self.name(made))
+            return Observed(
+                node,
+                self.original_name(made),
+                self.original_op(made),
+                low,
+                False,
+                inserted,
+                False,
+                self.original_name(made),
+            )
         index = place.number or 0
         if index >= len(node.inputs) or not self._differentiable[node.inputs[index].node]:
             return None
@@ -149,8 +158,10 @@ class ObservedGraph:
         operator = (senders or [receiver])[0]
         low = any(map(self.is_low, [receiver, *senders]))
         of_output = node.attrs.get(MARK) == "head" and not senders
-        label = f"{', '.join(map(self.name, senders)) or 'the loss'} -> {self.name(receiver)}"
-        return Observed(node, self.name(operator), self.kind(operator), low, True, inserted, of_output, label)
+        label = f"{', '.join(map(self.original_name, senders)) or 'the loss'} -> {self.original_name(receiver)}"
+        return Observed(
+            node, self.original_name(operator), self.original_op(operator), low, True, inserted, of_output, label
+        )
 
 
 _A_SUM = Observed(Node("add_n", SUM), SUM, "add_n", False, True, True, False, SUM)

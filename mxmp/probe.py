@@ -84,17 +84,17 @@ class Probe:
     def _observe(self, where: Any, name: str) -> Observed | None:
         """Return what ``name`` stands for at a place; each graph that the place has meanwhile is read once."""
         known = self._known.setdefault(id(where), [])
-        found = _latest(known, name)
+        found = _observe_newest(known, name)
         if found is None and len(known) < self.network.count_graphs(where):
             keys = [key for key, _ in known]
             runs = [run for run in self.network.graphs(where) if not any(run.key is key for key in keys)]
             known += [(run.key, ObservedGraph(run.symbol, run.plan, run.has_gradient)) for run in runs]
             self.graphs = [graph for each in self._known.values() for _, graph in each]
-            found = _latest(known, name)
+            found = _observe_newest(known, name)
         return found
 
 
-def _latest(known: list[tuple[Any, ObservedGraph]], name: str) -> Observed | None:
+def _observe_newest(known: list[tuple[Any, ObservedGraph]], name: str) -> Observed | None:
     return next((found for _, graph in reversed(known) if (found := graph.observe(name)) is not None), None)
 
 

@@ -54,7 +54,7 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
     heights = [3.0, *(1.1 + 0.24 * len(tensors) for _, tensors in drawn)]
     first, *others = axes = _axes((10, sum(heights)), heights, "exponent: values from $2^e$ to $2^{e+1}$")
     unscaled = [t.true(snapshot.loss_scale) for t in snapshot.gradients]
-    low, high = _ends([*(t.histogram for _, tensors in drawn for t in tensors), *unscaled], snapshot.format)
+    low, high = _exponent_range([*(t.histogram for _, tensors in drawn for t in tensors), *unscaled], snapshot.format)
     _draw_gradients(first, snapshot, unscaled)
     for axis, (kind, tensors) in zip(others, drawn):
         _draw_rows(axis, tensors, low, high)
@@ -66,9 +66,9 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
         axis.tick_params(axis="x", labelbottom=True)
     skipped = ", skipped" if snapshot.skipped else ""
     first.figure.suptitle(
-        f"Step {snapshot.step}{skipped}, loss scale {_power(snapshot.loss_scale)}, {snapshot.compute}"
+        f"Step {snapshot.step}{skipped}, loss scale {_scale_text(snapshot.loss_scale)}, {snapshot.compute}"
     )
-    return _saved(first, path)
+    return _save(first, path)
 
 
 def plot_loss_scale(
@@ -118,7 +118,7 @@ def plot_loss_scale(
         second.set(ylabel="% of gradient values\nthat round to zero", ylim=(0, None))
     for axis in axes:
         axis.legend(fontsize=8)
-    return _saved(first, path)
+    return _save(first, path)
 
 
 # -- What they share --------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> l
     return list(found)
 
 
-def _saved(axis: Any, path: str | None) -> Any:
+def _save(axis: Any, path: str | None) -> Any:
     """Return the figure of an axis, written to ``path`` where there is one.
 
     Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
@@ -161,7 +161,7 @@ def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]
     for edge, text in _edges(form).items():
         axis.axvline(edge, color=_EDGE, linewidth=1)
         axis.text(edge, 1.01, text, transform=axis.get_xaxis_transform(), fontsize=7, color=_EDGE, ha="center")
-    curves = {f"times {_power(snapshot.loss_scale)}": ([t.histogram for t in snapshot.gradients], "tab:blue")}
+    curves = {f"times {_scale_text(snapshot.loss_scale)}": ([t.histogram for t in snapshot.gradients], "tab:blue")}
     if snapshot.loss_scale != 1:
         curves = {"without the scale": (list(unscaled), "0.55"), **curves}
     for label, (histograms, color) in curves.items() if unscaled else ():
@@ -183,7 +183,7 @@ def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) 
     counts = [(t.histogram.counts[start : start + high - low], t.histogram.counted) for t in tensors]
     grid, extent = np.stack([each / max(total, 1) for each, total in counts]), (low, high, len(tensors) - 0.5, -0.5)
     axis.imshow(grid, aspect="auto", cmap="Blues", extent=extent, norm=LogNorm(vmin=1e-4, vmax=1.0))
-    axis.set_yticks(range(len(tensors)), [_text(t.name) for t in tensors], fontsize=7)
+    axis.set_yticks(range(len(tensors)), [_row_label(t.name) for t in tensors], fontsize=7)
 
 
 def _edges(form: Format) -> dict[int, str]:
@@ -195,7 +195,7 @@ def _edges(form: Format) -> dict[int, str]:
     }
 
 
-def _ends(histograms: Sequence[Histogram], form: Format) -> tuple[int, int]:
+def _exponent_range(histograms: Sequence[Histogram], form: Format) -> tuple[int, int]:
     """Return the lowest exponent to draw, and one more than the highest."""
     found = [e for h in histograms for e in h.exponents()[h.counts > 0]]
     narrow = form.name == "float16"  # bfloat16's range is FP32's: only the exponents that occur are drawn
@@ -203,12 +203,12 @@ def _ends(histograms: Sequence[Histogram], form: Format) -> tuple[int, int]:
     return int(min(ends, default=-1)), int(max(ends, default=0)) + 1
 
 
-def _power(scale: float) -> str:
+def _scale_text(scale: float) -> str:
     exponent = math.log2(scale)
     return f"$2^{{{exponent:.0f}}}$" if exponent == round(exponent) else f"{scale:g}"
 
 
-def _text(name: str, limit: int = 48) -> str:
+def _row_label(name: str, limit: int = 48) -> str:
     """Return a name as a picture can show it: short, and no formula."""
     short = name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
     return short.replace("$", r"\$")

@@ -15,7 +15,7 @@ from ...precision.graph import Graph, Node
 from ...precision.subgraphs import Body, bodies
 from .gemm import Products, is_matrix, products
 
-__all__ = ["Step", "Tensor", "dtype_name", "numpy_dtype", "walk"]
+__all__ = ["ShapedNode", "Tensor", "dtype_name", "numpy_dtype", "shaped_nodes"]
 
 
 class Tensor(NamedTuple):
@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
         return prod(self.shape)
 
 
-class Step(NamedTuple):
+class ShapedNode(NamedTuple):
     """One operator of a graph.
 
     Attributes
@@ -57,17 +57,17 @@ class Step(NamedTuple):
         return products(self.node.op, self.node.attrs, shapes, self.outs[0].shape)
 
 
-def walk(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: float = 1) -> Iterator[Step]:
+def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: float = 1) -> Iterator[ShapedNode]:
     """Yield every operator, those in the bodies of a loop after it; ``known`` has the graph's inputs by name."""
     found = _infer(graph, known)
     for node, name in graph.names().items():
         if node.is_variable:
             continue
         ins = [found[entry.node][entry.index] for entry in node.inputs]
-        yield Step(prefix + name, node, ins, found[node], times)
+        yield ShapedNode(prefix + name, node, ins, found[node], times)
         for number, body in enumerate(bodies(node)):
             rounds = _rounds(node, number, ins)
-            yield from walk(body.graph, _inner(node, body, ins), prefix + body.prefix(name), times * rounds)
+            yield from shaped_nodes(body.graph, _inner(node, body, ins), prefix + body.prefix(name), times * rounds)
 
 
 def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:

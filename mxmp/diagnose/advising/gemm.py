@@ -111,7 +111,7 @@ def _convolved(
 # -- Products ---------------------------------------------------------------------------------------
 
 
-def _is(attrs: Mapping[str, str], key: str) -> bool:
+def _is_true(attrs: Mapping[str, str], key: str) -> bool:
     return attrs.get(key, "False") in ("True", "1")
 
 
@@ -130,26 +130,26 @@ def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
     a, b = ins[:2]
     if not a or not b:
         return Products((), (), "NN")
-    axes = [0 if _is(attrs, "transpose_a") else len(a) - 1]
+    axes = [0 if _is_true(attrs, "transpose_a") else len(a) - 1]
     if "a_axes_summed" in attrs:
         axes = literal_eval(attrs["a_axes_summed"])
     elif "axes" in attrs:
         axes = [*range(len(a) - int(attrs["axes"]), len(a))]
     k = prod(a[axis] for axis in axes)
-    return _product(Gemm(1, prod(a) // k, prod(b) // k, k), _letters(attrs))
+    return _product(Gemm(1, prod(a) // k, prod(b) // k, k), _transposition(attrs))
 
 
 def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
     """Return the products of batches; ``axis`` of ``linalg_gemm`` is that of the rows, the last that of columns."""
     row = int(attrs.get("axis", -2))
     a, b = (shape if len(shape) > 1 else (1, *shape) if left else (*shape, 1) for shape, left in zip(ins, (1, 0)))
-    m, k = (a[-1], a[row]) if _is(attrs, "transpose_a") else (a[row], a[-1])
-    n = b[row] if _is(attrs, "transpose_b") else b[-1]
-    return _product(Gemm(prod(out) // (m * n), m, n, k), _letters(attrs))
+    m, k = (a[-1], a[row]) if _is_true(attrs, "transpose_a") else (a[row], a[-1])
+    n = b[row] if _is_true(attrs, "transpose_b") else b[-1]
+    return _product(Gemm(prod(out) // (m * n), m, n, k), _transposition(attrs))
 
 
-def _letters(attrs: Mapping[str, str]) -> str:
-    return "".join("T" if _is(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
+def _transposition(attrs: Mapping[str, str]) -> str:
+    return "".join("T" if _is_true(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
 
 
 def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Products]:
@@ -175,7 +175,7 @@ def _rnn(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
     """Return, for each layer and direction, one product of all steps' inputs, as cuDNN does, and one at each step."""
     steps, batch, inputs = ins[0]
     hidden, layers = int(attrs["state_size"]), int(attrs["num_layers"])
-    directions = 2 if _is(attrs, "bidirectional") else 1
+    directions = 2 if _is_true(attrs, "bidirectional") else 1
     projection = int(attrs.get("projection_size", "None").replace("None", "0"))
     outputs = projection or hidden
     wide = _GATES[attrs["mode"]] * hidden

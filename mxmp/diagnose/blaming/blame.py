@@ -9,7 +9,7 @@ from mxnet.gluon import Block
 
 from ...probe import Probe
 from ...step.step import ScaledStep
-from ..shared.targets import Network, trained
+from ..shared.targets import Network, trained_network
 from .recording import Recording
 from .report import Blame
 from .verdict import verdict
@@ -63,11 +63,11 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
                 "of a net, blame takes the trainer, the inputs, and the loss as a function of what the net returns: "
                 "blame(net, trainer, x, loss=lambda out: loss_fn(out, y))"
             )
-        network = trained(target, trainer)
+        network = trained_network(target, trainer)
     else:
         if len(args) != 1 or not hasattr(args[0], "data") or loss is not None:
             raise TypeError("of a module, blame takes the DataBatch of the step: blame(module, batch)")
-        network, batch = trained(target), list(args)
+        network, batch = trained_network(target), list(args)
     scale = _scale_of_last(network.step) if loss_scale is None else float(loss_scale)
     recording = Recording()
     probe = Probe(network, recording.note_observed)

@@ -20,7 +20,7 @@ from .verdict import Record
 __all__ = ["Recording"]
 
 
-class _Pending(NamedTuple):
+class _PendingRecord(NamedTuple):
     """A tensor, on its way to the host: its lowest and highest finite value, and how many are inf and NaN."""
 
     observed: Observed | None
@@ -41,7 +41,7 @@ class Recording:
     """The tensors that were noted, on their way to the host."""
 
     def __init__(self) -> None:
-        self._pending: list[_Pending] = []
+        self._pending: list[_PendingRecord] = []
 
     @property
     def has_operators(self) -> bool:
@@ -62,7 +62,7 @@ class Recording:
             dtype = np.dtype(array.dtype)
             dtype_name = dtype.names[0] if dtype.names else dtype.name
             numbers = mx.nd.concat(lowest, highest, infs, nans, dim=0)
-            self._pending.append(_Pending(observed, name, array.shape, dtype_name, numbers))
+            self._pending.append(_PendingRecord(observed, name, array.shape, dtype_name, numbers))
 
     def note_observed(self, observed: Observed, array: NDArray) -> None:
         """Note what an operator or an inserted cast made."""

@@ -29,8 +29,8 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
         if not found.finite:
             past = records[:i]
             if observed is None:
-                return _of_no_operator(past, found, params, scale)
-            return _of_operator(past, observed, found, graphs, params, scale)
+                return _blame_other(past, found, params, scale)
+            return _blame_operator(past, observed, found, graphs, params, scale)
     cause = (
         "every value and gradient was finite. The batch is not the one that failed, or the weights have changed since, "
         "or dropout drew other numbers, or another batch of an accumulated gradient is at fault"
@@ -38,17 +38,17 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
     return Blame(False, "nowhere", "", "", "", cause, None, (), scale)
 
 
-def _of_no_operator(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
+def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
         inputs = (replace(past[-1].range, name=f"{found.name}, unrounded"),)
-        where, cause = "parameter", _rounded(inputs[0], found.dtype)
+        where, cause = "parameter", _overflow_text(inputs[0], found.dtype)
     elif found.name in params:
         where, cause = "parameter", "it was so before this step, which cannot be the first that went wrong"
     elif found.name.startswith("the loss"):
         where, cause = "loss", "the loss is not finite, and what the net returned is"
     elif found.name.startswith("the gradient of the loss"):
-        where, cause = "loss", f"its gradient is not finite, and itself is. {_lower(scale)}"
+        where, cause = "loss", f"its gradient is not finite, and itself is. {_scale_advice(scale)}"
     elif found.name.startswith("the gradient of"):
         where, cause = "update", "finite gradients were added up, over devices or over several backwards"
     else:
@@ -58,7 +58,7 @@ def _of_no_operator(past: Sequence[Record], found: Range, params: Sequence[str],
     return Blame(True, where, found.name, "", found.dtype, cause, found, inputs, scale)
 
 
-def _of_operator(
+def _blame_operator(
     past: Sequence[Record],
     observed: Observed,
     found: Range,
@@ -71,11 +71,11 @@ def _of_operator(
     where = "backward" if observed.backward else "forward"
     unrounded = _unrounded(past, observed, found) if observed.inserted else None
     dtype = low if observed.low or observed.inserted else "float32"
-    inputs = () if graph is None else _inputs(past, graph, observed)
-    advice = f". {_lower(scale)}" if observed.backward else ""
+    inputs = () if graph is None else _inputs_of(past, graph, observed)
+    advice = f". {_scale_advice(scale)}" if observed.backward else ""
     name, op = observed.operator, observed.op
     if unrounded is not None:
-        cause, dtype = _rounded(unrounded, low), low
+        cause, dtype = _overflow_text(unrounded, low), low
         if unrounded.name == SUM:
             cause = f"a sum of gradients, its own among them, has an {cause}"
         if observed.of_output:
@@ -97,7 +97,7 @@ def _of_operator(
     return Blame(True, where, name, op, dtype, cause, found, inputs, scale)
 
 
-def _rounded(unrounded: Range, low: str) -> str:
+def _overflow_text(unrounded: Range, low: str) -> str:
     return f"overflow: {unrounded.largest:.4g} is rounded to {low}, which ends at {FORMATS[low].largest:.5g}"
 
 
@@ -110,14 +110,14 @@ def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Rang
     return next((r for r in fitting if r.name in labels), None)
 
 
-def _inputs(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
+def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
     """Return what the operator read, by its inputs' names; in backward also the gradients that were sent to it."""
     known = {record.range.name: record.range for record in past}
     sent = [r for name, r in known.items() if observed.backward and name.endswith(f" -> {observed.operator}")]
-    names = [graph.name(entry.node) for entry in graph.inputs(observed.operator)]
+    names = [graph.original_name(entry.node) for entry in graph.inputs(observed.operator)]
     data = [] if set(names) <= set(known) else [r for n, r in known.items() if n.startswith(("the input", "input "))]
     return tuple(dict.fromkeys([*sent, *data, *(known[name] for name in names if name in known)]))
 
 
-def _lower(scale: float) -> str:
+def _scale_advice(scale: float) -> str:
     return "A lower loss scale avoids it" if scale > 1 else "The loss scale is 1, and not the cause"

@@ -54,7 +54,7 @@ def explain(
         shapes are of no input of the Symbol, or do not fit it.
     """
     if isinstance(target, mx.sym.Symbol):
-        return Explanation((_of_symbol(target, *read_policy(policy or "float16", exclude), ctx, shapes),))
+        return Explanation((_report_symbol(target, *read_policy(policy or "float16", exclude), ctx, shapes),))
     if not is_network(target):
         raise TypeError(
             "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
@@ -63,22 +63,22 @@ def explain(
     if policy is not None or shapes:
         raise ValueError("policy and shapes are for Symbols: a net or module is explained as it was converted")
     graphs, unconverted = converted_graphs(target, inputs)
-    return Explanation(tuple(map(_report, graphs)), tuple(unconverted))
+    return Explanation(tuple(map(_report_graph, graphs)), tuple(unconverted))
 
 
-def _of_symbol(
+def _report_symbol(
     symbol: mx.sym.Symbol, policy: Policy, plan: Plan | None, ctx: mx.Context | None, shapes: dict[str, tuple]
 ) -> GraphReport:
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
     try:
-        return _report(ConvertedGraph(symbol.name or "symbol", None, symbol, plan, shapes))
+        return _report_graph(ConvertedGraph(symbol.name or "symbol", None, symbol, plan, shapes))
     except mx.MXNetError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
 
 
-def _report(converted: ConvertedGraph) -> GraphReport:
+def _report_graph(converted: ConvertedGraph) -> GraphReport:
     """Return what the plan of a converted graph does to it, and what its casts move."""
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
     fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)

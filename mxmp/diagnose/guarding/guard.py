@@ -20,7 +20,7 @@ from ..blaming.recording import Recording
 from ..blaming.report import Blame
 from ..blaming.verdict import Record, verdict
 from ..shared.report import some
-from ..shared.targets import Network, Trainer, trained
+from ..shared.targets import Network, Trainer, trained_network
 
 __all__ = ["Guard", "Moved", "guard"]
 
@@ -61,7 +61,7 @@ class Guard(StepObserver):
         self.overflows: dict[str, int] = {}
         self._patience = patience
         self._low_scale = low_scale
-        self._due: Moved | None = None
+        self._to_move: Moved | None = None
         self._scale = network.step.loss_scale
         super().__init__(network)
 
@@ -81,7 +81,7 @@ class Guard(StepObserver):
         records, graphs = self._recording.records(), self._probe.graphs
         params = [weight.name for weight in self._network.weights()]
         first = next((record for record in records if not record.range.finite), None)
-        if first is None or not self._counts(first.observed):
+        if first is None or not self._counts_against_layer(first.observed):
             return
         planned = self._network.is_planned
         layers = (_layer_at_fault(graph, first, params, with_followers=planned) for graph in graphs)
@@ -94,23 +94,23 @@ class Guard(StepObserver):
             self.overflows[name] = self.overflows.get(name, 0) + 1
         overflows = max(self.overflows[name] for name in layer)
         if overflows >= self._patience:
-            self._due = Moved(self._step.steps + 1, tuple(layer), overflows, found)
+            self._to_move = Moved(self._step.steps + 1, tuple(layer), overflows, found)
 
     def after_step(self) -> None:
         """Move the layer that is due, and look at the next step if this one was skipped or the scale was raised."""
-        ran, due, self._due = self._recording.has_operators, self._due, None
+        ran, to_move, self._to_move = self._recording.has_operators, self._to_move, None
         if ran or (self._probe.listens and self._network.is_stale):
             self._stop()
-        if due is not None:
-            self._network.exclude(due.operators)
-            self.moved.append(due)
-            logger.warning("%s", due)
+        if to_move is not None:
+            self._network.exclude(to_move.operators)
+            self.moved.append(to_move)
+            logger.warning("%s", to_move)
         before, self._scale = self._scale, self._step.loss_scale
         raised = before < self._scale <= self._low_scale
         if (self._step.last_step_skipped or raised) and not self._probe.listens:
             self._start()
 
-    def _counts(self, observed: Observed | None) -> bool:
+    def _counts_against_layer(self, observed: Observed | None) -> bool:
         """Return whether the scale is not to blame: no scale helps an activation, a gradient only a lower one."""
         gradient = observed is not None and observed.backward
         return not gradient or self._step.loss_scale <= self._low_scale or self._step.scaler.at_floor
@@ -165,7 +165,7 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
         what was converted.
     """
     patience, low_scale = check_count("patience", patience), check_scale("low_scale", low_scale)
-    return Guard(trained(target, trainer), patience, low_scale)
+    return Guard(trained_network(target, trainer), patience, low_scale)
 
 
 # -- The layer at fault --------------------------------------------------------------------------------
@@ -180,35 +180,35 @@ def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str]
 
     ``with_followers``: add the operators after them that follow their inputs by the rules, where a Plan decides.
     """
-    fault = [node for node in _at_fault(graph, first) if graph.is_low(node)]
-    layer = dict.fromkeys(found for node in fault for found in _sharing(graph, node, params))
+    fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
+    layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
     if with_followers:
         layer.update(dict.fromkeys(_followers(graph, layer)))
-    return list(dict.fromkeys(graph.name(node) for node in graph.operators if node in layer))
+    return list(dict.fromkeys(graph.original_name(node) for node in graph.operators if node in layer))
 
 
-def _at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
+def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
     observed, found = first
     if observed is None:  # a parameter that is stored in low precision, whose master is finite
         return graph.readers_of(found.name) if found.dtype != "float32" else []
     if observed.node not in graph:  # another graph's; or a sum of gradients, and MXNet does not say whose
         return []
-    made = [node for node in graph.operators if graph.name(node) == observed.operator]
+    made = [node for node in graph.operators if graph.original_name(node) == observed.operator]
     if any(map(graph.is_low, made)) or not observed.inserted:
         return made
     return [graph.source(Entry(observed.node)).node] if observed.backward else graph.readers(observed.node)
 
 
-def _sharing(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:
-    own = _parameters(graph, node, params)
+def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:
+    own = _parameters_read(graph, node, params)
     yield node
     for other in graph.operators:
-        alike = graph.kind(other) == graph.kind(node) and graph.is_low(other)
-        if alike and not own.isdisjoint(_parameters(graph, other, params)):
+        alike = graph.original_op(other) == graph.original_op(node) and graph.is_low(other)
+        if alike and not own.isdisjoint(_parameters_read(graph, other, params)):
             yield other
 
 
-def _parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> set[str]:
+def _parameters_read(graph: ObservedGraph, node: Node, params: Collection[str]) -> set[str]:
     return {name for entry in node.inputs if (name := graph.source(entry).node.name) in params}
 
 
@@ -216,7 +216,7 @@ def _followers(graph: ObservedGraph, layer: Iterable[Node]) -> Iterable[Node]:
     stack, found = list(layer), set(layer)
     while stack:
         for reader in graph.readers(stack.pop()):
-            follows = rule_under(graph.plan.policy, graph.kind(reader)).kind is Kind.FOLLOW
+            follows = rule_under(graph.plan.policy, graph.original_op(reader)).kind is Kind.FOLLOW
             if reader not in found and follows and graph.is_low(reader):
                 found.add(reader)
                 stack.append(reader)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..shared.report import section
 
-__all__ = ["CAST", "TENSOR", "KernelReport", "Profile", "is_cast", "kind_of_kernel", "reads_low"]
+__all__ = ["CAST", "TENSOR", "KernelReport", "Profile", "is_cast", "kind_of_kernel", "reads_low_precision"]
 
 TENSOR, MATRIX, CAST, OTHER = KINDS = "tensor", "matrix", "cast", "other"
 
@@ -51,7 +51,7 @@ def kind_of_kernel(name: str) -> str:
     return MATRIX if _MATRIX.search(name) or _TENSOR.search(name) else OTHER
 
 
-def reads_low(name: str) -> bool:
+def reads_low_precision(name: str) -> bool:
     """Return whether a kernel's name says that it reads float16 or bfloat16."""
     return _LOW.search(name.lower()) is not None
 
@@ -130,7 +130,7 @@ class Profile:
     @property
     def missed(self) -> tuple[KernelReport, ...]:
         """Return the products that read low precision and do not run on Tensor Cores, longest first."""
-        return tuple(kernel for kernel in self.kernels if kernel.kind == MATRIX and reads_low(kernel.name))
+        return tuple(kernel for kernel in self.kernels if kernel.kind == MATRIX and reads_low_precision(kernel.name))
 
     def __str__(self) -> str:
         calls = sum(kernel.calls for kernel in self.kernels)

@@ -23,7 +23,7 @@ __all__ = [
     "converted_graphs",
     "is_network",
     "policy_of",
-    "trained",
+    "trained_network",
     "with_names_of",
 ]
 
@@ -50,7 +50,7 @@ def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[Conve
     return of_nets.converted_graphs(target, inputs), of_nets.unconverted_blocks(target)
 
 
-def trained(target: Any, trainer: Any = None) -> TrainedNetwork:
+def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
     """Return a converted net with its trainer, or a module that has an optimizer, as a network that trains.
 
     Raises

@@ -9,7 +9,7 @@ from typing import Iterable
 from ..shared.report import table
 from .histogram import FORMATS, Format, Histogram
 
-__all__ = ["KINDS", "Snapshot", "TensorReport", "joined"]
+__all__ = ["KINDS", "Snapshot", "TensorReport", "merged"]
 
 KINDS = ("activation", "gradient", "parameter gradient", "weight", "update")
 _SCALED = ("gradient", "parameter gradient")
@@ -145,7 +145,7 @@ class Snapshot:
         return table(rows, "<<<>>>>>>")
 
 
-def joined(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
+def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
     """Return one report for each tensor, which may have run on several devices or in several forwards."""
     found: dict[tuple[str, str], TensorReport] = {}
     for tensor in tensors:

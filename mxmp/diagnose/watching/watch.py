@@ -15,14 +15,14 @@ from ...observed import Observed
 from ...probe import StepObserver, values_of
 from ...step.gradients import Gradient
 from ...step.masters import Weight
-from ..shared.targets import Network, Trainer, trained
+from ..shared.targets import Network, Trainer, trained_network
 from .histogram import Histogram
-from .snapshot import Snapshot, TensorReport, joined
+from .snapshot import Snapshot, TensorReport, merged
 
 __all__ = ["Watch", "watch"]
 
 
-class _Pending(NamedTuple):
+class _PendingReport(NamedTuple):
     """A tensor's absolute values, or evenly spaced ones, on their way to the host; their largest and sum of squares."""
 
     kind: str
@@ -58,8 +58,8 @@ class Watch(StepObserver):
         super().__init__(network)
 
     def _forget(self) -> None:
-        self._ran = False
-        self._pending: list[_Pending] = []
+        self._reported = False
+        self._pending: list[_PendingReport] = []
         self._before: list[tuple[Weight, list[NDArray]]] = []
 
     @property
@@ -74,21 +74,21 @@ class Watch(StepObserver):
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         """Take gradients and weights of a watched step."""
-        if not self._ran:  # another bucket ran, or a batch of another size
+        if not self._reported:  # another bucket ran, or a batch of another size
             return
         low = self._low_variables()
         for name, array in gradients:
-            self._take("parameter gradient", name, "", name in low, array)
+            self._note_tensor("parameter gradient", name, "", name in low, array)
         self._scale = self._network.gradient_scale
         for weight in self._network.weights():
             before = [copy for array in weight.masters or weight.arrays if (copy := values_of(array)) is not None]
             self._before.append((weight, before))
             for array in before:
-                self._take("weight", weight.name, "", weight.name in low, array)
+                self._note_tensor("weight", weight.name, "", weight.name in low, array)
 
     def after_step(self) -> None:
         """Finish a watched step, and listen to the next one if it is due."""
-        if self._ran:
+        if self._reported:
             self._finish(self._low_variables())
         due = (self._step.steps + 1) % self._every == 0
         if self._probe.listens and self._network.is_stale:
@@ -108,8 +108,8 @@ class Watch(StepObserver):
                     for old, array in zip(before, weight.masters or weight.arrays):
                         new = values_of(array)
                         if new is not None:
-                            self._take("update", weight.name, "", weight.name in low, new - old)
-        reports = joined(pending.report() for pending in self._pending)
+                            self._note_tensor("update", weight.name, "", weight.name in low, new - old)
+        reports = merged(pending.report() for pending in self._pending)
         self._forget()
         compute = self._network.policy.compute
         snapshot = Snapshot(self._step.steps, self._scale, self._step.last_step_skipped, compute, reports)
@@ -118,12 +118,12 @@ class Watch(StepObserver):
             self._callback(snapshot)
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
-        self._ran = True
+        self._reported = True
         if not observed.inserted or observed.of_output:
             kind = "gradient" if observed.backward else "activation"
-            self._take(kind, observed.label, observed.op, observed.low, array)
+            self._note_tensor(kind, observed.label, observed.op, observed.low, array)
 
-    def _take(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
+    def _note_tensor(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
         with autograd.pause():
             values = values_of(array, magnitude=True)
             if values is None:
@@ -131,7 +131,7 @@ class Watch(StepObserver):
             flat = values.reshape((-1,))
             stride = _stride(array.shape, -(-flat.size // self._sample))
             picked = flat if stride == 1 else mx.nd.slice(flat, begin=(0,), end=(flat.size,), step=(stride,))
-            pending = _Pending(kind, name, op, low, picked, _largest(flat), mx.nd.dot(flat, flat), flat.size)
+            pending = _PendingReport(kind, name, op, low, picked, _largest(flat), mx.nd.dot(flat, flat), flat.size)
             self._pending.append(pending)
 
 
@@ -201,4 +201,4 @@ def watch(
     for name, value in (("every", every), ("sample", sample), ("keep", keep)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return Watch(trained(target, trainer), every, sample, keep, callback)
+    return Watch(trained_network(target, trainer), every, sample, keep, callback)
