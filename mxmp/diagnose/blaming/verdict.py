@@ -1,4 +1,4 @@
-"""From all tensors of a replay, in order, to the one that is to blame."""
+"""Finds, among the tensors of a step, the first that is not finite, and says what made it so."""
 
 from __future__ import annotations
 
@@ -14,16 +14,31 @@ __all__ = ["Record", "verdict"]
 
 
 class Record(NamedTuple):
-    """One tensor of a step. ``observed``: None where no operator of the network made it."""
+    """The range of one tensor of a step.
+
+    ``observed`` says which operator made it, forward or backward. It is None for a tensor that no operator of the
+    network made: an input, a parameter, the loss outside the net, the gradient of the loss or of a parameter.
+    """
 
     observed: Observed | None
     range: Range
 
 
 def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: Sequence[str], scale: float) -> Blame:
-    """Return the Blame of the first tensor that is not finite.
+    """Return the Blame of the first tensor that is not finite; its ``reproduced`` is False if all are finite.
 
-    All tensors before it are finite, so what made it is to blame, and not what it read.
+    All tensors before it are finite, so the operator that made it is at fault, and not what this operator read.
+
+    Parameters
+    ----------
+    records : sequence of Record
+        All tensors of one step, in the order in which they were computed.
+    graphs : sequence of ObservedGraph
+        The graphs that the tensors belong to.
+    params : sequence of str
+        The names of the trained parameters.
+    scale : float
+        The loss scale of the step.
     """
     for i, (observed, found) in enumerate(records):
         if not found.finite:
@@ -39,16 +54,20 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
 
 
 def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
+    """Return the Blame of a tensor that is not finite and that no operator of the network made.
+
+    ``found`` is the range of the tensor, ``past`` has the records before it, and the rest is as for ``verdict``.
+    """
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
         inputs = (replace(past[-1].range, name=f"{found.name}, unrounded"),)
         where, cause = "parameter", _overflow_text(inputs[0], found.dtype)
     elif found.name in params:
-        where, cause = "parameter", "it was so before this step, which cannot be the first that went wrong"
+        where, cause = "parameter", "it was not finite before this step: an earlier step went wrong"
     elif found.name.startswith("the loss"):
         where, cause = "loss", "the loss is not finite, and what the net returned is"
     elif found.name.startswith("the gradient of the loss"):
-        where, cause = "loss", f"its gradient is not finite, and itself is. {_scale_advice(scale)}"
+        where, cause = "loss", f"the loss is finite, and its gradient is not. {_scale_advice(scale)}"
     elif found.name.startswith("the gradient of"):
         where, cause = "update", "finite gradients were added up, over devices or over several backwards"
     else:
@@ -66,6 +85,10 @@ def _blame_operator(
     params: Sequence[str],
     scale: float,
 ) -> Blame:
+    """Return the Blame of a tensor that is not finite and that ``observed`` says an operator of the network made.
+
+    ``found`` is the range of the tensor, ``past`` has the records before it, and the rest is as for ``verdict``.
+    """
     graph = next((graph for graph in graphs if observed.node in graph), None)
     low = graphs[0].plan.policy.compute
     where = "backward" if observed.backward else "forward"
@@ -97,12 +120,18 @@ def _blame_operator(
     return Blame(True, where, name, op, dtype, cause, found, inputs, scale)
 
 
-def _overflow_text(unrounded: Range, low: str) -> str:
-    return f"overflow: {unrounded.largest:.4g} is rounded to {low}, which ends at {FORMATS[low].largest:.5g}"
+def _overflow_text(unrounded: Range, dtype: str) -> str:
+    """Return a phrase that says which value was too large for ``dtype`` when it was rounded."""
+    return f"overflow: {unrounded.largest:.4g} is rounded to {dtype}, which ends at {FORMATS[dtype].largest:.5g}"
 
 
 def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Range | None:
-    """Return what an inserted cast read: the last FP32 tensor of its name, or the last sum of gradients."""
+    """Return the range that a tensor had in FP32 before an inserted cast rounded it; None if it was not rounded.
+
+    ``observed`` and ``found`` are of the rounded tensor. It is the last FP32 tensor in ``past`` with the same shape
+    that has the same label, or that is a sum of gradients; for the gradient of an output, that is the gradient of the
+    loss.
+    """
     if found.dtype == "float32":
         return None
     labels = ("the gradient of the loss",) if observed.of_output else (observed.label, SUM)
@@ -111,7 +140,10 @@ def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Rang
 
 
 def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
-    """Return what the operator read, by its inputs' names; in backward also the gradients that were sent to it."""
+    """Return the ranges of the tensors that an operator read, each once, as far as they were recorded.
+
+    For a backward these are also the gradients that were sent to the operator.
+    """
     known = {record.range.name: record.range for record in past}
     sent = [r for name, r in known.items() if observed.backward and name.endswith(f" -> {observed.operator}")]
     names = [graph.original_name(entry.node) for entry in graph.inputs(observed.operator)]
@@ -120,4 +152,5 @@ def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed)
 
 
 def _scale_advice(scale: float) -> str:
+    """Return a sentence that advises a lower loss scale, or says that the loss scale of 1 is not the cause."""
     return "A lower loss scale avoids it" if scale > 1 else "The loss scale is 1, and not the cause"

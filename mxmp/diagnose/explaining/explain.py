@@ -37,21 +37,28 @@ def explain(
     Parameters
     ----------
     target : Block, Module, BucketingModule or Symbol
-        A net that ``convert`` returned, a module of mxmp's, or an FP32 Symbol.
+        A net that ``convert`` returned, an mxmp.Module or mxmp.BucketingModule, or an FP32 Symbol.
     *inputs : NDArray
-        Inputs of a net: it is called once with them if it has not been called yet.
+        Inputs of a net. The net is called with them if it has not been called yet, because it has no graphs before.
     policy, exclude, ctx
         For a Symbol, as for ``cast_symbol``.
     **shapes : tuple of int
-        Shapes of a Symbol's inputs, to count bytes; for example ``data=(32, 3, 224, 224)``.
+        Shapes of a Symbol's inputs, for example ``data=(32, 3, 224, 224)``. With them the bytes that casts move are
+        counted.
+
+    Returns
+    -------
+    Explanation
+        ``print`` it, or read its ``graphs``: for each operator the dtype and the reason, and for each graph the casts,
+        the variables stored in low precision, and the workarounds.
 
     Raises
     ------
     TypeError
         ``target`` is none of these.
     ValueError
-        The net is not converted, or was never called and there are no inputs; the module is not bound; or
-        shapes are of no input of the Symbol, or do not fit it.
+        The net is not converted, or was never called and there are no inputs; the module is not bound; ``policy`` or
+        shapes are given with a net or module; or the shapes do not fit the Symbol.
     """
     if isinstance(target, mx.sym.Symbol):
         return Explanation((_report_symbol(target, *read_policy(policy or "float16", exclude), ctx, shapes),))
@@ -69,6 +76,10 @@ def explain(
 def _report_symbol(
     symbol: mx.sym.Symbol, policy: Policy, plan: Plan | None, ctx: mx.Context | None, shapes: dict[str, tuple]
 ) -> GraphReport:
+    """Return what the policy would decide for an FP32 Symbol, or what the plan decides if there is one.
+
+    ``shapes`` has shapes of inputs by name, and may be empty. Raises ``ValueError`` if they do not fit the Symbol.
+    """
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
     try:
@@ -79,7 +90,7 @@ def _report_symbol(
 
 
 def _report_graph(converted: ConvertedGraph) -> GraphReport:
-    """Return what the plan of a converted graph does to it, and what its casts move."""
+    """Return the report on one converted graph: its operators, casts, parameters and workarounds."""
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
     fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)
     workarounds = _workarounds(fitted)
@@ -102,9 +113,14 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
 
 
 def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
-    """Return the operators and variables that need each workaround; for workarounds of casts, the tensors cast."""
+    """Return, by the name of each workaround, the names of the operators and variables that need it, each once.
+
+    Where a workaround is for a cast that mxmp inserted, the name of the tensor's operator or variable stands for the
+    cast.
+    """
 
     def source(node: Node) -> str:
+        """Return the name of a node, or of the first node before it that mxmp has not inserted."""
         while node not in fitted.source and node.inputs:
             node = node.inputs[0].node
         return fitted.source[node].name if node in fitted.source else node.name
@@ -115,9 +131,10 @@ def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
 def _nodes_and_casts(
     graph: Graph, plan: Plan, fitted: CastGraph, shapes: Mapping[str, tuple], prefix: str = ""
 ) -> tuple[list[NodeReport], list[CastSize]]:
-    """Return the operators and casts of a graph and of the bodies of its control flow; ``prefix`` begins each name.
+    """Return the reports on the operators of a graph, and its casts; those in the bodies of its control flow included.
 
-    Casts that are not in ``fitted``, the graph that runs, are left out: the device's kernels do them inside.
+    ``fitted`` is the graph as it runs on the device. Casts that are not in it are left out, because a kernel of the
+    device does them inside. ``shapes`` are those of the graph's inputs, ``prefix`` is put before each name.
     """
     casted = insert_casts(PlannedGraph(graph, plan))
     left = set(fitted.graph.nodes())

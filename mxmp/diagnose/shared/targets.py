@@ -31,14 +31,14 @@ Network = Union[Block, Module, BucketingModule]
 
 
 def is_network(target: Any) -> bool:
-    """Return whether ``target`` is a Block or a module of mxmp's."""
+    """Return whether ``target`` is a Gluon Block, an mxmp.Module or an mxmp.BucketingModule."""
     return isinstance(target, (Block, Module, BucketingModule))
 
 
 def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[ConvertedGraph], list[str]]:
-    """Return the graphs of a converted net or a bound module, and the names of the blocks that stay FP32.
+    """Return the graphs of a converted net or a bound module, and the names of the blocks of a net that stay in FP32.
 
-    A net that was never called is called once with ``inputs``.
+    A net that was never called is called once with ``inputs``, because it has no graphs before.
 
     Raises
     ------
@@ -51,12 +51,14 @@ def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[Conve
 
 
 def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
-    """Return a converted net with its trainer, or a module that has an optimizer, as a network that trains.
+    """Return a TrainedNetwork, the protocol by which diagnostics listen to a network, for a net or module that trains.
+
+    ``target`` is a converted net, with its mxmp.Trainer, or an mxmp.Module or mxmp.BucketingModule with an optimizer.
 
     Raises
     ------
     TypeError
-        ``target`` is neither, ``trainer`` is no mxmp.Trainer, or one is passed with a module.
+        ``target`` is neither, ``trainer`` is no mxmp.Trainer, or a trainer is passed with a module.
     ValueError
         The net is not converted, or the module has no optimizer.
     """

@@ -48,7 +48,7 @@ class TensorReport:
         return self.kind in _SCALED
 
     def true(self, loss_scale: float) -> Histogram:
-        """Return the tensor's histogram without the loss scale: gradients are divided by it, other kinds are as they are.
+        """Return the tensor's histogram without the loss scale: gradients are divided by it, other kinds are not.
 
         The divisor is ``loss_scale`` rounded to a power of two, since a histogram only knows exponents.
         """

@@ -148,10 +148,11 @@ class Watch(StepObserver):
             self._note_tensor(kind, observed.label, observed.op, observed.low, array)
 
     def _note_tensor(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
-        """Record one tensor: start to compute its absolute values, their maximum and their sum of squares, without waiting.
+        """Record one tensor: start to compute its absolute values, their maximum and their sum of squares.
 
-        ``kind``, ``name``, ``op`` and ``low`` are fields of its TensorReport. Integer and empty arrays are left out. Of
-        an array with more elements than ``sample`` of ``watch``, at most so many evenly spaced values are kept.
+        Does not wait for the device. ``kind``, ``name``, ``op`` and ``low`` are fields of its TensorReport. Integer and
+        empty arrays are left out. Of an array with more elements than ``sample`` of ``watch``, at most so many evenly
+        spaced values are kept.
         """
         with autograd.pause():
             values = values_of(array, magnitude=True)
