@@ -27,18 +27,24 @@ _LOST, _WEAK, _EDGE = "#f4c7c3", "#fce8b2", "firebrick"
 
 
 def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Sequence[str] = KINDS[:2]) -> Any:
-    """Draw, and return as a matplotlib Figure, one watched step over the low dtype's range.
+    """Draw a watched step: how its tensors' values lie in the range of the compute dtype. Return a matplotlib Figure.
 
-    Exponents are on the x axis. Above are all gradients with and without the loss scale; below each row is a tensor, in
-    the order in which they were made: the darker, the more of its values.
+    The x axis has the exponents of the values. The first picture has all gradients together, with and without the loss
+    scale. Below, each row is one tensor, in the order in which they were computed: the darker an exponent, the more of
+    the tensor's values have it. Only tensors that are rounded to the compute dtype are drawn.
 
     Parameters
     ----------
     snapshot : Snapshot
+        The watched step, such as ``latest`` of a Watch.
     path : str, optional
-        The file to write: .png, .svg or .pdf.
+        The file to write: .png, .svg or .pdf. Without it no file is written.
     kinds : sequence of str
-        The tensors to draw: "activation", "gradient", "parameter gradient", "weight", "update".
+        The kinds of tensors to draw a picture of: "activation", "gradient", "parameter gradient", "weight", "update".
+
+    Returns
+    -------
+    matplotlib.figure.Figure
 
     Raises
     ------
@@ -74,24 +80,28 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
 def plot_loss_scale(
     run: StepView | Sequence[ScaleEvent], path: str | None = None, *, watched: Watch | Sequence[Snapshot] = ()
 ) -> Any:
-    """Draw, and return as a matplotlib Figure, the loss scale from step to step, and which steps were skipped.
+    """Draw the loss scale from step to step, and which steps were skipped. Return a matplotlib Figure.
 
     Parameters
     ----------
     run : Trainer, Module, BucketingModule or sequence of ScaleEvent
         Its ``scale_history`` is drawn, up to the last step taken.
     path : str, optional
-        The file to write: .png, .svg or .pdf.
+        The file to write: .png, .svg or .pdf. Without it no file is written.
     watched : Watch or sequence of Snapshot
-        Watched steps of the same run: they add the share of the gradient values that round to zero, and how far up the
-        scale could have gone.
+        Watched steps of the same run. With them the largest loss scale without overflow is drawn too, and a second
+        picture of the share of the gradient values that round to zero.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
 
     Raises
     ------
     ImportError
         matplotlib is not installed.
     ValueError
-        There is no event, or ``path`` has another ending.
+        ``run`` has no event, or ``path`` has another ending.
     """
     events = list(run.scale_history if isinstance(run, StepView) else run)
     if not events:
@@ -125,9 +135,10 @@ def plot_loss_scale(
 
 
 def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> list[Any]:
-    """Return axes below each other that share the x axis, in a new matplotlib Figure without a window.
+    """Return the axes of a new matplotlib Figure, one below the other, with a common x axis; no window is opened.
 
-    Raises ``ImportError`` without matplotlib; the message names the extra.
+    ``size`` is in inches, ``heights`` has the relative height of each axes, ``xlabel`` is the text below the last.
+    Raises ``ImportError`` without matplotlib; the message says what to install.
     """
     try:
         from matplotlib.figure import Figure
@@ -140,7 +151,7 @@ def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> l
 
 
 def _save(axis: Any, path: str | None) -> Any:
-    """Return the figure of an axis, written to ``path`` where there is one.
+    """Write the figure that an axes belongs to into the file ``path``, if it is not None, and return the figure.
 
     Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
     """
@@ -154,7 +165,10 @@ def _save(axis: Any, path: str | None) -> Any:
 
 
 def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]) -> None:
-    """Draw all gradients together, over the format's range: red where values are lost, yellow where they lose bits."""
+    """Draw the share of all gradient values at each exponent, with the loss scale and, from ``unscaled``, without it.
+
+    The background is red where the compute dtype has only zero or inf, and yellow where it is subnormal and loses bits.
+    """
     form, (tiny, normal, top) = snapshot.format, _edges(snapshot.format)
     for start, stop, color in ((-200, tiny, _LOST), (tiny, normal, _WEAK), (top, 200, _LOST)):
         axis.axvspan(start, stop, color=color, zorder=0, linewidth=0)
@@ -176,7 +190,7 @@ def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]
 
 
 def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) -> None:
-    """Draw a row for each tensor: the share of its values at each exponent from ``low`` to below ``high``."""
+    """Draw a row for each tensor: the share of its values at each exponent from ``low`` to ``high - 1``."""
     from matplotlib.colors import LogNorm
 
     start = low - int(tensors[0].histogram.exponents()[0])
@@ -187,7 +201,7 @@ def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) 
 
 
 def _edges(form: Format) -> dict[int, str]:
-    """Return the edges of the format's range: below the first all is zero, above the last infinite."""
+    """Return the ends of a format's range: from the exponent on the x axis to the text that is drawn beside it."""
     return {
         form.tiny - 1: "zero below",
         form.normal: f"{form.name}: subnormal below",
@@ -196,7 +210,10 @@ def _edges(form: Format) -> dict[int, str]:
 
 
 def _exponent_range(histograms: Sequence[Histogram], form: Format) -> tuple[int, int]:
-    """Return the lowest exponent to draw, and one more than the highest."""
+    """Return the lowest exponent to draw, and one more than the highest.
+
+    The range has all exponents that occur in the histograms, and for float16 all that the format has too.
+    """
     found = [e for h in histograms for e in h.exponents()[h.counts > 0]]
     narrow = form.name == "float16"  # bfloat16's range is FP32's: only the exponents that occur are drawn
     ends = [*found, *((form.tiny - 2, form.top + 2) if narrow else ())]
@@ -204,11 +221,12 @@ def _exponent_range(histograms: Sequence[Histogram], form: Format) -> tuple[int,
 
 
 def _scale_text(scale: float) -> str:
+    """Return a loss scale as a label: as a power of two where it is one, ``"$2^{10}$"``, otherwise ``"1000"``."""
     exponent = math.log2(scale)
     return f"$2^{{{exponent:.0f}}}$" if exponent == round(exponent) else f"{scale:g}"
 
 
 def _row_label(name: str, limit: int = 48) -> str:
-    """Return a name as a picture can show it: short, and no formula."""
+    """Return a tensor's name with at most ``limit`` characters, in which matplotlib finds no formula (``$``)."""
     short = name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
     return short.replace("$", r"\$")

@@ -35,31 +35,38 @@ def advise(
     exclude: Iterable[str] = (),
     **shapes: tuple[int, ...],
 ) -> Advice:
-    """Say which matrix operators fit a GPU's Tensor Cores, which do not and why, and what would fit better.
+    """Return which matrix operators fit a GPU's Tensor Cores, which do not and why, and what sizes would fit better.
 
     Everything is counted from shapes; nothing is measured, and no GPU is needed.
 
     Parameters
     ----------
     target : Block or Symbol
-        A net, converted or not, which is left as it is; or an FP32 Symbol.
+        A net, converted or not, which stays as it is; or an FP32 Symbol.
     *inputs : NDArray or tuple of int
-        For a net: what it is called with, or shapes of FP32 arrays. It is only traced, unless a part of it
-        runs as Python: then it is called once, in inference, and needs arrays with meaningful values.
-    policy : str, Policy or Plan
-        As for ``convert``; a converted net's own by default, otherwise ``"float16"``.
+        For a net: the arrays that it is called with, or shapes of FP32 arrays. The net is only traced, unless a part of
+        it runs as Python: then it is called once, in inference, and needs arrays with meaningful values.
+    policy : str, Policy or Plan, optional
+        As for ``convert``. By default the policy of a converted net, otherwise ``"float16"``.
     device : {"v100", "t4", "a100"}
-    exclude
+        The GPU to advise on.
+    exclude : iterable of str
         As for ``convert``.
     **shapes : tuple of int
-        For a Symbol: input shapes, for example ``data=(32, 3, 224, 224)``.
+        For a Symbol: the shapes of its inputs, for example ``data=(32, 3, 224, 224)``.
+
+    Returns
+    -------
+    Advice
+        ``print`` it, or read its fields.
 
     Raises
     ------
     TypeError
         ``target`` is neither.
     ValueError
-        The shapes do not fit, or are of no input; an unknown device; a policy that no GPU can follow (bfloat16).
+        The shapes do not fit, or are of no input; the device is not known; the policy is one that no GPU can follow
+        (bfloat16); or the plan is of another graph.
     """
     gpu_named(device)
     called = _called_graphs(target, inputs, shapes)
@@ -95,7 +102,10 @@ def advise(
 
 
 def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequence[CalledGraph]:
-    """Return the graphs to count. Raises ``TypeError`` or ``ValueError`` as ``advise`` does."""
+    """Return the graphs whose operators are counted, with the shapes of their inputs: several for a partly hybrid net.
+
+    ``inputs`` and ``shapes`` are those of ``advise``, and so are the errors.
+    """
     if isinstance(target, mx.sym.Symbol):
         if inputs:
             raise ValueError("a Symbol's shapes are given by name: advise(symbol, data=(32, 3, 224, 224))")
@@ -112,7 +122,10 @@ def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequ
 
 
 def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNode], Plan]:
-    """Return the operators of a graph, and the plan that decides for each."""
+    """Return the operators of a graph with their shapes, and the plan that says which of them compute in low precision.
+
+    Raises ``ValueError`` if the shapes do not fit the graph, or if ``policy`` is the Plan of another graph.
+    """
     graph, parameters = strip(Graph.from_symbol(called.symbol)), called.parameters or None
     plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
     known = {name: Tensor(shape, dtype_name(dtype)) for name, (shape, dtype) in called.known.items()}
@@ -128,13 +141,14 @@ def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNod
 
 
 def _elements(shaped: ShapedNode, found: Products) -> int:
-    """Return how many elements a shaped reads and writes."""
+    """Return how many elements an operator reads and writes in one execution; ``found`` are its products."""
     if shaped.node.op == "RNN":  # no cache holds the weights from one step to the next
         return sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
     return sum(tensor.size for tensor in [*shaped.ins, *shaped.outs] if tensor)
 
 
 def _matrix(shaped: ShapedNode, found: Products, plan: Plan, prefix: str) -> MatrixReport:
+    """Return the report on a matrix operator with the products ``found``; ``prefix`` is put before its name."""
     decision = plan.decisions[shaped.name]
     dtype = plan.policy.compute if decision.low else "float32"
     if shaped.ins[0] is not None and shaped.ins[0].dtype in ("int8", "uint8"):
@@ -151,7 +165,11 @@ _OWN = {"num_hidden", "num_filter", "no_bias"}
 
 
 def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
-    """Yield the layers and convolutions, with weights of their own, that read the same tensor in the same way."""
+    """Yield each group of matrix operators that could be one larger operator, because they read the same tensor.
+
+    The operators are FullyConnected layers, convolutions or dots with weights of their own and otherwise equal
+    parameters. ``prefix`` is put before each name.
+    """
     groups: dict[tuple, list[ShapedNode]] = defaultdict(list)
     for shaped in nodes:
         node = shaped.node

@@ -12,7 +12,7 @@ Shape = Sequence[int]
 
 
 class Gemm(NamedTuple):
-    """``times`` products of an (m, k) with a (k, n) matrix."""
+    """``times`` matrix products of the same shape, each of an (m, k) with a (k, n) matrix."""
 
     times: int
     m: int
@@ -21,14 +21,15 @@ class Gemm(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Return the FLOPs of all products; a multiply-add counts as two."""
+        """Return the FLOPs of all ``times`` products; a multiply-add counts as two."""
         return 2 * self.times * self.m * self.n * self.k
 
 
 class Size(NamedTuple):
-    """A size that the user chose and that Tensor Core kernels want to be a multiple; ``what`` it is the size of.
+    """One dimension of a matrix operator that should be a multiple for Tensor Cores, of 8 in float16 for example.
 
-    ``or_else``: another value that has kernels of its own, 0 for none.
+    ``what`` says which dimension, such as ``"output channels"``, and ``value`` is its size. ``or_else`` is another size
+    for which there are fast kernels too; 0 if there is none.
     """
 
     what: str
@@ -37,9 +38,12 @@ class Size(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What an operator multiplies; ``sizes`` and ``layout`` as in ``MatrixReport``.
+    """The matrix products that one operator computes in one forward.
 
-    Of a convolution the channels (per group) must be multiples, not the pixels or the patch.
+    ``sizes`` are the dimensions that should be multiples for Tensor Cores: of a convolution the channels of a group,
+    not the pixels or the kernel's size. ``layout`` is the layout of a convolution's tensors, such as ``"NCHW"``,
+    ``"TNC"`` for a recurrent layer, or says for both operands whether they are transposed, ``"NN"``, ``"NT"``, ``"TN"``
+    or ``"TT"``.
     """
 
     gemms: tuple[Gemm, ...]
@@ -48,25 +52,28 @@ class Products(NamedTuple):
 
     @property
     def flops(self) -> int:
+        """Return the FLOPs of all products; a multiply-add counts as two."""
         return sum(gemm.flops for gemm in self.gemms)
 
 
 def is_matrix(op: str) -> bool:
-    """Return whether an operator multiplies matrices."""
+    """Return whether an operator multiplies matrices, so that ``products`` knows it; ``op`` is its type."""
     return op in _PRODUCTS
 
 
 def products(op: str, attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of a matrix operator's forward.
+    """Return the matrix products that an operator computes in one forward.
 
     Parameters
     ----------
     op : str
-        One that ``is_matrix``.
+        The operator's type; ``is_matrix(op)`` must hold.
     attrs : mapping of str to str
-        As in Symbol JSON.
-    ins, out
-        Shapes of all inputs, and of the first output.
+        The operator's parameters, as strings like those of Symbol JSON.
+    ins : sequence of shape
+        The shapes of all inputs.
+    out : shape
+        The shape of the first output.
     """
     return _PRODUCTS[op](attrs, ins, out)
 
@@ -77,9 +84,14 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
 def _convolution(weight_at: int) -> Callable[..., Products]:
-    """Return the function for convolutions: an implicit GEMM of pixels, output channels and patch for each group."""
+    """Return the function that ``products`` calls for a convolution whose weight is its input number ``weight_at``.
+
+    A convolution is an implicit GEMM for each group: output pixels times output channels times patch (the input
+    channels times the kernel's size).
+    """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
+        """Return the products of a convolution with these parameters, input shapes and output shape."""
         weight = ins[weight_at]
         return _convolved(attrs, ins[0], out, lambda g, c, f: Gemm(g, prod(out) // weight[0], f, prod(weight[1:])))
 
@@ -87,7 +99,10 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
 
 
 def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return a convolution's data gradient: pixels of the input, patch of the output, input channels."""
+    """Return the products of a Deconvolution, which computes what the data gradient of a convolution is.
+
+    For each group they are input pixels times patch (output channels times the kernel's size) times input channels.
+    """
     data, weight = ins[:2]
     return _convolved(
         attrs, data, out, lambda g, c, f: Gemm(g, prod(data) // (c * g), prod(weight) // (c * g), c), upwards=True
@@ -97,7 +112,12 @@ def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -
 def _convolved(
     attrs: Mapping[str, str], data: Shape, out: Shape, gemm: Callable[[int, int, int], Gemm], *, upwards: bool = False
 ) -> Products:
-    """Return products for ``gemm``, a function of the number of groups, and of input and output channels of each."""
+    """Return the products of a convolution or Deconvolution, with the sizes that should be multiples.
+
+    ``gemm`` makes the Gemm from the number of groups, the input channels of a group and the output channels of a group.
+    ``data`` and ``out`` are the shapes of input and output. ``upwards`` is True for a Deconvolution, for which there
+    are no special kernels for few input channels.
+    """
     layout, groups = attrs.get("layout", "None"), int(attrs.get("num_group", 1))
     layout = _LAYOUTS[len(out) - 2] if layout == "None" else layout
     channels, filters = (shape[layout.index("C")] // groups for shape in (data, out))
@@ -112,21 +132,29 @@ def _convolved(
 
 
 def _is_true(attrs: Mapping[str, str], key: str) -> bool:
+    """Return whether the boolean parameter ``key`` is set; a parameter that is not in ``attrs`` is False."""
     return attrs.get(key, "False") in ("True", "1")
 
 
 def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Products:
-    """Return one product; ``names`` says what M, N and K are the sizes of."""
+    """Return Products of this one Gemm, all of whose dimensions should be multiples for Tensor Cores.
+
+    ``names`` says what its M, N and K are, for example ``("rows (batch)", "outputs", "inputs")``.
+    """
     return Products((gemm,), tuple(map(Size, names, gemm[1:])), layout)
 
 
 def _fully_connected(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
+    """Return the product of a FullyConnected layer: rows of the data times outputs times inputs."""
     outputs, inputs = ins[1]
     return _product(Gemm(1, prod(out) // outputs, outputs, inputs), "NT", ("rows (batch)", "outputs", "inputs"))
 
 
 def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the product over one axis of each, or over those of ``tensordot``; none where one is a scalar."""
+    """Return the product of ``dot`` or ``tensordot``; none where one operand is a scalar.
+
+    ``dot`` sums over one axis of each operand, ``tensordot`` over one or several.
+    """
     a, b = ins[:2]
     if not a or not b:
         return Products((), (), "NN")
@@ -140,7 +168,10 @@ def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
 
 
 def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of batches; ``axis`` of ``linalg_gemm`` is that of the rows, the last that of columns."""
+    """Return the products of two batches of matrices, as of ``batch_dot``, ``matmul`` and ``linalg_gemm``.
+
+    ``axis`` of ``linalg_gemm`` is the axis of a matrix's rows. The last axis is always that of its columns.
+    """
     row = int(attrs.get("axis", -2))
     a, b = (shape if len(shape) > 1 else (1, *shape) if left else (*shape, 1) for shape, left in zip(ins, (1, 0)))
     m, k = (a[-1], a[row]) if _is_true(attrs, "transpose_a") else (a[row], a[-1])
@@ -149,16 +180,20 @@ def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Pr
 
 
 def _transposition(attrs: Mapping[str, str]) -> str:
+    """Return for both operands whether they are transposed, as a layout: ``"NN"``, ``"NT"``, ``"TN"`` or ``"TT"``."""
     return "".join("T" if _is_true(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
 
 
 def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Products]:
-    """Return the function for attention: queries by keys by a head's width.
+    """Return the function that ``products`` calls for one of MXNet's ``interleaved_matmul`` attention operators.
 
-    ``width_of``: the input that the width is read from, which interleaves ``parts`` projections.
+    ``scores`` is True for the product of queries and keys, False for that of attention weights and values. The width of
+    a head is read from the last axis of input number ``width_of``, which has ``parts`` projections of all heads
+    interleaved.
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
+        """Return the products of an attention operator with these parameters, input shapes and output shape."""
         times, queries, keys = out if scores else ins[1]
         width = ins[width_of][2] // int(attrs["heads"]) // parts
         m, n, k = (queries, keys, width) if scores else (queries, width, keys)
@@ -172,7 +207,11 @@ _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def _rnn(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return, for each layer and direction, one product of all steps' inputs, as cuDNN does, and one at each step."""
+    """Return the products of a recurrent layer: for each layer and direction two, or with a projection three.
+
+    The first multiplies the inputs of all time steps at once, as cuDNN does. The others run at each time step: the
+    hidden state times the weights of the gates, and the projection.
+    """
     steps, batch, inputs = ins[0]
     hidden, layers = int(attrs["state_size"]), int(attrs["num_layers"])
     directions = 2 if _is_true(attrs, "bidirectional") else 1

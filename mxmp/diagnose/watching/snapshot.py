@@ -64,7 +64,8 @@ class Snapshot:
     step : int
         The number of the step, counted from 1; skipped steps count.
     loss_scale : float
-        The factor that this step's gradients are multiplied by.
+        The factor that this step's gradients are multiplied by when they reach the update: the loss scale, or 1 if
+        ``Trainer.unscale`` has removed it.
     skipped : bool
         True if the step was skipped because of an overflow; then there are no updates in ``tensors``.
     compute : {"float16", "bfloat16"}
