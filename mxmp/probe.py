@@ -87,7 +87,7 @@ class Probe:
         report, place = weakref.WeakMethod(self._report), weakref.ref(where)
 
         def listener(name: str, array: NDArray) -> None:
-            """Report a tensor if the probe and the hook or executor still exist."""
+            """Report a tensor to the probe, if the probe and the hook or executor still exist."""
             found, at = report(), place()
             if found is not None and at is not None:
                 found(at, name, array)

@@ -85,11 +85,11 @@ def plot_loss_scale(
     Parameters
     ----------
     run : Trainer, Module, BucketingModule or sequence of ScaleEvent
-        Its ``scale_history`` is drawn, up to the last step taken.
+        The training whose ``scale_history`` is drawn, up to the last step taken; or such a history.
     path : str, optional
         The file to write: .png, .svg or .pdf. Without it no file is written.
     watched : Watch or sequence of Snapshot
-        Watched steps of the same run. With them the largest loss scale without overflow is drawn too, and a second
+        Watched steps of the same training. With them the largest loss scale without overflow is drawn too, and a second
         picture of the share of the gradient values that round to zero.
 
     Returns
@@ -165,9 +165,10 @@ def _save(axis: Any, path: str | None) -> Any:
 
 
 def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]) -> None:
-    """Draw the share of all gradient values at each exponent, with the loss scale and, from ``unscaled``, without it.
+    """Draw the share of the values of all gradients at each exponent, with the loss scale and without it.
 
-    The background is red where the compute dtype has only zero or inf, and yellow where it is subnormal and loses bits.
+    ``unscaled`` has the histograms of the gradients without the loss scale. The background is red where the compute
+    dtype has only zero or inf, and yellow where it is subnormal and loses bits.
     """
     form, (tiny, normal, top) = snapshot.format, _edges(snapshot.format)
     for start, stop, color in ((-200, tiny, _LOST), (tiny, normal, _WEAK), (top, 200, _LOST)):
@@ -201,7 +202,10 @@ def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) 
 
 
 def _edges(form: Format) -> dict[int, str]:
-    """Return the ends of a format's range: from the exponent on the x axis to the text that is drawn beside it."""
+    """Return the ends of a format's range, as a dict from a position on the x axis to the text drawn there.
+
+    For float16: ``{-25: "zero below", -14: "float16: subnormal below", 16: "overflow above"}``.
+    """
     return {
         form.tiny - 1: "zero below",
         form.normal: f"{form.name}: subnormal below",
@@ -227,6 +231,9 @@ def _scale_text(scale: float) -> str:
 
 
 def _row_label(name: str, limit: int = 48) -> str:
-    """Return a tensor's name with at most ``limit`` characters, in which matplotlib finds no formula (``$``)."""
+    """Return a tensor's name as the label of a row, cut in the middle to ``limit`` characters.
+
+    ``$`` is escaped, because matplotlib would read a formula.
+    """
     short = name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
     return short.replace("$", r"\$")

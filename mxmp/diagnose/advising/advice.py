@@ -19,14 +19,16 @@ _WORTH = 0.1  # of a matrix operator's FLOPs: padding that costs more is named, 
 
 @dataclass(frozen=True)
 class Padding:
-    """A dimension of a matrix operator that is no multiple of what Tensor Cores want, with the next size that is.
+    """A dimension of a matrix operator whose size does not suit Tensor Cores, with the size to pad it to.
+
+    In float16 sizes should be multiples of 8, in INT8 of 16.
 
     Attributes
     ----------
     what : str
         Which dimension, such as ``"output channels"``.
     value, to : int
-        The size that the dimension has, and the next larger size that fits.
+        The size that the dimension has, and the next larger size that suits.
     """
 
     what: str
@@ -41,7 +43,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class MatrixReport:
-    """One matrix operator of the forward.
+    """One operator of a network that multiplies matrices, such as a convolution, with its products. Made by ``advise``.
 
     Attributes
     ----------
@@ -54,12 +56,13 @@ class MatrixReport:
         The matrix products: of a convolution the implicit GEMM, of a recurrent layer two for each layer, or three if it
         has a projection.
     sizes : tuple of Size
-        The dimensions that should be multiples for Tensor Cores.
+        The dimensions whose sizes should be multiples of ``multiple`` for Tensor Cores.
     times : float
         How often the operator runs in one forward: the number of iterations of the loops around it, times 0.5 for each
         branch of ``cond`` that it is in.
     elements : int
-        The number of elements of all inputs and outputs, each once; of a recurrent layer, of its products at each step.
+        The number of elements of all inputs and outputs, each once. A recurrent layer reads its weights again at each
+        time step, so there it is the sum over all products.
     dtype : str
         What the operator computes in under the policy: ``"float16"``, ``"int8"`` or ``"float32"``.
     reason : str
@@ -81,7 +84,7 @@ class MatrixReport:
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs of one forward; a multiply-add counts as two."""
+        """Return the FLOPs of this operator in one forward of the network; a multiply-add counts as two."""
         return sum(gemm.flops for gemm in self.gemms) * self.times
 
     @property
@@ -101,12 +104,12 @@ class MatrixReport:
 
     @property
     def multiple(self) -> int:
-        """Return the number that the operator's ``sizes`` should be multiples of: 16 in INT8, otherwise 8."""
+        """Return the number that the operator's sizes should be multiples of for Tensor Cores: 16 in INT8, or 8."""
         return MULTIPLES["int8" if self.dtype == "int8" else "float16"]
 
     @property
     def paddings(self) -> tuple[Padding, ...]:
-        """Return the dimensions that are no multiples, each with the size that fits.
+        """Return the dimensions whose sizes are no multiples of ``multiple``, each with the size to pad it to.
 
         Empty for a depthwise convolution, which padding does not help.
         """
@@ -228,7 +231,7 @@ class Advice:
         )
 
     def _ridges(self) -> str:
-        """Return a text that says, for each dtype, above how many FLOPs per byte arithmetic is the limit and not memory."""
+        """Return a text with the FLOPs per byte from which on arithmetic limits an operator, for each dtype."""
         names = {"float16": "float16", "tf32": "TF32", "float32": "FP32"}
         dtypes = [dtype for dtype in names if dtype == "float32" or dtype in self.gpu.tensor]
         return ", ".join(f"{self.gpu.ridge(dtype):.0f} ({names[dtype]})" for dtype in dtypes)
@@ -262,13 +265,13 @@ class Advice:
             yield f"{some(names, 1)}: {padding.what} {padding.value:,} -> {padding.to:,} (+{cost} of its FLOPs{dear})"
 
     def _layouts(self) -> Iterator[str]:
-        """Yield a line that says what the layout NCHW costs, if a convolution on Tensor Cores has it."""
+        """Yield a line on what the layout NCHW costs, if a convolution that can run on Tensor Cores has it."""
         if any(m.layout in ("NCHW", "NCDHW") and m.on_tensor_cores(self.gpu) for m in self.matrices):
             # NVIDIA, Convolutional Layers User's Guide, "Tensor Layouts In Memory: NCHW vs NHWC".
             yield "NCHW: cuDNN's Tensor Core kernels read NHWC, and transpose around each convolution"
 
     def _off_tensor_cores(self) -> Iterator[str]:
-        """Yield a line for each reason not to run on Tensor Cores: the operators with it, and their share of the FLOPs."""
+        """Yield a line for each reason not to run on Tensor Cores: operators that have it, and their share of the FLOPs."""
         reasons: dict[str, list[MatrixReport]] = {}
         for m in self.matrices:
             if not m.on_tensor_cores(self.gpu):
@@ -280,7 +283,10 @@ class Advice:
 
 
 def _shape(gemms: Sequence[Gemm]) -> str:
-    """Return a text with M, N and K of the largest product, how often it occurs, and the number of other products."""
+    """Return a text on the largest product, how often it occurs and how many others there are.
+
+    For example ``"96 of 128 x 128 x 64 and 1 more"``: 96 products with these M, N and K, and another Gemm.
+    """
     first = max(gemms, key=lambda gemm: gemm.flops, default=None)
     if first is None:
         return "-"

@@ -102,9 +102,10 @@ def advise(
 
 
 def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequence[CalledGraph]:
-    """Return the graphs whose operators are counted, with the shapes of their inputs: several for a partly hybrid net.
+    """Return the graphs whose operators are counted, with the shapes of their inputs.
 
-    ``inputs`` and ``shapes`` are those of ``advise``, and so are the errors.
+    These are several graphs where a part of the net runs as Python. ``inputs`` and ``shapes`` are those of ``advise``,
+    and so are the errors.
     """
     if isinstance(target, mx.sym.Symbol):
         if inputs:
@@ -141,14 +142,20 @@ def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNod
 
 
 def _elements(shaped: ShapedNode, found: Products) -> int:
-    """Return how many elements an operator reads and writes in one execution; ``found`` are its products."""
+    """Return how many elements an operator reads and writes each time it runs; ``found`` are its products.
+
+    A recurrent layer reads its weights again at each time step.
+    """
     if shaped.node.op == "RNN":  # no cache holds the weights from one step to the next
         return sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
     return sum(tensor.size for tensor in [*shaped.ins, *shaped.outs] if tensor)
 
 
 def _matrix(shaped: ShapedNode, found: Products, plan: Plan, prefix: str) -> MatrixReport:
-    """Return the report on a matrix operator with the products ``found``; ``prefix`` is put before its name."""
+    """Return the report on a matrix operator, with its dtype under ``plan``.
+
+    ``found`` are the operator's products, ``prefix`` is put before its name.
+    """
     decision = plan.decisions[shaped.name]
     dtype = plan.policy.compute if decision.low else "float32"
     if shaped.ins[0] is not None and shaped.ins[0].dtype in ("int8", "uint8"):

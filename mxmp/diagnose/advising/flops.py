@@ -26,7 +26,7 @@ class Tensor(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
+        """Return the number of elements of the tensor."""
         return prod(self.shape)
 
 
@@ -64,7 +64,7 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
     """Yield every operator of a graph in graph order; after control flow, the operators of its bodies.
 
     ``known`` has shape and dtype of the graph's inputs and parameters by name, as far as they are known. ``prefix`` is
-    put before each name, and ``times`` is how often the graph runs.
+    put before each operator's name, and ``times`` is how often the graph runs.
     """
     found = _infer(graph, known)
     for node, name in graph.names().items():
@@ -120,15 +120,15 @@ def dtype_name(dtype: Any) -> str:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Return the dtype of this name; the inverse of ``dtype_name``."""
+    """Return the NumPy dtype for a name that ``dtype_name`` has returned, such as ``"float32"`` or ``"bfloat16"``."""
     return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
-    """Return how often body ``number`` of a control-flow node runs in one execution of the node.
+    """Return how often a body of a control-flow node runs in one execution of the node.
 
-    It is the length of the arrays that ``foreach`` iterates over, the ``max_iterations`` of ``while_loop``, and 0.5 for
-    each branch of ``cond``. ``ins`` are the node's inputs.
+    It is the length of the arrays that ``foreach`` iterates over, ``max_iterations`` for both bodies of ``while_loop``,
+    1 for the condition of ``cond`` (``number`` 0) and 0.5 for each of its branches. ``ins`` are the node's inputs.
     """
     if node.op == "_foreach":
         return ins[0].shape[0] if ins and ins[0] else 1

@@ -12,7 +12,7 @@ Shape = Sequence[int]
 
 
 class Gemm(NamedTuple):
-    """``times`` matrix products of the same shape, each of an (m, k) with a (k, n) matrix."""
+    """Several matrix products of one shape: ``times`` products of an (m, k) matrix with a (k, n) matrix."""
 
     times: int
     m: int
@@ -52,7 +52,7 @@ class Products(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Return the FLOPs of all products; a multiply-add counts as two."""
+        """Return the FLOPs of all products in ``gemms``; a multiply-add counts as two."""
         return sum(gemm.flops for gemm in self.gemms)
 
 
@@ -86,8 +86,8 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 def _convolution(weight_at: int) -> Callable[..., Products]:
     """Return the function that ``products`` calls for a convolution whose weight is its input number ``weight_at``.
 
-    A convolution is an implicit GEMM for each group: output pixels times output channels times patch (the input
-    channels times the kernel's size).
+    The function treats a convolution as one matrix product for each group. Its M is the number of output pixels of the
+    batch, N the output channels of the group, and K the input channels of the group times the kernel's size.
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
@@ -101,7 +101,8 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
 def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
     """Return the products of a Deconvolution, which computes what the data gradient of a convolution is.
 
-    For each group they are input pixels times patch (output channels times the kernel's size) times input channels.
+    There is one for each group. Its M is the number of input pixels of the batch, N the output channels of the group
+    times the kernel's size, and K the input channels of the group.
     """
     data, weight = ins[:2]
     return _convolved(
@@ -112,7 +113,7 @@ def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -
 def _convolved(
     attrs: Mapping[str, str], data: Shape, out: Shape, gemm: Callable[[int, int, int], Gemm], *, upwards: bool = False
 ) -> Products:
-    """Return the products of a convolution or Deconvolution, with the sizes that should be multiples.
+    """Return the products of a convolution or Deconvolution, with the channels that should be multiples.
 
     ``gemm`` makes the Gemm from the number of groups, the input channels of a group and the output channels of a group.
     ``data`` and ``out`` are the shapes of input and output. ``upwards`` is True for a Deconvolution, for which there
@@ -132,7 +133,7 @@ def _convolved(
 
 
 def _is_true(attrs: Mapping[str, str], key: str) -> bool:
-    """Return whether the boolean parameter ``key`` is set; a parameter that is not in ``attrs`` is False."""
+    """Return whether an operator's boolean parameter ``key`` is True in ``attrs``; a missing one counts as False."""
     return attrs.get(key, "False") in ("True", "1")
 
 
@@ -145,7 +146,7 @@ def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Pr
 
 
 def _fully_connected(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the product of a FullyConnected layer: rows of the data times outputs times inputs."""
+    """Return the product of a FullyConnected layer: its M is the rows of the data, N the outputs and K the inputs."""
     outputs, inputs = ins[1]
     return _product(Gemm(1, prod(out) // outputs, outputs, inputs), "NT", ("rows (batch)", "outputs", "inputs"))
 
@@ -180,7 +181,7 @@ def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Pr
 
 
 def _transposition(attrs: Mapping[str, str]) -> str:
-    """Return for both operands whether they are transposed, as a layout: ``"NN"``, ``"NT"``, ``"TN"`` or ``"TT"``."""
+    """Return which operands ``transpose_a`` and ``transpose_b`` in ``attrs`` transpose: ``"NN"``, ``"TN"`` and so on."""
     return "".join("T" if _is_true(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
 
 

@@ -42,7 +42,8 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
         For a net: its Trainer, and then the inputs of the net, on one device. For a module: the DataBatch.
     loss : callable, optional
         For a net, and only for a net: takes what the net returns, and returns the loss, an NDArray or a list of them.
-        The operators of this function are not looked into. They are where the net itself computes the loss.
+        Of this function only the loss and its gradient are examined, not the operators. Where the net itself computes
+        the loss, its operators are examined like all others.
     loss_scale : float, optional
         The loss scale of the replay. By default that of the last step if it was skipped, otherwise that of the next
         step.

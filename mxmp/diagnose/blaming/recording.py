@@ -21,11 +21,11 @@ __all__ = ["Recording"]
 
 
 class _PendingRecord(NamedTuple):
-    """A recorded tensor whose values are still being reduced on its device; it becomes a Record.
+    """A recorded tensor whose range is still being computed on its device; it becomes a Record.
 
-    ``observed`` says which operator of the network made the tensor; it is None for inputs, parameters, the loss and
-    their gradients. ``numbers`` has shape (4,): the lowest and highest finite value, the number of infs, the number of
-    NaNs. The other fields are those of Range.
+    ``observed`` says which operator of the network made the tensor. It is None for an input, a parameter, the loss, and
+    a gradient of the loss or of a parameter. ``numbers`` has shape (4,): the lowest and highest finite value, the
+    number of infs, the number of NaNs. The other fields are those of Range.
     """
 
     observed: Observed | None
@@ -83,7 +83,7 @@ class Recording:
     def note_weights(self, weights: Sequence[Weight]) -> None:
         """Record each weight on its first device: its FP32 master if it has one, then the array that computes.
 
-        A parameter has no arrays yet before the first forward.
+        A weight whose shape is not known before the first forward has no arrays yet, and is left out.
         """
         for weight in weights:
             for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # neither before the first forward

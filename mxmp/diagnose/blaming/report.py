@@ -15,9 +15,9 @@ class Range:
     Attributes
     ----------
     name : str
-        A text that says which tensor it is: the name of an operator, parameter or input, ``"fc -> relu"`` for the
-        gradient that fc sends back to relu, ``"the loss"``, or one of these with ``", unrounded"``: before it was
-        rounded to the compute dtype.
+        Which tensor it is: the name of an operator, parameter or input; ``"fc -> relu"`` for the gradient that fc sends
+        back to relu; ``"the loss"``; or ``"the gradient of fc_weight"``. With ``", unrounded"`` behind it: that tensor
+        before it was rounded to the compute dtype.
     shape : tuple of int
     dtype : str
         Such as ``"float16"``.
@@ -61,22 +61,22 @@ class Blame:
     reproduced : bool
         False if all values of the replay were finite; then ``where`` is ``"nowhere"``.
     where : {"nowhere", "input", "parameter", "forward", "loss", "backward", "update"}
-        Where the tensor belongs. ``"forward"``: an output of an operator. ``"backward"``: the gradient that an operator
-        sends back. ``"loss"``: the loss or its gradient; a loss that is no part of the net is not looked into.
+        What kind of tensor it is. ``"forward"``: an output of an operator. ``"backward"``: the gradient that an
+        operator sends back. ``"loss"``: the loss or its gradient, where the net does not compute the loss itself.
         ``"update"``: the gradient of a parameter, all of whose summands were finite.
     name, op : str
-        The operator and its type, such as ``"fc1"`` and ``"FullyConnected"``; of an input or parameter only its name.
-        Empty where ``where`` is ``"nowhere"``.
+        The operator and its type, such as ``"fc1"`` and ``"FullyConnected"``. Of an input, a parameter or the loss
+        there is only a name. Empty where ``where`` is ``"nowhere"``.
     dtype : str
-        The dtype that the operator computes in; the compute dtype too where its FP32 result overflowed when it was
-        rounded. Of any other tensor, the tensor's dtype.
+        The dtype that the operator computes in, or the compute dtype where an FP32 result overflowed when it was
+        rounded. Of an input, a parameter or the loss, its own dtype.
     cause : str
         What happened, in a sentence.
     output : Range or None
         The tensor that is not finite; None where all are finite.
     inputs : tuple of Range
-        The tensors that the operator read; and last, where its result overflowed when it was rounded, the result
-        before.
+        The tensors that the operator read. Where its result overflowed when it was rounded, the result before the
+        rounding is the last.
     loss_scale : float
         The loss scale of the replay.
     """

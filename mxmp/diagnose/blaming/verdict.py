@@ -27,7 +27,7 @@ class Record(NamedTuple):
 def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: Sequence[str], scale: float) -> Blame:
     """Return the Blame of the first tensor that is not finite; its ``reproduced`` is False if all are finite.
 
-    All tensors before it are finite, so the operator that made it is at fault, and not what this operator read.
+    Since all tensors before it are finite, the operator that made it is at fault, and not the inputs of this operator.
 
     Parameters
     ----------
@@ -54,9 +54,10 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
 
 
 def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
-    """Return the Blame of a tensor that is not finite and that no operator of the network made.
+    """Return the Blame of a tensor that is not finite and that no operator of the network made, such as the loss.
 
-    ``found`` is the range of the tensor, ``past`` has the records before it, and the rest is as for ``verdict``.
+    ``found`` is the range of the tensor, ``past`` has the records before it, ``params`` are the names of the trained
+    parameters, and ``scale`` is the loss scale.
     """
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
@@ -85,9 +86,11 @@ def _blame_operator(
     params: Sequence[str],
     scale: float,
 ) -> Blame:
-    """Return the Blame of a tensor that is not finite and that ``observed`` says an operator of the network made.
+    """Return the Blame of a tensor that is not finite and that an operator of the network made.
 
-    ``found`` is the range of the tensor, ``past`` has the records before it, and the rest is as for ``verdict``.
+    ``observed`` says which operator, ``found`` is the range of the tensor, ``past`` has the records before it,
+    ``graphs`` are the graphs that ran, ``params`` are the names of the trained parameters, and ``scale`` is the loss
+    scale.
     """
     graph = next((graph for graph in graphs if observed.node in graph), None)
     low = graphs[0].plan.policy.compute
@@ -121,15 +124,18 @@ def _blame_operator(
 
 
 def _overflow_text(unrounded: Range, dtype: str) -> str:
-    """Return a phrase that says which value was too large for ``dtype`` when it was rounded."""
+    """Return a phrase that says which value was too large for ``dtype``: ``unrounded`` is the range before the rounding.
+
+    For example ``"overflow: 7e+04 is rounded to float16, which ends at 65504"``.
+    """
     return f"overflow: {unrounded.largest:.4g} is rounded to {dtype}, which ends at {FORMATS[dtype].largest:.5g}"
 
 
 def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Range | None:
     """Return the range that a tensor had in FP32 before an inserted cast rounded it; None if it was not rounded.
 
-    ``observed`` and ``found`` are of the rounded tensor. It is the last FP32 tensor in ``past`` with the same shape
-    that has the same label, or that is a sum of gradients; for the gradient of an output, that is the gradient of the
+    ``observed`` and ``found`` describe the rounded tensor. The FP32 tensor is the last one in ``past`` with the same
+    shape that has the same label or is a sum of gradients; for the gradient of an output, it is the gradient of the
     loss.
     """
     if found.dtype == "float32":
@@ -140,9 +146,10 @@ def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Rang
 
 
 def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
-    """Return the ranges of the tensors that an operator read, each once, as far as they were recorded.
+    """Return the ranges of the tensors that an operator read, each once, as far as they are in ``past``.
 
-    For a backward these are also the gradients that were sent to the operator.
+    ``observed`` is a tensor that the operator made. If this is a gradient, the gradients that were sent to the operator
+    are returned too.
     """
     known = {record.range.name: record.range for record in past}
     sent = [r for name, r in known.items() if observed.backward and name.endswith(f" -> {observed.operator}")]

@@ -1,4 +1,4 @@
-"""``explain``: per node the dtype and the reason, the casts, and the operators that the policy leaves alone."""
+"""``explain``: the dtype of each operator and the reason, the casts, and the operators that the policy leaves alone."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
 
 
 def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
-    """Return, by the name of each workaround, the names of the operators and variables that need it, each once.
+    """Return, for each workaround that was applied to a graph, the operators and variables that need it.
 
-    Where a workaround is for a cast that mxmp inserted, the name of the tensor's operator or variable stands for the
-    cast.
+    The dict has names as keys and values. Where a workaround is for a cast that mxmp inserted, the name of the operator
+    or variable whose tensor it casts stands for the cast. ``fitted`` is the graph with its workarounds.
     """
 
     def source(node: Node) -> str:
-        """Return the name of a node, or of the first node before it that mxmp has not inserted."""
+        """Return the name of a node, or if mxmp has inserted it, of the first node before it that is not inserted."""
         while node not in fitted.source and node.inputs:
             node = node.inputs[0].node
         return fitted.source[node].name if node in fitted.source else node.name

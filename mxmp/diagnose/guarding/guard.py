@@ -69,9 +69,11 @@ class Guard(StepObserver):
     """
 
     def __init__(self, network: TrainedNetwork, patience: int, low_scale: float) -> None:
-        """Start to guard a network; the parameters other than ``network`` are those of ``guard``, checked.
+        """Start to guard a network.
 
-        Raises ``ValueError`` if operators of the network cannot be excluded from low precision while it trains.
+        ``patience`` is in how many steps an operator must overflow before it is moved, ``low_scale`` the loss scale up
+        to which the overflow of a gradient counts. Raises ``ValueError`` if operators of the network cannot be moved to
+        FP32 while it trains.
         """
         network.check_excludable()
         self.moved: list[Moved] = []
@@ -94,10 +96,10 @@ class Guard(StepObserver):
         return "\n".join(map(str, self.moved)) or "nothing was moved to FP32"
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
-        """Find out which layer overflowed in a step in which the probe listened, and count the overflow against it.
+        """Find out which layer overflowed in this step, if the probe listened, and count the overflow against it.
 
         A layer that has overflowed ``patience`` times is moved in ``after_step``. Called by the network's ScaledStep
-        with the gradients of the parameters, still multiplied by the loss scale. Waits for the device.
+        with the gradients of the parameters as the update gets them. Waits for the device.
         """
         if not self._recording.has_operators:
             return
@@ -123,8 +125,8 @@ class Guard(StepObserver):
     def after_step(self) -> None:
         """Move the layer that ``before_update`` found to FP32, and decide whether the probe listens in the next step.
 
-        It does after a skipped step, and where the loss scale was raised to ``low_scale`` or less. Called by the
-        network's ScaledStep.
+        The probe listens after a skipped step, and after the loss scale was raised to ``low_scale`` or less. Called by
+        the network's ScaledStep.
         """
         ran, to_move, self._to_move = self._recording.has_operators, self._to_move, None
         if ran or (self._probe.listens and self._network.is_stale):
@@ -225,8 +227,8 @@ def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str]
     of them, such as the other time steps of an unrolled cell. Operators in FP32 are left out: the list is empty where
     the tensor became inf or NaN in FP32, and where ``graph`` does not have the tensor.
 
-    ``with_followers`` adds the operators behind these whose rule is ``FOLLOW``. It is needed where a Plan decides:
-    where the rules decide, they move such operators by themselves.
+    ``with_followers`` adds the operators behind these that compute in low precision only because their inputs do (rule
+    ``FOLLOW``). It is needed where a Plan decides: the rules would move such operators by themselves.
     """
     fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
     layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
@@ -236,9 +238,9 @@ def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str]
 
 
 def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
-    """Return the operators, in any precision, that are at fault for the first tensor that was not finite.
+    """Return the operators, in any precision, that are at fault for ``first``, the first tensor that was not finite.
 
-    Usually that is the operator that made the tensor. Where a cast from FP32 has overflowed, or a parameter stored in
+    Usually this is the operator that made the tensor. Where a cast from FP32 has overflowed, or a parameter stored in
     low precision, these are the operators that read the tensor in low precision. Empty if ``graph`` does not have the
     tensor.
     """

@@ -33,6 +33,7 @@ def profile(path: str) -> Profile:
     Returns
     -------
     Profile
+        ``print`` it, or read its ``kernels``.
 
     Raises
     ------
@@ -57,7 +58,7 @@ def profile(path: str) -> Profile:
 def _read(path: str) -> tuple[KernelReport, ...]:
     """Return one report for each kernel, operator and device in an export, longest total time first.
 
-    Raises ``ValueError`` if the file is damaged or holds no kernels; the message has no path yet.
+    Raises ``ValueError`` if the file is damaged or holds no kernels; ``profile`` puts the path before the message.
     """
     import sqlite3  # which not every Python has
 
@@ -114,8 +115,8 @@ def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, s
 def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[tuple[tuple[int, Any], str]]:
     """Yield, for each launch of a kernel, the pair (process id, correlation id) and the name of an NVTX range.
 
-    It is the innermost range that was open on the launching thread at that time, empty if none was. ``names`` maps the
-    ids of StringIds to texts.
+    The range is the innermost one that was open on the launching thread at the time of the launch; the name is empty if
+    none was. ``names`` maps the ids of table StringIds to texts.
     """
     events: dict[int, list[tuple[int, bool, int, Any]]] = defaultdict(list)  # by thread: start, is a launch, -end, ...
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}

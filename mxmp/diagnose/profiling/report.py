@@ -1,4 +1,4 @@
-"""The result of ``profile``: GPU kernels and their kinds, by their names; plain data and its text."""
+"""What ``profile`` returns: GPU kernels, and of which kind they are by their names, as data and as text."""
 
 from __future__ import annotations
 
@@ -155,5 +155,5 @@ class Profile:
 
 
 def _short(name: str) -> str:
-    """Return a kernel's name, cut to ``_WIDTH`` characters with "..." at the end."""
+    """Return a kernel's name, cut to 72 characters with "..." at the end."""
     return name if len(name) <= _WIDTH else name[: _WIDTH - 3] + "..."

@@ -1,4 +1,4 @@
-"""How many values of a tensor have which power of two, and what a 16-bit format makes of them. NumPy only."""
+"""How many values of a tensor lie between which powers of two, and how a 16-bit format rounds them. NumPy only."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Histogram:
         )
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Return the histogram of the values of both together."""
+        """Return the histogram of the values of both operands together, such as one tensor's on two devices."""
         return Histogram(
             self.counts + other.counts,
             self.zeros + other.zeros,
@@ -135,7 +135,7 @@ class Histogram:
         return int(self.counts[start:stop].sum())
 
     def exponents(self) -> np.ndarray:
-        """Return the exponents that the elements of ``counts`` belong to: int array from -149 to 127."""
+        """Return the exponent of two that each element of ``counts`` belongs to: an int array, from -149 to 127."""
         return np.arange(_LOWEST, _HIGHEST + 1)
 
     # -- in a format --------------------------------------------------------------------------------

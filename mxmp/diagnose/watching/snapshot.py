@@ -1,4 +1,4 @@
-"""One watched step, as plain data, and its text."""
+"""What ``watch`` returns of one watched step, as data and as text."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Snapshot:
 
 
 def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
-    """Return the reports with those of the same kind and name joined into one, whose histogram counts all their values.
+    """Return the reports, those of the same kind and name joined into one whose histogram counts all their values.
 
     A tensor has several reports where it was computed on several devices, or in several forwards of one step.
     """

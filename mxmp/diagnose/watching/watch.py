@@ -1,4 +1,4 @@
-"""``watch``: every N steps the distributions of activations, gradients, weights and updates over float16's range."""
+"""``watch``: every N steps, how activations, gradients, weights and updates lie in the range of the compute dtype."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ class Watch(StepObserver):
     """
 
     def __init__(self, network: TrainedNetwork, every: int, sample: int, keep: int, callback: Callable | None) -> None:
-        """Start to watch a network; the parameters other than ``network`` are those of ``watch``."""
+        """Start to watch a network.
+
+        ``every`` is the number of steps from one watched step to the next, ``sample`` the most values that are counted
+        of one tensor, ``keep`` the most Snapshots that are kept, and ``callback`` is called with each Snapshot.
+        """
         self.snapshots: deque[Snapshot] = deque(maxlen=keep)
         self._every = every
         self._sample = sample
@@ -82,7 +86,8 @@ class Watch(StepObserver):
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         """Record the gradients of the parameters and copy the weights, if the probe has reported tensors of this step.
 
-        Called by the network's ScaledStep. ``gradients`` are those of the step, times the loss scale.
+        Called by the network's ScaledStep in every step, before the update. ``gradients`` are as the update gets them,
+        usually multiplied by the loss scale.
         """
         if not self._reported:  # another bucket ran, or a batch of another size
             return
@@ -97,10 +102,10 @@ class Watch(StepObserver):
                 self._note_tensor("weight", weight.name, "", weight.name in low, array)
 
     def after_step(self) -> None:
-        """Make the Snapshot of a watched step; then let the probe listen if the next step is due.
+        """Make the Snapshot of a watched step; then let the probe listen if the next step is to be watched.
 
-        Called by the network's ScaledStep. If other graphs have replaced those that the probe listens to, the probe
-        starts again with the new ones.
+        Called by the network's ScaledStep after every step. If other graphs have replaced those that the probe listens
+        to, the probe starts again with the new ones.
         """
         if self._reported:
             self._finish(self._low_variables())
@@ -138,9 +143,10 @@ class Watch(StepObserver):
             self._callback(snapshot)
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
-        """Record an activation or a gradient that the probe reports; what inserted nodes make is left out.
+        """Record an activation or a gradient that the probe reports.
 
-        The one exception are gradients of graph outputs, which only an inserted cast makes.
+        What nodes make that mxmp inserted is left out, but for the gradient of a graph output, which only an inserted
+        cast has.
         """
         self._reported = True
         if not observed.inserted or observed.of_output:
