@@ -54,7 +54,8 @@ class Probe:
         self.graphs: list[ObservedGraph] = []
         self.listens = False
         self._callback = callback
-        self._known: dict[int, list[tuple[Any, ObservedGraph]]] = {}  # by place: each graph with its key
+        # By the id of a hook or executor: the graphs read there, each with the key of its GraphRun.
+        self._known: dict[int, list[tuple[Any, ObservedGraph]]] = {}
         self._failed = KeptError()
 
     def start(self) -> None:

@@ -202,7 +202,7 @@ def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) 
 
 
 def _edges(form: Format) -> dict[int, str]:
-    """Return the ends of a format's range, as a dict from a position on the x axis to the text drawn there.
+    """Return the limits of a format's range: a dict from their exponents, on the x axis, to the texts drawn there.
 
     For float16: ``{-25: "zero below", -14: "float16: subnormal below", 16: "overflow above"}``.
     """

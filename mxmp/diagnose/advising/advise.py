@@ -146,7 +146,7 @@ def _elements(shaped: ShapedNode, found: Products) -> int:
 
     A recurrent layer reads its weights again at each time step.
     """
-    if shaped.node.op == "RNN":  # no cache holds the weights from one step to the next
+    if shaped.node.op == "RNN":  # no cache holds the weights from one time step to the next
         return sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
     return sum(tensor.size for tensor in [*shaped.ins, *shaped.outs] if tensor)
 

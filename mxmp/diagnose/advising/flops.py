@@ -78,7 +78,7 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
 
 
 def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:
-    """Return the outputs of every node of a graph; None stands for an output of unknown shape or dtype.
+    """Return the outputs of every node of a graph; an output of unknown shape or dtype is None.
 
     They are inferred from ``known``, which has shape and dtype of variables by name. Raises ``mx.MXNetError`` if these
     do not fit the graph.

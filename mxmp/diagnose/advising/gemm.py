@@ -99,10 +99,11 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
 
 
 def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of a Deconvolution, which computes what the data gradient of a convolution is.
+    """Return the products of a Deconvolution with these parameters, input shapes and output shape.
 
-    There is one for each group. Its M is the number of input pixels of the batch, N the output channels of the group
-    times the kernel's size, and K the input channels of the group.
+    It computes what the data gradient of a convolution is, with a product for each group. The M of a product is the
+    number of input pixels of the batch, N the output channels of the group times the kernel's size, and K the input
+    channels of the group.
     """
     data, weight = ins[:2]
     return _convolved(
@@ -113,11 +114,11 @@ def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -
 def _convolved(
     attrs: Mapping[str, str], data: Shape, out: Shape, gemm: Callable[[int, int, int], Gemm], *, upwards: bool = False
 ) -> Products:
-    """Return the products of a convolution or Deconvolution, with the channels that should be multiples.
+    """Return the products of a convolution or Deconvolution, with the channels that should be multiples for Tensor Cores.
 
-    ``gemm`` makes the Gemm from the number of groups, the input channels of a group and the output channels of a group.
-    ``data`` and ``out`` are the shapes of input and output. ``upwards`` is True for a Deconvolution, for which there
-    are no special kernels for few input channels.
+    ``attrs`` are the operator's parameters, ``data`` and ``out`` the shapes of its input and output. ``gemm`` makes the
+    Gemm from the number of groups, the input channels of a group and the output channels of a group. ``upwards`` is
+    True for a Deconvolution, for which there are no special kernels for few input channels.
     """
     layout, groups = attrs.get("layout", "None"), int(attrs.get("num_group", 1))
     layout = _LAYOUTS[len(out) - 2] if layout == "None" else layout
@@ -146,15 +147,19 @@ def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Pr
 
 
 def _fully_connected(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the product of a FullyConnected layer: its M is the rows of the data, N the outputs and K the inputs."""
+    """Return the product of a FullyConnected layer with these parameters, input shapes and output shape.
+
+    Its M is the number of rows of the data, N that of the outputs and K that of the inputs.
+    """
     outputs, inputs = ins[1]
     return _product(Gemm(1, prod(out) // outputs, outputs, inputs), "NT", ("rows (batch)", "outputs", "inputs"))
 
 
 def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the product of ``dot`` or ``tensordot``; none where one operand is a scalar.
+    """Return the product of ``dot`` or ``tensordot`` with these parameters, input shapes and output shape.
 
-    ``dot`` sums over one axis of each operand, ``tensordot`` over one or several.
+    ``dot`` sums over one axis of each operand, ``tensordot`` over one or several. There is no product where an operand
+    is a scalar.
     """
     a, b = ins[:2]
     if not a or not b:
@@ -169,9 +174,10 @@ def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
 
 
 def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of two batches of matrices, as of ``batch_dot``, ``matmul`` and ``linalg_gemm``.
+    """Return the products of an operator like ``batch_dot`` with these parameters, input shapes and output shape.
 
-    ``axis`` of ``linalg_gemm`` is the axis of a matrix's rows. The last axis is always that of its columns.
+    The operator multiplies two batches of matrices. The axis of a matrix's rows is the last but one, or the parameter
+    ``axis`` that ``linalg_gemm`` has; that of its columns is the last.
     """
     row = int(attrs.get("axis", -2))
     a, b = (shape if len(shape) > 1 else (1, *shape) if left else (*shape, 1) for shape, left in zip(ins, (1, 0)))
@@ -181,7 +187,10 @@ def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Pr
 
 
 def _transposition(attrs: Mapping[str, str]) -> str:
-    """Return which operands ``transpose_a`` and ``transpose_b`` in ``attrs`` transpose: ``"NN"``, ``"TN"`` and so on."""
+    """Return a letter for each of two operands: T if the operator transposes it, otherwise N. For example ``"NT"``.
+
+    ``attrs`` are the operator's parameters, of which ``transpose_a`` and ``transpose_b`` count.
+    """
     return "".join("T" if _is_true(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
 
 
@@ -208,10 +217,11 @@ _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def _rnn(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of a recurrent layer: for each layer and direction two, or with a projection three.
+    """Return the products of a recurrent layer with these parameters, input shapes and output shape.
 
-    The first multiplies the inputs of all time steps at once, as cuDNN does. The others run at each time step: the
-    hidden state times the weights of the gates, and the projection.
+    For each layer and direction there are two. The first multiplies the inputs of all time steps at once, as cuDNN
+    does. The second multiplies the hidden state with the weights of the gates, at each time step. An LSTM with a
+    projection has a third, at each time step too.
     """
     steps, batch, inputs = ins[0]
     hidden, layers = int(attrs["state_size"]), int(attrs["num_layers"])

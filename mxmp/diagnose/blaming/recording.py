@@ -81,12 +81,12 @@ class Recording:
         self.note(observed.label, array, observed)
 
     def note_weights(self, weights: Sequence[Weight]) -> None:
-        """Record each weight on its first device: its FP32 master if it has one, then the array that computes.
+        """Record each weight on its first device: its FP32 master if it has one, then the array that the network computes with.
 
         A weight whose shape is not known before the first forward has no arrays yet, and is left out.
         """
         for weight in weights:
-            for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # neither before the first forward
+            for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # both empty before the first forward
                 self.note(weight.name, array)
 
     def note_gradients(self, gradients: Sequence[Gradient]) -> None:

@@ -124,9 +124,10 @@ def _blame_operator(
 
 
 def _overflow_text(unrounded: Range, dtype: str) -> str:
-    """Return a phrase that says which value was too large for ``dtype``: ``unrounded`` is the range before the rounding.
+    """Return a phrase on the value that was too large when a tensor was rounded to ``dtype``.
 
-    For example ``"overflow: 7e+04 is rounded to float16, which ends at 65504"``.
+    For example ``"overflow: 7e+04 is rounded to float16, which ends at 65504"``. ``unrounded`` is the range of the
+    tensor before the rounding.
     """
     return f"overflow: {unrounded.largest:.4g} is rounded to {dtype}, which ends at {FORMATS[dtype].largest:.5g}"
 

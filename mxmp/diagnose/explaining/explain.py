@@ -115,8 +115,8 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
 def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
     """Return, for each workaround that was applied to a graph, the operators and variables that need it.
 
-    The dict has names as keys and values. Where a workaround is for a cast that mxmp inserted, the name of the operator
-    or variable whose tensor it casts stands for the cast. ``fitted`` is the graph with its workarounds.
+    The dict has names as keys and values. A workaround that concerns a cast, which mxmp inserted, is listed under the
+    name of the operator or variable whose tensor is cast. ``fitted`` is the graph with its workarounds.
     """
 
     def source(node: Node) -> str:

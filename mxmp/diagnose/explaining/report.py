@@ -150,7 +150,7 @@ class Explanation:
 
     @property
     def num_casts(self) -> int:
-        """Return the number of casts in all training graphs together, or in all graphs if there are no training graphs.
+        """Return the number of casts in all training graphs together; without training graphs, in all graphs.
 
         Of a net these are the casts of one forward; of a BucketingModule, of one forward in each bucket.
         """
@@ -158,15 +158,15 @@ class Explanation:
 
     @property
     def cast_bytes(self) -> int | None:
-        """Return the bytes that casts read and write in one forward of each graph; None if a shape is not known.
+        """Return the bytes that the casts of all training graphs read and write in one forward of each graph.
 
-        The graphs are the training graphs, or all graphs if there are no training graphs.
+        None if a shape is not known. Without training graphs, the casts of all graphs count.
         """
         return _total(graph.cast_bytes for graph in self._current())
 
     @property
     def nodes(self) -> tuple[NodeReport, ...]:
-        """Return the operators of all training graphs, or of all graphs if there are no training graphs."""
+        """Return the operators of all training graphs; without training graphs, of all graphs."""
         return tuple(node for graph in self._current() for node in graph.nodes)
 
     def _current(self) -> tuple[GraphReport, ...]:

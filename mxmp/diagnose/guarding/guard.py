@@ -143,18 +143,17 @@ class Guard(StepObserver):
     def _counts_against_layer(self, observed: Observed | None) -> bool:
         """Return whether an overflow of the tensor ``observed`` is the fault of a layer, and not of a high loss scale.
 
-        An activation does not depend on the loss scale. A gradient counts if the loss scale is at ``low_scale`` or
-        below, or cannot become lower. None stands for a tensor that no operator made, such as a parameter, which
-        counts.
+        An activation does not depend on the loss scale, and counts always. A gradient counts if the loss scale is at
+        ``low_scale`` or below, or cannot become lower. None means a tensor that no operator made, such as a parameter,
+        which counts always.
         """
         gradient = observed is not None and observed.backward
         return not gradient or self._step.loss_scale <= self._low_scale or self._step.scaler.at_floor
 
     def _start(self) -> None:
         """Let the probe listen from the next forward on, with a new recording that begins with the weights."""
-        self._forget()
+        super()._start()
         self._recording.note_weights(self._network.weights())
-        self._probe.start()
 
     def _forget(self) -> None:
         """Drop the tensors recorded in the current step."""
@@ -247,7 +246,7 @@ def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
     observed, found = first
     if observed is None:  # a parameter that is stored in low precision, whose master is finite
         return graph.readers_of(found.name) if found.dtype != "float32" else []
-    if observed.node not in graph:  # another graph's; or a sum of gradients, and MXNet does not say whose
+    if observed.node not in graph:  # of another graph, or a sum of gradients: MXNet does not say of which tensor
         return []
     made = [node for node in graph.operators if graph.original_name(node) == observed.operator]
     if any(map(graph.is_low, made)) or not observed.inserted:

@@ -72,7 +72,7 @@ class Histogram:
         ``largest`` its largest ``|x|``. A ``largest`` that is inf or nan makes the histogram count at least one such
         value.
         """
-        # FP32 without its sign, as integers: they are in the order of the numbers, and begin with the exponent
+        # FP32 without the sign bit, as integers: ordered like the numbers, with the exponent in the upper bits
         bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.int32) & 0x7FFFFFFF
         there = bits[(bits > 0) & (bits < _INF)]
         counts = np.zeros(_COUNT, np.int64)

@@ -132,7 +132,7 @@ class Snapshot:
     def _underflow(self, histograms: list[Histogram]) -> float:
         """Return the share of the values of all ``histograms``, from 0 to 1, that the compute dtype rounds to zero.
 
-        Values that are zero already are counted in the whole, but not in the share.
+        Values that are zero already are only part of the total.
         """
         lost = sum(h.between(None, self.format.tiny - 2) for h in histograms)
         return lost / max(sum(h.counted for h in histograms), 1)
