@@ -271,7 +271,7 @@ class Advice:
             yield "NCHW: cuDNN's Tensor Core kernels read NHWC, and transpose around each convolution"
 
     def _off_tensor_cores(self) -> Iterator[str]:
-        """Yield a line for each reason not to run on Tensor Cores, with the operators concerned and their share of FLOPs."""
+        """Yield a line for each reason not to run on Tensor Cores: the operators concerned and their share of FLOPs."""
         reasons: dict[str, list[MatrixReport]] = {}
         for m in self.matrices:
             if not m.on_tensor_cores(self.gpu):

@@ -81,9 +81,10 @@ class Recording:
         self.note(observed.label, array, observed)
 
     def note_weights(self, weights: Sequence[Weight]) -> None:
-        """Record each weight on its first device: its FP32 master if it has one, then the array that the network computes with.
+        """Record each weight on its first device: its FP32 master if it has one, then the array that computes.
 
-        A weight whose shape is not known before the first forward has no arrays yet, and is left out.
+        Where there is a master, that array is the master rounded to the compute dtype. A weight whose shape is not
+        known before the first forward has no arrays yet, and is left out.
         """
         for weight in weights:
             for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # both empty before the first forward

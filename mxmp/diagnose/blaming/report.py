@@ -69,7 +69,7 @@ class Blame:
         there is only a name. Empty where ``where`` is ``"nowhere"``.
     dtype : str
         The dtype that the operator computes in, or the compute dtype where an FP32 result overflowed when it was
-        rounded. Of an input, a parameter or the loss, its own dtype.
+        rounded. Of an input, a parameter or the loss, its own dtype. Empty where ``where`` is ``"nowhere"``.
     cause : str
         What happened, in a sentence.
     output : Range or None

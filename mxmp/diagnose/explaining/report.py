@@ -152,7 +152,8 @@ class Explanation:
     def num_casts(self) -> int:
         """Return the number of casts in all training graphs together; without training graphs, in all graphs.
 
-        Of a net these are the casts of one forward; of a BucketingModule, of one forward in each bucket.
+        Of a net that is called in one way, on one device, these are the casts of one forward; of a BucketingModule,
+        those of one forward in each bucket.
         """
         return sum(len(graph.casts) for graph in self._current())
 

@@ -99,7 +99,10 @@ class Snapshot:
 
     @property
     def tightest(self) -> TensorReport | None:
-        """Return the gradient that would overflow first if the loss scale were raised; None without gradients."""
+        """Return the report of the gradient that would overflow first if the loss scale were raised.
+
+        None without gradients that are rounded to the compute dtype.
+        """
         return min(self.gradients, key=lambda t: t.histogram.headroom(self.format), default=None)
 
     @property

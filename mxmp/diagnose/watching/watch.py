@@ -228,7 +228,7 @@ def watch(
     trainer : Trainer, optional
         For a net, and only for a net: the Trainer that updates its parameters.
     every : int
-        The interval between watched steps. Steps are counted from 1.
+        Steps whose number is a multiple of ``every`` are watched, counted from 1; and the first step after this call.
     sample : int
         The most values that are counted of one tensor, evenly spaced. All values are searched for the largest.
     keep : int
