@@ -56,8 +56,8 @@ class Observed(NamedTuple):
 class ObservedGraph:
     """A converted graph, and the names that its nodes and tensors have in the FP32 graph that it was made from.
 
-    Below, an "operator of the FP32 graph" is a node of the converted graph that mxmp has not inserted. A Probe makes
-    one ObservedGraph for each graph that runs while the probe listens.
+    Below, an "operator of the FP32 graph" is a node of the converted graph that mxmp has not inserted. While a Probe
+    listens, it makes one ObservedGraph for each training graph of the network.
 
     Attributes
     ----------

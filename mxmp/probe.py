@@ -38,7 +38,7 @@ class Probe:
     network : TrainedNetwork
         The net with its trainer, or the module, whose tensors are reported.
     graphs : list of ObservedGraph
-        The graphs that the reported tensors belong to, one for each graph that ran since ``start``.
+        The training graphs of all blocks or executors that have reported a tensor since ``start``.
     listens : bool
         True from ``start`` to ``stop``.
     """

@@ -117,7 +117,7 @@ class Watch(StepObserver):
             self._start()
 
     def _low_variables(self) -> set[str]:
-        """Return the names of the variables that operators in low precision read, in the graphs of this step."""
+        """Return the names of the variables that operators in low precision read, in any training graph."""
         return {name for graph in self._probe.graphs for name in graph.low_variables}
 
     def _finish(self, low: set[str]) -> None:
