@@ -26,7 +26,7 @@ class NodeReport:
     reason : str
         Why, in one line.
     casts : int
-        How many of its inputs are cast.
+        How many of its inputs come from a cast that mxmp inserted.
     left_alone : bool
         True if the operator's rule is ``ALONE``: its inputs arrive as in the FP32 graph, because they are indices,
         random numbers or sparse, or because the operator is custom.

@@ -84,9 +84,9 @@ def _read(path: str) -> tuple[KernelReport, ...]:
 def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, str], float]]:
     """Yield, for each run of a kernel, the key (name, operator, kind, device) and the duration in seconds.
 
-    The kind is ``kind_of_kernel``'s, the device such as ``"gpu/0"``. The operator is the one whose NVTX range launched
-    the kernel, empty if not known: MXNet opens a range for each operator that its profiler records
-    (src/profiler/nvtx.h). Raises ``ValueError`` for a damaged file.
+    The kind is as ``kind_of_kernel`` says, or ``"cast"`` if the operator is a cast; the device is ``"gpu/0"`` or so.
+    The operator is the one whose NVTX range launched the kernel, empty if not known: MXNet opens a range for each
+    operator that its profiler records (src/profiler/nvtx.h). Raises ``ValueError`` for a damaged file.
     """
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"} <= tables:

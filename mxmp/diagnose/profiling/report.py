@@ -41,8 +41,8 @@ _WIDTH = 72
 def kind_of_kernel(name: str) -> str:
     """Return the kind of a GPU kernel, by its name: ``"tensor"``, ``"matrix"``, ``"cast"`` or ``"other"``.
 
-    ``"tensor"`` is a matrix product or convolution on Tensor Cores, ``"matrix"`` one without. ``name`` is the demangled
-    name, where the recording has it.
+    ``"tensor"`` is a matrix product or convolution on Tensor Cores, ``"matrix"`` one without, ``"cast"`` a change of
+    dtype. ``name`` is the demangled name, where the recording has it.
     """
     name = name.lower()
     if _TENSOR.search(name) and not _NOT_TENSOR.search(name):
