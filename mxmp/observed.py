@@ -1,4 +1,4 @@
-"""Reads the reports of MXNet's monitor on a graph in low precision, operator by operator, by the FP32 graph's names."""
+"""Says what the tensors are that MXNet's monitor reports of a converted graph, in the names of the FP32 graph."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ SUM = "a sum of gradients"
 
 
 class Observed(NamedTuple):
-    """One tensor that a node of the graph made.
+    """What one tensor is that MXNet's monitor reported: which operator made it, forward or backward, in which dtype.
+
+    ``ObservedGraph.observe`` makes one for each name that the monitor reports. A sum of several gradients of one
+    tensor, which MXNet adds up by itself, has ``SUM`` as its operator and label.
 
     Attributes
     ----------
     node : Node
-        The node, of the graph that runs.
+        The node of the converted graph that made the tensor; mxmp may have inserted it.
     operator, op : str
-        Name and kind of the user's operator: the one that made the tensor, or the one whose tensor an inserted cast
-        reads.
+        Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``, of the operator that made the
+        tensor. Where mxmp inserted ``node`` (a cast): of the operator whose output or gradient ``node`` casts; or, for
+        the cast of a variable, the variable's name and ``"null"``.
     low : bool
-        Whether the tensor is rounded to the low dtype: an operator in low precision makes it, or reads it.
+        True if the tensor is rounded to the compute dtype, because an operator in low precision makes it or reads it.
     backward : bool
-        Whether it is the gradient of an input of the node, not an output.
+        True for the gradient with respect to an input of ``node``, False for an output of ``node``.
     inserted : bool
-        Whether mxmp inserted the node.
+        True if mxmp inserted ``node``.
     of_output : bool
-        Whether it is the gradient of a graph output, as the cast of that output makes it.
+        True for the gradient of a graph output, made by the cast that mxmp put behind this output.
     label : str
-        ``"fc"`` for an output, ``"fc -> relu"`` for the gradient that fc sends back to relu.
+        A text for reports: ``"fc"`` for an output of fc, ``"fc -> relu"`` for the gradient that fc sends back to relu.
     """
 
     node: Node
@@ -50,20 +54,34 @@ class Observed(NamedTuple):
 
 
 class ObservedGraph:
-    """The graph that one block or module runs, with the names of the FP32 graph.
+    """A converted graph, and the names that its nodes and tensors have in the FP32 graph that it was made from.
 
-    Parameters
+    Below, an "operator of the FP32 graph" is a node of the converted graph that mxmp has not inserted. While a Probe
+    listens, it makes one ObservedGraph for each training graph of the network.
+
+    Attributes
     ----------
-    symbol : Symbol
-        The graph that runs, with casts.
     plan : Plan
-    has_gradient : callable
-        From a variable's name to whether it has a gradient. Other gradients are never written where an executor runs.
+        The plan that the converted graph follows.
+    low_variables : set of str
+        Names of the variables that an operator in low precision reads, directly or through casts.
     """
 
     def __init__(
         self, symbol: mx.sym.Symbol, plan: Plan, has_gradient: Callable[[str], bool] = lambda name: True
     ) -> None:
+        """Read a converted graph.
+
+        Parameters
+        ----------
+        symbol : Symbol
+            The graph that runs, with casts.
+        plan : Plan
+            The plan that it follows.
+        has_gradient : callable
+            Takes the name of a variable and returns whether its gradient is computed. An executor also reports arrays
+            for gradients that it never computes; ``observe`` returns None for these.
+        """
         graph = Graph.from_symbol(symbol)
         self.plan = plan
         self._names = network_names(graph, plan)
@@ -81,44 +99,55 @@ class ObservedGraph:
         self.low_variables = {node.name for node in sources if node.is_variable}
 
     def observe(self, name: str) -> Observed | None:
-        """Return what the monitor's ``name`` stands for; None where it is not this graph's, or never written."""
+        """Return what the tensor is that MXNet's monitor calls ``name``, for example ``"fc1_output"``.
+
+        None where this graph has no such tensor, where it is an operator's input, or a gradient that is never computed.
+        """
         if name not in self._observed:
             self._observed[name] = _A_SUM if SUMS.match(name) else self._find(name)
         return self._observed[name]
 
     def __contains__(self, node: Node) -> bool:
+        """Return whether the node is one of this converted graph."""
         return node in self._differentiable
 
     def source(self, entry: Entry) -> Entry:
-        """Return the output of a user's operator, or the variable, that inserted nodes made ``entry`` of."""
+        """Return the output of an operator of the FP32 graph, or the variable, from which ``entry`` was computed.
+
+        ``entry`` is an output in the converted graph. The nodes that mxmp inserted, such as casts, are followed back to
+        their input. ``entry`` itself is returned where mxmp did not insert its node.
+        """
         while entry.node not in self._names and entry.node.inputs:
             entry = behind(entry) if is_ours(entry.node) else entry.node.inputs[0]
         return entry
 
     @property
     def operators(self) -> list[Node]:
-        """Return the user's operators, in the order of the graph that runs."""
+        """Return the nodes of the converted graph that mxmp has not inserted, in graph order, without variables."""
         return list(self._names)
 
-    def name(self, node: Node) -> str:
-        """Return the node's name in the FP32 graph."""
+    def original_name(self, node: Node) -> str:
+        """Return the name of a node of the converted graph in the FP32 graph; an inserted node's own name."""
         return self._names.get(node, node.name)
 
-    def kind(self, node: Node) -> str:
-        """Return the user's operator, which runs as another one where a workaround replaces it."""
-        decision = self.plan.decisions.get(self.name(node))
+    def original_op(self, node: Node) -> str:
+        """Return the operator type that a node of the converted graph has in the FP32 graph, such as ``"Convolution"``.
+
+        It differs from ``node.op`` where a workaround computes the operator by another one.
+        """
+        decision = self.plan.decisions.get(self.original_name(node))
         return node.op if decision is None else decision.op
 
     def is_low(self, node: Node) -> bool:
-        """Return whether it is a user's operator that computes in the low dtype."""
+        """Return whether the node is an operator of the FP32 graph that computes in low precision; casts are not."""
         return node in self._names and self.plan.decisions[self._names[node]].low
 
     def inputs(self, operator: str) -> list[Entry]:
-        """Return what the user's operator of this name reads, in its order."""
+        """Return the tensors that the operator of this name reads in the FP32 graph, in the order of its inputs."""
         return [self.source(e) for node, name in self._names.items() if name == operator for e in node.inputs]
 
     def readers(self, node: Node) -> list[Node]:
-        """Return the user's operators that read what ``node`` makes, directly or through inserted nodes."""
+        """Return the operators of the FP32 graph that read outputs of ``node``, directly or through inserted nodes."""
         found: list[Node] = []
         stack = [node]
         while stack:
@@ -128,11 +157,18 @@ class ObservedGraph:
         return list(dict.fromkeys(found))
 
     def readers_of(self, variable: str) -> list[Node]:
-        """Return the user's operators that read the variable of this name."""
+        """Return the operators that read the variable of this name, directly or through inserted nodes.
+
+        The list is empty where the graph has no such variable.
+        """
         node = self._nodes.get(variable)
         return [] if node is None else self.readers(node)
 
     def _find(self, name: str) -> Observed | None:
+        """Return what the tensor is that MXNet's monitor calls ``name``; None in the same cases as ``observe``.
+
+        The name is none of those that MXNet gives to sums of gradients.
+        """
         place = place_of(self._nodes, name)
         if place is None or place.what == "input":
             return None
@@ -140,17 +176,18 @@ class ObservedGraph:
         if place.what == "output":
             made = self.source(Entry(node)).node if inserted else node
             low = any(map(self.is_low, [made, *self.readers(made)]))
-            return Observed(node, self.name(made), self.kind(made), low, False, inserted, False, self.name(made))
+            name = self.original_name(made)
+            return Observed(node, name, self.original_op(made), low, False, inserted, False, label=name)
         index = place.number or 0
         if index >= len(node.inputs) or not self._differentiable[node.inputs[index].node]:
             return None
         senders = self.readers(node) if inserted else [node]
         receiver = self.source(node.inputs[index]).node
-        operator = (senders or [receiver])[0]
+        made = (senders or [receiver])[0]
         low = any(map(self.is_low, [receiver, *senders]))
         of_output = node.attrs.get(MARK) == "head" and not senders
-        label = f"{', '.join(map(self.name, senders)) or 'the loss'} -> {self.name(receiver)}"
-        return Observed(node, self.name(operator), self.kind(operator), low, True, inserted, of_output, label)
+        label = f"{', '.join(map(self.original_name, senders)) or 'the loss'} -> {self.original_name(receiver)}"
+        return Observed(node, self.original_name(made), self.original_op(made), low, True, inserted, of_output, label)
 
 
 _A_SUM = Observed(Node("add_n", SUM), SUM, "add_n", False, True, True, False, SUM)

@@ -18,7 +18,7 @@ from tuning.measuring import FEW, measured_here
 import mxmp
 from mxmp.callbacks import KeptError, hold_interrupts
 from mxmp.diagnose import blame, watch
-from mxmp.diagnose.shared.targets import trained
+from mxmp.diagnose.shared.targets import trained_network
 from mxmp.precision.graph import Graph
 from mxmp.probe import Probe
 from mxmp.tuning import search
@@ -225,7 +225,7 @@ def test_what_a_callback_raises_itself_is_raised_by_stop(error):
     def fail(observed, array):
         raise error("stop")
 
-    probe = Probe(trained(net, trainer), fail)
+    probe = Probe(trained_network(net, trainer), fail)
     probe.start()
     with autograd.record():
         loss = LOSS(net(x), y)

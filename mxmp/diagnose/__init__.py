@@ -1,6 +1,6 @@
-"""Looking inside: what a conversion decided and why, what trains, what a GPU's Tensor Cores can and did compute.
+"""Diagnostics: what a conversion decided, what happens in training, what a GPU's Tensor Cores can and did compute.
 
-All of it leaves training as it is but ``guard``, which is public as ``mxmp.guard`` too, beside ``Trainer``.
+All of them leave the training as it is, except ``guard``, which is public as ``mxmp.guard`` too, beside ``Trainer``.
 """
 
 from .advising.advice import Advice

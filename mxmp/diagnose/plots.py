@@ -27,18 +27,24 @@ _LOST, _WEAK, _EDGE = "#f4c7c3", "#fce8b2", "firebrick"
 
 
 def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Sequence[str] = KINDS[:2]) -> Any:
-    """Draw, and return as a matplotlib Figure, one watched step over the low dtype's range.
+    """Draw a watched step: how its tensors' values lie in the range of the compute dtype. Return a matplotlib Figure.
 
-    Exponents are on the x axis. Above are all gradients with and without the loss scale; below each row is a tensor, in
-    the order in which they were made: the darker, the more of its values.
+    The x axis has the exponents of the values. The first picture has all gradients together, with and without the loss
+    scale. Below, each row is one tensor, in the order in which they were computed: the darker an exponent, the more of
+    the tensor's values have it. Only tensors that are rounded to the compute dtype are drawn.
 
     Parameters
     ----------
     snapshot : Snapshot
+        The watched step, such as ``latest`` of a Watch.
     path : str, optional
-        The file to write: .png, .svg or .pdf.
+        The file to write: .png, .svg or .pdf. Without it no file is written.
     kinds : sequence of str
-        The tensors to draw: "activation", "gradient", "parameter gradient", "weight", "update".
+        The kinds of tensors to draw a picture of: "activation", "gradient", "parameter gradient", "weight", "update".
+
+    Returns
+    -------
+    matplotlib.figure.Figure
 
     Raises
     ------
@@ -54,7 +60,7 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
     heights = [3.0, *(1.1 + 0.24 * len(tensors) for _, tensors in drawn)]
     first, *others = axes = _axes((10, sum(heights)), heights, "exponent: values from $2^e$ to $2^{e+1}$")
     unscaled = [t.true(snapshot.loss_scale) for t in snapshot.gradients]
-    low, high = _ends([*(t.histogram for _, tensors in drawn for t in tensors), *unscaled], snapshot.format)
+    low, high = _exponent_range([*(t.histogram for _, tensors in drawn for t in tensors), *unscaled], snapshot.format)
     _draw_gradients(first, snapshot, unscaled)
     for axis, (kind, tensors) in zip(others, drawn):
         _draw_rows(axis, tensors, low, high)
@@ -66,32 +72,36 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
         axis.tick_params(axis="x", labelbottom=True)
     skipped = ", skipped" if snapshot.skipped else ""
     first.figure.suptitle(
-        f"Step {snapshot.step}{skipped}, loss scale {_power(snapshot.loss_scale)}, {snapshot.compute}"
+        f"Step {snapshot.step}{skipped}, loss scale {_scale_text(snapshot.loss_scale)}, {snapshot.compute}"
     )
-    return _saved(first, path)
+    return _save(first, path)
 
 
 def plot_loss_scale(
     run: StepView | Sequence[ScaleEvent], path: str | None = None, *, watched: Watch | Sequence[Snapshot] = ()
 ) -> Any:
-    """Draw, and return as a matplotlib Figure, the loss scale from step to step, and which steps were skipped.
+    """Draw the loss scale from step to step, and which steps were skipped. Return a matplotlib Figure.
 
     Parameters
     ----------
     run : Trainer, Module, BucketingModule or sequence of ScaleEvent
-        Its ``scale_history`` is drawn, up to the last step taken.
+        The training whose ``scale_history`` is drawn, up to the last step taken; or such a history.
     path : str, optional
-        The file to write: .png, .svg or .pdf.
+        The file to write: .png, .svg or .pdf. Without it no file is written.
     watched : Watch or sequence of Snapshot
-        Watched steps of the same run: they add the share of the gradient values that round to zero, and how far up the
-        scale could have gone.
+        Watched steps of the same training. With them the largest loss scale without overflow is drawn too, and a second
+        picture of the share of the gradient values that round to zero.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
 
     Raises
     ------
     ImportError
         matplotlib is not installed.
     ValueError
-        There is no event, or ``path`` has another ending.
+        ``run`` has no event, or ``path`` has another ending.
     """
     events = list(run.scale_history if isinstance(run, StepView) else run)
     if not events:
@@ -118,16 +128,17 @@ def plot_loss_scale(
         second.set(ylabel="% of gradient values\nthat round to zero", ylim=(0, None))
     for axis in axes:
         axis.legend(fontsize=8)
-    return _saved(first, path)
+    return _save(first, path)
 
 
 # -- What they share --------------------------------------------------------------------------------
 
 
 def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> list[Any]:
-    """Return axes below each other that share the x axis, in a new matplotlib Figure without a window.
+    """Return the axes of a new matplotlib Figure, one below the other, with a common x axis; no window is opened.
 
-    Raises ``ImportError`` without matplotlib; the message names the extra.
+    ``size`` is in inches, ``heights`` has the relative height of each axes, ``xlabel`` is the text below the last.
+    Raises ``ImportError`` without matplotlib; the message says what to install.
     """
     try:
         from matplotlib.figure import Figure
@@ -139,8 +150,8 @@ def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> l
     return list(found)
 
 
-def _saved(axis: Any, path: str | None) -> Any:
-    """Return the figure of an axis, written to ``path`` where there is one.
+def _save(axis: Any, path: str | None) -> Any:
+    """Write the figure that an axes belongs to into the file ``path``, if it is not None, and return the figure.
 
     Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
     """
@@ -154,14 +165,18 @@ def _saved(axis: Any, path: str | None) -> Any:
 
 
 def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]) -> None:
-    """Draw all gradients together, over the format's range: red where values are lost, yellow where they lose bits."""
+    """Draw the share of the values of all gradients at each exponent, with the loss scale and without it.
+
+    ``unscaled`` has the histograms of the gradients without the loss scale. The background is red where the compute
+    dtype has only zero or inf, and yellow where it is subnormal and loses bits.
+    """
     form, (tiny, normal, top) = snapshot.format, _edges(snapshot.format)
     for start, stop, color in ((-200, tiny, _LOST), (tiny, normal, _WEAK), (top, 200, _LOST)):
         axis.axvspan(start, stop, color=color, zorder=0, linewidth=0)
     for edge, text in _edges(form).items():
         axis.axvline(edge, color=_EDGE, linewidth=1)
         axis.text(edge, 1.01, text, transform=axis.get_xaxis_transform(), fontsize=7, color=_EDGE, ha="center")
-    curves = {f"times {_power(snapshot.loss_scale)}": ([t.histogram for t in snapshot.gradients], "tab:blue")}
+    curves = {f"times {_scale_text(snapshot.loss_scale)}": ([t.histogram for t in snapshot.gradients], "tab:blue")}
     if snapshot.loss_scale != 1:
         curves = {"without the scale": (list(unscaled), "0.55"), **curves}
     for label, (histograms, color) in curves.items() if unscaled else ():
@@ -176,18 +191,21 @@ def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]
 
 
 def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) -> None:
-    """Draw a row for each tensor: the share of its values at each exponent from ``low`` to below ``high``."""
+    """Draw a row for each tensor: the share of its values at each exponent from ``low`` to ``high - 1``."""
     from matplotlib.colors import LogNorm
 
     start = low - int(tensors[0].histogram.exponents()[0])
     counts = [(t.histogram.counts[start : start + high - low], t.histogram.counted) for t in tensors]
     grid, extent = np.stack([each / max(total, 1) for each, total in counts]), (low, high, len(tensors) - 0.5, -0.5)
     axis.imshow(grid, aspect="auto", cmap="Blues", extent=extent, norm=LogNorm(vmin=1e-4, vmax=1.0))
-    axis.set_yticks(range(len(tensors)), [_text(t.name) for t in tensors], fontsize=7)
+    axis.set_yticks(range(len(tensors)), [_row_label(t.name) for t in tensors], fontsize=7)
 
 
 def _edges(form: Format) -> dict[int, str]:
-    """Return the edges of the format's range: below the first all is zero, above the last infinite."""
+    """Return the limits of a format's range: a dict from their exponents, on the x axis, to the texts drawn there.
+
+    For float16: ``{-25: "zero below", -14: "float16: subnormal below", 16: "overflow above"}``.
+    """
     return {
         form.tiny - 1: "zero below",
         form.normal: f"{form.name}: subnormal below",
@@ -195,20 +213,27 @@ def _edges(form: Format) -> dict[int, str]:
     }
 
 
-def _ends(histograms: Sequence[Histogram], form: Format) -> tuple[int, int]:
-    """Return the lowest exponent to draw, and one more than the highest."""
+def _exponent_range(histograms: Sequence[Histogram], form: Format) -> tuple[int, int]:
+    """Return the lowest exponent to draw, and one more than the highest.
+
+    The range has all exponents that occur in the histograms, and for float16 all that the format has too.
+    """
     found = [e for h in histograms for e in h.exponents()[h.counts > 0]]
     narrow = form.name == "float16"  # bfloat16's range is FP32's: only the exponents that occur are drawn
     ends = [*found, *((form.tiny - 2, form.top + 2) if narrow else ())]
     return int(min(ends, default=-1)), int(max(ends, default=0)) + 1
 
 
-def _power(scale: float) -> str:
+def _scale_text(scale: float) -> str:
+    """Return a loss scale as a label: as a power of two where it is one, ``"$2^{10}$"``, otherwise ``"1000"``."""
     exponent = math.log2(scale)
     return f"$2^{{{exponent:.0f}}}$" if exponent == round(exponent) else f"{scale:g}"
 
 
-def _text(name: str, limit: int = 48) -> str:
-    """Return a name as a picture can show it: short, and no formula."""
+def _row_label(name: str, limit: int = 48) -> str:
+    """Return a tensor's name as the label of a row, cut in the middle to ``limit`` characters.
+
+    ``$`` is escaped, because matplotlib would read a formula.
+    """
     short = name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
     return short.replace("$", r"\$")

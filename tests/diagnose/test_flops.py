@@ -8,7 +8,7 @@ import pytest
 from zoo.counting import count
 
 import mxmp
-from mxmp.diagnose.advising.flops import Tensor, walk
+from mxmp.diagnose.advising.flops import Tensor, shaped_nodes
 from mxmp.diagnose.advising.gemm import Gemm
 from mxmp.precision.graph import Graph
 from mxmp.precision.rules import RULES, Kind
@@ -22,7 +22,7 @@ def tensors(**shapes):
 
 
 def found(symbol, **shapes):
-    (step,) = [s for s in walk(Graph.from_symbol(symbol), tensors(**shapes)) if s.products()]
+    (step,) = [s for s in shaped_nodes(Graph.from_symbol(symbol), tensors(**shapes)) if s.products()]
     return step.products()
 
 

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from mxmp.diagnose import profile
-from mxmp.diagnose.profiling.report import is_cast, kind_of_kernel, reads_low
+from mxmp.diagnose.profiling.report import is_cast, kind_of_kernel, reads_low_precision
 
 HALF_CAST = (
     "void mshadow::cuda::MapPlanKernel<mshadow::sv::saveto, (int)8, mshadow::expr::Plan<mshadow::Tensor<mshadow::gpu, "
@@ -61,7 +61,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_by_name(name):
-    assert (kind_of_kernel(name), reads_low(name)) == KERNELS[name]
+    assert (kind_of_kernel(name), reads_low_precision(name)) == KERNELS[name]
 
 
 @pytest.mark.parametrize("name", ["amp_cast", "_backward_amp_multicast", "_backward_cast", "Cast"])

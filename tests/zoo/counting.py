@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping
 
-from mxmp.diagnose.advising.flops import Tensor, numpy_dtype, walk
+from mxmp.diagnose.advising.flops import Tensor, numpy_dtype, shaped_nodes
 from mxmp.precision.casts import is_ours
 from mxmp.precision.graph import Entry, Graph
 
@@ -39,7 +39,7 @@ def count(graph: Graph, known: Mapping[str, Tensor]) -> Counts:
     total = Counts()
     seen: set[tuple[Entry, str]] = set()
     outputs = {entry.node for entry in graph.heads}
-    for step in walk(graph, known):
+    for step in shaped_nodes(graph, known):
         if step.node.op in _CASTS:
             for entry, before, after in zip(step.node.inputs, step.ins, step.outs):
                 if before is None or after is None or before.dtype == after.dtype or (entry, after.dtype) in seen:

@@ -13,7 +13,7 @@ from gluoncv.nn.dropblock import DropBlock
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.diagnose.advising.flops import Step, Tensor, dtype_name, walk
+from mxmp.diagnose.advising.flops import ShapedNode, Tensor, dtype_name, shaped_nodes
 from mxmp.precision.graph import Graph
 
 from .case import BFLOAT16, Case
@@ -129,9 +129,9 @@ def calls() -> Iterator[list[Call]]:
         gluon.HybridBlock._call_cached_op = original
 
 
-def steps(call: Call) -> Iterator[Step]:
+def steps(call: Call) -> Iterator[ShapedNode]:
     """Every operator of the call's graph, with shapes and dtypes."""
-    return walk(Graph.from_symbol(call.symbol), _tensors(call))
+    return shaped_nodes(Graph.from_symbol(call.symbol), _tensors(call))
 
 
 def _tensors(call: Call) -> dict[str, Tensor]:

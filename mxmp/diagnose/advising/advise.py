@@ -16,7 +16,7 @@ from ...precision.graph import Graph, check_shapes
 from ...precision.plan import Plan, read_policy
 from ..shared.targets import called_graphs, policy_of, with_names_of
 from .advice import Advice, Joinable, MatrixReport
-from .flops import Step, Tensor, dtype_name, walk
+from .flops import ShapedNode, Tensor, dtype_name, shaped_nodes
 from .gemm import Products
 from .gpus import gpu_named
 
@@ -35,31 +35,38 @@ def advise(
     exclude: Iterable[str] = (),
     **shapes: tuple[int, ...],
 ) -> Advice:
-    """Say which matrix operators fit a GPU's Tensor Cores, which do not and why, and what would fit better.
+    """Return which matrix operators fit a GPU's Tensor Cores, which do not and why, and what sizes would fit better.
 
     Everything is counted from shapes; nothing is measured, and no GPU is needed.
 
     Parameters
     ----------
     target : Block or Symbol
-        A net, converted or not, which is left as it is; or an FP32 Symbol.
+        A net, converted or not, which stays as it is; or an FP32 Symbol.
     *inputs : NDArray or tuple of int
-        For a net: what it is called with, or shapes of FP32 arrays. It is only traced, unless a part of it
-        runs as Python: then it is called once, in inference, and needs arrays with meaningful values.
-    policy : str, Policy or Plan
-        As for ``convert``; a converted net's own by default, otherwise ``"float16"``.
+        For a net: the arrays that it is called with, or shapes of FP32 arrays. The net is only traced, unless a part of
+        it runs as Python: then it is called once, in inference, and needs arrays with meaningful values.
+    policy : str, Policy or Plan, optional
+        As for ``convert``. By default the policy of a converted net, otherwise ``"float16"``.
     device : {"v100", "t4", "a100"}
-    exclude
+        The GPU to advise on.
+    exclude : iterable of str
         As for ``convert``.
     **shapes : tuple of int
-        For a Symbol: input shapes, for example ``data=(32, 3, 224, 224)``.
+        For a Symbol: the shapes of its inputs, for example ``data=(32, 3, 224, 224)``.
+
+    Returns
+    -------
+    Advice
+        ``print`` it, or read its fields.
 
     Raises
     ------
     TypeError
         ``target`` is neither.
     ValueError
-        The shapes do not fit, or are of no input; an unknown device; a policy that no GPU can follow (bfloat16).
+        The shapes do not fit, or are of no input; the device is not known; the policy is one that no GPU can follow
+        (bfloat16); or the plan is of another graph.
     """
     gpu_named(device)
     called = _called_graphs(target, inputs, shapes)
@@ -74,14 +81,14 @@ def advise(
     unmatched: list[set[str]] = []
     for graph in called:
         prefix = f"{graph.name}/" if len(called) > 1 else ""
-        steps, decided = _decided(graph, plan or requested)
-        for step in steps:
-            found = step.products()
-            if step.node.op in _UNCOUNTED or None in [*step.ins, *step.outs[:1]]:
-                unknown.append(prefix + step.name)
+        nodes, decided = _decided(graph, plan or requested)
+        for shaped in nodes:
+            found = shaped.products()
+            if shaped.node.op in _UNCOUNTED or None in [*shaped.ins, *shaped.outs[:1]]:
+                unknown.append(prefix + shaped.name)
             elif found is not None and found.gemms:
-                matrices.append(_matrix(step, found, decided, prefix))
-        joinable += _joinable(steps, prefix)
+                matrices.append(_matrix(shaped, found, decided, prefix))
+        joinable += _joinable(nodes, prefix)
         unmatched.append(set(decided.unmatched))
     return Advice(
         name=target.name or "symbol",
@@ -95,7 +102,11 @@ def advise(
 
 
 def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequence[CalledGraph]:
-    """Return the graphs to count. Raises ``TypeError`` or ``ValueError`` as ``advise`` does."""
+    """Return the graphs whose operators are counted, with the shapes of their inputs.
+
+    These are several graphs where a part of the net runs as Python. ``inputs`` and ``shapes`` are those of ``advise``,
+    and so are the errors.
+    """
     if isinstance(target, mx.sym.Symbol):
         if inputs:
             raise ValueError("a Symbol's shapes are given by name: advise(symbol, data=(32, 3, 224, 224))")
@@ -111,38 +122,48 @@ def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequ
     return called_graphs(target, inputs)
 
 
-def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[Step], Plan]:
-    """Return the operators of a graph, and the plan that decides for each."""
+def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNode], Plan]:
+    """Return the operators of a graph with their shapes, and the plan that says which of them compute in low precision.
+
+    Raises ``ValueError`` if the shapes do not fit the graph, or if ``policy`` is the Plan of another graph.
+    """
     graph, parameters = strip(Graph.from_symbol(called.symbol)), called.parameters or None
     plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
     known = {name: Tensor(shape, dtype_name(dtype)) for name, (shape, dtype) in called.known.items()}
     try:
-        steps = list(walk(graph, known))
+        nodes = list(shaped_nodes(graph, known))
     except mx.MXNetError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"the shapes do not fit {called.name!r}: {why}") from error
-    missing = [step.name for step in steps if step.name not in plan.decisions]
+    missing = [shaped.name for shaped in nodes if shaped.name not in plan.decisions]
     if missing:
         raise ValueError(f"the plan is of another graph: it has no decision for {missing[0]!r}")
-    return steps, plan
+    return nodes, plan
 
 
-def _elements(step: Step, found: Products) -> int:
-    """Return how many elements a step reads and writes."""
-    if step.node.op == "RNN":  # no cache holds the weights from one step to the next
+def _elements(shaped: ShapedNode, found: Products) -> int:
+    """Return how many elements an operator reads and writes each time it runs; ``found`` are its products.
+
+    A recurrent layer reads its weights again at each time step.
+    """
+    if shaped.node.op == "RNN":  # no cache holds the weights from one time step to the next
         return sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
-    return sum(tensor.size for tensor in [*step.ins, *step.outs] if tensor)
+    return sum(tensor.size for tensor in [*shaped.ins, *shaped.outs] if tensor)
 
 
-def _matrix(step: Step, found: Products, plan: Plan, prefix: str) -> MatrixReport:
-    decision = plan.decisions[step.name]
+def _matrix(shaped: ShapedNode, found: Products, plan: Plan, prefix: str) -> MatrixReport:
+    """Return the report on a matrix operator, with its dtype under ``plan``.
+
+    ``found`` are the operator's products, ``prefix`` is put before its name.
+    """
+    decision = plan.decisions[shaped.name]
     dtype = plan.policy.compute if decision.low else "float32"
-    if step.ins[0] is not None and step.ins[0].dtype in ("int8", "uint8"):
+    if shaped.ins[0] is not None and shaped.ins[0].dtype in ("int8", "uint8"):
         dtype = "int8"
-    depthwise = step.node.op in ("Convolution", "Deconvolution") and found.sizes[0].value == 1 < found.gemms[0].times
+    depthwise = shaped.node.op in ("Convolution", "Deconvolution") and found.sizes[0].value == 1 < found.gemms[0].times
     return MatrixReport(
-        *(prefix + step.name, step.node.op, found.layout, found.gemms, found.sizes, step.times),
-        *(_elements(step, found), dtype, decision.reason, depthwise),
+        *(prefix + shaped.name, shaped.node.op, found.layout, found.gemms, found.sizes, shaped.times),
+        *(_elements(shaped, found), dtype, decision.reason, depthwise),
     )
 
 
@@ -150,19 +171,23 @@ def _matrix(step: Step, found: Products, plan: Plan, prefix: str) -> MatrixRepor
 _OWN = {"num_hidden", "num_filter", "no_bias"}
 
 
-def _joinable(steps: Sequence[Step], prefix: str) -> Iterator[Joinable]:
-    """Yield the layers and convolutions, with weights of their own, that read the same tensor in the same way."""
-    groups: dict[tuple, list[Step]] = defaultdict(list)
-    for step in steps:
-        node = step.node
+def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
+    """Yield each group of matrix operators that could be one larger operator, because they read the same tensor.
+
+    The operators are FullyConnected layers, convolutions or dots with weights of their own and otherwise equal
+    parameters. ``prefix`` is put before each name.
+    """
+    groups: dict[tuple, list[ShapedNode]] = defaultdict(list)
+    for shaped in nodes:
+        node = shaped.node
         own_weights = all(entry.node.is_variable for entry in node.inputs[1:])
-        if not own_weights or node.op not in ("FullyConnected", "Convolution", "dot") or step.products() is None:
+        if not own_weights or node.op not in ("FullyConnected", "Convolution", "dot") or shaped.products() is None:
             continue
         if int(node.attrs.get("num_group", 1)) == 1:
             same = tuple(sorted((k, v) for k, v in node.attrs.items() if k not in _OWN and not k.startswith("__")))
-            groups[node.inputs[0], node.op, same].append(step)
+            groups[node.inputs[0], node.op, same].append(shaped)
     for (entry, op, _), members in groups.items():
-        if len({step.node.inputs[1] for step in members}) == len(members) > 1:
-            outputs = sum(found.gemms[0].n for step in members if (found := step.products()))
-            names = tuple(prefix + step.name for step in members)
+        if len({shaped.node.inputs[1] for shaped in members}) == len(members) > 1:
+            outputs = sum(found.gemms[0].n for shaped in members if (found := shaped.products()))
+            names = tuple(prefix + shaped.name for shaped in members)
             yield Joinable(names, op, prefix + entry.node.name, outputs)

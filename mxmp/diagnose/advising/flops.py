@@ -1,4 +1,4 @@
-"""Every operator of a graph, with shapes and dtypes of its tensors and how often it runs."""
+"""Every operator of a graph, with the shapes and dtypes of its inputs and outputs, and how often it runs."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ from ...precision.graph import Graph, Node
 from ...precision.subgraphs import Body, bodies
 from .gemm import Products, is_matrix, products
 
-__all__ = ["Step", "Tensor", "dtype_name", "numpy_dtype", "walk"]
+__all__ = ["ShapedNode", "Tensor", "dtype_name", "numpy_dtype", "shaped_nodes"]
 
 
 class Tensor(NamedTuple):
-    """The shape of a tensor, and its dtype as ``dtype_name`` returns it."""
+    """The shape of a tensor, and the name of its dtype: ``"float32"``, ``"bfloat16"`` and so on."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def size(self) -> int:
+        """Return the number of elements of the tensor."""
         return prod(self.shape)
 
 
-class Step(NamedTuple):
-    """One operator of a graph.
+class ShapedNode(NamedTuple):
+    """One operator of a graph, with the shapes and dtypes of its inputs and outputs.
 
     Attributes
     ----------
     name : str
-        As in a Plan: unique, ``loop/name`` in the body of a loop.
+        The operator's name as in a Plan: unique, and ``"loop/name"`` for an operator in the body of a loop.
     node : Node
+        The operator.
     ins, outs : list of Tensor or None
-        None where the shape is not known.
+        Its inputs and outputs; None where shape or dtype cannot be inferred.
     times : float
-        How often it runs: the rounds of its loops.
+        How often the operator runs in one forward: the number of iterations of the loops around it, times 0.5 for each
+        branch of ``cond`` that it is in.
     """
 
     name: str
@@ -50,28 +53,36 @@ class Step(NamedTuple):
     times: float
 
     def products(self) -> Products | None:
-        """Return what it multiplies; None where it is no matrix operator, or where its shapes are not known."""
+        """Return the matrix products of the operator; None if it multiplies no matrices, or a shape is not known."""
         if not is_matrix(self.node.op) or self.outs[0] is None or None in self.ins:
             return None
         shapes = [tensor.shape for tensor in self.ins if tensor]
         return products(self.node.op, self.node.attrs, shapes, self.outs[0].shape)
 
 
-def walk(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: float = 1) -> Iterator[Step]:
-    """Yield every operator, those in the bodies of a loop after it; ``known`` has the graph's inputs by name."""
+def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: float = 1) -> Iterator[ShapedNode]:
+    """Yield every operator of a graph in graph order; after control flow, the operators of its bodies.
+
+    ``known`` has shape and dtype of the graph's inputs and parameters by name, as far as they are known. ``prefix`` is
+    put before each operator's name, and ``times`` is how often the graph runs.
+    """
     found = _infer(graph, known)
     for node, name in graph.names().items():
         if node.is_variable:
             continue
         ins = [found[entry.node][entry.index] for entry in node.inputs]
-        yield Step(prefix + name, node, ins, found[node], times)
+        yield ShapedNode(prefix + name, node, ins, found[node], times)
         for number, body in enumerate(bodies(node)):
             rounds = _rounds(node, number, ins)
-            yield from walk(body.graph, _inner(node, body, ins), prefix + body.prefix(name), times * rounds)
+            yield from shaped_nodes(body.graph, _inner(node, body, ins), prefix + body.prefix(name), times * rounds)
 
 
 def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:
-    """Return the outputs of every node, None where shape or dtype do not follow from ``known``."""
+    """Return the outputs of every node of a graph; an output of unknown shape or dtype is None.
+
+    They are inferred from ``known``, which has shape and dtype of variables by name. Raises ``mx.MXNetError`` if these
+    do not fit the graph.
+    """
     nodes = list(graph.nodes())
     raw = json.loads(graph.to_json())
     inputs = {node.name: node.attrs for node in nodes if node.is_variable}
@@ -103,18 +114,22 @@ _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return ``"bfloat16"`` for MXNet's bfloat16, NumPy's name for any other dtype."""
+    """Return the name of a dtype: ``"bfloat16"`` for MXNet's bfloat16, which NumPy does not have, or NumPy's name."""
     dtype = np.dtype(dtype)
     return "bfloat16" if dtype == _BFLOAT16 else dtype.name
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Return the dtype that ``dtype_name`` calls ``name``."""
+    """Return the NumPy dtype for a name that ``dtype_name`` has returned, such as ``"float32"`` or ``"bfloat16"``."""
     return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
-    """Return how often a body runs; each branch of ``cond`` counts as half."""
+    """Return how often a body of a control-flow node runs in one execution of the node.
+
+    It is the length of the arrays that ``foreach`` iterates over, ``max_iterations`` for both bodies of ``while_loop``,
+    1 for the condition of ``cond`` (``number`` 0) and 0.5 for each of its branches. ``ins`` are the node's inputs.
+    """
     if node.op == "_foreach":
         return ins[0].shape[0] if ins and ins[0] else 1
     if node.op == "_while_loop":
@@ -123,7 +138,11 @@ def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
 
 
 def _inner(node: Node, body: Body, ins: list[Tensor | None]) -> dict[str, Tensor]:
-    """Return what is known of a body's variables; of an array that a loop iterates over, one element."""
+    """Return shape and dtype of the variables of a control-flow node's body, by name, as far as they are known.
+
+    They follow from ``ins``, the node's inputs. Of an array that ``foreach`` iterates over, the body's variable is one
+    element: it has no first axis.
+    """
     sliced = literal_eval(node.attrs["in_data_locs"]) if node.op == "_foreach" else ()
     tensors = dict(zip(node.inputs, ins))
     known = {}

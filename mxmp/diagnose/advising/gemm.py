@@ -12,7 +12,7 @@ Shape = Sequence[int]
 
 
 class Gemm(NamedTuple):
-    """``times`` products of an (m, k) with a (k, n) matrix."""
+    """Several matrix products of one shape: ``times`` products of an (m, k) matrix with a (k, n) matrix."""
 
     times: int
     m: int
@@ -21,14 +21,15 @@ class Gemm(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Return the FLOPs of all products; a multiply-add counts as two."""
+        """Return the FLOPs of all ``times`` products; a multiply-add counts as two."""
         return 2 * self.times * self.m * self.n * self.k
 
 
 class Size(NamedTuple):
-    """A size that the user chose and that Tensor Core kernels want to be a multiple; ``what`` it is the size of.
+    """One dimension of a matrix operator that should be a multiple for Tensor Cores, of 8 in float16 for example.
 
-    ``or_else``: another value that has kernels of its own, 0 for none.
+    ``what`` says which dimension, such as ``"output channels"``, and ``value`` is its size. ``or_else`` is another size
+    for which there are fast kernels too; 0 if there is none.
     """
 
     what: str
@@ -37,9 +38,12 @@ class Size(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What an operator multiplies; ``sizes`` and ``layout`` as in ``MatrixReport``.
+    """The matrix products that one operator computes in one forward.
 
-    Of a convolution the channels (per group) must be multiples, not the pixels or the patch.
+    ``sizes`` are the dimensions that should be multiples for Tensor Cores: of a convolution the channels of a group,
+    not the pixels or the kernel's size. ``layout`` is the layout of a convolution's tensors, such as ``"NCHW"``,
+    ``"TNC"`` for a recurrent layer, or says for both operands whether they are transposed, ``"NN"``, ``"NT"``, ``"TN"``
+    or ``"TT"``.
     """
 
     gemms: tuple[Gemm, ...]
@@ -48,25 +52,28 @@ class Products(NamedTuple):
 
     @property
     def flops(self) -> int:
+        """Return the FLOPs of all products in ``gemms``; a multiply-add counts as two."""
         return sum(gemm.flops for gemm in self.gemms)
 
 
 def is_matrix(op: str) -> bool:
-    """Return whether an operator multiplies matrices."""
+    """Return whether an operator multiplies matrices, so that ``products`` knows it; ``op`` is its type."""
     return op in _PRODUCTS
 
 
 def products(op: str, attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of a matrix operator's forward.
+    """Return the matrix products that an operator computes in one forward.
 
     Parameters
     ----------
     op : str
-        One that ``is_matrix``.
+        The operator's type; ``is_matrix(op)`` must hold.
     attrs : mapping of str to str
-        As in Symbol JSON.
-    ins, out
-        Shapes of all inputs, and of the first output.
+        The operator's parameters, as strings like those of Symbol JSON.
+    ins : sequence of shape
+        The shapes of all inputs.
+    out : shape
+        The shape of the first output.
     """
     return _PRODUCTS[op](attrs, ins, out)
 
@@ -77,9 +84,14 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
 def _convolution(weight_at: int) -> Callable[..., Products]:
-    """Return the function for convolutions: an implicit GEMM of pixels, output channels and patch for each group."""
+    """Return the function that ``products`` calls for a convolution whose weight is its input number ``weight_at``.
+
+    The function treats a convolution as one matrix product for each group. Its M is the number of output pixels of the
+    batch, N the output channels of the group, and K the input channels of the group times the kernel's size.
+    """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
+        """Return the products of a convolution with these parameters, input shapes and output shape."""
         weight = ins[weight_at]
         return _convolved(attrs, ins[0], out, lambda g, c, f: Gemm(g, prod(out) // weight[0], f, prod(weight[1:])))
 
@@ -87,7 +99,12 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
 
 
 def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return a convolution's data gradient: pixels of the input, patch of the output, input channels."""
+    """Return the products of a Deconvolution with these parameters, input shapes and output shape.
+
+    It computes what the data gradient of a convolution is, with a product for each group. The M of a product is the
+    number of input pixels of the batch, N the output channels of the group times the kernel's size, and K the input
+    channels of the group.
+    """
     data, weight = ins[:2]
     return _convolved(
         attrs, data, out, lambda g, c, f: Gemm(g, prod(data) // (c * g), prod(weight) // (c * g), c), upwards=True
@@ -97,7 +114,12 @@ def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -
 def _convolved(
     attrs: Mapping[str, str], data: Shape, out: Shape, gemm: Callable[[int, int, int], Gemm], *, upwards: bool = False
 ) -> Products:
-    """Return products for ``gemm``, a function of the number of groups, and of input and output channels of each."""
+    """Return the products of a convolution or Deconvolution, and which channels should be multiples.
+
+    ``attrs`` are the operator's parameters, ``data`` and ``out`` the shapes of its input and output. ``gemm`` makes the
+    Gemm from the number of groups, the input channels of a group and the output channels of a group. ``upwards`` is
+    True for a Deconvolution, for which there are no special kernels for few input channels.
+    """
     layout, groups = attrs.get("layout", "None"), int(attrs.get("num_group", 1))
     layout = _LAYOUTS[len(out) - 2] if layout == "None" else layout
     channels, filters = (shape[layout.index("C")] // groups for shape in (data, out))
@@ -111,54 +133,77 @@ def _convolved(
 # -- Products ---------------------------------------------------------------------------------------
 
 
-def _is(attrs: Mapping[str, str], key: str) -> bool:
+def _is_true(attrs: Mapping[str, str], key: str) -> bool:
+    """Return whether an operator's boolean parameter ``key`` is True in ``attrs``; a missing one counts as False."""
     return attrs.get(key, "False") in ("True", "1")
 
 
 def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Products:
-    """Return one product; ``names`` says what M, N and K are the sizes of."""
+    """Return Products of this one Gemm, all of whose dimensions should be multiples for Tensor Cores.
+
+    ``names`` says what its M, N and K are, for example ``("rows (batch)", "outputs", "inputs")``.
+    """
     return Products((gemm,), tuple(map(Size, names, gemm[1:])), layout)
 
 
 def _fully_connected(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
+    """Return the product of a FullyConnected layer with these parameters, input shapes and output shape.
+
+    Its M is the number of rows of the data, N that of the outputs and K that of the inputs.
+    """
     outputs, inputs = ins[1]
     return _product(Gemm(1, prod(out) // outputs, outputs, inputs), "NT", ("rows (batch)", "outputs", "inputs"))
 
 
 def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the product over one axis of each, or over those of ``tensordot``; none where one is a scalar."""
+    """Return the product of ``dot`` or ``tensordot`` with these parameters, input shapes and output shape.
+
+    ``dot`` sums over one axis of each operand, ``tensordot`` over one or several. There is no product where an operand
+    is a scalar.
+    """
     a, b = ins[:2]
     if not a or not b:
         return Products((), (), "NN")
-    axes = [0 if _is(attrs, "transpose_a") else len(a) - 1]
+    axes = [0 if _is_true(attrs, "transpose_a") else len(a) - 1]
     if "a_axes_summed" in attrs:
         axes = literal_eval(attrs["a_axes_summed"])
     elif "axes" in attrs:
         axes = [*range(len(a) - int(attrs["axes"]), len(a))]
     k = prod(a[axis] for axis in axes)
-    return _product(Gemm(1, prod(a) // k, prod(b) // k, k), _letters(attrs))
+    return _product(Gemm(1, prod(a) // k, prod(b) // k, k), _transposition(attrs))
 
 
 def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of batches; ``axis`` of ``linalg_gemm`` is that of the rows, the last that of columns."""
+    """Return the products of an operator like ``batch_dot`` with these parameters, input shapes and output shape.
+
+    The operator multiplies two batches of matrices. The axis of a matrix's rows is the last but one, or the parameter
+    ``axis`` that ``linalg_gemm`` has; that of its columns is the last.
+    """
     row = int(attrs.get("axis", -2))
     a, b = (shape if len(shape) > 1 else (1, *shape) if left else (*shape, 1) for shape, left in zip(ins, (1, 0)))
-    m, k = (a[-1], a[row]) if _is(attrs, "transpose_a") else (a[row], a[-1])
-    n = b[row] if _is(attrs, "transpose_b") else b[-1]
-    return _product(Gemm(prod(out) // (m * n), m, n, k), _letters(attrs))
+    m, k = (a[-1], a[row]) if _is_true(attrs, "transpose_a") else (a[row], a[-1])
+    n = b[row] if _is_true(attrs, "transpose_b") else b[-1]
+    return _product(Gemm(prod(out) // (m * n), m, n, k), _transposition(attrs))
 
 
-def _letters(attrs: Mapping[str, str]) -> str:
-    return "".join("T" if _is(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
+def _transposition(attrs: Mapping[str, str]) -> str:
+    """Return a letter for each of two operands: T if the operator transposes it, otherwise N. For example ``"NT"``.
+
+    ``attrs`` are the operator's parameters, of which ``transpose_a`` and ``transpose_b`` count.
+    """
+    return "".join("T" if _is_true(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
 
 
 def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Products]:
-    """Return the function for attention: queries by keys by a head's width.
+    """Return the function that ``products`` calls for one of MXNet's ``interleaved_matmul`` attention operators.
 
-    ``width_of``: the input that the width is read from, which interleaves ``parts`` projections.
+    ``scores`` is True for the product of queries and keys, False for that of attention weights and values. The width of
+    a head is read from the last axis of input number ``width_of``, which has ``parts`` projections of all heads
+    interleaved.
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
+        """Return the products of an attention operator with these parameters, input shapes and output shape."""
         times, queries, keys = out if scores else ins[1]
         width = ins[width_of][2] // int(attrs["heads"]) // parts
         m, n, k = (queries, keys, width) if scores else (queries, width, keys)
@@ -172,10 +217,15 @@ _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def _rnn(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return, for each layer and direction, one product of all steps' inputs, as cuDNN does, and one at each step."""
+    """Return the products of a recurrent layer with these parameters, input shapes and output shape.
+
+    For each layer and direction there are two. The first multiplies the inputs of all time steps at once, as cuDNN
+    does. The second multiplies the hidden state with the weights of the gates, at each time step. An LSTM with a
+    projection has a third, at each time step too.
+    """
     steps, batch, inputs = ins[0]
     hidden, layers = int(attrs["state_size"]), int(attrs["num_layers"])
-    directions = 2 if _is(attrs, "bidirectional") else 1
+    directions = 2 if _is_true(attrs, "bidirectional") else 1
     projection = int(attrs.get("projection_size", "None").replace("None", "0"))
     outputs = projection or hidden
     wide = _GATES[attrs["mode"]] * hidden

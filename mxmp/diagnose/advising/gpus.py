@@ -13,17 +13,19 @@ MULTIPLES = {"float16": 8, "int8": 16, "tf32": 4}
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.
+    """The peak figures of one GPU, from its vendor's data sheets.
 
     Attributes
     ----------
     name : str
+        Such as ``"V100 (SXM2)"``.
     bandwidth : float
-        Of its memory, bytes a second.
+        Memory bandwidth in bytes per second.
     tensor : dict of str to float
-        Peak of its Tensor Cores by dtype, dense, in operations a second.
+        Peak operations per second of the Tensor Cores, by the dtypes that they have: "float16", "tf32", "int8". Without
+        sparsity.
     fp32 : float
-        Peak of its FP32 cores, FLOP/s.
+        Peak FLOP/s of the FP32 cores.
     """
 
     name: str
@@ -32,11 +34,18 @@ class Gpu:
     fp32: float
 
     def peak(self, dtype: str) -> float:
-        """Return the FLOP/s of matrix products in ``"float16"``, ``"tf32"``, ``"int8"`` or ``"float32"``."""
+        """Return the peak operations per second of matrix products in a dtype.
+
+        ``dtype`` is ``"float16"``, ``"tf32"``, ``"int8"`` or ``"float32"``. For a dtype that the Tensor Cores do not
+        have, it is the peak of the FP32 cores.
+        """
         return self.tensor.get(dtype, self.fp32)
 
     def ridge(self, dtype: str) -> float:
-        """Return the ridge point: from so many FLOPs a byte on, arithmetic limits a kernel and not memory."""
+        """Return the arithmetic intensity, in FLOPs per byte, at which memory and arithmetic limit a kernel equally.
+
+        Below it memory bandwidth is the limit, above it arithmetic. ``dtype`` is as for ``peak``.
+        """
         return self.peak(dtype) / self.bandwidth
 
 
@@ -51,7 +60,10 @@ GPUS = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return one of ``GPUS``. Raises ``ValueError`` for any other name."""
+    """Return the Gpu whose key in ``GPUS`` is ``name``, such as ``"v100"`` or ``"V100"``.
+
+    Raises ``ValueError`` for any other name.
+    """
     if not isinstance(name, str) or name.lower() not in GPUS:
         raise ValueError(f"device must be one of {', '.join(map(repr, GPUS))}, got {name!r}")
     return GPUS[name.lower()]

@@ -9,7 +9,7 @@ from mxnet.gluon import Block
 
 from ...probe import Probe
 from ...step.step import ScaledStep
-from ..shared.targets import Network, trained
+from ..shared.targets import Network, trained_network
 from .recording import Recording
 from .report import Blame
 from .verdict import verdict
@@ -18,7 +18,7 @@ __all__ = ["blame"]
 
 
 def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale: float | None = None) -> Blame:
-    """Replay a batch and name the first operator, in forward or backward order, that made an inf or NaN.
+    """Replay a training step and name the first operator, in forward or backward order, that made an inf or NaN.
 
     ::
 
@@ -30,31 +30,36 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
         if module.last_step_skipped:
             print(mxmp.diagnose.blame(module, batch))
 
-    The replay runs the graph that trains, in training mode, at the loss scale of the last step where that was skipped,
-    with today's weights, which a skipped step has not changed. Afterwards gradients, running statistics, loss scale
-    and counters are what they were; dropout has drawn. Synchronizes.
+    The replay is one forward and backward of the batch in training mode, on the graph that trains, with the weights as
+    they are now; a skipped step has not changed them. Gradients, running statistics, loss scale and counters are the
+    same afterwards. Dropout draws random numbers. Waits for the device.
 
     Parameters
     ----------
     target : Block, Module or BucketingModule
         A converted net, or a module with an optimizer.
     *args
-        For a net its Trainer and its inputs, on one device; for a module the DataBatch.
-    loss : callable
-        For a net: from what it returns to the loss, an NDArray or a list of them. What it does is not looked
-        into; the loss of a net that contains it is.
+        For a net: its Trainer, and then the inputs of the net, on one device. For a module: the DataBatch.
+    loss : callable, optional
+        For a net, and only for a net: takes what the net returns, and returns the loss, an NDArray or a list of them.
+        Of this function only the loss and its gradient are examined, not the operators. Where the net itself computes
+        the loss, its operators are examined like all others.
     loss_scale : float, optional
-        Replay at another scale.
+        The loss scale of the replay. By default that of the last step if it was skipped, otherwise that of the next
+        step.
 
     Returns
     -------
     Blame
-        ``reproduced`` is False, and ``cause`` says what may be the reason, where everything was finite.
+        If all values were finite, ``reproduced`` is False, and ``cause`` says what may be the reason.
 
     Raises
     ------
-    TypeError, ValueError
-        The arguments are others; says what was expected.
+    TypeError
+        The arguments do not fit a net or a module; the message says what is expected.
+    ValueError
+        The net is not converted, the module has no optimizer, or the batch has other shapes than the module is bound
+        to.
     """
     if isinstance(target, Block):
         trainer, *batch = args or (None,)
@@ -63,11 +68,11 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
                 "of a net, blame takes the trainer, the inputs, and the loss as a function of what the net returns: "
                 "blame(net, trainer, x, loss=lambda out: loss_fn(out, y))"
             )
-        network = trained(target, trainer)
+        network = trained_network(target, trainer)
     else:
         if len(args) != 1 or not hasattr(args[0], "data") or loss is not None:
             raise TypeError("of a module, blame takes the DataBatch of the step: blame(module, batch)")
-        network, batch = trained(target), list(args)
+        network, batch = trained_network(target), list(args)
     scale = _scale_of_last(network.step) if loss_scale is None else float(loss_scale)
     recording = Recording()
     probe = Probe(network, recording.note_observed)
@@ -86,7 +91,10 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
 
 
 def _scale_of_last(step: ScaledStep) -> float:
-    """Return the scale of the last step where it was skipped, of the next one otherwise."""
+    """Return the loss scale of the last step if it was skipped, otherwise the current one.
+
+    A skipped step has lowered the loss scale since; the history still has the former one.
+    """
     if not step.last_step_skipped:
         return step.loss_scale
     return [event.loss_scale for event in step.history if event.step <= step.steps][-1]

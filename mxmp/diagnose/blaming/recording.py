@@ -1,4 +1,4 @@
-"""The tensors of a step in the order in which they were made: how large, and how many values are not finite."""
+"""Records how large the tensors of a step are, in the order in which they are computed, and which are not finite."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ from .verdict import Record
 __all__ = ["Recording"]
 
 
-class _Pending(NamedTuple):
-    """A tensor, on its way to the host: its lowest and highest finite value, and how many are inf and NaN."""
+class _PendingRecord(NamedTuple):
+    """A recorded tensor whose range is still being computed on its device; it becomes a Record.
+
+    ``observed`` says which operator of the network made the tensor. It is None for an input, a parameter, the loss, and
+    a gradient of the loss or of a parameter. ``numbers`` has shape (4,): the lowest and highest finite value, the
+    number of infs, the number of NaNs. The other fields are those of Range.
+    """
 
     observed: Observed | None
     name: str
@@ -30,7 +35,7 @@ class _Pending(NamedTuple):
     numbers: NDArray
 
     def record(self) -> Record:
-        """Return the tensor's record. Synchronizes."""
+        """Return the tensor's Record. Waits for the device."""
         lowest, highest, infs, nans = (float(x) for x in self.numbers.asnumpy())
         if lowest > highest:  # none is finite
             lowest = highest = math.nan
@@ -38,18 +43,25 @@ class _Pending(NamedTuple):
 
 
 class Recording:
-    """The tensors that were noted, on their way to the host."""
+    """The ranges of the tensors of one step, in the order in which they were recorded.
+
+    ``blame`` makes one for its replay, and ``guard`` one for each step that it looks into.
+    """
 
     def __init__(self) -> None:
-        self._pending: list[_Pending] = []
+        self._pending: list[_PendingRecord] = []
 
     @property
     def has_operators(self) -> bool:
-        """Return whether a tensor that an operator made is among them."""
+        """Return whether a tensor was recorded that an operator of the network made, so whether the network has run."""
         return any(pending.observed for pending in self._pending)
 
     def note(self, name: str, array: NDArray, observed: Observed | None = None) -> None:
-        """Note one tensor; integers are left out."""
+        """Record the range of one tensor, without waiting for the device; integer and empty arrays are left out.
+
+        ``name`` becomes the name of its Range. ``observed`` says which operator made the tensor; None for any other
+        tensor.
+        """
         with autograd.pause():
             values = values_of(array)
             if values is None:
@@ -62,23 +74,27 @@ class Recording:
             dtype = np.dtype(array.dtype)
             dtype_name = dtype.names[0] if dtype.names else dtype.name
             numbers = mx.nd.concat(lowest, highest, infs, nans, dim=0)
-            self._pending.append(_Pending(observed, name, array.shape, dtype_name, numbers))
+            self._pending.append(_PendingRecord(observed, name, array.shape, dtype_name, numbers))
 
     def note_observed(self, observed: Observed, array: NDArray) -> None:
-        """Note what an operator or an inserted cast made."""
+        """Record a tensor that a probe reports: what an operator, or a cast that mxmp inserted, has computed."""
         self.note(observed.label, array, observed)
 
     def note_weights(self, weights: Sequence[Weight]) -> None:
-        """Note the weights of the first device: the master, where there is one, and then what is rounded from it."""
+        """Record each weight on its first device: its FP32 master if it has one, then the array that computes.
+
+        Where there is a master, that array is the master rounded to the compute dtype. A weight whose shape is not
+        known before the first forward has no arrays yet, and is left out.
+        """
         for weight in weights:
-            for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # neither before the first forward
+            for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # both empty before the first forward
                 self.note(weight.name, array)
 
     def note_gradients(self, gradients: Sequence[Gradient]) -> None:
-        """Record the gradients of parameters that the step receives, before it unscales them."""
+        """Record the gradients of the parameters, still multiplied by the loss scale, as ``"the gradient of NAME"``."""
         for name, array in gradients:
             self.note(f"the gradient of {name}", array)
 
     def records(self) -> list[Record]:
-        """Return all of them in order. Synchronizes."""
+        """Return the records of all tensors in order. Waits for the device."""
         return [pending.record() for pending in self._pending]

@@ -10,7 +10,22 @@ __all__ = ["Blame", "Range"]
 
 @dataclass(frozen=True)
 class Range:
-    """The values of one tensor: the lowest and highest finite one (nan without), and how many are inf and NaN."""
+    """The range of the values of one tensor.
+
+    Attributes
+    ----------
+    name : str
+        Which tensor it is: the name of an operator, parameter or input; ``"fc -> relu"`` for the gradient that fc sends
+        back to relu; ``"the loss"``; or ``"the gradient of fc_weight"``. With ``", unrounded"`` behind it: that tensor
+        before it was rounded to the compute dtype.
+    shape : tuple of int
+    dtype : str
+        Such as ``"float16"``.
+    lowest, highest : float
+        The lowest and the highest finite value, with their signs; nan where no value is finite.
+    infs, nans : int
+        How many values are inf or -inf, and how many are NaN.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -22,12 +37,12 @@ class Range:
 
     @property
     def finite(self) -> bool:
-        """Return whether all values are finite."""
+        """Return whether all values of the tensor are finite."""
         return not (self.infs or self.nans)
 
     @property
     def largest(self) -> float:
-        """Return the largest absolute value of the finite ones; nan where there are none."""
+        """Return the largest absolute value among the finite ones; nan where no value is finite."""
         return max(abs(self.lowest), abs(self.highest))
 
     def __str__(self) -> str:
@@ -39,27 +54,31 @@ class Range:
 
 @dataclass(frozen=True)
 class Blame:
-    """The first tensor that was not finite when a step was replayed. ``print`` it.
+    """What ``blame`` found: the first tensor with an inf or NaN in a replayed step. ``print`` it. Plain data.
 
     Attributes
     ----------
     reproduced : bool
-        False where all was finite: then ``where`` is ``"nowhere"``.
+        False if all values of the replay were finite; then ``where`` is ``"nowhere"``.
     where : {"nowhere", "input", "parameter", "forward", "loss", "backward", "update"}
-        ``"loss"``: in the loss, which is no part of the net and was not looked into, or in its gradient.
-        ``"update"``: in the gradient of a parameter only, where several were summed.
+        What kind of tensor it is. ``"forward"``: an output of an operator. ``"backward"``: the gradient that an
+        operator sends back. ``"loss"``: the loss or its gradient, where the net does not compute the loss itself.
+        ``"update"``: the gradient of a parameter, all of whose summands were finite.
     name, op : str
-        The operator, parameter or input, and the operator's kind.
+        The operator and its type, such as ``"fc1"`` and ``"FullyConnected"``. Of an input, a parameter or the loss
+        there is only a name. Empty where ``where`` is ``"nowhere"``.
     dtype : str
-        What the operator computes in; the low dtype also where its result overflowed when it was rounded.
+        The dtype that the operator computes in, or the compute dtype where an FP32 result overflowed when it was
+        rounded. Of an input, a parameter or the loss, its own dtype. Empty where ``where`` is ``"nowhere"``.
     cause : str
-        In a sentence.
+        What happened, in a sentence.
     output : Range or None
-        The tensor.
+        The tensor that is not finite; None where all are finite.
     inputs : tuple of Range
-        What the operator read; and, where the result overflowed when it was rounded, what it was before.
+        The tensors that the operator read. Where its result overflowed when it was rounded, the result before the
+        rounding is the last.
     loss_scale : float
-        The scale of the replay.
+        The loss scale of the replay.
     """
 
     reproduced: bool

@@ -1,4 +1,4 @@
-"""From all tensors of a replay, in order, to the one that is to blame."""
+"""Finds, among the tensors of a step, the first that is not finite, and says what made it so."""
 
 from __future__ import annotations
 
@@ -14,23 +14,38 @@ __all__ = ["Record", "verdict"]
 
 
 class Record(NamedTuple):
-    """One tensor of a step. ``observed``: None where no operator of the network made it."""
+    """The range of one tensor of a step.
+
+    ``observed`` says which operator made it, forward or backward. It is None for a tensor that no operator of the
+    network made: an input, a parameter, the loss outside the net, the gradient of the loss or of a parameter.
+    """
 
     observed: Observed | None
     range: Range
 
 
 def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: Sequence[str], scale: float) -> Blame:
-    """Return the Blame of the first tensor that is not finite.
+    """Return the Blame of the first tensor that is not finite; its ``reproduced`` is False if all are finite.
 
-    All tensors before it are finite, so what made it is to blame, and not what it read.
+    Since all tensors before it are finite, the operator that made it is at fault, and not the inputs of this operator.
+
+    Parameters
+    ----------
+    records : sequence of Record
+        All tensors of one step, in the order in which they were computed.
+    graphs : sequence of ObservedGraph
+        The graphs that the tensors belong to.
+    params : sequence of str
+        The names of the trained parameters.
+    scale : float
+        The loss scale of the step.
     """
     for i, (observed, found) in enumerate(records):
         if not found.finite:
             past = records[:i]
             if observed is None:
-                return _of_no_operator(past, found, params, scale)
-            return _of_operator(past, observed, found, graphs, params, scale)
+                return _blame_other(past, found, params, scale)
+            return _blame_operator(past, observed, found, graphs, params, scale)
     cause = (
         "every value and gradient was finite. The batch is not the one that failed, or the weights have changed since, "
         "or dropout drew other numbers, or another batch of an accumulated gradient is at fault"
@@ -38,17 +53,22 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
     return Blame(False, "nowhere", "", "", "", cause, None, (), scale)
 
 
-def _of_no_operator(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
+def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
+    """Return the Blame of a tensor that is not finite and that no operator of the network made, such as the loss.
+
+    ``found`` is the range of the tensor, ``past`` has the records before it, ``params`` are the names of the trained
+    parameters, and ``scale`` is the loss scale.
+    """
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
         inputs = (replace(past[-1].range, name=f"{found.name}, unrounded"),)
-        where, cause = "parameter", _rounded(inputs[0], found.dtype)
+        where, cause = "parameter", _overflow_text(inputs[0], found.dtype)
     elif found.name in params:
-        where, cause = "parameter", "it was so before this step, which cannot be the first that went wrong"
+        where, cause = "parameter", "it was not finite before this step: an earlier step went wrong"
     elif found.name.startswith("the loss"):
         where, cause = "loss", "the loss is not finite, and what the net returned is"
     elif found.name.startswith("the gradient of the loss"):
-        where, cause = "loss", f"its gradient is not finite, and itself is. {_lower(scale)}"
+        where, cause = "loss", f"the loss is finite, and its gradient is not. {_scale_advice(scale)}"
     elif found.name.startswith("the gradient of"):
         where, cause = "update", "finite gradients were added up, over devices or over several backwards"
     else:
@@ -58,7 +78,7 @@ def _of_no_operator(past: Sequence[Record], found: Range, params: Sequence[str],
     return Blame(True, where, found.name, "", found.dtype, cause, found, inputs, scale)
 
 
-def _of_operator(
+def _blame_operator(
     past: Sequence[Record],
     observed: Observed,
     found: Range,
@@ -66,16 +86,22 @@ def _of_operator(
     params: Sequence[str],
     scale: float,
 ) -> Blame:
+    """Return the Blame of a tensor that is not finite and that an operator of the network made.
+
+    ``observed`` says which operator, ``found`` is the range of the tensor, ``past`` has the records before it,
+    ``graphs`` are the graphs that ran, ``params`` are the names of the trained parameters, and ``scale`` is the loss
+    scale.
+    """
     graph = next((graph for graph in graphs if observed.node in graph), None)
     low = graphs[0].plan.policy.compute
     where = "backward" if observed.backward else "forward"
     unrounded = _unrounded(past, observed, found) if observed.inserted else None
     dtype = low if observed.low or observed.inserted else "float32"
-    inputs = () if graph is None else _inputs(past, graph, observed)
-    advice = f". {_lower(scale)}" if observed.backward else ""
+    inputs = () if graph is None else _inputs_of(past, graph, observed)
+    advice = f". {_scale_advice(scale)}" if observed.backward else ""
     name, op = observed.operator, observed.op
     if unrounded is not None:
-        cause, dtype = _rounded(unrounded, low), low
+        cause, dtype = _overflow_text(unrounded, low), low
         if unrounded.name == SUM:
             cause = f"a sum of gradients, its own among them, has an {cause}"
         if observed.of_output:
@@ -97,12 +123,22 @@ def _of_operator(
     return Blame(True, where, name, op, dtype, cause, found, inputs, scale)
 
 
-def _rounded(unrounded: Range, low: str) -> str:
-    return f"overflow: {unrounded.largest:.4g} is rounded to {low}, which ends at {FORMATS[low].largest:.5g}"
+def _overflow_text(unrounded: Range, dtype: str) -> str:
+    """Return a phrase on the value that was too large when a tensor was rounded to ``dtype``.
+
+    For example ``"overflow: 7e+04 is rounded to float16, which ends at 65504"``. ``unrounded`` is the range of the
+    tensor before the rounding.
+    """
+    return f"overflow: {unrounded.largest:.4g} is rounded to {dtype}, which ends at {FORMATS[dtype].largest:.5g}"
 
 
 def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Range | None:
-    """Return what an inserted cast read: the last FP32 tensor of its name, or the last sum of gradients."""
+    """Return the range that a tensor had in FP32 before an inserted cast rounded it; None if it was not rounded.
+
+    ``observed`` and ``found`` describe the rounded tensor. The FP32 tensor is the last one in ``past`` with the same
+    shape that has the same label or is a sum of gradients; for the gradient of an output, it is the gradient of the
+    loss.
+    """
     if found.dtype == "float32":
         return None
     labels = ("the gradient of the loss",) if observed.of_output else (observed.label, SUM)
@@ -110,14 +146,19 @@ def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Rang
     return next((r for r in fitting if r.name in labels), None)
 
 
-def _inputs(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
-    """Return what the operator read, by its inputs' names; in backward also the gradients that were sent to it."""
+def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
+    """Return the ranges of the tensors that an operator read, each once, as far as they are in ``past``.
+
+    ``observed`` is a tensor that the operator made. If this is a gradient, the gradients that were sent to the operator
+    are returned too.
+    """
     known = {record.range.name: record.range for record in past}
     sent = [r for name, r in known.items() if observed.backward and name.endswith(f" -> {observed.operator}")]
-    names = [graph.name(entry.node) for entry in graph.inputs(observed.operator)]
+    names = [graph.original_name(entry.node) for entry in graph.inputs(observed.operator)]
     data = [] if set(names) <= set(known) else [r for n, r in known.items() if n.startswith(("the input", "input "))]
     return tuple(dict.fromkeys([*sent, *data, *(known[name] for name in names if name in known)]))
 
 
-def _lower(scale: float) -> str:
+def _scale_advice(scale: float) -> str:
+    """Return a sentence that advises a lower loss scale, or says that the loss scale of 1 is not the cause."""
     return "A lower loss scale avoids it" if scale > 1 else "The loss scale is 1, and not the cause"

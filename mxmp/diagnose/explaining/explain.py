@@ -1,4 +1,4 @@
-"""``explain``: per node the dtype and the reason, the casts, and the operators that the policy leaves alone."""
+"""``explain``: the dtype of each operator and the reason, the casts, and the operators that the policy leaves alone."""
 
 from __future__ import annotations
 
@@ -37,24 +37,31 @@ def explain(
     Parameters
     ----------
     target : Block, Module, BucketingModule or Symbol
-        A net that ``convert`` returned, a module of mxmp's, or an FP32 Symbol.
+        A net that ``convert`` returned, an mxmp.Module or mxmp.BucketingModule, or an FP32 Symbol.
     *inputs : NDArray
-        Inputs of a net: it is called once with them if it has not been called yet.
+        Inputs of a net. The net is called with them if it has not been called yet, because it has no graphs before.
     policy, exclude, ctx
         For a Symbol, as for ``cast_symbol``.
     **shapes : tuple of int
-        Shapes of a Symbol's inputs, to count bytes; for example ``data=(32, 3, 224, 224)``.
+        Shapes of a Symbol's inputs, for example ``data=(32, 3, 224, 224)``. With them the bytes that casts move are
+        counted.
+
+    Returns
+    -------
+    Explanation
+        ``print`` it, or read its ``graphs``: for each operator the dtype and the reason, and for each graph the casts,
+        the variables stored in low precision, and the workarounds.
 
     Raises
     ------
     TypeError
         ``target`` is none of these.
     ValueError
-        The net is not converted, or was never called and there are no inputs; the module is not bound; or
-        shapes are of no input of the Symbol, or do not fit it.
+        The net is not converted, or was never called and there are no inputs; the module is not bound; ``policy`` or
+        shapes are given with a net or module; or the shapes do not fit the Symbol.
     """
     if isinstance(target, mx.sym.Symbol):
-        return Explanation((_of_symbol(target, *read_policy(policy or "float16", exclude), ctx, shapes),))
+        return Explanation((_report_symbol(target, *read_policy(policy or "float16", exclude), ctx, shapes),))
     if not is_network(target):
         raise TypeError(
             "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
@@ -63,23 +70,27 @@ def explain(
     if policy is not None or shapes:
         raise ValueError("policy and shapes are for Symbols: a net or module is explained as it was converted")
     graphs, unconverted = converted_graphs(target, inputs)
-    return Explanation(tuple(map(_report, graphs)), tuple(unconverted))
+    return Explanation(tuple(map(_report_graph, graphs)), tuple(unconverted))
 
 
-def _of_symbol(
+def _report_symbol(
     symbol: mx.sym.Symbol, policy: Policy, plan: Plan | None, ctx: mx.Context | None, shapes: dict[str, tuple]
 ) -> GraphReport:
+    """Return what the policy would decide for an FP32 Symbol, or what the plan decides if there is one.
+
+    ``shapes`` has shapes of inputs by name, and may be empty. Raises ``ValueError`` if they do not fit the Symbol.
+    """
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
     try:
-        return _report(ConvertedGraph(symbol.name or "symbol", None, symbol, plan, shapes))
+        return _report_graph(ConvertedGraph(symbol.name or "symbol", None, symbol, plan, shapes))
     except mx.MXNetError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
 
 
-def _report(converted: ConvertedGraph) -> GraphReport:
-    """Return what the plan of a converted graph does to it, and what its casts move."""
+def _report_graph(converted: ConvertedGraph) -> GraphReport:
+    """Return the report on one converted graph: its operators, casts, parameters and workarounds."""
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
     fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)
     workarounds = _workarounds(fitted)
@@ -102,9 +113,14 @@ def _report(converted: ConvertedGraph) -> GraphReport:
 
 
 def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
-    """Return the operators and variables that need each workaround; for workarounds of casts, the tensors cast."""
+    """Return, for each workaround that was applied to a graph, the operators and variables that need it.
+
+    The dict has names as keys and values. A workaround that concerns a cast, which mxmp inserted, is listed under the
+    name of the operator or variable whose tensor is cast. ``fitted`` is the graph with its workarounds.
+    """
 
     def source(node: Node) -> str:
+        """Return the name of a node, or if mxmp has inserted it, of the first node before it that is not inserted."""
         while node not in fitted.source and node.inputs:
             node = node.inputs[0].node
         return fitted.source[node].name if node in fitted.source else node.name
@@ -115,9 +131,10 @@ def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
 def _nodes_and_casts(
     graph: Graph, plan: Plan, fitted: CastGraph, shapes: Mapping[str, tuple], prefix: str = ""
 ) -> tuple[list[NodeReport], list[CastSize]]:
-    """Return the operators and casts of a graph and of the bodies of its control flow; ``prefix`` begins each name.
+    """Return the reports on the operators of a graph, and its casts; those in the bodies of its control flow included.
 
-    Casts that are not in ``fitted``, the graph that runs, are left out: the device's kernels do them inside.
+    ``fitted`` is the graph as it runs on the device. Casts that are not in it are left out, because a kernel of the
+    device does them inside. ``shapes`` are those of the graph's inputs, ``prefix`` is put before each name.
     """
     casted = insert_casts(PlannedGraph(graph, plan))
     left = set(fitted.graph.nodes())

@@ -1,1 +1,1 @@
-"""Moving what overflows again and again to FP32."""
+"""Moves layers that overflow again and again to FP32, while the network trains."""

@@ -1,4 +1,4 @@
-"""``guard``: a layer that overflows again and again is moved to FP32 by itself."""
+"""``guard``: moves a layer to FP32 that overflows again and again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..blaming.recording import Recording
 from ..blaming.report import Blame
 from ..blaming.verdict import Record, verdict
 from ..shared.report import some
-from ..shared.targets import Network, Trainer, trained
+from ..shared.targets import Network, Trainer, trained_network
 
 __all__ = ["Guard", "Moved", "guard"]
 
@@ -28,9 +28,18 @@ logger = logging.getLogger("mxmp")
 
 
 class Moved(NamedTuple):
-    """A layer that went to FP32 after step ``step``, the last of those that ``blame`` explains.
+    """A layer that ``guard`` has moved to FP32.
 
-    ``operators``: its names in the graph, by which ``Policy(exclude=)`` knows it.
+    Attributes
+    ----------
+    step : int
+        The number, counted from 1, of the step after which the layer was moved.
+    operators : tuple of str
+        The names of the layer's operators in the FP32 graph, as ``Policy(exclude=)`` takes them.
+    overflows : int
+        In how many steps the layer had overflowed; at least ``patience`` of ``guard``.
+    blame : Blame
+        Which tensor overflowed in the last of these steps, and why.
     """
 
     step: int
@@ -46,42 +55,59 @@ class Moved(NamedTuple):
 
 
 class Guard(StepObserver):
-    """From ``guard``; ``close`` it, or use it as a context manager. What was moved stays in FP32.
+    """A running guard of a net or module, made by ``guard``. It ends with ``close``, or with its ``with`` block.
+
+    Layers that were moved to FP32 stay there.
 
     Attributes
     ----------
     moved : list of Moved
+        The layers that were moved, oldest first.
     overflows : dict of str to int
-        How often each operator was blamed.
+        For each operator that overflowed, by its name in the FP32 graph, in how many steps it or its layer was at
+        fault.
     """
 
     def __init__(self, network: TrainedNetwork, patience: int, low_scale: float) -> None:
+        """Start to guard a network.
+
+        ``patience`` is in how many steps an operator must overflow before it is moved, ``low_scale`` the loss scale up
+        to which the overflow of a gradient counts. Raises ``ValueError`` if operators of the network cannot be moved to
+        FP32 while it trains.
+        """
         network.check_excludable()
         self.moved: list[Moved] = []
         self.overflows: dict[str, int] = {}
         self._patience = patience
         self._low_scale = low_scale
-        self._due: Moved | None = None
+        self._to_move: Moved | None = None
         self._scale = network.step.loss_scale
         super().__init__(network)
 
     @property
     def policy(self) -> Policy:
-        """Return the policy, which excludes what was moved; next time: ``mxmp.convert(net, str(guard.policy))``."""
+        """Return the policy of the network, which excludes the operators that were moved.
+
+        Use it for the next run: ``mxmp.convert(net, str(guard.policy))``.
+        """
         return self._network.policy
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.moved)) or "nothing was moved to FP32"
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
-        """Count the overflow of a step that was looked at, and note the layer that is due to be moved."""
+        """Find out which layer overflowed in this step, if the probe listened, and count the overflow against it.
+
+        A layer that has overflowed ``patience`` times is moved in ``after_step``. Called by the network's ScaledStep
+        with the gradients of the parameters as the update gets them. Waits for the device.
+        """
         if not self._recording.has_operators:
             return
         self._recording.note_gradients(gradients)
         records, graphs = self._recording.records(), self._probe.graphs
         params = [weight.name for weight in self._network.weights()]
         first = next((record for record in records if not record.range.finite), None)
-        if first is None or not self._counts(first.observed):
+        if first is None or not self._counts_against_layer(first.observed):
             return
         planned = self._network.is_planned
         layers = (_layer_at_fault(graph, first, params, with_followers=planned) for graph in graphs)
@@ -94,33 +120,43 @@ class Guard(StepObserver):
             self.overflows[name] = self.overflows.get(name, 0) + 1
         overflows = max(self.overflows[name] for name in layer)
         if overflows >= self._patience:
-            self._due = Moved(self._step.steps + 1, tuple(layer), overflows, found)
+            self._to_move = Moved(self._step.steps + 1, tuple(layer), overflows, found)
 
     def after_step(self) -> None:
-        """Move the layer that is due, and look at the next step if this one was skipped or the scale was raised."""
-        ran, due, self._due = self._recording.has_operators, self._due, None
+        """Move the layer that ``before_update`` found to FP32, and decide whether the probe listens in the next step.
+
+        The probe listens after a skipped step, and after the loss scale was raised to ``low_scale`` or less. Called by
+        the network's ScaledStep.
+        """
+        ran, to_move, self._to_move = self._recording.has_operators, self._to_move, None
         if ran or (self._probe.listens and self._network.is_stale):
             self._stop()
-        if due is not None:
-            self._network.exclude(due.operators)
-            self.moved.append(due)
-            logger.warning("%s", due)
+        if to_move is not None:
+            self._network.exclude(to_move.operators)
+            self.moved.append(to_move)
+            logger.warning("%s", to_move)
         before, self._scale = self._scale, self._step.loss_scale
         raised = before < self._scale <= self._low_scale
         if (self._step.last_step_skipped or raised) and not self._probe.listens:
             self._start()
 
-    def _counts(self, observed: Observed | None) -> bool:
-        """Return whether the scale is not to blame: no scale helps an activation, a gradient only a lower one."""
+    def _counts_against_layer(self, observed: Observed | None) -> bool:
+        """Return whether an overflow of the tensor ``observed`` is the fault of a layer, and not of a high loss scale.
+
+        An activation does not depend on the loss scale, and counts always. A gradient counts if the loss scale is at
+        ``low_scale`` or below, or cannot become lower. None means a tensor that no operator made, such as a parameter,
+        which counts always.
+        """
         gradient = observed is not None and observed.backward
         return not gradient or self._step.loss_scale <= self._low_scale or self._step.scaler.at_floor
 
     def _start(self) -> None:
-        self._forget()
+        """Let the probe listen from the next forward on, with a new recording that begins with the weights."""
+        super()._start()
         self._recording.note_weights(self._network.weights())
-        self._probe.start()
 
     def _forget(self) -> None:
+        """Drop the tensors recorded in the current step."""
         self._recording = Recording()
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
@@ -128,7 +164,7 @@ class Guard(StepObserver):
 
 
 def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3, low_scale: float = 128.0) -> Guard:
-    """Move a layer to FP32 that overflows again and again, and say so.
+    """Move a layer to FP32 that overflows again and again, and log a warning about it.
 
     ::
 
@@ -137,86 +173,114 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
         print(guarded)                                          # what was moved, when and why
         mxmp.explain(net).graphs[0].plan.save("plan.json")      # for the next run: mxmp.convert(net, plan)
 
-    After a skipped step, and where the scale was raised at or under ``low_scale``, the next step is looked at operator
-    by operator as ``watch`` does, in the step that trains. If it overflows, the first operator whose tensor was not
-    finite is to blame. An activation counts at any loss scale, since no scale helps it; a gradient counts at
-    ``low_scale`` and below, and where the scaler cannot go lower. At the ``patience``-th time the operator is added
-    to the policy's ``exclude``, with those that share its parameters; the next forward runs the new graph. Weights,
-    masters, momenta, statistics and the scale go on as they are, and the skip itself has changed nothing. While a
-    layer is being counted, the error after repeated overflow at the lowest scale waits.
+    The guard looks into the step after a skipped step, and into the step after the loss scale was raised to
+    ``low_scale`` or less. It records the range of each operator's tensors while the step trains, as ``watch`` does;
+    other steps cost nothing. If the step overflows, the operator that made the first tensor with an inf or NaN is at
+    fault. An activation counts at any loss scale, because it does not depend on the loss scale. A gradient counts only
+    where the loss scale is at most ``low_scale``, or where the scaler cannot lower it. An inf or NaN that appears in
+    FP32 moves nothing.
 
-    Steps that are not looked at cost nothing. Values that are infinite or NaN in FP32 too move nothing.
+    When an operator has been at fault ``patience`` times, it is added to the policy's ``exclude``, with the operators
+    that share its parameters, and the next forward runs the new graph. Weights, master weights, momenta, running
+    statistics and the loss scale stay as they are. While overflows of a layer are being counted, the
+    ``FloatingPointError`` for repeated overflow at the lowest loss scale is put off.
 
     Parameters
     ----------
     target : Block, Module or BucketingModule
         A converted net, or a module with an optimizer.
-    trainer : Trainer
-        For a net: the one that steps.
+    trainer : Trainer, optional
+        For a net, and only for a net: the Trainer that updates its parameters.
     patience : int
-        Overflows of one operator after which it is moved.
+        In how many steps an operator must overflow before it is moved.
     low_scale : float
-        A loss scale at which gradients of the rest begin to underflow.
+        The loss scale up to which an overflow of a gradient is the layer's fault: at a lower one the gradients of other
+        layers would begin to underflow.
+
+    Returns
+    -------
+    Guard
+        Says what was moved. Its ``close``, or the end of its ``with`` block, ends the guard.
 
     Raises
     ------
-    TypeError, ValueError
-        As ``watch``; or other workers take part, who would each move layers of their own; or ``target`` is a part of
-        what was converted.
+    TypeError
+        ``target`` is none of these, or ``trainer`` is no mxmp.Trainer.
+    ValueError
+        The net is not converted, or is a part of a net that was converted as a whole; the module has no optimizer;
+        ``patience`` or ``low_scale`` is out of range; or other workers take part in the training, who would each move
+        layers of their own.
     """
     patience, low_scale = check_count("patience", patience), check_scale("low_scale", low_scale)
-    return Guard(trained(target, trainer), patience, low_scale)
+    return Guard(trained_network(target, trainer), patience, low_scale)
 
 
 # -- The layer at fault --------------------------------------------------------------------------------
 
 
 def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str], *, with_followers: bool) -> list[str]:
-    """Return names of operators in low precision, in graph order, for the first tensor that was not finite.
+    """Return the names in the FP32 graph of the operators to move to FP32 because a tensor was not finite.
 
-    The operator that made the tensor; where that is FP32, or no operator, those that read it rounded; with each,
-    those of its kind that share a parameter with it, such as the other steps of an unrolled cell. None where FP32
-    went wrong.
+    ``first`` is the record of the first tensor that was not finite, ``params`` are the names of the trained parameters.
+    The names are those of the operators at fault, and of the operators of the same type that share a parameter with one
+    of them, such as the other time steps of an unrolled cell. Operators in FP32 are left out: the list is empty where
+    the tensor became inf or NaN in FP32, and where ``graph`` does not have the tensor.
 
-    ``with_followers``: add the operators after them that follow their inputs by the rules, where a Plan decides.
+    ``with_followers`` adds the operators behind these that compute in low precision only because their inputs do (rule
+    ``FOLLOW``). It is needed where a Plan decides: the rules would move such operators by themselves.
     """
-    fault = [node for node in _at_fault(graph, first) if graph.is_low(node)]
-    layer = dict.fromkeys(found for node in fault for found in _sharing(graph, node, params))
+    fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
+    layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
     if with_followers:
         layer.update(dict.fromkeys(_followers(graph, layer)))
-    return list(dict.fromkeys(graph.name(node) for node in graph.operators if node in layer))
+    return list(dict.fromkeys(graph.original_name(node) for node in graph.operators if node in layer))
 
 
-def _at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
+def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
+    """Return the operators, in any precision, that are at fault for ``first``, the first tensor that was not finite.
+
+    Usually this is the operator that made the tensor. Where a cast from FP32 has overflowed, or a parameter stored in
+    low precision, these are the operators that read the tensor in low precision. Empty if ``graph`` does not have the
+    tensor.
+    """
     observed, found = first
     if observed is None:  # a parameter that is stored in low precision, whose master is finite
         return graph.readers_of(found.name) if found.dtype != "float32" else []
-    if observed.node not in graph:  # another graph's; or a sum of gradients, and MXNet does not say whose
+    if observed.node not in graph:  # of another graph, or a sum of gradients: MXNet does not say of which tensor
         return []
-    made = [node for node in graph.operators if graph.name(node) == observed.operator]
+    made = [node for node in graph.operators if graph.original_name(node) == observed.operator]
     if any(map(graph.is_low, made)) or not observed.inserted:
         return made
     return [graph.source(Entry(observed.node)).node] if observed.backward else graph.readers(observed.node)
 
 
-def _sharing(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:
-    own = _parameters(graph, node, params)
+def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:
+    """Yield ``node``, and the operators in low precision of the same type that read one of its parameters too.
+
+    ``params`` are the names of the trained parameters.
+    """
+    own = _parameters_read(graph, node, params)
     yield node
     for other in graph.operators:
-        alike = graph.kind(other) == graph.kind(node) and graph.is_low(other)
-        if alike and not own.isdisjoint(_parameters(graph, other, params)):
+        alike = graph.original_op(other) == graph.original_op(node) and graph.is_low(other)
+        if alike and not own.isdisjoint(_parameters_read(graph, other, params)):
             yield other
 
 
-def _parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> set[str]:
+def _parameters_read(graph: ObservedGraph, node: Node, params: Collection[str]) -> set[str]:
+    """Return the names of the trained parameters, among ``params``, that ``node`` reads directly or through casts."""
     return {name for entry in node.inputs if (name := graph.source(entry).node.name) in params}
 
 
 def _followers(graph: ObservedGraph, layer: Iterable[Node]) -> Iterable[Node]:
+    """Yield the operators that compute in low precision only because their inputs do, starting behind ``layer``.
+
+    These have the rule ``FOLLOW`` and read, directly or through each other, an output of an operator of ``layer``.
+    """
     stack, found = list(layer), set(layer)
     while stack:
         for reader in graph.readers(stack.pop()):
-            follows = rule_under(graph.plan.policy, graph.kind(reader)).kind is Kind.FOLLOW
+            follows = rule_under(graph.plan.policy, graph.original_op(reader)).kind is Kind.FOLLOW
             if reader not in found and follows and graph.is_low(reader):
                 found.add(reader)
                 stack.append(reader)

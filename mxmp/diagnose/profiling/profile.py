@@ -21,12 +21,19 @@ __all__ = ["profile"]
 
 
 def profile(path: str) -> Profile:
-    """Read what Nsight Systems recorded: the time on Tensor Cores, in casts and in everything else, by operator.
+    """Read a recording of Nsight Systems: the time of GPU kernels on Tensor Cores, in casts and in everything else.
+
+    The times are also told apart by the MXNet operator that launched the kernel, where the recording says so.
 
     Parameters
     ----------
     path : str
-        The file that ``nsys export --type sqlite`` writes.
+        The file that ``nsys export --type sqlite`` writes. It is only read.
+
+    Returns
+    -------
+    Profile
+        ``print`` it, or read its ``kernels``.
 
     Raises
     ------
@@ -49,7 +56,10 @@ def profile(path: str) -> Profile:
 
 
 def _read(path: str) -> tuple[KernelReport, ...]:
-    """Return the kernels of an export, longest first."""
+    """Return one report for each kernel, operator and device in an export, longest total time first.
+
+    Raises ``ValueError`` if the file is damaged or holds no kernels; ``profile`` puts the path before the message.
+    """
     import sqlite3  # which not every Python has
 
     seconds: dict[tuple[str, str, str, str], float] = defaultdict(float)
@@ -72,10 +82,11 @@ def _read(path: str) -> tuple[KernelReport, ...]:
 
 
 def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, str], float]]:
-    """Yield name, operator, kind and device of every run of a kernel, and its seconds.
+    """Yield, for each run of a kernel, the key (name, operator, kind, device) and the duration in seconds.
 
-    The operator is the one whose NVTX range launched the kernel: MXNet opens a range for each operator that its
-    profiler records (src/profiler/nvtx.h).
+    The kind is as ``kind_of_kernel`` says, or ``"cast"`` if the operator is a cast; the device is ``"gpu/0"`` or so.
+    The operator is the one whose NVTX range launched the kernel, empty if not known: MXNet opens a range for each
+    operator that its profiler records (src/profiler/nvtx.h). Raises ``ValueError`` for a damaged file.
     """
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"} <= tables:
@@ -102,7 +113,11 @@ def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, s
 
 
 def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[tuple[tuple[int, Any], str]]:
-    """Yield process and correlation id of each launch, and the name of its thread's innermost range at that time."""
+    """Yield, for each launch of a kernel, the pair (process id, correlation id) and the name of an NVTX range.
+
+    The range is the innermost one that was open on the launching thread at the time of the launch; the name is empty if
+    none was. ``names`` maps the ids of table StringIds to texts.
+    """
     events: dict[int, list[tuple[int, bool, int, Any]]] = defaultdict(list)  # by thread: start, is a launch, -end, ...
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}
     text_id = "textId" if "textId" in columns else "NULL"
@@ -134,7 +149,10 @@ def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[t
 
 
 def _check(table: str, kind: type, **columns: Any) -> None:
-    """Raise ``ValueError`` for a value of another type: SQLite keeps any type in any column."""
+    """Raise ``ValueError`` if a value is not of type ``kind``: SQLite keeps values of any type in any column.
+
+    ``columns`` maps the names of columns of ``table`` to the values read from them.
+    """
     for column, value in columns.items():
         if not isinstance(value, kind):
             raise ValueError(f"is damaged: column {column} of {table} must hold {kind.__name__}, got {shorten(value)}")

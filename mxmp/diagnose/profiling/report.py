@@ -1,4 +1,4 @@
-"""The result of ``profile``: GPU kernels and their kinds, by their names; plain data and its text."""
+"""What ``profile`` returns: GPU kernels, and of which kind they are by their names, as data and as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..shared.report import section
 
-__all__ = ["CAST", "TENSOR", "KernelReport", "Profile", "is_cast", "kind_of_kernel", "reads_low"]
+__all__ = ["CAST", "TENSOR", "KernelReport", "Profile", "is_cast", "kind_of_kernel", "reads_low_precision"]
 
 TENSOR, MATRIX, CAST, OTHER = KINDS = "tensor", "matrix", "cast", "other"
 
@@ -39,9 +39,10 @@ _WIDTH = 72
 
 
 def kind_of_kernel(name: str) -> str:
-    """Return ``"tensor"``, ``"matrix"`` (a product without Tensor Cores), ``"cast"`` or ``"other"``.
+    """Return the kind of a GPU kernel, by its name: ``"tensor"``, ``"matrix"``, ``"cast"`` or ``"other"``.
 
-    ``name``: demangled where it can be had.
+    ``"tensor"`` is a matrix product or convolution on Tensor Cores, ``"matrix"`` one without, ``"cast"`` a change of
+    dtype. ``name`` is the demangled name, where the recording has it.
     """
     name = name.lower()
     if _TENSOR.search(name) and not _NOT_TENSOR.search(name):
@@ -51,32 +52,34 @@ def kind_of_kernel(name: str) -> str:
     return MATRIX if _MATRIX.search(name) or _TENSOR.search(name) else OTHER
 
 
-def reads_low(name: str) -> bool:
-    """Return whether a kernel's name says that it reads float16 or bfloat16."""
+def reads_low_precision(name: str) -> bool:
+    """Return whether a GPU kernel's name says that the kernel reads float16 or bfloat16."""
     return _LOW.search(name.lower()) is not None
 
 
 def is_cast(operator: str) -> bool:
-    """Return whether an operator, as MXNet's profiler calls it, casts."""
+    """Return whether an operator is a cast, by its name in MXNet's profiler, such as ``"_backward_Cast"``."""
     return _CAST_OPERATOR.fullmatch(operator.lower()) is not None
 
 
 @dataclass(frozen=True)
 class KernelReport:
-    """All runs of one kernel for one operator on one device.
+    """All runs of one GPU kernel for one operator on one device.
 
     Attributes
     ----------
     name : str
+        The name of the kernel.
     operator : str
-        The operator as MXNet's profiler calls it; empty where the file does not say.
+        The name of the operator that launched the kernel, in MXNet's profiler; empty where the recording does not say.
     kind : {"tensor", "matrix", "cast", "other"}
-        On Tensor Cores, a matrix product without them, a cast, or anything else.
+        A matrix product or convolution on Tensor Cores, one without them, a cast, or anything else.
     device : str
         ``"gpu/0"`` and so on.
     calls : int
+        How often the kernel ran.
     seconds : float
-        The time of all calls together.
+        The time of all these runs together.
     """
 
     name: str
@@ -89,14 +92,14 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Profile:
-    """What ``profile`` read. ``print`` it, or read the fields.
+    """The GPU kernels of a recording, as ``profile`` returns them. ``print`` it, or read the fields. Plain data.
 
     Attributes
     ----------
     path : str
-        The file.
+        The file that was read.
     kernels : tuple of KernelReport
-        Longest first.
+        One report for each kernel, operator and device; longest total time first.
     """
 
     path: str
@@ -104,16 +107,18 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """Return the time of all kernels; that of kernels that ran at the same time is added up."""
+        """Return the time of all kernels in seconds. The times of kernels that ran at the same moment are added up."""
         return sum(kernel.seconds for kernel in self.kernels)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Return the GPUs that ran them."""
+        """Return the GPUs that ran the kernels, such as ``("gpu/0", "gpu/1")``."""
         return tuple(sorted({kernel.device for kernel in self.kernels}))
 
     def share(self, kind: str) -> float:
-        """Return the share of the time in kernels of a kind: ``"tensor"``, ``"matrix"``, ``"cast"`` or ``"other"``.
+        """Return the share of the kernels' time, from 0 to 1, that kernels of one kind took.
+
+        ``kind`` is ``"tensor"``, ``"matrix"``, ``"cast"`` or ``"other"``, as in KernelReport.
 
         Raises
         ------
@@ -125,12 +130,13 @@ class Profile:
         return self._share_of(sum(k.seconds for k in self.kernels if k.kind == kind))
 
     def _share_of(self, seconds: float) -> float:
+        """Return ``seconds`` as a share of the time of all kernels; 0 if there is none."""
         return seconds / self.seconds if self.seconds else 0.0
 
     @property
     def missed(self) -> tuple[KernelReport, ...]:
-        """Return the products that read low precision and do not run on Tensor Cores, longest first."""
-        return tuple(kernel for kernel in self.kernels if kernel.kind == MATRIX and reads_low(kernel.name))
+        """Return the kernels that multiply matrices in low precision without Tensor Cores, longest total time first."""
+        return tuple(kernel for kernel in self.kernels if kernel.kind == MATRIX and reads_low_precision(kernel.name))
 
     def __str__(self) -> str:
         calls = sum(kernel.calls for kernel in self.kernels)
@@ -149,4 +155,5 @@ class Profile:
 
 
 def _short(name: str) -> str:
+    """Return a kernel's name, cut to 72 characters with "..." at the end."""
     return name if len(name) <= _WIDTH else name[: _WIDTH - 3] + "..."

@@ -1,1 +1,1 @@
-"""The parts that the tools share: the texts of reports, and networks of both frontends."""
+"""What the diagnostics share: the texts of their reports, and the networks of both frontends."""

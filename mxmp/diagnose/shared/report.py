@@ -8,7 +8,10 @@ __all__ = ["section", "some", "table"]
 
 
 def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Return the lines of a table; ``align`` has ``<`` or ``>`` for each column."""
+    """Return the lines of a text table, one for each row, with columns padded to equal width.
+
+    ``align`` has a character for each column: ``<`` for left, ``>`` for right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []
     for row in rows:
@@ -18,13 +21,16 @@ def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def section(title: str, entries: Iterable[str]) -> list[str]:
-    """Return the lines of a section: its title and one line for each entry; no lines without entries."""
+    """Return the lines of a section of a report: an empty line, the title, and one line for each entry.
+
+    Without entries there are no lines at all.
+    """
     lines = [f"    {entry}" for entry in entries]
     return ["", f"  {title}", *lines] if lines else []
 
 
 def some(names: Iterable[str], limit: int = 8) -> str:
-    """Return the first ``limit`` names, and how many more there are."""
+    """Return the first ``limit`` names, separated by commas, and how many more there are: ``"a, b and 3 more"``."""
     names = list(names)
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -23,7 +23,7 @@ __all__ = [
     "converted_graphs",
     "is_network",
     "policy_of",
-    "trained",
+    "trained_network",
     "with_names_of",
 ]
 
@@ -31,14 +31,14 @@ Network = Union[Block, Module, BucketingModule]
 
 
 def is_network(target: Any) -> bool:
-    """Return whether ``target`` is a Block or a module of mxmp's."""
+    """Return whether ``target`` is a Gluon Block, an mxmp.Module or an mxmp.BucketingModule."""
     return isinstance(target, (Block, Module, BucketingModule))
 
 
 def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[ConvertedGraph], list[str]]:
-    """Return the graphs of a converted net or a bound module, and the names of the blocks that stay FP32.
+    """Return the graphs of a converted net or a bound module, and the names of the blocks of a net that stay in FP32.
 
-    A net that was never called is called once with ``inputs``.
+    A net that was never called is called once with ``inputs``, because it has no graphs before.
 
     Raises
     ------
@@ -50,13 +50,15 @@ def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[Conve
     return of_nets.converted_graphs(target, inputs), of_nets.unconverted_blocks(target)
 
 
-def trained(target: Any, trainer: Any = None) -> TrainedNetwork:
-    """Return a converted net with its trainer, or a module that has an optimizer, as a network that trains.
+def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
+    """Return a TrainedNetwork, the protocol by which diagnostics listen to a network, for a net or module that trains.
+
+    ``target`` is a converted net, with its mxmp.Trainer, or an mxmp.Module or mxmp.BucketingModule with an optimizer.
 
     Raises
     ------
     TypeError
-        ``target`` is neither, ``trainer`` is no mxmp.Trainer, or one is passed with a module.
+        ``target`` is neither, ``trainer`` is no mxmp.Trainer, or a trainer is passed with a module.
     ValueError
         The net is not converted, or the module has no optimizer.
     """

@@ -1,1 +1,1 @@
-"""The tensors of a training step, over the low dtype's range."""
+"""The tensors of a training step, compared with the range of the compute dtype."""

@@ -1,4 +1,4 @@
-"""How many values of a tensor have which power of two, and what a 16-bit format makes of them. NumPy only."""
+"""How many values of a tensor lie between which powers of two, and how a 16-bit format rounds them. NumPy only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ __all__ = ["FORMATS", "Format", "Histogram"]
 # FP32's own range, subnormal numbers included: 2**-149 to below 2**128.
 _LOWEST, _HIGHEST = -149, 127
 _COUNT = _HIGHEST - _LOWEST + 1
-_SUBNORMAL = -126 - _LOWEST  # so many exponents are below those of normal numbers
+_SUBNORMAL = -126 - _LOWEST  # the number of exponents below those of normal FP32 numbers
 _INF = 0x7F800000
 
 
 class Format(NamedTuple):
-    """A floating-point format, by the exponents of its smallest subnormal, smallest normal and largest number."""
+    """A 16-bit floating-point format, by the range of its numbers.
+
+    ``tiny``, ``normal`` and ``top`` are exponents of two: of the smallest subnormal number (-24 for float16), of the
+    smallest normal number (-14), and of the largest number (15). ``largest`` is the largest number itself (65504.0).
+    """
 
     name: str
     tiny: int
@@ -35,18 +39,21 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Histogram:
-    """Exponents of a tensor's values. Plain data; two of the same tensor can be added.
+    """How many values of a tensor lie between which powers of two. Plain data; ``+`` adds two histograms.
 
     Attributes
     ----------
     counts : numpy.ndarray
-        int64, one for each exponent from -149 to 127: values with ``2**e <= |x| < 2**(e + 1)``.
+        int64, shape (277,): for each exponent e from -149 to 127, how many values have ``2**e <= |x| < 2**(e + 1)``.
     zeros, infs, nans : int
-    smallest, largest : float
-        ``|x|`` of the finite values other than 0, which may lie beyond the values that were counted; nan
-        where there is none.
+        How many values are 0, inf or -inf, and NaN.
+    smallest : float
+        The smallest ``|x|`` of the counted values, 0 and inf apart; nan where there is none.
+    largest : float
+        The largest finite ``|x|`` of the whole tensor, also where only some of its values were counted; nan where all
+        are 0, inf or NaN.
     size : int
-        Elements of the tensor: of a large one only some were counted.
+        Number of elements of the tensor. Of a large tensor only some are counted: ``counted`` is smaller then.
     """
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(_COUNT, np.int64))
@@ -59,12 +66,13 @@ class Histogram:
 
     @classmethod
     def of(cls, values: np.ndarray, size: int | None = None, largest: float = 0.0) -> Histogram:
-        """Return the histogram of ``values``, of any shape and float dtype.
+        """Return the histogram of ``values``, which may have any shape and float dtype.
 
-        ``size`` and ``largest`` are those of the tensor that they are a sample of. Where ``largest`` is inf or nan, the
-        tensor holds at least one such value, among ``values`` or not.
+        Where ``values`` are only a sample of a tensor, ``size`` is the number of elements of the tensor, and
+        ``largest`` its largest ``|x|``. A ``largest`` that is inf or nan makes the histogram count at least one such
+        value.
         """
-        # FP32 without its sign, as integers: they are in the order of the numbers, and begin with the exponent
+        # FP32 without the sign bit, as integers: ordered like the numbers, with the exponent in the upper bits
         bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.int32) & 0x7FFFFFFF
         there = bits[(bits > 0) & (bits < _INF)]
         counts = np.zeros(_COUNT, np.int64)
@@ -86,6 +94,7 @@ class Histogram:
         )
 
     def __add__(self, other: Histogram) -> Histogram:
+        """Return the histogram of the values of both operands together, such as one tensor's on two devices."""
         return Histogram(
             self.counts + other.counts,
             self.zeros + other.zeros,
@@ -97,9 +106,9 @@ class Histogram:
         )
 
     def scaled(self, power: float) -> Histogram:
-        """Return the histogram of the tensor times ``2**power``, to whole powers of two.
+        """Return the histogram of the tensor multiplied by ``2**power``; ``power`` is rounded to an integer.
 
-        Values that leave FP32's range become zero or inf.
+        Values that leave FP32's range are counted as zero or inf.
         """
         shift = round(power)
         counts = np.zeros_like(self.counts)
@@ -113,46 +122,58 @@ class Histogram:
 
     @property
     def counted(self) -> int:
-        """Return how many values were counted."""
+        """Return how many values were counted, zeros, infs and NaNs included."""
         return int(self.counts.sum()) + self.zeros + self.infs + self.nans
 
     def between(self, low: int | None, high: int | None) -> int:
-        """Return how many values have an exponent from ``low`` to ``high``, both included; None is without end."""
+        """Return how many values have an exponent from ``low`` to ``high``, both included.
+
+        None means no limit. Zeros, infs and NaNs have no exponent and are not counted.
+        """
         start = 0 if low is None else max(low - _LOWEST, 0)
         stop = _COUNT if high is None else max(high - _LOWEST + 1, 0)
         return int(self.counts[start:stop].sum())
 
     def exponents(self) -> np.ndarray:
-        """Return the exponent that each of ``counts`` is for."""
+        """Return the exponent of two that each element of ``counts`` belongs to: an int array, from -149 to 127."""
         return np.arange(_LOWEST, _HIGHEST + 1)
 
     # -- in a format --------------------------------------------------------------------------------
 
     def underflow(self, form: Format = FORMATS["float16"]) -> float:
-        """Return the share of the values, zeros apart, that round to zero: below half of the smallest number."""
+        """Return the share of the counted values that are not zero but round to zero in the format, from 0 to 1.
+
+        These are the values below half of the format's smallest subnormal number.
+        """
         return self._share(self.between(None, form.tiny - 2))
 
     def subnormal(self, form: Format = FORMATS["float16"]) -> float:
-        """Return the share that keeps less than full precision."""
+        """Return the share of the counted values, from 0 to 1, that become subnormal in the format and so lose bits."""
         return self._share(self.between(form.tiny - 1, form.normal - 1))
 
     def overflow(self, form: Format = FORMATS["float16"]) -> float:
-        """Return the share beyond the largest number, infs included."""
+        """Return the share of the counted values, from 0 to 1, that are too large for the format or already inf.
+
+        Only exponents are known, so values between the largest float16 number, 65504, and 65536 do not count.
+        """
         return self._share(self.between(form.top + 1, None) + self.infs)
 
     @property
     def zero_share(self) -> float:
-        """Return the share that is exactly 0."""
+        """Return the share of the counted values that are exactly 0, from 0 to 1."""
         return self._share(self.zeros)
 
     def headroom(self, form: Format = FORMATS["float16"]) -> float:
-        """Return by how many powers of two the tensor may grow before its largest value overflows, rounded down.
+        """Return by how many powers of two the tensor can be multiplied before its largest value overflows.
 
-        Negative where it has overflowed already; inf where all values are zero.
+        ``form`` is the format that it overflows. A whole number as a float: 3.0 means that the tensor times 8 still
+        fits. Negative where the largest value is too large already, ``-inf`` where the tensor holds an inf or NaN,
+        ``inf`` where all values are zero.
         """
         if self.infs or self.nans:
             return -math.inf
         return math.inf if math.isnan(self.largest) else float(math.floor(math.log2(form.largest / self.largest)))
 
     def _share(self, count: int) -> float:
+        """Return ``count`` divided by the number of counted values; 0 where no value was counted."""
         return count / self.counted if self.counted else 0.0

@@ -1,4 +1,4 @@
-"""One watched step, as plain data, and its text."""
+"""What ``watch`` returns of one watched step, as data and as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Iterable
 from ..shared.report import table
 from .histogram import FORMATS, Format, Histogram
 
-__all__ = ["KINDS", "Snapshot", "TensorReport", "joined"]
+__all__ = ["KINDS", "Snapshot", "TensorReport", "merged"]
 
 KINDS = ("activation", "gradient", "parameter gradient", "weight", "update")
 _SCALED = ("gradient", "parameter gradient")
@@ -17,21 +17,23 @@ _SCALED = ("gradient", "parameter gradient")
 
 @dataclass(frozen=True)
 class TensorReport:
-    """The distribution of one tensor in one step.
+    """The distribution of the values of one tensor in one training step. A Snapshot holds many.
 
     Attributes
     ----------
     kind : {"activation", "gradient", "parameter gradient", "weight", "update"}
-        An operator's output, what it sends back to one of its inputs, or what belongs to a parameter.
+        ``"activation"``: an output of an operator. ``"gradient"``: the gradient that an operator sends back to one of
+        its inputs. The others belong to a parameter; an update is what the step added to it.
     name : str
-        ``"fc"``; ``"fc -> relu"`` for the gradient that fc sends back to relu; or the parameter's name.
+        ``"fc"`` for an activation; ``"fc -> relu"`` for the gradient that fc sends back to relu; otherwise the name of
+        the parameter.
     op : str
-        The operator; empty for what belongs to a parameter.
+        The operator's type, such as ``"FullyConnected"``; empty for the kinds that belong to a parameter.
     low : bool
-        Whether it is rounded to the low dtype: an operator in low precision makes it, or reads it.
+        True if the tensor is rounded to the compute dtype, because an operator in low precision makes it or reads it.
     histogram : Histogram
-        The values before they are rounded, where the operator computes in FP32 and rounds (float16 on a CPU);
-        gradients are multiplied by the loss scale.
+        The values. Gradients are multiplied by the loss scale. Where an operator computes in FP32 and rounds (float16
+        on a CPU), these are the values before they are rounded.
     """
 
     kind: str
@@ -42,29 +44,34 @@ class TensorReport:
 
     @property
     def is_scaled(self) -> bool:
-        """Return whether the loss scale multiplies it."""
+        """Return whether the tensor's values are multiplied by the loss scale, as both kinds of gradients are."""
         return self.kind in _SCALED
 
     def true(self, loss_scale: float) -> Histogram:
-        """Return the histogram without the loss scale, to whole powers of two."""
+        """Return the tensor's histogram without the loss scale: gradients are divided by it, other kinds are not.
+
+        The divisor is ``loss_scale`` rounded to a power of two, since a histogram only knows exponents.
+        """
         return self.histogram.scaled(-math.log2(loss_scale)) if self.is_scaled else self.histogram
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One watched step. ``print`` it, or read ``tensors``.
+    """The tensors of one training step that ``watch`` watched. ``print`` it, or read ``tensors``. Plain data.
 
     Attributes
     ----------
     step : int
-        Counted from 1, skipped steps included.
+        The number of the step, counted from 1; skipped steps count.
     loss_scale : float
-        The factor of this step's gradients.
+        The factor that this step's gradients are multiplied by when they reach the update: the loss scale, or 1 if
+        ``Trainer.unscale`` has removed it.
     skipped : bool
-    compute : str
-        The low dtype.
+        True if the step was skipped because of an overflow; then there are no updates in ``tensors``.
+    compute : {"float16", "bfloat16"}
+        The compute dtype.
     tensors : tuple of TensorReport
-        In the order in which they were made.
+        One report for each tensor, in the order in which the tensors were computed.
     """
 
     step: int
@@ -75,40 +82,61 @@ class Snapshot:
 
     @property
     def format(self) -> Format:
-        """Return the low dtype's format."""
+        """Return the range of the compute dtype, as a Format."""
         return FORMATS[self.compute]
 
     def of(self, kind: str, *, low_only: bool = False) -> list[TensorReport]:
-        """Return the tensors of a kind; ``low_only``: those that are rounded to the low dtype."""
+        """Return the reports of one kind, such as ``"gradient"``, in the order of ``tensors``.
+
+        ``low_only=True`` leaves out the tensors that are not rounded to the compute dtype.
+        """
         return [t for t in self.tensors if t.kind == kind and (t.low or not low_only)]
 
     @property
     def gradients(self) -> list[TensorReport]:
-        """Return the gradients in low precision, of activations and of parameters, times the loss scale."""
+        """Return the reports of all gradients, of activations and parameters, that are rounded to the compute dtype."""
         return [tensor for tensor in self.tensors if tensor.is_scaled and tensor.low]
 
     @property
     def tightest(self) -> TensorReport | None:
-        """Return the gradient that would overflow first if the scale went up."""
+        """Return the report of the gradient that would overflow first if the loss scale were raised.
+
+        None without gradients that are rounded to the compute dtype.
+        """
         return min(self.gradients, key=lambda t: t.histogram.headroom(self.format), default=None)
 
     @property
     def headroom(self) -> float:
-        """Return by how many powers of two the scale could go up before ``tightest`` overflows; inf without any."""
+        """Return by how many powers of two the loss scale could be raised before a gradient overflows, as a float.
+
+        3.0 means that 8 times the loss scale still fits. Negative where a gradient is too large already, ``-inf`` where
+        one holds an inf or NaN, ``inf`` where there are no gradients or all are zero.
+        """
         tightest = self.tightest
         return math.inf if tightest is None else tightest.histogram.headroom(self.format)
 
     @property
     def underflow(self) -> float:
-        """Return the share of the gradient values, zeros apart, that are too small for the low dtype at this scale."""
+        """Return the share of the gradient values, from 0 to 1, that are too small for the compute dtype.
+
+        These values are not zero but round to zero, although they are multiplied by the loss scale of this step. The
+        values of all ``gradients`` are counted together.
+        """
         return self._underflow([t.histogram for t in self.gradients])
 
     @property
     def underflow_unscaled(self) -> float:
-        """Return the share that would be too small without loss scaling."""
+        """Return the share of the gradient values, from 0 to 1, that would round to zero without loss scaling.
+
+        The values of all ``gradients`` are counted together; those that are zero already are not part of the share.
+        """
         return self._underflow([t.true(self.loss_scale) for t in self.gradients])
 
     def _underflow(self, histograms: list[Histogram]) -> float:
+        """Return the share of the values of all ``histograms``, from 0 to 1, that the compute dtype rounds to zero.
+
+        Values that are zero already are only part of the total.
+        """
         lost = sum(h.between(None, self.format.tiny - 2) for h in histograms)
         return lost / max(sum(h.counted for h in histograms), 1)
 
@@ -126,10 +154,17 @@ class Snapshot:
         )
 
     def _table(self, each: int = 5) -> list[str]:
-        """Return the lines of a table: of each kind the tensors with the largest share out of range, worst first."""
+        """Return the lines of a table with the ``each`` worst tensors of every kind.
+
+        Worst are those with the largest share of values that round to zero, overflow or are NaN; they come first.
+        """
         form = self.format
 
         def out_of_range(tensor: TensorReport) -> float:
+            """Return the share of a tensor's values that underflow or overflow, plus 1 if it holds a NaN.
+
+            -1 for a tensor that is not rounded to the compute dtype, so that it comes last.
+            """
             found = tensor.histogram
             return found.underflow(form) + found.overflow(form) + (found.nans > 0) if tensor.low else -1.0
 
@@ -145,8 +180,11 @@ class Snapshot:
         return table(rows, "<<<>>>>>>")
 
 
-def joined(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
-    """Return one report for each tensor, which may have run on several devices or in several forwards."""
+def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
+    """Return the reports, those of the same kind and name joined into one whose histogram counts all their values.
+
+    A tensor has several reports where it was computed on several devices, or in several forwards of one step.
+    """
     found: dict[tuple[str, str], TensorReport] = {}
     for tensor in tensors:
         key = (tensor.kind, tensor.name)
@@ -157,6 +195,10 @@ def joined(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
 
 
 def _headroom(tensor: TensorReport, form: Format) -> str:
+    """Return a sentence that says how far the loss scale could be raised, or by how much it is too high.
+
+    ``tensor`` is the gradient with the largest values, ``form`` the compute dtype.
+    """
     powers = tensor.histogram.headroom(form)
     if not math.isfinite(powers):
         return f"overflow: {tensor.name} holds inf or NaN" if powers < 0 else "no gradient but zeros"

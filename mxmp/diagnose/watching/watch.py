@@ -1,4 +1,4 @@
-"""``watch``: every N steps the distributions of activations, gradients, weights and updates over float16's range."""
+"""``watch``: every N steps, how activations, gradients, weights and updates lie in the range of the compute dtype."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from ...observed import Observed
 from ...probe import StepObserver, values_of
 from ...step.gradients import Gradient
 from ...step.masters import Weight
-from ..shared.targets import Network, Trainer, trained
+from ..shared.targets import Network, Trainer, trained_network
 from .histogram import Histogram
-from .snapshot import Snapshot, TensorReport, joined
+from .snapshot import Snapshot, TensorReport, merged
 
 __all__ = ["Watch", "watch"]
 
 
-class _Pending(NamedTuple):
-    """A tensor's absolute values, or evenly spaced ones, on their way to the host; their largest and sum of squares."""
+class _PendingReport(NamedTuple):
+    """A tensor of the step that is being watched, reduced on its device; becomes a TensorReport at the end of the step.
+
+    ``values`` holds the tensor's absolute values, or an evenly spaced sample of them; ``largest`` the largest of all,
+    shape (1,); ``squares`` the sum of the squares of all, shape (1,), which is NaN if a value is; ``size`` the number
+    of elements. The other fields are those of TensorReport.
+    """
 
     kind: str
     name: str
@@ -35,22 +40,27 @@ class _Pending(NamedTuple):
     size: int
 
     def report(self) -> TensorReport:
-        """Return the tensor's report. Synchronizes."""
+        """Return the tensor's TensorReport. Waits for the device."""
         largest = math.nan if math.isnan(self.squares.asscalar()) else float(self.largest.asscalar())
         histogram = Histogram.of(self.values.asnumpy(), self.size, largest)
         return TensorReport(self.kind, self.name, self.op, self.low, histogram)
 
 
 class Watch(StepObserver):
-    """A watch on a net or module, from ``watch``; ``close`` it, or use it as a context manager.
+    """A running watch on a net or module, made by ``watch``. It ends with ``close``, or with its ``with`` block.
 
     Attributes
     ----------
     snapshots : sequence of Snapshot
-        The last ``keep`` watched steps, oldest first.
+        The last watched steps, oldest first; as many as ``keep`` of ``watch``.
     """
 
     def __init__(self, network: TrainedNetwork, every: int, sample: int, keep: int, callback: Callable | None) -> None:
+        """Start to watch a network.
+
+        ``every`` is the number of steps from one watched step to the next, ``sample`` the most values that are counted
+        of one tensor, ``keep`` the most Snapshots that are kept, and ``callback`` is called with each Snapshot.
+        """
         self.snapshots: deque[Snapshot] = deque(maxlen=keep)
         self._every = every
         self._sample = sample
@@ -58,8 +68,9 @@ class Watch(StepObserver):
         super().__init__(network)
 
     def _forget(self) -> None:
-        self._ran = False
-        self._pending: list[_Pending] = []
+        """Drop the tensors recorded in the current step, and the weights copied before its update."""
+        self._reported = False
+        self._pending: list[_PendingReport] = []
         self._before: list[tuple[Weight, list[NDArray]]] = []
 
     @property
@@ -73,22 +84,30 @@ class Watch(StepObserver):
         return str(self.snapshots[-1]) if self.snapshots else "no step was watched yet"
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
-        """Take gradients and weights of a watched step."""
-        if not self._ran:  # another bucket ran, or a batch of another size
+        """Record the gradients of the parameters and copy the weights, if the probe has reported tensors of this step.
+
+        Called by the network's ScaledStep in every step, before the update. ``gradients`` are as the update gets them,
+        usually multiplied by the loss scale.
+        """
+        if not self._reported:  # another bucket ran, or a batch of another size
             return
         low = self._low_variables()
         for name, array in gradients:
-            self._take("parameter gradient", name, "", name in low, array)
+            self._note_tensor("parameter gradient", name, "", name in low, array)
         self._scale = self._network.gradient_scale
         for weight in self._network.weights():
             before = [copy for array in weight.masters or weight.arrays if (copy := values_of(array)) is not None]
             self._before.append((weight, before))
             for array in before:
-                self._take("weight", weight.name, "", weight.name in low, array)
+                self._note_tensor("weight", weight.name, "", weight.name in low, array)
 
     def after_step(self) -> None:
-        """Finish a watched step, and listen to the next one if it is due."""
-        if self._ran:
+        """Make the Snapshot of a watched step; then let the probe listen if the next step is to be watched.
+
+        Called by the network's ScaledStep after every step. If other graphs have replaced those that the probe listens
+        to, the probe starts again with the new ones.
+        """
+        if self._reported:
             self._finish(self._low_variables())
         due = (self._step.steps + 1) % self._every == 0
         if self._probe.listens and self._network.is_stale:
@@ -98,9 +117,15 @@ class Watch(StepObserver):
             self._start()
 
     def _low_variables(self) -> set[str]:
+        """Return the names of the variables that operators in low precision read, in any training graph."""
         return {name for graph in self._probe.graphs for name in graph.low_variables}
 
     def _finish(self, low: set[str]) -> None:
+        """Stop the probe, record the updates of the weights, and append the Snapshot of the step to ``snapshots``.
+
+        ``low`` holds the names of the variables that operators in low precision read. Waits for the device. Also calls
+        the callback that ``watch`` was given.
+        """
         self._probe.stop()
         if not self._step.last_step_skipped:
             with autograd.pause():
@@ -108,8 +133,8 @@ class Watch(StepObserver):
                     for old, array in zip(before, weight.masters or weight.arrays):
                         new = values_of(array)
                         if new is not None:
-                            self._take("update", weight.name, "", weight.name in low, new - old)
-        reports = joined(pending.report() for pending in self._pending)
+                            self._note_tensor("update", weight.name, "", weight.name in low, new - old)
+        reports = merged(pending.report() for pending in self._pending)
         self._forget()
         compute = self._network.policy.compute
         snapshot = Snapshot(self._step.steps, self._scale, self._step.last_step_skipped, compute, reports)
@@ -118,12 +143,23 @@ class Watch(StepObserver):
             self._callback(snapshot)
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
-        self._ran = True
+        """Record an activation or a gradient that the probe reports.
+
+        What nodes make that mxmp inserted is left out, but for the gradient of a graph output, which only an inserted
+        cast has.
+        """
+        self._reported = True
         if not observed.inserted or observed.of_output:
             kind = "gradient" if observed.backward else "activation"
-            self._take(kind, observed.label, observed.op, observed.low, array)
+            self._note_tensor(kind, observed.label, observed.op, observed.low, array)
 
-    def _take(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
+    def _note_tensor(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
+        """Record one tensor: start to compute its absolute values, their maximum and their sum of squares.
+
+        Does not wait for the device. ``kind``, ``name``, ``op`` and ``low`` are fields of its TensorReport. Integer and
+        empty arrays are left out. Of an array with more elements than ``sample`` of ``watch``, at most so many evenly
+        spaced values are kept.
+        """
         with autograd.pause():
             values = values_of(array, magnitude=True)
             if values is None:
@@ -131,19 +167,25 @@ class Watch(StepObserver):
             flat = values.reshape((-1,))
             stride = _stride(array.shape, -(-flat.size // self._sample))
             picked = flat if stride == 1 else mx.nd.slice(flat, begin=(0,), end=(flat.size,), step=(stride,))
-            pending = _Pending(kind, name, op, low, picked, _largest(flat), mx.nd.dot(flat, flat), flat.size)
+            pending = _PendingReport(kind, name, op, low, picked, _largest(flat), mx.nd.dot(flat, flat), flat.size)
             self._pending.append(pending)
 
 
 def _largest(flat: NDArray) -> NDArray:
-    """Return the largest value, ignoring NaN. On a CPU ``max`` takes five times as long as a pooling over all."""
+    """Return the largest of a vector's values, which are not negative, as an array of shape (1,). NaNs are ignored.
+
+    On a CPU MXNet's ``max`` takes five times as long as a max pooling over the whole vector, which is used instead.
+    """
     if flat.ctx.device_type == "gpu":
         return flat.max()
     return mx.nd.Pooling(flat.reshape((1, 1, 1, -1)), global_pool=True, pool_type="max", kernel=(1, 1)).reshape((1,))
 
 
 def _stride(shape: Sequence[int], at_least: int) -> int:
-    """Return a stride that has no factor in common with any axis, so that no row or channel is preferred."""
+    """Return the smallest stride from ``at_least`` on that has no factor in common with the length of any axis.
+
+    Every stride-th element of the flat tensor then comes from all rows and channels alike.
+    """
     stride = at_least
     while stride > 1 and any(math.gcd(stride, size) > 1 for size in shape):
         stride += 1
@@ -159,7 +201,7 @@ def watch(
     keep: int = 100,
     callback: Callable[[Snapshot], Any] | None = None,
 ) -> Watch:
-    """Watch the exponents of all tensors over the low dtype's range, at the next step and every ``every`` steps.
+    """Watch the exponents of all tensors in the next step and in every step whose number is a multiple of ``every``.
 
     ::
 
@@ -168,37 +210,46 @@ def watch(
         print(watched)                        # the last watched step
         mxmp.diagnose.plot_histograms(watched.latest, "step.png")
 
-    Per tensor: the share that rounds to zero, that is subnormal and that overflows, for activations (the outputs of
-    operators), the gradients that operators send back, parameters' gradients, weights and updates; and how far the
-    loss scale could still go up. Training is not changed by a bit: no step runs twice and nothing is drawn. A
-    watched step runs operator by operator, copies what it looks at, and waits for the device once more, at its
-    end; no other step does anything. Operators within the bodies of control flow, and those that a GPU fuses, are
-    not reported one by one.
+    For each tensor a watched step records the share of its values that round to zero in the compute dtype, that are
+    subnormal and that overflow. The tensors are activations (the outputs of operators), the gradients that operators
+    send back to their inputs, and the gradients, weights and updates of parameters. The step also records how far the
+    loss scale could still be raised.
+
+    Training is not changed by a bit: no step runs twice, and no random numbers are drawn. A watched step runs operator
+    by operator, copies what it records, and waits for the device once more, at its end. In all other steps nothing
+    additional runs. Operators within the bodies of control flow, and operators that a GPU fuses, are not reported one
+    by one.
 
     Parameters
     ----------
     target : Block, Module or BucketingModule
         A converted net, or a module with an optimizer. Of a BucketingModule the bucket is watched that is current when
-        a step becomes due; the watch waits until it runs.
-    trainer : Trainer
-        For a net: the one that steps.
+        a step becomes due; the watch waits until that bucket runs.
+    trainer : Trainer, optional
+        For a net, and only for a net: the Trainer that updates its parameters.
     every : int
-        Steps whose number, counted from 1, is a multiple are watched; and the next one.
+        Steps whose number is a multiple of ``every`` are watched, counted from 1; and the first step after this call.
     sample : int
-        Of larger tensors so many evenly spaced values are counted, and all are searched for the largest.
+        The most values that are counted of one tensor, evenly spaced. All values are searched for the largest.
     keep : int
-        Snapshots to remember; older ones are dropped.
-    callback : callable
-        Called with each Snapshot, for example to write it for TensorBoard.
+        Number of Snapshots to keep; older ones are dropped.
+    callback : callable, optional
+        Called with each Snapshot after its step, for example to write it for TensorBoard.
+
+    Returns
+    -------
+    Watch
+        Holds the Snapshots. Its ``close``, or the end of its ``with`` block, ends the watch.
 
     Raises
     ------
     TypeError
         ``target`` is none of these, or ``trainer`` is no mxmp.Trainer.
     ValueError
-        The net is not converted, has an op hook already, or the module has no optimizer.
+        The net is not converted, or a block of it has an op hook (``register_op_hook``); the module has no optimizer;
+        or ``every``, ``sample`` or ``keep`` is not a positive integer.
     """
     for name, value in (("every", every), ("sample", sample), ("keep", keep)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return Watch(trained(target, trainer), every, sample, keep, callback)
+    return Watch(trained_network(target, trainer), every, sample, keep, callback)
