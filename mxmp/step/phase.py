@@ -88,7 +88,7 @@ class Progress:
 
         ``called``: what the user called, if that is not ``event.value``.
         """
-        before = self._before(loss_scale)
+        before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
             raise RuntimeError("backward after allreduce_grads() would add to reduced gradients: update first")
         if before in _AFTER[event]:
@@ -105,10 +105,10 @@ class Progress:
 
     def note(self, event: Event, loss_scale: float) -> None:
         """Note that ``event``, which ``check`` permitted, has happened."""
-        self.phase = _AFTER[event][self._before(loss_scale)]
+        self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         if event is Event.UPDATE:
             self.clip = 1.0
 
-    def _before(self, loss_scale: float) -> Phase:
+    def _effective_phase(self, loss_scale: float) -> Phase:
         """Return the phase; at scale 1 the gradients of MXNet's own ``loss.backward()`` are as good as ours."""
         return Phase.SCALED if self.phase is Phase.READY and loss_scale == 1.0 else self.phase

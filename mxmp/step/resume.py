@@ -19,12 +19,12 @@ from .state_layout import map_leaves
 
 __all__ = [
     "AsMade",
+    "class_names",
     "continue_schedule",
     "describe",
     "equal",
-    "kinds",
-    "own_data",
     "restore_schedule",
+    "savable_attributes",
     "to_host",
     "without_start",
 ]
@@ -47,17 +47,18 @@ class AsMade(NamedTuple):
     def of(cls, optimizer: mx.optimizer.Optimizer) -> AsMade:
         """Record them. An optimizer that has updated before may have accumulated all that is no argument."""
         used = optimizer.num_update > optimizer.begin_num_update
-        return cls({} if used else to_host(own_data(optimizer)), describe(without_start(optimizer.lr_scheduler)[0]))
+        schedule, _ = without_start(optimizer.lr_scheduler)
+        return cls({} if used else to_host(savable_attributes(optimizer)), describe(schedule))
 
     def accumulated(self, optimizer: mx.optimizer.Optimizer) -> list[str]:
         """Return the names of the attributes that updates have changed: counts, and what is no argument."""
-        now = to_host(own_data(optimizer))
+        now = to_host(savable_attributes(optimizer))
         settings = _SETTINGS | _arguments(type(optimizer))
         changed = (k for k, v in now.items() if k not in self.attributes or not equal(v, self.attributes[k]))
         return sorted(_COUNTS | {name for name in changed if name not in settings})
 
 
-def own_data(optimizer: mx.optimizer.Optimizer) -> dict:
+def savable_attributes(optimizer: mx.optimizer.Optimizer) -> dict:
     """Return the optimizer's attributes that a file can hold and another run may take over."""
     return {k: v for k, v in vars(optimizer).items() if k not in _NOT_STATE and _is_data(v)}
 
@@ -133,13 +134,13 @@ def describe(schedule: Any) -> Any:
     return None
 
 
-def kinds(described: Any) -> Any:
+def class_names(described: Any) -> Any:
     """Return the class names in what ``describe`` found, nested as the schedules are."""
     if isinstance(described, dict):
-        inner = {k: kinds(v) for k, v in described["attrs"].items()}
+        inner = {k: class_names(v) for k, v in described["attrs"].items()}
         return [described["class"], *(v for v in inner.values() if v)]
     if isinstance(described, list):
-        return [k for k in map(kinds, described) if k]
+        return [k for k in map(class_names, described) if k]
     return None
 
 

@@ -353,18 +353,18 @@ class ScalerGroup:
     def note_step(self, member: Any, finite: bool) -> None:
         """Note that ``member`` has stepped. The last one adjusts the scale: an overflow of any is an overflow."""
         self._finite = self._finite and finite
-        self._done(member)
+        self._stop_waiting(member)
         if not self._waiting:
             self._scaler.adjust(self._finite)
             self._finite = True
 
     def forget_backward(self, member: Any) -> None:
         """Note that the gradients of ``member`` are gone, and it will not step."""
-        self._done(member)
+        self._stop_waiting(member)
         if not self._waiting:
             self._finite = True
 
-    def _done(self, member: Any) -> None:
+    def _stop_waiting(self, member: Any) -> None:
         member.scaled_by = None
         self._waiting.discard(member)
 

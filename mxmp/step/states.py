@@ -12,12 +12,12 @@ from . import _mxnet, state_file
 from .masters import Weight
 from .resume import (
     AsMade,
+    class_names,
     continue_schedule,
     describe,
     equal,
-    kinds,
-    own_data,
     restore_schedule,
+    savable_attributes,
     to_host,
     without_start,
 )
@@ -92,7 +92,7 @@ def load(
     commit()
     for index, master in found.masters.items():
         weights[index].assign(mx.nd.array(master))
-    fitting = {i: _fitting(updaters.optimizer, found, i, weights[i]) for i in found.states}
+    fitting = {i: _state_for(updaters.optimizer, found, i, weights[i]) for i in found.states}
     updaters.set_states(fitting, contexts, _to_device)
 
 
@@ -133,9 +133,9 @@ def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates
     return OptimizerStates(
         None,
         type(optimizer).__name__,
-        to_host(own_data(optimizer)),
+        to_host(savable_attributes(optimizer)),
         describe(schedule),
-        {index: map_leaves(_full, to_host(state)) for index, (state, _) in apart.items()},
+        {index: map_leaves(_in_float32, to_host(state)) for index, (state, _) in apart.items()},
         to_host({index: master for index, (_, master) in apart.items() if master is not None}),
         None,
         scheduler_start=start,
@@ -152,13 +152,13 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
     if not all(isinstance(key, int) for key in states):
         raise ValueError(f"the states are of other parameters: {next(k for k in states if isinstance(k, str))!r}")
 
-    def by_device(count: int) -> bool:
+    def copies_are_equal(count: int) -> bool:
         blocks = {key - key % count for key in states}
         return max(blocks, default=0) < count * len(weights) and all(
             first + k in states and equal(states[first], states[first + k]) for first in blocks for k in range(count)
         )
 
-    count = next((n for n in range(len(states), 0, -1) if by_device(n)), 1)
+    count = next((n for n in range(len(states), 0, -1) if copies_are_equal(n)), 1)
     mine = {key // count: state for key, state in states.items() if key % count == 0}
     # A pair may be Adam's or SGD's with a float16 weight's master, so it is not taken apart.
     return OptimizerStates(None, type(optimizer).__name__, {}, None, mine, {}, None)
@@ -177,17 +177,17 @@ def _check(
         raise ValueError(f"the states are of optimizer {found.optimizer}, this one is {type(optimizer).__name__}")
     if found.shapes is not None:
         check_shapes(found.shapes, shapes)
-    progress = {k: v for k, v in found.progress.items() if k in own_data(optimizer)}
+    progress = {k: v for k, v in found.progress.items() if k in savable_attributes(optimizer)}
     if settings == "caller":
         accumulated = found.accumulated
         if accumulated is None:  # a gluon.Trainer's file does not hold the optimizer as it was constructed
             accumulated = AsMade({}, None).accumulated(optimizer)
         progress = {k: v for k, v in progress.items() if k in accumulated}
     else:
-        own = kinds(describe(without_start(optimizer.lr_scheduler)[0]))
-        if kinds(found.scheduler) != own:
+        own = class_names(describe(without_start(optimizer.lr_scheduler)[0]))
+        if class_names(found.scheduler) != own:
             raise ValueError(
-                f"the states were saved with the learning-rate schedule {kinds(found.scheduler)}, this optimizer "
+                f"the states were saved with the learning-rate schedule {class_names(found.scheduler)}, this optimizer "
                 f"has {own}"
             )
     check_states(found.states, found.masters, with_attributes(optimizer, progress), shapes)
@@ -206,7 +206,7 @@ def _check(
     return commit
 
 
-def _fitting(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
+def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
     """Return a state for the array that the updater will pass to the optimizer."""
     if weight.masters or not weight.arrays:
         return found.states[index]
@@ -222,7 +222,7 @@ def _check_array(leaf: Any) -> None:
         raise TypeError(f"it holds a {type(leaf).__name__}, no array")
 
 
-def _full(leaf: Any) -> Any:
+def _in_float32(leaf: Any) -> Any:
     return leaf.astype(np.float32) if isinstance(leaf, np.ndarray) and leaf.dtype == np.float16 else leaf
 
 

@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from . import _mxnet
 from .gradients import Gradient, largest_on_cpu
-from .masters import publish
+from .masters import round_master
 from .multi_tensor import round_all, widen_all
 from .resume import AsMade
 
@@ -58,17 +58,17 @@ class Updater(mx.optimizer.Updater):
             with self._masters_in_states(masters):
                 super().__call__(list(indices), grads, weights)
             return
-        low = [k for k, i in enumerate(indices) if i in masters]
-        rounded = [grads[k] for k in low]
+        stored_half = [k for k, i in enumerate(indices) if i in masters]
+        rounded = [grads[k] for k in stored_half]
         wide = widen_all(rounded) if self.aggregate_updates else [grad.astype("float32") for grad in rounded]
-        full = dict(zip(low, wide))
+        full = dict(zip(stored_half, wide))
         with self._true_gradients([full.get(k, grad) for k, grad in enumerate(grads)]) as true:
             self._update(indices, true, [masters.get(i, w) for i, w in zip(indices, weights)])
         if self.aggregate_updates:
-            round_all([(masters[indices[k]], weights[k], grads[k]) for k in low])
+            round_all([(masters[indices[k]], weights[k], grads[k]) for k in stored_half])
         else:
-            for k in low:
-                publish(masters[indices[k]], weights[k])
+            for k in stored_half:
+                round_master(masters[indices[k]], weights[k])
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
         """Update as MXNet's Updater, but the largest arrays on a CPU one by one, which is faster and the same."""
@@ -79,7 +79,7 @@ class Updater(mx.optimizer.Updater):
         for k in alone:
             index, weight, grad = indices[k], weights[k], grads[k]
             if index not in self.states:
-                self.states[index] = _momentum(weight)
+                self.states[index] = _zero_momentum(weight)
                 self.states_synced[index] = True
             _mxnet.update_by_momentum(self.optimizer, index, weight, grad, self.states[index])
         rest = [k for k in range(len(indices)) if k not in alone]
@@ -140,19 +140,19 @@ class Updater(mx.optimizer.Updater):
 # MXNet's kernel for many arrays goes through them all at once, on a CPU a third as fast as the one for one array where
 # they are large (scripts/dev.py bench update). Each takes an operator more, so there are only a few.
 _ALONE_FROM, _MOST_ALONE = 1 << 18, 12
-_APART = 256  # elements
+_OFFSET = 256  # elements
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
 # SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients are the optimizer's, not a device's.
-_TOGETHER = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
+_NOT_PER_DEVICE = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
 
 
-def _momentum(weight: NDArray) -> NDArray:
+def _zero_momentum(weight: NDArray) -> NDArray:
     """Return zeros as SGD makes them, a kilobyte further on in their page of memory.
 
     Large arrays all begin at the same place of a page. At some distances from one another (2**28 bytes is one) an AMD
     core's L1 cache confuses two of them, and an update takes several times as long.
     """
-    return mx.nd.zeros(weight.size + _APART, ctx=weight.ctx, dtype=weight.dtype)[_APART:].reshape(weight.shape)
+    return mx.nd.zeros(weight.size + _OFFSET, ctx=weight.ctx, dtype=weight.dtype)[_OFFSET:].reshape(weight.shape)
 
 
 class Updaters(List[Updater]):
@@ -164,7 +164,7 @@ class Updaters(List[Updater]):
     def __init__(
         self, optimizer: mx.optimizer.Optimizer, num_devices: int, master: Callable[[int, int], NDArray | None]
     ) -> None:
-        super().__init__(Updater(optimizer, partial(_on_device, master, k)) for k in range(num_devices))
+        super().__init__(Updater(optimizer, partial(_master_of, master, k)) for k in range(num_devices))
         self.optimizer = optimizer
         self.as_made = AsMade.of(optimizer)
 
@@ -173,7 +173,7 @@ class Updaters(List[Updater]):
 
         ``reduced``: the gradients of a weight are the same on all devices, and the weights stay so.
         """
-        once = {update.index: update for update in reversed(updates)} if reduced and self._updates_apart() else {}
+        once = {update.index: update for update in reversed(updates)} if reduced and self._updates_can_differ() else {}
         with rescaled(self.optimizer, factor):
             for k, updater in enumerate(self):
                 mine = [u for u in updates if u.device == k and once.get(u.index, u) is u]
@@ -182,24 +182,24 @@ class Updaters(List[Updater]):
         for update in updates:
             source = once.get(update.index, update)
             if source is not update:
-                self._copy(source, update)
+                self._copy_weight(source, update)
 
-    def _updates_apart(self) -> bool:
+    def _updates_can_differ(self) -> bool:
         """Return whether updates of two devices can differ: the optimizer draws, or counts for all of them together.
 
         MXNet's own Trainer updates once, on the kvstore. A user's own optimizer may do anything.
         """
         optimizer = self.optimizer
         own = not type(optimizer).__module__.startswith("mxnet.")
-        return len(self) > 1 and (own or isinstance(optimizer, _TOGETHER))
+        return len(self) > 1 and (own or isinstance(optimizer, _NOT_PER_DEVICE))
 
-    def _copy(self, source: Update, to: Update) -> None:
+    def _copy_weight(self, source: Update, to: Update) -> None:
         master, other = self[source.device].master(source.index), self[to.device].master(to.index)
         if master is None or other is None:
             source.weight.copyto(to.weight)
         else:
             master.copyto(other)
-            publish(other, to.weight)
+            round_master(other, to.weight)
 
     def set_states(self, states: Mapping[int, Any], contexts: Sequence[mx.Context], place: Callable) -> None:
         """Continue from ``states`` by index; ``place(state, ctx)`` brings one to a device."""
@@ -208,7 +208,7 @@ class Updaters(List[Updater]):
             updater.states_synced = dict.fromkeys(updater.states, True)
 
 
-def _on_device(master: Callable[[int, int], NDArray | None], device: int, index: int) -> NDArray | None:
+def _master_of(master: Callable[[int, int], NDArray | None], device: int, index: int) -> NDArray | None:
     return master(index, device)
 
 
