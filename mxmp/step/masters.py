@@ -51,10 +51,10 @@ class Weight(NamedTuple):
     """
 
     name: str
-    shape: tuple  # 0 where it is not known yet
-    arrays: Sequence[NDArray]  # those that compute, one per device; empty before initialization
-    masters: Sequence[NDArray] | None  # FP32, one per device
-    assign: Callable[[NDArray], Any]  # makes an FP32 array the value on every device
+    shape: tuple
+    arrays: Sequence[NDArray]
+    masters: Sequence[NDArray] | None
+    assign: Callable[[NDArray], Any]
 
     def round_masters(self) -> None:
         """Write the masters, rounded to float16, into ``arrays``; without masters do nothing. Does not wait."""
