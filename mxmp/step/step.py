@@ -182,7 +182,7 @@ class ScaledStep:
                 observer.after_step()
         return not bad
 
-    def forgive(self) -> None:
+    def restart_floor_count(self) -> None:
         """Restart the count of skipped steps in a row at the lowest scale, which would end in ``FloatingPointError``.
 
         ``guard`` calls it when it has found the layer that overflows, and will move the layer to FP32.
