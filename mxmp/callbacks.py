@@ -12,12 +12,12 @@ __all__ = ["KeptError", "hold_interrupts"]
 
 
 class KeptError:
-    """Keep the first exception that blocks raise, so that ``raise_it`` can raise it later.
+    """A context manager that keeps the first exception of its blocks, until ``raise_it`` raises it.
 
-    The body of a Python function that MXNet calls through ctypes runs in ``with kept:``. ctypes would print an
-    exception of that function and go on, and the code that called MXNet would never see it. One object serves any
-    number of blocks. It keeps ``KeyboardInterrupt`` too; but Ctrl-C may arrive in the function before the block is
-    entered, so the call of MXNet itself belongs into ``hold_interrupts()``.
+    For the body of a Python function that MXNet calls through ctypes: ctypes would print the function's exception and
+    go on, and the code that called MXNet would never see it. One object serves any number of blocks. It keeps
+    ``KeyboardInterrupt`` too; but Ctrl-C may arrive in the function before the block is entered, so the call of MXNet
+    itself belongs into ``hold_interrupts()``.
     """
 
     def __init__(self) -> None:

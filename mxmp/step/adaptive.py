@@ -73,6 +73,11 @@ class AdaptiveLossScaler(DynamicLossScaler):
     ------
     ValueError
         An argument is out of range; names the argument and what it must be.
+
+    Attributes
+    ----------
+    ARGUMENTS, COUNTERS
+        The names of what ``state_dict`` holds besides the scale: arguments of the constructor, and private counters.
     """
 
     ARGUMENTS = (*DynamicLossScaler.ARGUMENTS, "max_zeros", "margin", "measure_interval")

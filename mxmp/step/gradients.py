@@ -113,9 +113,10 @@ class FiniteSums:
         return len(gradients) == len(self._arrays) and all(map(is_, [g.array for g in gradients], self._arrays))
 
     def __call__(self) -> Scalars:
-        """Compute each gradient's number from its present values; return them, on their devices, for ``fetch``.
+        """Compute each gradient's number from its present values, without waiting for a device.
 
-        Does not wait for a device.
+        Returns a list of (FP32 vector on a device, positions in ``gradients`` that its elements belong to), for
+        ``fetch``.
         """
         found: Scalars = []
         for array, i in self._alone:
@@ -134,18 +135,20 @@ class FiniteSums:
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
-    """Compute the sum of squares of each gradient in FP32; return the sums, still on their devices, for ``fetch``.
+    """Compute the sum of squares of each gradient in FP32, without waiting for a device.
 
-    Does not wait for a device. A sum is inf where it exceeds FP32's range.
+    Returns a list of (FP32 vector on a device, positions in ``gradients`` that its elements belong to), for ``fetch``.
+    A sum is inf where it exceeds FP32's range.
     """
     return FiniteSums(gradients, _NORM_BY_DOT, most=None, check_only=False)()
 
 
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
-    """Compute two groups of FP32 numbers, one number per gradient in each, for ``fetch``.
+    """Compute for each gradient its share of zeros and its largest absolute value, without waiting for a device.
 
-    The first group is the share of the gradient's elements that are 0, from 0 to 1; the second is the largest absolute
-    value. Of a row-sparse gradient only the stored rows count. Does not wait for a device.
+    Returns two groups for ``fetch``: first the shares, from 0 to 1, of elements that are 0; then the largest absolute
+    values. A group is a list of (FP32 vector of one element, [position in ``gradients``]). Of a row-sparse gradient
+    only the stored rows count.
     """
     values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
     zeros = [((each == 0).mean(), [i]) for i, each in enumerate(values)]
@@ -162,11 +165,11 @@ def largest_on_cpu(arrays: Sequence[NDArray], least: int, most: int | None = Non
 
 
 def fetch(*groups: Scalars) -> list[np.ndarray]:
-    """Copy numbers from the devices to the host; return one float32 NumPy array for each of ``groups``.
+    """Copy numbers from their devices to the host, and return one float32 NumPy array for each of ``groups``.
 
-    A group is a list of (FP32 vector on a device, positions of its elements), as ``FiniteSums`` or ``distances``
-    returns it; the result of a group has the element for position ``i`` at index ``i``. All vectors are joined on their
-    devices first, so that the host waits for only one transfer.
+    A group is a list of (FP32 vector on a device, positions), as ``FiniteSums`` or ``distances`` returns it:
+    ``positions[k]`` says at which index of the NumPy array element ``k`` of the vector is put. Vectors are joined on
+    the devices first, so that there is one transfer for all groups. Waits for the devices.
     """
     found = [np.empty(sum(len(members) for _, members in group), np.float32) for group in groups]
     devices: dict[mx.Context, list[tuple[NDArray, list[int], np.ndarray]]] = {}
@@ -221,7 +224,7 @@ class Overflows:
 
 
 def norm(gradients: Sequence[Gradient]) -> float:
-    """Return the L2 norm over all elements of all gradients. Waits for the device.
+    """Return the L2 norm over all elements of all gradients, as a Python float. Waits for the device.
 
     It is inf or NaN only if an element is. Where the squares of finite elements exceed FP32's range, it is computed
     again from gradients that are multiplied by 2**-80.

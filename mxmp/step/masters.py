@@ -78,12 +78,15 @@ class MasterPair(NamedTuple):
 
 
 def distances(pairs: Sequence[MasterPair]) -> Scalars:
-    """Compute for each pair a number that is 0 if and only if ``half`` is ``master`` rounded to float16, for ``fetch``.
+    """Compute for each pair a number that is 0 if and only if ``half`` is ``master``, rounded to float16.
 
-    So any other number, also NaN, says that a user has written into ``half``, or that a value is not finite. The number
-    is the sum of squared differences in FP32. Two different float16 numbers differ by at least 2**-24, and 2**-48 is a
-    normal FP32 number, so the sum of different arrays is never 0. Takes 6 bytes of memory per element for a short time.
-    Does not wait for a device.
+    Any other number, also NaN, says that a user has written into ``half``, or that a value is not finite. Returns a
+    list of (FP32 vector on a device, positions in ``pairs`` that its elements belong to), for ``fetch``; does not wait
+    for a device.
+
+    The number is the sum of squared differences in FP32. Two different float16 numbers differ by at least 2**-24, and
+    2**-48 is a normal FP32 number, so the sum for different arrays is never 0. Takes 6 bytes of memory per element for
+    a short time.
     """
     devices: dict[mx.Context, list[int]] = {}
     for i, pair in enumerate(pairs):

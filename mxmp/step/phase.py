@@ -39,7 +39,10 @@ class Phase(enum.Enum):
 
 
 class Event(enum.Enum):
-    """A method of the Trainer that changes its phase; the value is the method's name (``"allreduce_grads"``)."""
+    """A method of the Trainer that changes its phase.
+
+    The value is the method's name: ``Event.REDUCE.value`` is ``"allreduce_grads"``.
+    """
 
     BACKWARD = "backward"
     REDUCE = "allreduce_grads"
@@ -108,8 +111,9 @@ class Progress:
     def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
         """Raise ``RuntimeError`` if the user may not call the method ``event`` in the present phase.
 
-        ``called`` is the method's name in the message, if it is not ``event.value``: ``step`` checks ``Event.UPDATE``.
-        At a ``loss_scale`` of 1 gradients of ``loss.backward()`` are permitted.
+        ``unscale()`` before a backward is such a call, or a second ``unscale()``. At a ``loss_scale`` of 1 gradients of
+        ``loss.backward()`` are as good as those of ``trainer.backward(loss)``. ``called`` is the method's name in the
+        message, if it is not ``event.value``: ``step`` checks ``Event.UPDATE``.
         """
         before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
@@ -127,7 +131,10 @@ class Progress:
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
-        """Move to the phase that follows ``event``, after the method has run. ``check`` must have permitted it."""
+        """Set ``phase`` to the one that follows ``event``, a method that ``check`` permitted and that has run.
+
+        ``loss_scale`` is the same as in ``check``.
+        """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         if event is Event.UPDATE:
             self.clip = 1.0

@@ -53,9 +53,9 @@ class AsMade(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: mx.optimizer.Optimizer) -> AsMade:
-        """Return the AsMade of an optimizer that has not updated yet.
+        """Return an AsMade of the optimizer as it is now; a copy, which later updates do not change.
 
-        Of an optimizer that has updated already, ``attributes`` is empty: any attribute may have changed since.
+        If the optimizer has updated already, ``attributes`` is empty: any attribute may have changed since it was made.
         """
         used = optimizer.num_update > optimizer.begin_num_update
         schedule, _ = without_start(optimizer.lr_scheduler)
@@ -184,9 +184,9 @@ def class_names(described: Any) -> Any:
 
 
 def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: int) -> None:
-    """Set the attributes of the optimizer's schedule to those in ``described``, and let it start at update ``start``.
+    """Set the attributes of the optimizer's schedule to ``described``, and let it count updates from ``start``.
 
-    ``described`` comes from ``describe``, of a schedule with the same class names. Without a schedule does nothing.
+    ``described`` comes from ``describe``, of a schedule with the same class names. Without a schedule nothing happens.
     """
     schedule, _ = without_start(optimizer.lr_scheduler)
     _set_attributes(schedule, described)
@@ -194,7 +194,7 @@ def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: i
 
 
 def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, start: int) -> None:
-    """Continue the user's schedule from the saved state if it is the saved schedule; otherwise start it now.
+    """Continue the user's schedule from its saved state, if it was saved; otherwise let it start at the present update.
 
     For ``Module``: scripts for MXNet's Module pass only the rest of a schedule to a resumed run, whose updates MXNet
     counts from ``begin_num_update`` again.
@@ -207,7 +207,7 @@ def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, 
         The user's schedule as it was made, described by ``describe``.
     saved : list
         Descriptions of the saved schedule: as it was made, if the file says so, and last its state when it was saved.
-        If ``own`` equals one of them, it is the same schedule.
+        If ``own`` equals one of them, the user's schedule is the saved one.
     start : int
         The update at which the saved schedule started.
     """

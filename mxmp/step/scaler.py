@@ -115,10 +115,14 @@ class StaticLossScaler:
     ------
     ValueError
         ``scale`` is no such number.
+
+    Attributes
+    ----------
+    ARGUMENTS, COUNTERS
+        For subclasses: the names of what ``state_dict`` holds besides the scale, which are further arguments of the
+        constructor, and private counters. A counter's name maps to the function that checks a loaded value.
     """
 
-    # What ``state_dict`` holds besides the scale: arguments of the constructor, and counters. A counter's name maps to
-    # the check of its value; the attribute has an underscore before the name.
     ARGUMENTS: tuple[str, ...] = ()
     COUNTERS: ClassVar[Mapping[str, Callable[[str, Any], Any]]] = {}
 
@@ -141,7 +145,7 @@ class StaticLossScaler:
         self._set(check_scale("loss_scale", value))
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale to a number that ``check_scale`` has accepted; subclasses refuse some, with an error."""
+        """Set the loss scale to a number that FP32 holds; subclasses raise an error for one that they do not allow."""
         self._scale = scale
 
     if not TYPE_CHECKING:  # mypy would take it for a class with any attribute
@@ -157,11 +161,11 @@ class StaticLossScaler:
         return True
 
     def scale(self, value: T) -> T:
-        """Return ``value * loss_scale``."""
+        """Return ``value * loss_scale``, such as a loss before backward; ``value`` is a number or an array."""
         return value * self.loss_scale  # type: ignore
 
     def unscale(self, value: T) -> T:
-        """Return ``value / loss_scale``."""
+        """Return ``value / loss_scale``, such as a gradient before the update; ``value`` is a number or an array."""
         return value / self.loss_scale  # type: ignore
 
     def adjust(self, finite: bool) -> None:
@@ -249,6 +253,11 @@ class DynamicLossScaler(StaticLossScaler):
     ------
     ValueError
         An argument is out of range; names the argument and what it must be.
+
+    Attributes
+    ----------
+    ARGUMENTS, COUNTERS
+        The names of what ``state_dict`` holds besides the scale: arguments of the constructor, and private counters.
     """
 
     ARGUMENTS: tuple[str, ...] = (
@@ -306,7 +315,7 @@ class DynamicLossScaler(StaticLossScaler):
             self._back_off()
 
     def _back_off(self) -> None:
-        """Count an overflow, and lower the loss scale if ``hysteresis`` permits no more of them."""
+        """Count an overflow, and lower the loss scale unless ``hysteresis`` lets this overflow pass."""
         self._clean_steps = 0
         self._tolerance -= 1
         if self._tolerance <= 0:
@@ -437,5 +446,5 @@ _groups: weakref.WeakKeyDictionary[Scaler, ScalerGroup] = weakref.WeakKeyDiction
 
 
 def group_of(scaler: Scaler) -> ScalerGroup:
-    """Return the ScalerGroup of this very scaler object, which is made at the first call."""
+    """Return the ScalerGroup of this very scaler object; the first call makes it."""
     return _groups.setdefault(scaler, ScalerGroup(scaler))

@@ -13,7 +13,10 @@ __all__ = ["Layout", "check_shapes", "check_states", "for_weight", "map_leaves",
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return a copy of nested dicts, lists and tuples, with ``function`` applied to each value in them."""
+    """Return a copy of nested dicts, lists and tuples, with ``function`` applied to every other value in them.
+
+    A value that is no container itself is passed to ``function`` directly.
+    """
     if isinstance(value, dict):
         return {k: map_leaves(function, v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -22,10 +25,10 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray | None, dtype: Any) -> Any:
-    """Return the state of an FP32 weight as ``optimizer`` expects it for a weight of ``dtype``.
+    """Return the state of an FP32 weight as ``optimizer`` needs it for a weight of ``dtype``.
 
-    For FP32 that is ``state`` itself. For float16 its arrays become float16; but if the optimizer uses
-    ``multi_precision`` they stay FP32, and ``master``, a NumPy array, is put inside.
+    Files hold the states of FP32 weights only. For FP32 the result is ``state`` itself. For float16 its arrays become
+    float16; but if the optimizer uses ``multi_precision`` they stay FP32, and ``master``, a NumPy array, is put inside.
     """
     if np.dtype(dtype) != np.float16:
         return state
@@ -54,9 +57,9 @@ class Layout:
                     self._master = k
 
     def split(self, state: Any) -> tuple[Any, Any]:
-        """Return the FP32 weight's state and its master, from a state that may have the master inside.
+        """Return the state of the FP32 weight, and the master, of a state that may have the master inside.
 
-        The master is None if there is none inside.
+        If there is none inside, the state is returned as it is, and None.
         """
         pair = isinstance(state, (list, tuple)) and len(state) == 2 and _nesting(state) != self._kind
         if not pair or self._master is None or _nesting(state[1 - self._master]) != self._kind:

@@ -71,8 +71,8 @@ class OptimizerStates(NamedTuple):
 def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weight]) -> None:
     """Write optimizer states, master weights, scaler and counters to the file ``path``, completely or not at all.
 
-    Of several devices the first one's states are written, as all hold the same. ``weights`` are all parameters, in the
-    order of their numbers. Waits for the device.
+    ``step`` has the scaler and the counters. ``updaters`` has the states, those of the first device, as all devices
+    hold the same. ``weights`` are all parameters, in the order of their numbers. Waits for the device.
     """
     masters = {i: to_host(weight.masters[0]) for i, weight in enumerate(weights) if weight.masters}
     found = _collect(updaters.optimizer, updaters[0].states)
@@ -165,9 +165,9 @@ def read(path: str) -> OptimizerStates:
 def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates:
     """Return the optimizer's attributes, schedule and states on one device, copied to the host. Waits for the device.
 
-    ``states`` maps a parameter's number to its state. Masters that MXNet's ``multi_precision`` keeps inside a state go
-    to ``masters``, and float16 states become FP32, so that all states are those of FP32 weights. What does not come
-    from the optimizer stays None.
+    The argument ``states`` maps a parameter's number to its state. Masters that MXNet's ``multi_precision`` keeps
+    inside a state go to the result's ``masters``, and float16 states become FP32, so that all states are those of FP32
+    weights. Fields that do not come from the optimizer are None.
     """
     schedule, start = without_start(optimizer.lr_scheduler)
     layout = Layout(optimizer)
@@ -214,9 +214,10 @@ def _check(
 ) -> Callable[[], None]:
     """Raise ``ValueError`` if ``found`` does not fit optimizer and parameters; return a function that applies it.
 
-    The function takes no arguments. It sets the optimizer's attributes and schedule, and gives every device the saved
-    update counts. (MXNet gives them to the saved devices only, and Adam then diverges on the others.) ``shapes`` are
-    those of the parameters, with 0 for a dimension that is not known yet. ``settings`` is as in ``load``.
+    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts. (MXNet
+    gives them to the saved devices only, and Adam then diverges on the others.) So nothing changes before all is
+    checked. ``shapes`` are those of the parameters, with 0 for a dimension that is not known yet. ``settings`` is as in
+    ``load``.
     """
     optimizer, as_made = updaters.optimizer, updaters.as_made
     if found.optimizer != type(optimizer).__name__:
@@ -283,7 +284,7 @@ def _to_device(value: Any, ctx: mx.Context) -> Any:
     """Return a copy of nested dicts, lists and tuples, with NumPy arrays as NDArrays on ``ctx``."""
 
     def leaf(item: Any) -> Any:
-        """Return a NumPy array as NDArray, anything else as it is."""
+        """Return a NumPy array as an NDArray on the device, anything else as it is."""
         return mx.nd.array(item, ctx=ctx, dtype=item.dtype) if isinstance(item, np.ndarray) else item
 
     return map_leaves(leaf, value)

@@ -21,10 +21,10 @@ __all__ = ["RunningStatistics"]
 
 
 class RunningStatistics:
-    """Keeps a finite copy of each running mean and variance, to restore them after a step with an overflow.
+    """Keeps a finite copy of each of BatchNorm's running means and variances, to restore them after an overflow.
 
-    A Trainer or Module has one object. In each step ``sums`` copies the present values, and the step then calls either
-    ``keep`` (the copies are finite) or ``restore``.
+    A Trainer or Module has one object, and tells it the arrays by ``watch``. In each training step ``sums`` copies the
+    present values; then either ``keep`` is called, because the copies are finite, or ``restore``.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,12 @@ class RunningStatistics:
         return self
 
     def sums(self, after: Scalars) -> Scalars:
-        """Copy all statistics as they are now; return one sum of squares per device, not yet computed, for ``fetch``.
+        """Copy all statistics as they are now; return the sum of squares of each device's copies, for ``fetch``.
 
-        The sums are finite if the copies are. ``after`` holds numbers that were computed from all gradients
-        (``FiniteSums``): a copy waits for those on its device, and so for the end of the backward. This is needed
-        because BatchNorm's backward writes the statistics without notifying MXNet's engine. Does not wait for a device.
+        The sums are finite if and only if the copies are (and below 1e19). ``after`` holds numbers that were computed
+        from all gradients, by ``FiniteSums``: a copy waits for those on its device, and so for the end of the backward.
+        This is needed because BatchNorm's backward writes the statistics without notifying MXNet's engine. The host
+        does not wait.
         """
         with autograd.pause():
             for ctx, items in self._devices.items():

@@ -107,9 +107,10 @@ class ScaledStep:
         self._sums: FiniteSums | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for ``copy`` and ``pickle``, without those that belong to this object's own run.
+        """Return the attributes for ``copy`` and ``pickle``.
 
-        Left out are the group, the check of these very gradient arrays, and the observers.
+        Without the group, the observers and the operators of the check, which belong to this object's own scaler and
+        gradients.
         """
         return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
@@ -234,11 +235,11 @@ class ScaledStep:
         exposed: Sequence[MasterPair],
         unscaled: bool,
     ) -> tuple[list[Gradient], list[MasterPair]]:
-        """Look for overflows and for writes of users; return the gradients with an overflow, and the written pairs.
+        """Return the gradients with an overflow, and those pairs of ``exposed`` into which a user has written.
 
-        The first list is empty if all gradients are finite. The second has those of ``exposed`` whose float16 array is
-        not the rounded master. Also keeps or restores ``statistics``, and notes what a scaler that ``measures`` needs.
-        All numbers come to the host in one transfer; only an overflow needs a second one.
+        The first list is empty if all gradients are finite. A user has written into a pair if its float16 array is not
+        the rounded master. Also keeps or restores ``statistics``, and notes what a scaler that ``measures`` needs. All
+        numbers come to the host in one transfer; only an overflow needs a second one.
         """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
@@ -293,9 +294,10 @@ class ScaledStep:
             )
 
     def _log(self, bad: Sequence[Gradient], before: float, after: float) -> None:
-        """Log a skipped step as a warning, with the gradients ``bad``; without any log the raised scale as information.
+        """Log that this step was skipped, as a warning, or else that its loss scale was changed, as information.
 
-        ``before`` and ``after`` are the loss scales of this step and of the next one.
+        ``bad`` holds the gradients with an overflow, and is empty for a step that was not skipped. ``before`` and
+        ``after`` are the loss scales of this step and of the next one.
         """
         if bad:
             message = "step %d skipped: non-finite gradients in %s; loss scale %g -> %g"
@@ -309,7 +311,7 @@ class StepView:
 
     @property
     def scaled_step(self) -> ScaledStep:
-        """The ScaledStep that the properties read; each subclass returns its own."""
+        """The ScaledStep that the properties of this class read. Each subclass returns its own."""
         raise NotImplementedError
 
     @property

@@ -115,7 +115,7 @@ def refuse_sparse_weight(name: str, storage: str) -> None:
 
 
 def is_distributed(store: Any) -> bool:
-    """Return whether gradients are summed over other workers, too, by ``store``, an open kvstore or None."""
+    """Return whether ``store``, an open kvstore or None, sums gradients over several workers."""
     if store is None:
         return False
     try:
@@ -183,7 +183,7 @@ class Horovod(mx.kv.KVStoreBase):
         return False  # no updates on the store
 
     def init(self, key: Any, value: NDArray) -> None:
-        """Do nothing. MXNet would set the first value of ``key`` in a store of its own; Horovod keeps no values."""
+        """Do nothing. MXNet calls it with the first value of each key, and Horovod stores no values."""
 
     def broadcast(self, key: Any, value: NDArray, out: Any, priority: int = 0) -> None:
         """Set ``out``, one array or one per device, to worker 0's ``value``. Does not wait."""
