@@ -199,6 +199,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._until_measured = 0
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a dict that ``state_dict`` of an AdaptiveLossScaler returned, arguments and counters included.
+
+        Raises ``ValueError`` for anything else; nothing has changed then.
+        """
         self._load(state, AdaptiveLossScaler)
 
     def __repr__(self) -> str:

@@ -31,11 +31,13 @@ __all__ = [
     "zeros_and_peaks",
 ]
 
-# On a CPU dot sums squares at 0.2 ns an element, multi_sum_sq over many arrays at 1 ns and, one after the other, less
-# exactly; but dot is an operator for each array. A norm is exact; a check only asks whether a sum is finite.
+# On a CPU ``dot`` sums squares at 0.2 ns an element. ``multi_sum_sq`` needs 1 ns, and is less exact, since it adds one
+# element after the other; but it is one operator for many arrays. A norm must be exact, so it uses ``dot`` for smaller
+# arrays, too; the check only needs to know whether a sum is finite.
 _NORM_BY_DOT, _CHECK_BY_DOT = 1 << 14, 1 << 16
-_MOST_BY_DOT = 12  # in a check: the largest
-# MXNet's multi_all_finite has room for so many arrays, and writes past it (src/operator/contrib/all_finite-inl.h).
+_MOST_BY_DOT = 12  # in a check: so many, the largest arrays
+# MXNet's multi_all_finite has memory for so many arrays, and writes beyond it if there are more
+# (src/operator/contrib/all_finite-inl.h).
 _MOST_CHECKED = 200
 
 # FP32 vectors on their devices, not yet computed, and the positions of the gradients that their elements belong to.
@@ -219,7 +221,7 @@ class Overflows:
         that every worker skips the step. Does not wait for a device.
         """
         with autograd.pause():
-            for first, zero in zip(self._firsts, self._zeros):  # 0, or NaN
+            for first, zero in zip(self._firsts, self._zeros):  # ``zero`` is 0, or NaN after an overflow
                 first += zero.astype(first.dtype, copy=False)
 
 
@@ -305,5 +307,5 @@ def _concatenated(arrays: Sequence[NDArray]) -> NDArray:
     ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
     joined = mx.nd.empty(ends[-1], ctx=arrays[0].ctx)
     for array, start, end in zip(arrays, ends, ends[1:]):
-        array.copyto(joined[start:end])  # no kernel
+        array.copyto(joined[start:end])  # launches no kernel
     return joined

@@ -3,7 +3,7 @@
 ====================  ============  ================================================================
 phase                 the gradients are
 ====================  ============  ================================================================
-``READY``             of no backward of ours
+``READY``             of no scaled backward
 ``SCALED``            scaled        each device's own
 ``REDUCED``           scaled        summed over devices and workers
 ``CLIPPED``           scaled        summed; the update multiplies by ``clip``

@@ -29,9 +29,9 @@ __all__ = [
     "without_start",
 ]
 
-# Attributes that belong to the process or to the run's arguments, in any resumed run.
+# Attributes that a resumed run never takes from a file: they belong to its process, or to its caller's arguments.
 _NOT_STATE = {"param_dict", "idx2name", "sym_info", "lr_scheduler", "rescale_grad", "aggregate_num", "multi_precision"}
-# Attributes that MXNet's base class makes of its arguments under other names.
+# Attributes in which MXNet's base class keeps arguments that have other names (``learning_rate`` is ``lr``).
 _SETTINGS = {"lr", "lr_mult", "wd_mult"}
 _COUNTS = {"num_update", "_index_update_count", "_all_index_update_counts"}
 _PLAIN = (bool, int, float, str, type(None))
@@ -129,6 +129,7 @@ class FromUpdate(mx.lr_scheduler.LRScheduler):
         object.__setattr__(self, "start", start)
 
     def __call__(self, num_update: int) -> float:
+        """Return the learning rate of update ``num_update`` of the optimizer."""
         return self.schedule(num_update - self.start)
 
     def __getattr__(self, name: str) -> Any:

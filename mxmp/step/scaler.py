@@ -298,6 +298,7 @@ class DynamicLossScaler(StaticLossScaler):
 
     @property
     def at_floor(self) -> bool:
+        """Return whether the loss scale is ``min_scale``, so that an overflow cannot lower it."""
         return self._scale <= self.min_scale
 
     def adjust(self, finite: bool) -> None:
@@ -322,6 +323,10 @@ class DynamicLossScaler(StaticLossScaler):
             self._scale = max(self._scale * self.backoff_factor, self.min_scale)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a dict that ``state_dict`` of a DynamicLossScaler returned, arguments and counters included.
+
+        Raises ``ValueError`` for anything else; nothing has changed then.
+        """
         self._load(state, DynamicLossScaler)
 
     def __repr__(self) -> str:

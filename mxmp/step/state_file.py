@@ -35,7 +35,7 @@ def write(path: str, content: dict[str, Any]) -> None:
     tree = json.dumps({"format": FORMAT, **{k: _encode(v, arrays) for k, v in content.items()}})
     named = {f"a{i}": array for i, array in enumerate(arrays)}
     named = {"tree": np.frombuffer(tree.encode(), np.uint8), "digest": _digest(tree, arrays), **named}
-    # As np.savez does, which leaves its archive to the garbage collector when the disk is full.
+    # np.savez would write the same file, but when the disk is full it leaves the archive open.
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in named.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

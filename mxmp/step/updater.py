@@ -176,8 +176,9 @@ class Updater(mx.optimizer.Updater):
             self.optimizer.rescale_grad = rescale
 
 
-# MXNet's kernel for many arrays goes through them all at once, on a CPU a third as fast as the one for one array where
-# they are large (scripts/dev.py bench update). Each takes an operator more, so there are only a few.
+# On a CPU MXNet's kernel for many arrays is a third as fast as that for one array if they are large (scripts/dev.py
+# bench update). But each array that is updated alone is one more operator, so only a few are: the number of elements
+# from which on, and how many arrays at most.
 _ALONE_FROM, _MOST_ALONE = 1 << 18, 12
 _OFFSET = 256  # elements
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
