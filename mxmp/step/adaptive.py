@@ -15,19 +15,28 @@ _USEFUL = 0.98
 
 
 def _check_largest(name: str, value: Any) -> float:
-    """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number of at least 0."""
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number of at least 0.
+
+    ``name``: the counter that the error names.
+    """
     require(is_number(value) and 0 <= value < math.inf, name, value, "a finite number from 0 on")
     return float(value)
 
 
 def _check_zeros(name: str, value: Any) -> float | None:
-    """Return ``value``; raise ``ValueError`` unless it is a number or None."""
+    """Return ``value``; raise ``ValueError`` unless it is a number or None.
+
+    ``name``: the counter that the error names.
+    """
     require(value is None or is_number(value), name, value, "a number or None")
     return value
 
 
 def _check_bool(name: str, value: Any) -> bool:
-    """Return ``value``; raise ``ValueError`` unless it is a bool."""
+    """Return ``value``; raise ``ValueError`` unless it is a bool.
+
+    ``name``: the counter that the error names.
+    """
     require(isinstance(value, bool), name, value, "a bool")
     return value
 

@@ -142,9 +142,9 @@ class FromUpdate(mx.lr_scheduler.LRScheduler):
 
 
 def without_start(schedule: Any) -> tuple[Any, int]:
-    """Return the user's own schedule and the update at which it starts.
+    """Return the user's own schedule, and the update from which it counts.
 
-    That is ``schedule`` and 0, unless ``schedule`` is a FromUpdate.
+    These are ``schedule`` and 0, unless ``schedule`` is a FromUpdate.
     """
     return (schedule.schedule, schedule.start) if isinstance(schedule, FromUpdate) else (schedule, 0)
 
@@ -171,7 +171,7 @@ def describe(schedule: Any) -> Any:
 
 
 def class_names(described: Any) -> Any:
-    """Return the class names of a schedule that ``describe`` has described, and of the schedules in it.
+    """Return the class names in what ``describe`` returned for a schedule: its own, and those of schedules in it.
 
     ``["FactorScheduler"]`` for a simple schedule, a nested list for one that contains others, and None without a
     schedule. Two schedules can only continue from each other if these are equal.

@@ -59,7 +59,10 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def _check_finite(name: str, value: Any) -> float:
-    """Return ``value`` as a float; raise ``ValueError`` unless it is a positive finite number."""
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a positive finite number.
+
+    ``name``: the argument that the error names.
+    """
     require(is_number(value) and 0 < value < math.inf, name, value, "a positive finite number")
     return float(value)
 
@@ -67,7 +70,7 @@ def _check_finite(name: str, value: Any) -> float:
 def check_scale(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a number from 2**-126 to 2**127.
 
-    In FP32 such a loss scale and its inverse are normal numbers.
+    In FP32 such a loss scale and its inverse are normal numbers. ``name``: the argument that the error names.
     """
     _check_finite(name, value)
     require(_SMALLEST <= value <= _LARGEST, name, value, "a positive number within FP32's range, 2**-126 to 2**127")
@@ -75,19 +78,28 @@ def check_scale(name: str, value: Any) -> float:
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of Python or NumPy. A bool is none."""
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of Python or NumPy. A bool is none.
+
+    ``name``: the argument that the error names.
+    """
     require(isinstance(value, Integral) and not isinstance(value, bool), name, value, "an integer")
     return int(value)
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``."""
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``.
+
+    ``name``: the argument that the error names.
+    """
     require(check_integer(name, value) >= least, name, value, f"at least {least}")
     return int(value)
 
 
 def _check_not_negative(name: str, value: Any) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least 0."""
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least 0.
+
+    ``name``: the counter that the error names.
+    """
     return check_count(name, value, least=0)
 
 

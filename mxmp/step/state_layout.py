@@ -79,7 +79,7 @@ def _nesting(state: Any) -> Any:
 
 
 def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.optimizer.Optimizer:
-    """Return a shallow copy of the optimizer, with some attributes replaced by ``attributes``, from names to values."""
+    """Return a shallow copy of the optimizer, with some attributes replaced: ``attributes`` maps names to values."""
     other = copy.copy(optimizer)
     vars(other).update(attributes)
     return other

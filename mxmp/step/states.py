@@ -97,8 +97,8 @@ def load(
 ) -> None:
     """Continue from a file of ``save``, or of MXNet's ``gluon.Trainer``, on any number of devices.
 
-    FP32 master weights in the file become the values of the parameters, in whatever dtype those are stored now. Runs no
-    code from the file.
+    FP32 master weights in the file become the values of the parameters, in whatever dtype a Gluon net stores those now;
+    in a Module, of those parameters that have masters now. Runs no code from the file.
 
     Parameters
     ----------

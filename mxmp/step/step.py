@@ -307,7 +307,10 @@ class ScaledStep:
 
 
 class StepView:
-    """The properties that a Trainer, a Module and a BucketingModule share: they read its loss scale and counters."""
+    """The properties that a Trainer, a Module and a BucketingModule share: their loss scale, scaler and counters.
+
+    Each reads the object's ScaledStep.
+    """
 
     @property
     def scaled_step(self) -> ScaledStep:
