@@ -47,8 +47,8 @@ class Weight(NamedTuple):
     masters : sequence of NDArray or None
         The FP32 master weights, one per device; None where ``arrays`` are FP32 or not initialized.
     assign : callable
-        Takes an FP32 array and makes it the parameter's value on every device, in masters and arrays. In a Module it does
-        nothing for a parameter without masters.
+        Takes an FP32 array and makes it the parameter's value on every device, in masters and arrays. In a Module it
+        does nothing for a parameter without masters.
     """
 
     name: str

@@ -76,20 +76,20 @@ class Updater(mx.optimizer.Updater):
             with self._as_multi_precision(masters):
                 super().__call__(list(indices), grads, weights)
             return
-        stored_half = [k for k, i in enumerate(indices) if i in masters]
-        rounded = [grads[k] for k in stored_half]
-        wide = widen_all(rounded) if self.aggregate_updates else [grad.astype("float32") for grad in rounded]
-        full = dict(zip(stored_half, wide))
-        with self._true_gradients([full.get(k, grad) for k, grad in enumerate(grads)]) as true:
+        with_master = [k for k, i in enumerate(indices) if i in masters]
+        half_grads = [grads[k] for k in with_master]
+        full_grads = widen_all(half_grads) if self.aggregate_updates else [g.astype("float32") for g in half_grads]
+        replaced = dict(zip(with_master, full_grads))
+        with self._true_gradients([replaced.get(k, grad) for k, grad in enumerate(grads)]) as true:
             self._update(indices, true, [masters.get(i, w) for i, w in zip(indices, weights)])
         if self.aggregate_updates:
-            round_all([(masters[indices[k]], weights[k], grads[k]) for k in stored_half])
+            round_all([(masters[indices[k]], weights[k], grads[k]) for k in with_master])
         else:
-            for k in stored_half:
+            for k in with_master:
                 round_master(masters[indices[k]], weights[k])
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
-        """Update FP32 weights (or masters) and weights without master, as MXNet's Updater does, with the same result.
+        """Update ``weights``, FP32 masters and weights that have none, with the same result as MXNet's Updater.
 
         Large arrays on a CPU are updated one by one if the optimizer is SGD with momentum: MXNet's operator for many
         arrays takes about three times as long for those.
