@@ -62,7 +62,7 @@ class ConvertedGraph(NamedTuple):
     plan : Plan
         The dtype that each operator computes in.
     shapes : mapping of str to tuple
-        From the name of each input that is not a parameter (``"data"``) to its shape.
+        From the name of an input (``"data"``) to its shape; the shapes of parameters are inferred from these.
     requested_gradients : mapping of str to str
         From a variable's name to ``"write"``, ``"add"`` or ``"null"``. A variable that is missing is not known.
     large_inputs : bool

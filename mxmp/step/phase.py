@@ -24,9 +24,10 @@ __all__ = ["Event", "Phase", "Progress"]
 class Phase(enum.Enum):
     """What has happened to the gradients of a Gluon Trainer since its last step, in the order in which a step goes.
 
-    ``READY``: no backward has run. ``SCALED``: they contain the loss scale, and each device has its own. ``REDUCED``:
-    they are summed over devices and workers as well. ``CLIPPED``: ``clip_global_norm`` has chosen a factor for the
-    update as well. The three ``UNSCALED`` phases are the same after ``unscale()`` has divided by the loss scale.
+    ``READY``: no scaled backward has run. ``SCALED``: the gradients contain the loss scale, and each device has its
+    own. ``REDUCED``: they are summed over devices and workers as well. ``CLIPPED``: ``clip_global_norm`` has chosen a
+    factor for the update as well. The three ``UNSCALED`` phases are the same after ``unscale()`` has divided by the
+    loss scale.
     """
 
     READY = enum.auto()

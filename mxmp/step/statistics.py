@@ -37,8 +37,8 @@ class RunningStatistics:
         """Keep and restore the FP32 arrays among ``statistics`` from now on, no longer earlier ones; return ``self``.
 
         Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Does nothing if
-        the arrays are those of the last call. An array that is not finite now counts as BatchNorm's initial value: 1
-        for a name that ends in ``"var"``, otherwise 0.
+        the arrays are those of the last call. An element that is not finite now would be restored to BatchNorm's
+        initial value: 1 where the name ends in ``"var"``, otherwise 0.
         """
         arrays = [item.array for item in statistics]
         if len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched)):
