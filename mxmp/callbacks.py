@@ -12,24 +12,27 @@ __all__ = ["KeptError", "hold_interrupts"]
 
 
 class KeptError:
-    """Keeps the first exception of the blocks whose context manager it is, until ``raise_it``.
+    """A context manager that keeps the first exception of its blocks, until ``raise_it`` raises it.
 
-    For the body of a function that MXNet calls. ``KeyboardInterrupt`` is kept too, but may come before the block is
-    entered: use ``hold_interrupts`` where MXNet is called.
+    For the body of a Python function that MXNet calls through ctypes: ctypes would print the function's exception and
+    go on, and the code that called MXNet would never see it. One object serves any number of blocks. It keeps
+    ``KeyboardInterrupt`` too; but Ctrl-C may arrive in the function before the block is entered, so the call of MXNet
+    itself belongs into ``hold_interrupts()``.
     """
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
 
     def __enter__(self) -> None:
-        pass
+        """Begin a block; change nothing."""
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        """Keep the exception of the block if no earlier one is kept, and return True: the block never raises."""
         self._error = self._error or error
         return True
 
     def raise_it(self) -> None:
-        """Raise the exception that was kept, once."""
+        """Raise the kept exception, if there is one, and forget it: a second call raises nothing."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -37,9 +40,11 @@ class KeptError:
 
 @contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Let Ctrl-C wait until the block ends: for a call of MXNet's during which MXNet calls Python.
+    """Delay Ctrl-C until the block ends: the handler of SIGINT is then called once, however often the signal came.
 
-    Python runs signal handlers in the main thread only, so in other threads there is nothing to hold.
+    For a call of MXNet during which MXNet calls Python functions: a ``KeyboardInterrupt`` in one of those would be
+    lost. In any thread but the main one the block runs unchanged, since Python runs signal handlers in the main thread
+    only; and also where SIGINT has no Python handler.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

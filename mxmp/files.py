@@ -13,21 +13,30 @@ __all__ = ["check_writable", "read_json", "replacing", "replacing_all"]
 
 
 def check_writable(path: str) -> None:
-    """Raise the ``OSError`` that ``replacing`` would raise if it cannot write ``path``; change nothing."""
+    """Raise the ``OSError`` that ``replacing(path)`` would raise where ``path`` cannot be written.
+
+    Creates an empty temporary file beside ``path`` and removes it; ``path`` itself is not touched. For long
+    computations, which would otherwise fail only at their end.
+    """
     target = os.path.realpath(path)
-    with _naming(path):
+    with _errors_named(path):
         if os.path.isdir(target):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        temporary = _beside(target)
+        temporary = _temporary_beside(target)
         open(temporary, "wb").close()
         os.unlink(temporary)
 
 
 def read_json(path: str) -> Any:
-    """Return what a JSON file holds.
+    """Return the parsed content of a JSON file.
 
-    Raises ``ValueError``, which does not name ``path``, where the file is not in UTF-8, is not JSON, or nests deeper
-    than Python can follow; and ``OSError`` where it cannot be read.
+    Raises
+    ------
+    ValueError
+        The file is not in UTF-8, is not JSON, or nests deeper than Python can follow. The message does not name
+        ``path``: the caller adds it.
+    OSError
+        The file cannot be read.
     """
     with open(path, encoding="utf-8") as file:
         try:
@@ -38,10 +47,15 @@ def read_json(path: str) -> Any:
 
 @contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """Give a temporary path beside ``path`` that takes its place when the block ends without an error.
+    """Yield the path of a temporary file, which is renamed to ``path`` when the block ends without an error.
 
-    Raises ``OSError``, which names ``path``, where the folder is missing or read-only, or the disk is full. An old file
-    then still stands.
+    The caller writes the temporary file, which lies beside ``path``. So ``path`` holds the old content or the whole new
+    one, whenever the process dies. After an error in the block the temporary file is removed, and the old file stands.
+
+    Raises
+    ------
+    OSError
+        The folder is missing or read-only, or the disk is full. The message names ``path``, not the temporary file.
     """
     with replacing_all(path) as (temporary,):
         yield temporary
@@ -49,35 +63,45 @@ def replacing(path: str) -> Iterator[str]:
 
 @contextmanager
 def replacing_all(*paths: str) -> Iterator[list[str]]:
-    """Give a temporary path for each of several files; none takes its place before all are on the disk."""
+    """Yield one temporary path for each of ``paths``; all are renamed when the block ends without an error.
+
+    As ``replacing``, for files that belong together: no file is renamed before all have been written and flushed to the
+    disk, so a full disk leaves all the old files. A path that is a symbolic link stays one; the file that it points to
+    is replaced.
+    """
     # A link stays one: what it points to is replaced.
     targets = [os.path.realpath(path) for path in paths]
-    temporaries = [_beside(target) for target in targets]
+    temporaries = [_temporary_beside(target) for target in targets]
     try:
         for temporary, path in zip(temporaries, paths):
-            with _naming(path):
+            with _errors_named(path):
                 open(temporary, "wb").close()  # MXNet's writers do not say why a file cannot be opened
-        with _naming(*paths):
+        with _errors_named(*paths):
             yield temporaries
         for temporary, path in zip(temporaries, paths):  # a disk may turn out to be full only now
-            with _naming(path), open(temporary, "rb") as written:
+            with _errors_named(path), open(temporary, "rb") as written:
                 os.fsync(written.fileno())
         for temporary, target, path in zip(temporaries, targets, paths):
-            with _naming(path):
+            with _errors_named(path):
                 os.replace(temporary, target)
     finally:
         for temporary in filter(os.path.exists, temporaries):
             os.unlink(temporary)
 
 
-def _beside(target: str) -> str:
+def _temporary_beside(target: str) -> str:
+    """Return a path in the folder of ``target`` that no other process or thread uses: ``.NAME.PROCESS.THREAD.part``."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name}.{os.getpid()}.{threading.get_ident()}.part")
 
 
 @contextmanager
-def _naming(*paths: str) -> Iterator[None]:
-    """Raise an ``OSError`` of a write, which names no file or the temporary one, with the names of ``paths``."""
+def _errors_named(*paths: str) -> Iterator[None]:
+    """Raise again an ``OSError`` of the block with ``paths`` as its file name, joined by commas.
+
+    Errors of writing name the temporary file (``*.part``) or no file. An error that names any other file, or has no
+    error number, is raised unchanged.
+    """
     try:
         yield
     except OSError as error:

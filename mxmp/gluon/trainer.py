@@ -351,7 +351,7 @@ class Trainer(StepView, gluon.Trainer):
     def scaled_step(self) -> ScaledStep:
         if self._step is None:
             computes = {c.policy.compute for c in conversions_of(self._params)}
-            self._step = ScaledStep(as_scaler(self._requested_scale, low_range=computes != {"bfloat16"}))
+            self._step = ScaledStep(as_scaler(self._requested_scale, only_bfloat16=computes == {"bfloat16"}))
         return self._step
 
     @property

@@ -12,12 +12,19 @@ __all__ = ["is_called_by_user", "replicate_update_counts", "update_by_momentum"]
 
 
 def is_called_by_user() -> bool:
-    """Return whether neither MXNet nor mxmp called the function that calls this one, but a user, who may write."""
+    """Return whether a user's code called the function that calls this one; False if MXNet or mxmp called it.
+
+    Decided by the module two frames up the stack. Such a user may write into the arrays that the function returns.
+    """
     return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
 
 def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequence[mx.Context]) -> None:
-    """Set the update counts of every device to those of the one with the highest."""
+    """Set the optimizer's update counts of each device in ``contexts`` to those of the device with the most updates.
+
+    MXNet counts per device, and saves the counts of the devices of that run. Without this, Adam's bias correction would
+    start again on any other device, and the devices' weights would differ.
+    """
     saved = optimizer._all_index_update_counts.values()
     counts: dict = max(saved, key=lambda each: sum(each.values()), default={})
     devices = {context.device_id for context in contexts}
@@ -26,7 +33,11 @@ def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequenc
 
 
 def update_by_momentum(optimizer: mx.optimizer.SGD, index: int, weight: NDArray, grad: NDArray, state: NDArray) -> None:
-    """Update one dense weight by MXNet's kernel for SGD with momentum: the same bits as by its kernel for many."""
+    """Update one dense FP32 weight in place by MXNet's kernel for SGD with momentum, and count the update.
+
+    The result has the same bits as that of MXNet's kernel for many weights, which its Updater would use. ``index`` is
+    the parameter's number, ``state`` its momentum.
+    """
     optimizer._set_current_context(weight.ctx.device_id)
     optimizer._update_count(index)
     settings = {"rescale_grad": optimizer.rescale_grad, "momentum": optimizer.momentum}

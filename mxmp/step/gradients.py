@@ -31,11 +31,13 @@ __all__ = [
     "zeros_and_peaks",
 ]
 
-# On a CPU dot sums squares at 0.2 ns an element, multi_sum_sq over many arrays at 1 ns and, one after the other, less
-# exactly; but dot is an operator for each array. A norm is exact; a check only asks whether a sum is finite.
+# On a CPU ``dot`` sums squares at 0.2 ns an element. ``multi_sum_sq`` needs 1 ns, and is less exact, since it adds one
+# element after the other; but it is one operator for many arrays. A norm must be exact, so it uses ``dot`` for smaller
+# arrays, too; the check only needs to know whether a sum is finite.
 _NORM_BY_DOT, _CHECK_BY_DOT = 1 << 14, 1 << 16
-_MOST_BY_DOT = 12  # in a check: the largest
-# MXNet's multi_all_finite has room for so many arrays, and writes past it (src/operator/contrib/all_finite-inl.h).
+_MOST_BY_DOT = 12  # in a check: so many, the largest arrays
+# MXNet's multi_all_finite has memory for so many arrays, and writes beyond it if there are more
+# (src/operator/contrib/all_finite-inl.h).
 _MOST_CHECKED = 200
 
 # FP32 vectors on their devices, not yet computed, and the positions of the gradients that their elements belong to.
@@ -43,23 +45,45 @@ Scalars = List[Tuple[NDArray, List[int]]]
 
 
 class Gradient(NamedTuple):
-    """One parameter's gradient on one device. ``array``: any float dtype, dense or row-sparse."""
+    """The gradient of one parameter on one device.
+
+    Attributes
+    ----------
+    name : str
+        Name of the parameter (``"fc1_weight"``).
+    array : NDArray
+        The gradient itself, not a copy: of any float dtype, dense or row-sparse.
+    """
 
     name: str
     array: NDArray
 
     def __str__(self) -> str:
+        """Return name and device, as in errors and logs: ``"fc1_weight on gpu(0)"``."""
         return f"{self.name} on {self.array.ctx}"
 
 
 class FiniteSums:
-    """Computes for each gradient a number that is finite where all elements are, by one operator for many.
+    """Computes for each gradient one FP32 number that is not finite if an element of the gradient is not finite.
 
-    The operator for each array is chosen once, since a step takes the same arrays as the last one: dense ones of
-    ``dot_from`` elements or more on a CPU, the ``most`` largest of them, are summed one by one; the others of one
-    device, dtype and storage together. On a CPU MXNet's kernels square float16 in float16, which overflows at 256: with
-    ``check_only`` the number for a float16 array there is 0, or -inf where any array of its group is not finite;
-    without, each is cast and summed in FP32. Finite elements beyond 1e19 may give an inf too: see ``non_finite``.
+    The number is the sum of squares, with the exceptions below, and few operators compute all of them. Finite elements
+    beyond 1e19 may make it inf as well, so a number that is not finite is only a suspicion, and ``non_finite`` decides.
+    The constructor chooses the operators; calling the object runs them on the values of that moment. So one object
+    serves all steps, which have the same arrays.
+
+    Parameters
+    ----------
+    gradients : sequence of Gradient
+        The arrays to read in every call.
+    dot_from : int
+        On a CPU a dense array with at least so many elements is summed by an operator of its own, which is faster.
+        Other arrays of one device, dtype and storage share an operator.
+    most : int or None
+        How many arrays may have an operator of their own: the largest. None: any number.
+    check_only : bool
+        True: for a float16 array on a CPU the number is no sum, but 0, or -inf where this array or another one of up to
+        200 that are checked with it is not finite. False: such arrays are cast to FP32 and summed, which takes longer.
+        (MXNet's CPU kernels square float16 in float16, which overflows at 256.)
     """
 
     def __init__(
@@ -84,47 +108,71 @@ class FiniteSums:
             self._together.setdefault((array.ctx, array.dtype, array.stype), []).append(i)
 
     def serves(self, gradients: Sequence[Gradient]) -> bool:
-        """Return whether it was made for these."""
+        """Return whether this object reads the arrays of ``gradients``: the same NDArray objects in the same order.
+
+        If not, the caller makes a new FiniteSums. Names are not compared.
+        """
         return len(gradients) == len(self._arrays) and all(map(is_, [g.array for g in gradients], self._arrays))
 
     def __call__(self) -> Scalars:
-        """Return the sums of squares of the arrays as they are now, in FP32, without waiting."""
+        """Compute each gradient's number from its present values, without waiting for a device.
+
+        Returns a list of (FP32 vector on a device, positions in ``gradients`` that its elements belong to), for
+        ``fetch``.
+        """
         found: Scalars = []
         for array, i in self._alone:
-            flat = _full(array)
+            flat = _for_squares(array)
             found.append((mx.nd.dot(flat, flat), [i]))
         for members in self._together.values():
-            arrays = [_full(self._arrays[i]) for i in members]
+            arrays = [_for_squares(self._arrays[i]) for i in members]
             found.append((mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)), members))
         for everything in self._checked.values():
             for start in range(0, len(everything), _MOST_CHECKED):
                 members = everything[start : start + _MOST_CHECKED]
-                arrays = [_values(self._arrays[i]) for i in members]
+                arrays = [_dense_values(self._arrays[i]) for i in members]
                 finite = mx.nd.multi_all_finite(*arrays, num_arrays=len(arrays))
                 found.append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
         return found
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
-    """Return the sum of squares of each gradient, in FP32, without waiting."""
+    """Compute the sum of squares of each gradient in FP32, without waiting for a device.
+
+    Returns a list of (FP32 vector on a device, positions in ``gradients`` that its elements belong to), for ``fetch``.
+    A sum is inf where it exceeds FP32's range.
+    """
     return FiniteSums(gradients, _NORM_BY_DOT, most=None, check_only=False)()
 
 
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
-    """Return for each gradient the share of its elements that is 0, and the largest absolute value, without waiting."""
-    values = [_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
+    """Compute for each gradient its share of zeros and its largest absolute value, without waiting for a device.
+
+    Returns two groups for ``fetch``: first the shares, from 0 to 1, of elements that are 0; then the largest absolute
+    values. A group is a list of (FP32 vector of one element, [position in ``gradients``]). Of a row-sparse gradient
+    only the stored rows count.
+    """
+    values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
     zeros = [((each == 0).mean(), [i]) for i, each in enumerate(values)]
     return [zeros, [(each.abs().max(), [i]) for i, each in enumerate(values)]]
 
 
 def largest_on_cpu(arrays: Sequence[NDArray], least: int, most: int | None = None) -> list[int]:
-    """Return the positions of the dense arrays on a CPU with ``least`` elements or more: of the ``most`` largest."""
+    """Return the positions in ``arrays`` of dense CPU arrays with at least ``least`` elements, the largest array first.
+
+    ``most`` limits the number of positions; None: all of them. Such arrays are faster with an operator of their own.
+    """
     dense = [i for i, array in enumerate(arrays) if array.stype == "default" and not _on_gpu(array)]
     return sorted((i for i in dense if arrays[i].size >= least), key=lambda i: -arrays[i].size)[:most]
 
 
 def fetch(*groups: Scalars) -> list[np.ndarray]:
-    """Return the scalars of each group on the host: float32, by position. Synchronizes, with one transfer for all."""
+    """Copy numbers from their devices to the host, and return one float32 NumPy array for each of ``groups``.
+
+    A group is a list of (FP32 vector on a device, positions), as ``FiniteSums`` or ``distances`` returns it:
+    ``positions[k]`` says at which index of the NumPy array element ``k`` of the vector is put. Vectors are joined on
+    the devices first, so that there is one transfer for all groups. Waits for the devices.
+    """
     found = [np.empty(sum(len(members) for _, members in group), np.float32) for group in groups]
     devices: dict[mx.Context, list[tuple[NDArray, list[int], np.ndarray]]] = {}
     for values, group in zip(found, groups):
@@ -133,7 +181,8 @@ def fetch(*groups: Scalars) -> list[np.ndarray]:
     if not devices:
         return found
     home = next(iter(devices))
-    host = _joined([_joined([array for array, *_ in each]).as_in_context(home) for each in devices.values()]).asnumpy()
+    vectors = [_concatenated([array for array, *_ in each]).as_in_context(home) for each in devices.values()]
+    host = _concatenated(vectors).asnumpy()
     end = 0
     for each in devices.values():
         for array, members, values in each:
@@ -143,16 +192,20 @@ def fetch(*groups: Scalars) -> list[np.ndarray]:
 
 
 def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Return those that hold an inf or NaN, element by element. Synchronizes."""
-    values = [_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
+    """Return those of ``gradients`` that hold an inf or a NaN, in their order. Waits for the device.
+
+    Looks at every element, unlike sums of squares, which overflow for large finite elements too.
+    """
+    values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
     (flags,) = fetch([(mx.nd.all_finite(each), [i]) for i, each in enumerate(values)])
     return [gradient for gradient, finite in zip(gradients, flags) if not finite]
 
 
 class Overflows:
-    """Remembers which gradients are not finite now, so that nothing that is written into them later hides it.
+    """Remembers which gradients held an inf or NaN at one moment, to make the later check of the step find an overflow.
 
-    Clipping to a range, for example, makes a large number of an inf. Does not wait.
+    ``Trainer.unscale`` makes one, because the user may change gradients afterwards: clipping to a range, for example,
+    turns an inf into a large finite number. Row-sparse gradients are left out. Does not wait for a device.
     """
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:
@@ -162,38 +215,47 @@ class Overflows:
         self._firsts = [array.reshape((-1,))[:1] for array in dense]
 
     def put_back(self) -> None:
-        """Make an element of each of them NaN again, before other workers and the check read it."""
+        """Write a NaN into the first element of each dense gradient that was not finite when this object was made.
+
+        Leaves all other gradients as they are. To be called before gradients are summed over devices and workers, so
+        that every worker skips the step. Does not wait for a device.
+        """
         with autograd.pause():
-            for first, zero in zip(self._firsts, self._zeros):  # 0, or NaN
+            for first, zero in zip(self._firsts, self._zeros):  # ``zero`` is 0, or NaN after an overflow
                 first += zero.astype(first.dtype, copy=False)
 
 
 def norm(gradients: Sequence[Gradient]) -> float:
-    """Return the global L2 norm; inf or NaN only where an element is. Synchronizes."""
+    """Return the L2 norm over all elements of all gradients, as a Python float. Waits for the device.
+
+    It is inf or NaN only if an element is. Where the squares of finite elements exceed FP32's range, it is computed
+    again from gradients that are multiplied by 2**-80.
+    """
     total = _root_of_sum(gradients)
     if math.isfinite(total) or non_finite(gradients):
         return total
     # Finite elements whose squares overflow FP32: sum the squares of a rescaled copy.
-    return _root_of_sum([Gradient(g.name, _values(g.array).astype("float32") * _SHRINK) for g in gradients]) / _SHRINK
+    shrunk = [Gradient(g.name, _dense_values(g.array).astype("float32") * _SHRINK) for g in gradients]
+    return _root_of_sum(shrunk) / _SHRINK
 
 
 def is_finite(array: NDArray) -> NDArray:
-    """Return 1 for each finite element and 0 for each other, in the array's dtype, without waiting.
+    """Return an array of the same shape and dtype with 1 for each finite element and 0 for each inf or NaN.
 
-    ``mx.nd.contrib.isfinite`` compares with an ``inf`` that it passes as text. MXNet's parser refuses that text where
-    an operator has set ``errno`` in this thread before ("Out of range value for scalar"), as every operator may with
-    ``MXNET_ENGINE_TYPE=NaiveEngine``.
+    Does not wait for a device. ``mx.nd.contrib.isfinite`` is not used, since it passes an ``inf`` to MXNet as text.
+    MXNet's parser refuses that text where an operator has set ``errno`` in this thread before ("Out of range value for
+    scalar"), as every operator may with ``MXNET_ENGINE_TYPE=NaiveEngine``.
     """
     return (array - array) == 0
 
 
 def unscale(gradients: Sequence[Gradient], factor: float) -> None:
-    """Multiply every gradient by ``factor`` in place, without waiting.
+    """Multiply every gradient by ``factor`` in place; ``factor`` is the inverse of the loss scale. Does not wait.
 
     Raises
     ------
     ValueError
-        A gradient is float16: unscaled, it would flush to zero there. Nothing is changed.
+        A gradient is float16, in which small unscaled values would become 0. No gradient has been changed.
     """
     for gradient in gradients:
         if gradient.array.dtype == np.float16:
@@ -210,26 +272,34 @@ _SHRINK = 2.0**-80
 
 
 def _root_of_sum(gradients: Sequence[Gradient]) -> float:
+    """Return the square root of the sum of squares of all elements, inf where a gradient's sum exceeds FP32's range."""
     return math.sqrt(float(np.sum(fetch(square_sums(gradients))[0], dtype=np.float64)))
 
 
 def _on_gpu(array: NDArray) -> bool:
+    """Return whether the array is on a GPU."""
     return array.ctx.device_type == "gpu"
 
 
-def _values(array: NDArray) -> NDArray:
-    """Return the dense values of a gradient; a row-sparse one holds them apart from its row numbers."""
+def _dense_values(array: NDArray) -> NDArray:
+    """Return a dense array as it is; of a row-sparse array the stored rows, as a dense copy."""
     return array if array.stype == "default" else array.data
 
 
-def _full(array: NDArray) -> NDArray:
-    """Return the array's values, cast to FP32 on a CPU: its kernels square in the dtype of their input."""
-    values = _values(array)
+def _for_squares(array: NDArray) -> NDArray:
+    """Return a gradient's values in a dtype in which MXNet may square them: in FP32 on a CPU, unchanged on a GPU.
+
+    MXNet's CPU kernels square in the dtype of their input, and the square of 256 is beyond float16.
+    """
+    values = _dense_values(array)
     return values if _on_gpu(values) else values.astype("float32", copy=False)
 
 
-def _joined(arrays: Sequence[NDArray]) -> NDArray:
-    """Return the concatenation of FP32 vectors of one device. On a GPU ``concat`` launches a kernel for each."""
+def _concatenated(arrays: Sequence[NDArray]) -> NDArray:
+    """Return the concatenation of FP32 vectors that are on one device.
+
+    On a GPU it copies each vector into a part of the result: MXNet's ``concat`` launches a kernel for each.
+    """
     if len(arrays) == 1:
         return arrays[0]
     if not _on_gpu(arrays[0]):
@@ -237,5 +307,5 @@ def _joined(arrays: Sequence[NDArray]) -> NDArray:
     ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
     joined = mx.nd.empty(ends[-1], ctx=arrays[0].ctx)
     for array, start, end in zip(arrays, ends, ends[1:]):
-        array.copyto(joined[start:end])  # no kernel
+        array.copyto(joined[start:end])  # launches no kernel
     return joined

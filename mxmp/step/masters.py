@@ -24,7 +24,7 @@ __all__ = [
     "Weight",
     "assign",
     "distances",
-    "publish",
+    "round_master",
     "share_drawn",
     "share_initial",
     "take_over",
@@ -32,42 +32,71 @@ __all__ = [
 
 
 class Weight(NamedTuple):
-    """One parameter on every device of this worker, as files and other workers see it."""
+    """One parameter with its arrays on all devices of this worker.
+
+    Made by a frontend whenever files, other workers or diagnostics need the values; keeps no copies.
+
+    Attributes
+    ----------
+    name : str
+        Name of the parameter (``"fc1_weight"``).
+    shape : tuple
+        0 stands for a dimension that is not known before the first forward.
+    arrays : sequence of NDArray
+        The arrays that operators read, one per device; float16 or FP32. Empty before initialization.
+    masters : sequence of NDArray or None
+        The FP32 master weights, one per device; None where ``arrays`` are FP32 or not initialized.
+    assign : callable
+        Takes an FP32 array and makes it the parameter's value on every device, in masters and arrays. In a Module it
+        does nothing for a parameter without masters.
+    """
 
     name: str
-    shape: tuple  # 0 where it is not known yet
-    arrays: Sequence[NDArray]  # those that compute, one per device; empty before initialization
-    masters: Sequence[NDArray] | None  # FP32, one per device
-    assign: Callable[[NDArray], Any]  # makes an FP32 array the value on every device
+    shape: tuple
+    arrays: Sequence[NDArray]
+    masters: Sequence[NDArray] | None
+    assign: Callable[[NDArray], Any]
 
-    def publish(self) -> None:
-        """Round the masters, if there are some, into the arrays that compute."""
+    def round_masters(self) -> None:
+        """Write the masters, rounded to float16, into ``arrays``; without masters do nothing. Does not wait."""
         for master, array in zip(self.masters or (), self.arrays):
-            publish(master, array)
+            round_master(master, array)
 
 
 class MasterPair(NamedTuple):
-    """An FP32 master, and the float16 array on the same device that computes with its rounded value."""
+    """The two arrays of a parameter that is stored in float16, on one device.
+
+    Attributes
+    ----------
+    master : NDArray
+        The FP32 master weights, which the optimizer updates.
+    half : NDArray
+        The float16 array that operators read: the master, rounded, unless a user has written into it.
+    """
 
     master: NDArray
-    low: NDArray
+    half: NDArray
 
 
 def distances(pairs: Sequence[MasterPair]) -> Scalars:
-    """Return for each pair a number that is 0 if the array holds the rounded master, and only then. Does not wait.
+    """Compute for each pair a number that is 0 if and only if ``half`` is ``master``, rounded to float16.
 
-    The number is the sum of squared differences. Where two float16 numbers differ, they do so by 2**-24 at least, and
-    2**-48 is a normal FP32 number, so no such sum is 0. An inf or NaN in either array makes it NaN. It needs 6 bytes an
-    element, at a time when the memory of forward and backward is free.
+    Any other number, also NaN, says that a user has written into ``half``, or that a value is not finite. Returns a
+    list of (FP32 vector on a device, positions in ``pairs`` that its elements belong to), for ``fetch``; does not wait
+    for a device.
+
+    The number is the sum of squared differences in FP32. Two different float16 numbers differ by at least 2**-24, and
+    2**-48 is a normal FP32 number, so the sum for different arrays is never 0. Takes 6 bytes of memory per element for
+    a short time.
     """
     devices: dict[mx.Context, list[int]] = {}
     for i, pair in enumerate(pairs):
-        devices.setdefault(pair.low.ctx, []).append(i)
+        devices.setdefault(pair.half.ctx, []).append(i)
     found: Scalars = []
     with autograd.pause():
         for members in devices.values():
             masters = [pairs[i].master.as_nd_ndarray() for i in members]
-            arrays = [pairs[i].low.as_nd_ndarray() for i in members]
+            arrays = [pairs[i].half.as_nd_ndarray() for i in members]
             copies = FlatCopies.like(masters)
             copy_all(masters, copies.each)
             rounded = FlatCopies.like(arrays, mx.nd.Cast(copies.flat, dtype="float16"))
@@ -77,49 +106,66 @@ def distances(pairs: Sequence[MasterPair]) -> Scalars:
     return found
 
 
-def take_over(master: NDArray, low: NDArray) -> None:
-    """Copy into the master each element of ``low`` that is not the rounded master's: a user wrote it. Does not wait."""
-    master, low = master.as_nd_ndarray(), low.as_nd_ndarray()
+def take_over(master: NDArray, half: NDArray) -> None:
+    """Copy into ``master`` each element of ``half`` that differs from the rounded master. Does not wait for the device.
+
+    Such an element was written by a user, into what ``Parameter.data()`` returned, for example. All other elements of
+    the master keep their FP32 precision.
+    """
+    master, half = master.as_nd_ndarray(), half.as_nd_ndarray()
     with autograd.pause():
-        value = mx.nd.Cast(low, dtype="float32")
-        rounded = mx.nd.Cast(mx.nd.Cast(master, dtype=np.dtype(low.dtype).name), dtype="float32")
+        value = mx.nd.Cast(half, dtype="float32")
+        rounded = mx.nd.Cast(mx.nd.Cast(master, dtype=np.dtype(half.dtype).name), dtype="float32")
         mx.nd.where(rounded == value, master, value, out=master)
 
 
-def publish(master: NDArray, low: NDArray) -> None:
-    """Round the master into the array that computes. Does not wait."""
+def round_master(master: NDArray, half: NDArray) -> None:
+    """Write the FP32 ``master``, rounded to float16, into ``half``, which operators read. Does not wait."""
     with autograd.pause():
-        mx.nd.Cast(master.as_nd_ndarray(), dtype=np.dtype(low.dtype).name, out=low.as_nd_ndarray())
+        mx.nd.Cast(master.as_nd_ndarray(), dtype=np.dtype(half.dtype).name, out=half.as_nd_ndarray())
 
 
 def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]) -> None:
-    """Make ``value`` the master on every device, and round it into what computes there."""
-    for master, low in zip(masters, arrays):
+    """Set the master on every device to ``value``, an NDArray or number, and round each master into its float16 array.
+
+    ``masters`` and ``arrays`` have one array per device, in the same order. With empty ``masters`` nothing is set.
+    """
+    for master, half in zip(masters, arrays):
         master.as_nd_ndarray()[:] = value.as_nd_ndarray() if isinstance(value, NDArray) else value
-        publish(master, low)
+        round_master(master, half)
 
 
 def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays: Sequence[NDArray] = ()) -> None:
-    """Send rank 0's ``weights``, by keys that the kvstore does not know, and wait for them. Synchronizes.
+    """Send the values of worker 0 to all workers at the start of training; wait until this worker has received them.
 
-    MXNet broadcasts without waiting, and workers that pushed gradients before diverged in most runs. ``arrays`` are
-    waited for, too: they are being sent already.
+    MXNet's broadcast does not wait, and in most runs workers that pushed gradients too early diverged.
+
+    Parameters
+    ----------
+    kvstore : KVStore
+        The open store of a distributed job.
+    weights : mapping of str or int to Weight
+        From keys that the store does not know yet to the weights to send. Masters are sent in FP32 and then rounded
+        into the arrays; weights without masters are sent as they are.
+    arrays : sequence of NDArray
+        More arrays to wait for: MXNet itself has begun to send these.
     """
     for key, weight in weights.items():
         source = list(weight.masters or weight.arrays)
         kvstore.broadcast(key, source[0], source)
-        weight.publish()
+        weight.round_masters()
     for array in [*arrays, *(array for weight in weights.values() for array in weight.arrays)]:
         array.wait_to_read()
 
 
 def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callable[[], Mapping[Any, Weight]]) -> None:
-    """Send rank 0's weights to all workers after an update with random numbers. Does not wait.
+    """Send the weights of worker 0 to all workers after an update of SGLD in a distributed job; otherwise do nothing.
 
-    Of MXNet's optimizers SGLD draws, on every worker another noise; MXNet's own Trainer draws once, on the server.
-    ``weights`` returns them by a key that ``kvstore`` knows in FP32.
+    SGLD is the only optimizer of MXNet that adds random noise to its updates, another one on each worker, so the
+    workers' weights would differ. (MXNet's own Trainer updates once, on the server.) ``weights`` returns a mapping from
+    the store's keys, which must hold FP32 values, to the weights. Does not wait.
     """
     if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
         for key, weight in weights().items():
             from_rank_zero(kvstore, key, weight.masters or weight.arrays)
-            weight.publish()
+            weight.round_masters()

@@ -18,37 +18,61 @@ _KERNEL_LIMIT = 60
 
 
 class FlatCopies(NamedTuple):
-    """Room for copies of many arrays on one device: ``each`` is a part of the vector ``flat``."""
+    """Memory for copies of several arrays of one device, as one vector that other operators can process at once.
+
+    Attributes
+    ----------
+    flat : NDArray
+        The vector.
+    each : list of NDArray
+        One view into ``flat`` for each array, with the array's shape.
+    """
 
     flat: NDArray
     each: list[NDArray]
 
     @classmethod
     def like(cls, arrays: Sequence[NDArray], flat: NDArray | None = None) -> FlatCopies:
-        """Return room for copies of ``arrays``: in FP32, not initialized, or in ``flat``, a vector of their sizes."""
+        """Return a FlatCopies with one view for each of ``arrays``, in their order and shapes; copies nothing.
+
+        ``flat`` is a vector with as many elements as all arrays together, which is used as the memory. None: a new FP32
+        vector, not initialized, on the device of the first array.
+        """
         ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
         flat = mx.nd.empty(ends[-1], arrays[0].ctx) if flat is None else flat
         return cls(flat, [flat[a:b].reshape(array.shape) for array, a, b in zip(arrays, ends, ends[1:])])
 
 
 def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: Sequence[NDArray] = ()) -> None:
-    """Copy FP32 arrays into ``copies`` once the arrays ``after`` are computed. What is not finite becomes NaN."""
+    """Copy FP32 arrays into ``copies``, which have the same shapes, with one operator for up to 60 arrays.
+
+    ``after``: arrays that the operators read but do not use, so that MXNet's engine runs the copies when those are
+    computed. An inf becomes NaN, because the operator is an SGD update of learning rate 0. Does not wait for the
+    device.
+    """
     unread = [mx.nd.empty(array.shape, array.ctx) for array in after]
-    for some in _portions(list(zip(arrays, copies)), _KERNEL_LIMIT - len(after)):
+    for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(after)):
         read, out = [*(array for array, _ in some), *after], [*(copy for _, copy in some), *unread]
         _sgd([(array, array) for array in read], out, rate=0.0)
 
 
 def subtract_all(arrays: Sequence[NDArray], others: Sequence[NDArray]) -> None:
-    """Subtract from each array another of its dtype, in place. What is not finite becomes NaN."""
-    for some in _portions(list(zip(arrays, others))):
+    """Compute ``array -= other`` for each pair from ``arrays`` and ``others``, with one operator for up to 60 pairs.
+
+    Both arrays of a pair have one dtype and shape. Where an element of either is not finite, the difference is NaN.
+    Does not wait for the device.
+    """
+    for some in _chunks(list(zip(arrays, others))):
         _sgd(some, [array for array, _ in some], rate=1.0)
 
 
 def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
-    """Return FP32 copies of finite float16 arrays."""
+    """Return a new FP32 copy of each float16 array, with one operator for up to 60 arrays.
+
+    The arrays must be finite: the operator is an SGD update, with which an inf would become NaN. Does not wait.
+    """
     full: list[NDArray] = []
-    for some in _portions(arrays):
+    for some in _chunks(arrays):
         copies = [mx.nd.empty(array.shape, ctx=array.ctx) for array in some]
         mx.nd.reset_arrays(*copies, num_arrays=len(copies))
         _sgd(zip(some, some, copies), some, rate=-1.0)
@@ -57,15 +81,21 @@ def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
 
 
 def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
-    """Round the first of each (FP32 array, float16 array, finite float16 array) into the second. -0 may become 0."""
-    for some in _portions(triples):
-        _sgd([(low, finite, full) for full, low, finite in some], [low for _, low, _ in some], rate=0.0)
+    """Round FP32 arrays to float16: write the first array of each triple into the second, up to 60 in one operator.
+
+    A triple is (FP32 source, float16 target, any finite float16 array of the same shape). The operator, an SGD update
+    of learning rate 0, reads the third array as gradient and multiplies it by 0. A -0 may become 0. Does not wait.
+    """
+    for some in _chunks(triples):
+        _sgd([(half, finite, full) for full, half, finite in some], [half for _, half, _ in some], rate=0.0)
 
 
 def _sgd(weights: Iterable[tuple[NDArray, ...]], out: list[NDArray], *, rate: float) -> None:
-    """Compute ``out = weight - rate * gradient`` for each (weight, gradient) of one dtype.
+    """Compute one SGD update, without momentum and weight decay, of learning rate ``rate`` for all ``weights``.
 
-    For each (float16 weight, gradient, FP32 weight) compute ``weight32 -= rate * gradient; out = weight32``.
+    A pair (weight, gradient) computes ``out = weight - rate * gradient``. A triple (float16 weight, gradient, FP32
+    weight) changes the FP32 weight in place, ``weight32 -= rate * gradient``, and writes it, rounded to float16, to
+    ``out``. All of ``weights`` are pairs, or all are triples; ``out`` has an array for each.
     """
     groups = list(weights)
     update = mx.nd.multi_sgd_update if len(groups[0]) == 2 else mx.nd.multi_mp_sgd_update
@@ -73,6 +103,6 @@ def _sgd(weights: Iterable[tuple[NDArray, ...]], out: list[NDArray], *, rate: fl
     update(*(array for group in groups for array in group), out=out, num_weights=n, lrs=[rate] * n, wds=[0.0] * n)
 
 
-def _portions(items: Sequence[Any], size: int = _KERNEL_LIMIT) -> Iterator[list[Any]]:
-    """Yield all items in their order, in lists of at most ``size``."""
+def _chunks(items: Sequence[Any], size: int = _KERNEL_LIMIT) -> Iterator[list[Any]]:
+    """Yield the items in their order, in lists of at most ``size``: MXNet's operator takes no more arrays."""
     return (list(items[start : start + size]) for start in range(0, len(items), size))

@@ -3,7 +3,7 @@
 ====================  ============  ================================================================
 phase                 the gradients are
 ====================  ============  ================================================================
-``READY``             of no backward of ours
+``READY``             of no scaled backward
 ``SCALED``            scaled        each device's own
 ``REDUCED``           scaled        summed over devices and workers
 ``CLIPPED``           scaled        summed; the update multiplies by ``clip``
@@ -22,7 +22,13 @@ __all__ = ["Event", "Phase", "Progress"]
 
 
 class Phase(enum.Enum):
-    """The phases, in the order in which a step goes through them."""
+    """What has happened to the gradients of a Gluon Trainer since its last step, in the order in which a step goes.
+
+    ``READY``: no scaled backward has run. ``SCALED``: the gradients contain the loss scale, and each device has its
+    own. ``REDUCED``: they are summed over devices and workers as well. ``CLIPPED``: ``clip_global_norm`` has chosen a
+    factor for the update as well. The three ``UNSCALED`` phases are the same after ``unscale()`` has divided by the
+    loss scale.
+    """
 
     READY = enum.auto()
     SCALED = enum.auto()
@@ -34,7 +40,10 @@ class Phase(enum.Enum):
 
 
 class Event(enum.Enum):
-    """A call by the user; the value is its name in errors."""
+    """A method of the Trainer that changes its phase.
+
+    The value is the method's name: ``Event.REDUCE.value`` is ``"allreduce_grads"``.
+    """
 
     BACKWARD = "backward"
     REDUCE = "allreduce_grads"
@@ -49,13 +58,13 @@ _SUMMED = (*_SCALED[1:], *_TRUE[1:])
 # The phase after each event, by the phase before it. An event that is missing there is refused.
 _AFTER: dict[Event, dict[Phase, Phase]] = {
     Event.BACKWARD: dict.fromkeys((Phase.READY, Phase.SCALED, Phase.REDUCED), Phase.SCALED),
-    Event.REDUCE: {  # nothing changes where they are reduced already
+    Event.REDUCE: {  # changes nothing where gradients are summed already
         **{phase: phase for phase in Phase},
         Phase.SCALED: Phase.REDUCED,
         Phase.UNSCALED: Phase.UNSCALED_REDUCED,
     },
     Event.UNSCALE: dict(zip(_SCALED, _TRUE)),
-    Event.CLIP: {  # which reduces first
+    Event.CLIP: {  # the method sums gradients first
         **dict.fromkeys(_SCALED, Phase.CLIPPED),
         **dict.fromkeys(_TRUE, Phase.UNSCALED_CLIPPED),
     },
@@ -64,14 +73,31 @@ _AFTER: dict[Event, dict[Phase, Phase]] = {
 
 
 class Progress:
-    """The state of a trainer between two steps."""
+    """What a Gluon Trainer has done since its last step; refuses calls in a wrong order.
+
+    After each step the Trainer makes a new one.
+
+    Attributes
+    ----------
+    phase : Phase
+        What has happened to the gradients.
+    clip : float
+        The factor by which the update multiplies the gradients to clip their global norm; 1 without clipping.
+    accumulates : bool
+        Whether a parameter has ``grad_req="add"``, so that another backward would add to gradients that are summed over
+        devices already. Set when the gradients are reduced.
+    factors : list of NDArray
+        Loss scales, as arrays with a gradient, by which ``scale_loss`` multiplied losses whose backward may run later.
+    overflows : Overflows or None
+        The gradients that were not finite when ``unscale()`` was called.
+    """
 
     def __init__(self) -> None:
         self.phase = Phase.READY
-        self.clip = 1.0  # the factor by which clipping shrinks the update
-        self.accumulates = False  # whether a backward adds to existing gradients
-        self.factors: list[Any] = []  # arrays that losses were multiplied by whose backward has yet to come
-        self.overflows: Any = None  # Overflows: the gradients that were not finite when they were unscaled
+        self.clip = 1.0
+        self.accumulates = False
+        self.factors: list[Any] = []
+        self.overflows: Any = None
 
     @property
     def reduced(self) -> bool:
@@ -80,15 +106,17 @@ class Progress:
 
     @property
     def unscaled(self) -> bool:
-        """Return whether the gradients are true ones."""
+        """Return whether the loss scale has been divided out of the gradients."""
         return self.phase in _TRUE
 
     def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
-        """Raise ``RuntimeError`` if ``event`` may not happen now.
+        """Raise ``RuntimeError`` if the user may not call the method ``event`` in the present phase.
 
-        ``called``: what the user called, if that is not ``event.value``.
+        ``unscale()`` before a backward is such a call, or a second ``unscale()``. At a ``loss_scale`` of 1 gradients of
+        ``loss.backward()`` are as good as those of ``trainer.backward(loss)``. ``called`` is the method's name in the
+        message, if it is not ``event.value``: ``step`` checks ``Event.UPDATE``.
         """
-        before = self._before(loss_scale)
+        before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
             raise RuntimeError("backward after allreduce_grads() would add to reduced gradients: update first")
         if before in _AFTER[event]:
@@ -104,11 +132,17 @@ class Progress:
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
-        """Note that ``event``, which ``check`` permitted, has happened."""
-        self.phase = _AFTER[event][self._before(loss_scale)]
+        """Set ``phase`` to the one that follows ``event``, a method that ``check`` permitted and that has run.
+
+        ``loss_scale`` is the same as in ``check``.
+        """
+        self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         if event is Event.UPDATE:
             self.clip = 1.0
 
-    def _before(self, loss_scale: float) -> Phase:
-        """Return the phase; at scale 1 the gradients of MXNet's own ``loss.backward()`` are as good as ours."""
+    def _effective_phase(self, loss_scale: float) -> Phase:
+        """Return the present phase, or ``SCALED`` in place of ``READY`` at a ``loss_scale`` of 1.
+
+        The gradients of a ``loss.backward()`` of which the Trainer does not know are correct at that scale.
+        """
         return Phase.SCALED if self.phase is Phase.READY and loss_scale == 1.0 else self.phase

@@ -40,43 +40,66 @@ _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
 
 def require(valid: bool, name: str, value: Any, allowed: str) -> None:
-    """Raise ``ValueError`` unless ``valid``: the value of the argument ``name`` must be what ``allowed`` says."""
+    """Raise ``ValueError`` if ``valid`` is False: ``"NAME must be ALLOWED, got VALUE"``.
+
+    ``name`` is the argument that has ``value``; ``allowed`` says what it must be (``"a positive number"``).
+    """
     if not valid:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 
 
 def is_number(value: Any) -> bool:
-    """Return whether it is a number: NumPy's are, ``True`` is not."""
+    """Return whether ``value`` is a real number of Python or NumPy; a bool is none."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Raise ``ValueError`` unless it is a number above 0, NumPy's and infinity included."""
+    """Raise ``ValueError`` unless ``value``, of the argument ``name``, is a number above 0; infinity is allowed."""
     require(is_number(value) and float(value) > 0, name, value, "a positive number")
 
 
 def _check_finite(name: str, value: Any) -> float:
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a positive finite number.
+
+    ``name``: the argument that the error names.
+    """
     require(is_number(value) and 0 < value < math.inf, name, value, "a positive finite number")
     return float(value)
 
 
 def check_scale(name: str, value: Any) -> float:
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a number from 2**-126 to 2**127.
+
+    In FP32 such a loss scale and its inverse are normal numbers. ``name``: the argument that the error names.
+    """
     _check_finite(name, value)
     require(_SMALLEST <= value <= _LARGEST, name, value, "a positive number within FP32's range, 2**-126 to 2**127")
     return float(value)
 
 
 def check_integer(name: str, value: Any) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of Python or NumPy. A bool is none.
+
+    ``name``: the argument that the error names.
+    """
     require(isinstance(value, Integral) and not isinstance(value, bool), name, value, "an integer")
     return int(value)
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``.
+
+    ``name``: the argument that the error names.
+    """
     require(check_integer(name, value) >= least, name, value, f"at least {least}")
     return int(value)
 
 
 def _check_not_negative(name: str, value: Any) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least 0.
+
+    ``name``: the counter that the error names.
+    """
     return check_count(name, value, least=0)
 
 
@@ -93,15 +116,25 @@ _ELSEWHERE = {
 
 
 class StaticLossScaler:
-    """A constant loss scale. A step with non-finite gradients is skipped all the same.
+    """A loss scale that never changes by itself. A step with an overflow is skipped all the same.
 
     Parameters
     ----------
     scale : float
-        Positive and finite. A power of two changes no bit of a gradient that stays in range.
+        The loss scale, from 2**-126 to 2**127. A power of two changes no bit of a gradient that stays in range.
+
+    Raises
+    ------
+    ValueError
+        ``scale`` is no such number.
+
+    Attributes
+    ----------
+    ARGUMENTS, COUNTERS
+        For subclasses: the names of what ``state_dict`` holds besides the scale, which are further arguments of the
+        constructor, and private counters. A counter's name maps to the function that checks a loaded value.
     """
 
-    # What a state holds besides the scale: arguments of the constructor, and private attributes with their checks.
     ARGUMENTS: tuple[str, ...] = ()
     COUNTERS: ClassVar[Mapping[str, Callable[[str, Any], Any]]] = {}
 
@@ -110,56 +143,72 @@ class StaticLossScaler:
 
     @property
     def loss_scale(self) -> float:
-        """Return the factor of the next backward. May be set, to what the constructor takes.
+        """Return the current loss scale. It may be set to any value that the constructor accepts.
 
-        A value that is set between a backward and its step holds from the first backward after that step, since the
-        gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count of clean steps
-        continues.
+        A value that is set between a backward and its step is used from the next backward after that step on, since the
+        gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count of steps without
+        overflow continues.
         """
         return self._scale
 
     @loss_scale.setter
     def loss_scale(self, value: float) -> None:
+        """Set the loss scale. Raises ``ValueError`` for a value that the constructor would refuse."""
         self._set(check_scale("loss_scale", value))
 
     def _set(self, scale: float) -> None:
+        """Set the loss scale to a number that FP32 holds; subclasses raise an error for one that they do not allow."""
         self._scale = scale
 
     if not TYPE_CHECKING:  # mypy would take it for a class with any attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Raise ``AttributeError``, which for a method of another library's scaler says what does that here."""
+            """Raise ``AttributeError``, with a hint for names from other libraries' scalers, such as ``get_scale``."""
             hint = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     @property
     def at_floor(self) -> bool:
-        """Return whether an overflow cannot lower the scale any further."""
+        """Return whether an overflow would leave the loss scale as it is, because it cannot be lowered any further."""
         return True
 
     def scale(self, value: T) -> T:
-        """Return ``value * loss_scale``."""
+        """Return ``value * loss_scale``, such as a loss before backward; ``value`` is a number or an array."""
         return value * self.loss_scale  # type: ignore
 
     def unscale(self, value: T) -> T:
-        """Return ``value / loss_scale``."""
+        """Return ``value / loss_scale``, such as a gradient before the update; ``value`` is a number or an array."""
         return value / self.loss_scale  # type: ignore
 
     def adjust(self, finite: bool) -> None:
-        """Adjust the scale after a step: ``finite`` says whether it was applied."""
+        """Adjust the loss scale after a training step; call once per step.
+
+        ``finite``: True if the update was applied, False if the step was skipped for an overflow. A StaticLossScaler
+        and a NoLossScaler do nothing.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain numbers that ``load_state_dict`` of the same class continues from."""
+        """Return class name, loss scale, arguments and counters, as a dict of strings and numbers."""
         arguments = {name: getattr(self, name) for name in self.ARGUMENTS}
         counters = {name: getattr(self, f"_{name}") for name in self.COUNTERS}
         return {"kind": type(self).__name__, "scale": self._scale, **arguments, **counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state_dict()``. Raises ``ValueError``, changing nothing, on any other dict."""
+        """Continue from a dict that ``state_dict`` of the same class returned: its arguments replace this scaler's.
+
+        Raises
+        ------
+        ValueError
+            ``state`` is anything else; nothing has changed.
+        """
         self._load(state, StaticLossScaler)
 
     def _load(self, state: Any, kind: Callable[..., StaticLossScaler]) -> None:
-        """Continue from the state of a scaler that ``kind(scale, **arguments)`` constructs, which checks them."""
+        """Replace all attributes by those of ``state``, a dict that ``state_dict`` of the same class returned.
+
+        ``kind(scale, **arguments)`` makes a scaler of this class, and so checks the values. Raises ``ValueError``, with
+        nothing changed, if ``state`` has other keys, another class or values that are not allowed.
+        """
         own = self.state_dict()
         if not isinstance(state, dict) or state.keys() != own.keys() or state["kind"] != own["kind"]:
             raise ValueError(f"not a state of {own['kind']}: expected the keys {sorted(own)}, got {state!r}")
@@ -172,18 +221,20 @@ class StaticLossScaler:
 
 
 class NoLossScaler(StaticLossScaler):
-    """Scale 1: for bfloat16 and FP32, whose range needs no scaling. Non-finite steps are still skipped."""
+    """A loss scale of 1, for bfloat16 and FP32, whose range needs no scaling. A step with an overflow is skipped."""
 
     def __init__(self) -> None:
         super().__init__(1.0)
 
     def _set(self, scale: float) -> None:
+        """Raise ``AttributeError``: the scale is always 1."""
         raise AttributeError(
             f"NoLossScaler has the scale 1, always, and cannot be set to {scale:g}: give the Trainer or Module "
             "loss_scale='dynamic', a number, or mxmp.DynamicLossScaler()"
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Check that ``state`` is what ``state_dict`` of a NoLossScaler returns; otherwise raise ``ValueError``."""
         self._load(state, lambda scale: NoLossScaler())
 
     def __repr__(self) -> str:
@@ -191,26 +242,34 @@ class NoLossScaler(StaticLossScaler):
 
 
 class DynamicLossScaler(StaticLossScaler):
-    """A scale that halves on overflow and doubles after ``growth_interval`` clean steps in a row.
+    """A loss scale that is halved on overflow, and doubled after ``growth_interval`` steps in a row without one.
 
     Parameters
     ----------
     init_scale : float
         Scale of the first backward.
-    growth_factor, backoff_factor : float
-        Above 1 and between 0 and 1. Powers of two change no bit of a gradient that stays in range.
+    growth_factor : float
+        What the scale is multiplied by to raise it; above 1. With a power of two no bit of a gradient that stays in
+        range changes.
+    backoff_factor : float
+        What the scale is multiplied by after an overflow; between 0 and 1, best a power of two.
     growth_interval : int
-        Clean steps in a row after which the scale grows.
+        How many steps in a row without overflow raise the scale.
     min_scale, max_scale : float
-        Floor and ceiling, within FP32's range.
+        The scale never leaves this range. Both from 2**-126 to 2**127.
     hysteresis : int
-        Overflows that it takes to back off: 1 backs off on each. The count is restored when the scale grows, as in
-        Megatron-LM.
+        The first ``hysteresis - 1`` overflows leave the scale as it is; every further one lowers it. The count starts
+        again when ``growth_interval`` steps have had no overflow, as in Megatron-LM. 1: every overflow lowers it.
 
     Raises
     ------
     ValueError
-        Names the argument and what it must be.
+        An argument is out of range; names the argument and what it must be.
+
+    Attributes
+    ----------
+    ARGUMENTS, COUNTERS
+        The names of what ``state_dict`` holds besides the scale: arguments of the constructor, and private counters.
     """
 
     ARGUMENTS: tuple[str, ...] = (
@@ -243,6 +302,7 @@ class DynamicLossScaler(StaticLossScaler):
         self._tolerance = self.hysteresis
 
     def _set(self, scale: float) -> None:
+        """Set the loss scale; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``."""
         if not self.min_scale <= scale <= self.max_scale:
             limits = f"between min_scale={self.min_scale:g} and max_scale={self.max_scale:g}"
             raise ValueError(f"loss_scale must lie {limits}, got {scale:g}")
@@ -250,9 +310,14 @@ class DynamicLossScaler(StaticLossScaler):
 
     @property
     def at_floor(self) -> bool:
+        """Return whether the loss scale is ``min_scale``, so that an overflow cannot lower it."""
         return self._scale <= self.min_scale
 
     def adjust(self, finite: bool) -> None:
+        """Raise or lower the loss scale after a training step, as the class describes; call once per step.
+
+        ``finite``: True if the update was applied, False if the step was skipped for an overflow.
+        """
         if finite:
             self._clean_steps += 1
             if self._clean_steps >= self.growth_interval:
@@ -263,12 +328,17 @@ class DynamicLossScaler(StaticLossScaler):
             self._back_off()
 
     def _back_off(self) -> None:
+        """Count an overflow, and lower the loss scale unless ``hysteresis`` lets this overflow pass."""
         self._clean_steps = 0
         self._tolerance -= 1
         if self._tolerance <= 0:
             self._scale = max(self._scale * self.backoff_factor, self.min_scale)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a dict that ``state_dict`` of a DynamicLossScaler returned, arguments and counters included.
+
+        Raises ``ValueError`` for anything else; nothing has changed then.
+        """
         self._load(state, DynamicLossScaler)
 
     def __repr__(self) -> str:
@@ -278,21 +348,27 @@ class DynamicLossScaler(StaticLossScaler):
 Scaler = StaticLossScaler
 
 
-def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
-    """Return a scaler for what ``loss_scale=`` takes: ``"dynamic"``, a number, None or a scaler.
+def as_scaler(loss_scale: Any, *, only_bfloat16: bool = False) -> Scaler:
+    """Return the scaler that a user's argument ``loss_scale`` stands for.
 
-    ``low_range``: False for a network that computes in bfloat16 only, where ``"dynamic"`` means no scaling.
+    Parameters
+    ----------
+    loss_scale : {"dynamic"}, float, None or a scaler
+        ``"dynamic"``: a new DynamicLossScaler. A number: a StaticLossScaler. None: a NoLossScaler. An object with
+        ``loss_scale``, ``adjust``, ``state_dict`` and ``load_state_dict`` is returned as it is.
+    only_bfloat16 : bool
+        Whether the network computes in bfloat16 and not in float16. ``"dynamic"`` is a NoLossScaler then.
 
     Raises
     ------
     ValueError
-        For anything else.
+        ``loss_scale`` is anything else. The message guesses what was meant.
     """
     if loss_scale is None:
         return NoLossScaler()
     if isinstance(loss_scale, str):
         if loss_scale == "dynamic":
-            return DynamicLossScaler() if low_range else NoLossScaler()
+            return NoLossScaler() if only_bfloat16 else DynamicLossScaler()
     elif is_number(loss_scale):
         return StaticLossScaler(check_scale("loss_scale", loss_scale))
     elif not isinstance(loss_scale, type) and all(
@@ -306,7 +382,7 @@ def as_scaler(loss_scale: Any, *, low_range: bool = True) -> Scaler:
 
 
 def _hint(loss_scale: Any) -> str:
-    """Return what the user probably meant, or an empty string."""
+    """Return the end of an error message: what the user probably meant by ``loss_scale``; or an empty string."""
     if isinstance(loss_scale, type):
         return f"; a scaler is an object: {loss_scale.__name__}(...)"
     word = str(loss_scale).strip().lower()
@@ -324,9 +400,12 @@ def _hint(loss_scale: Any) -> str:
 
 
 class ScalerGroup:
-    """The steps that share one scaler object, and those of them that have not been taken since the last backward.
+    """All ScaledSteps that have the same scaler object.
 
-    The scale is frozen until each has been taken, and adjusts once.
+    One backward may write the gradients of several trainers, which then must have the same loss scale. So between a
+    backward and the last of the trainers' steps the loss scale does not change; then the scaler adjusts once, for all
+    of them. A trainer whose scaler is its own is the only one of its group. ``group_of`` makes the groups. A group
+    keeps neither scaler nor steps alive.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -337,34 +416,43 @@ class ScalerGroup:
 
     @property
     def loss_scale(self) -> float:
-        """Return the scale of the next backward: that of the last one until all steps are taken, then the scaler's."""
+        """Return the loss scale of the last backward while a trainer has yet to step; then the scaler's."""
         return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
 
     def join(self, member: Any) -> None:
+        """Add a ScaledStep to the group."""
         self._members.add(member)
 
     def note_backward(self) -> None:
-        """Note a backward that serves all members."""
+        """Record that a backward at ``loss_scale`` begins, and that all ScaledSteps of the group have yet to step."""
         scale = self.loss_scale
         self._waiting = weakref.WeakSet(self._members)
         for member in self._waiting:
             member.scaled_by = scale
 
     def note_step(self, member: Any, finite: bool) -> None:
-        """Note that ``member`` has stepped. The last one adjusts the scale: an overflow of any is an overflow."""
+        """Record that the ScaledStep ``member`` has stepped; ``finite`` says whether its gradients had no overflow.
+
+        If no other one has yet to step, adjust the scaler: an overflow in any of the steps since its last adjustment
+        counts as an overflow.
+        """
         self._finite = self._finite and finite
-        self._done(member)
+        self._stop_waiting(member)
         if not self._waiting:
             self._scaler.adjust(self._finite)
             self._finite = True
 
     def forget_backward(self, member: Any) -> None:
-        """Note that the gradients of ``member`` are gone, and it will not step."""
-        self._done(member)
+        """Record that the ScaledStep ``member`` will not step: ``load_states`` has discarded its gradients.
+
+        If no other one has yet to step, earlier overflows are forgotten, and the scaler is not adjusted.
+        """
+        self._stop_waiting(member)
         if not self._waiting:
             self._finite = True
 
-    def _done(self, member: Any) -> None:
+    def _stop_waiting(self, member: Any) -> None:
+        """Record that the ScaledStep ``member`` has no gradients now, and that the group need not wait for its step."""
         member.scaled_by = None
         self._waiting.discard(member)
 
@@ -375,5 +463,5 @@ _groups: weakref.WeakKeyDictionary[Scaler, ScalerGroup] = weakref.WeakKeyDiction
 
 
 def group_of(scaler: Scaler) -> ScalerGroup:
-    """Return the one group of this scaler object."""
+    """Return the ScalerGroup of this very scaler object; the first call makes it."""
     return _groups.setdefault(scaler, ScalerGroup(scaler))

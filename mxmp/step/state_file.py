@@ -26,12 +26,16 @@ FORMAT = "mxmp-states-1"
 
 
 def write(path: str, content: dict[str, Any]) -> None:
-    """Write nested plain data and arrays; ``path`` holds the old content or the new, whenever the process dies."""
+    """Write ``content``, nested plain data and NumPy arrays, to the file ``path``.
+
+    If the process dies meanwhile, the file has the old content or the new, whole one. Raises ``OSError``, which names
+    ``path``, if it cannot be written.
+    """
     arrays: list[np.ndarray] = []
     tree = json.dumps({"format": FORMAT, **{k: _encode(v, arrays) for k, v in content.items()}})
     named = {f"a{i}": array for i, array in enumerate(arrays)}
     named = {"tree": np.frombuffer(tree.encode(), np.uint8), "digest": _digest(tree, arrays), **named}
-    # As np.savez does, which leaves its archive to the garbage collector when the disk is full.
+    # np.savez would write the same file, but when the disk is full it leaves the archive open.
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in named.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
@@ -39,7 +43,10 @@ def write(path: str, content: dict[str, Any]) -> None:
 
 
 def read(content: bytes) -> dict[str, Any]:
-    """Return what ``write`` wrote. Raises some exception if the content is truncated, changed or of another kind."""
+    """Return the nested data that ``write`` wrote, from a file's bytes.
+
+    Raises an exception of any class if the content is truncated, was changed, or is of another kind.
+    """
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         tree = archive["tree"].tobytes().decode()
         arrays = [archive[f"a{i}"] for i in range(len(archive.files) - 2)]
@@ -51,9 +58,10 @@ def read(content: bytes) -> dict[str, Any]:
 
 
 def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
-    """Return states and optimizer as ``Updater.get_states`` pickles them; None where ``dump_optimizer`` was False.
+    """Return states and optimizer from the bytes that ``get_states`` of MXNet's Updater makes.
 
-    Raises some exception if the content is something else.
+    The first maps a parameter's number to its state; the second is None if ``dump_optimizer`` was False. Only MXNet's
+    own classes are admitted, so no other code runs. Raises an exception of any class for anything else.
     """
     found = _OnlyMXNet(io.BytesIO(content)).load()
     states, optimizer = (found, None) if isinstance(found, dict) else found
@@ -63,6 +71,11 @@ def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
 
 
 def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
+    """Return nested data in a form for JSON, with each NumPy array appended to ``arrays`` and replaced by its number.
+
+    ``{"array": 3}`` stands for ``arrays[3]``; ``{"dict": [[key, value], ...]}``, ``{"list": [...]}`` and ``{"tuple":
+    [...]}`` keep keys that are no strings, and tell tuples from lists.
+    """
     if isinstance(value, np.ndarray):
         arrays.append(value)
         return {"array": len(arrays) - 1}
@@ -76,6 +89,7 @@ def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _decode(value: Any, arrays: list[np.ndarray]) -> Any:
+    """Return the nested data that ``_encode`` encoded, with the arrays from ``arrays``."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -87,6 +101,7 @@ def _decode(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _digest(tree: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the SHA-256 of the JSON text and of all arrays, as 32 bytes in a uint8 array."""
     digest = hashlib.sha256(tree.encode())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -94,7 +109,10 @@ def _digest(tree: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class _OnlyMXNet(pickle.Unpickler):
-    """Admits NDArrays, MXNet's optimizers and learning-rate schedules, and plain containers."""
+    """Unpickles NDArrays, MXNet's optimizers and learning-rate schedules, and plain containers; nothing else.
+
+    A pickle can name any class and run its code, and files of states may come from anywhere.
+    """
 
     _NAMES: ClassVar = {
         "builtins": {"bytearray", "dict", "list", "object", "set"},
@@ -106,6 +124,10 @@ class _OnlyMXNet(pickle.Unpickler):
     _KINDS = (NDArray, mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return the class ``module.name``, or raise ``UnpicklingError`` if it is not allowed.
+
+        The pickle's code has not run then. Optimizers and schedules of GluonCV and GluonNLP are allowed as well.
+        """
         if name in self._NAMES.get(module, ()):
             return super().find_class(module, name)
         if module.split(".")[0] in ("mxnet", "gluoncv", "gluonnlp"):

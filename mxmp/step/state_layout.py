@@ -13,7 +13,10 @@ __all__ = ["Layout", "check_shapes", "check_states", "for_weight", "map_leaves",
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return a nesting of dicts, lists and tuples with ``function`` applied to everything in it."""
+    """Return a copy of nested dicts, lists and tuples, with ``function`` applied to every other value in them.
+
+    A value that is no container itself is passed to ``function`` directly.
+    """
     if isinstance(value, dict):
         return {k: map_leaves(function, v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -22,7 +25,11 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray | None, dtype: Any) -> Any:
-    """Return the state of an FP32 weight as the optimizer expects it for a weight of ``dtype`` without a master."""
+    """Return the state of an FP32 weight as ``optimizer`` needs it for a weight of ``dtype``.
+
+    Files hold the states of FP32 weights only. For FP32 the result is ``state`` itself. For float16 its arrays become
+    float16; but if the optimizer uses ``multi_precision`` they stay FP32, and ``master``, a NumPy array, is put inside.
+    """
     if np.dtype(dtype) != np.float16:
         return state
     if optimizer.multi_precision and master is not None:
@@ -31,9 +38,10 @@ def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray
 
 
 class Layout:
-    """The nesting of an optimizer's state of an FP32 weight, and the position of the master in ``multi_precision``'s.
+    """How an optimizer nests the state of a weight, and where ``multi_precision`` puts the FP32 master in it.
 
-    It is read off the state of a small weight: some optimizers put the master first, some last.
+    It is read off the state of a small weight, since some optimizers put the master first and some last. The attribute
+    ``state`` is the state of a 2x3 FP32 weight, as an example.
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
@@ -49,32 +57,40 @@ class Layout:
                     self._master = k
 
     def split(self, state: Any) -> tuple[Any, Any]:
-        """Return state and master; None where there is no master inside."""
+        """Return the state of the FP32 weight, and the master, of a state that may have the master inside.
+
+        If there is none inside, the state is returned as it is, and None.
+        """
         pair = isinstance(state, (list, tuple)) and len(state) == 2 and _nesting(state) != self._kind
         if not pair or self._master is None or _nesting(state[1 - self._master]) != self._kind:
             return state, None
         return state[1 - self._master], state[self._master]
 
     def join(self, state: Any, master: Any) -> tuple:
-        """Return a state with its master inside, the inverse of ``split``."""
+        """Return a pair of state and master in the order that ``multi_precision`` expects; the inverse of ``split``."""
         return (master, state) if self._master == 0 else (state, master)
 
 
 def _nesting(state: Any) -> Any:
+    """Return the nesting of a state, with ``"array"`` for each array: ``("array", ("array", None))``."""
     if isinstance(state, (list, tuple)):
         return tuple(map(_nesting, state))
     return None if state is None else "array"
 
 
 def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.optimizer.Optimizer:
-    """Return a shallow copy with other attributes."""
+    """Return a shallow copy of the optimizer, with some attributes replaced: ``attributes`` maps names to values."""
     other = copy.copy(optimizer)
     vars(other).update(attributes)
     return other
 
 
 def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer, shapes: Sequence[tuple]) -> None:
-    """Raise ``ValueError`` unless ``optimizer`` makes such states for parameters of ``shapes``."""
+    """Raise ``ValueError`` unless the optimizer would make such states and masters for parameters of these shapes.
+
+    ``states`` maps a parameter's number to its state, ``masters`` to its FP32 master. ``shapes`` are those of all
+    parameters, in the order of numbers.
+    """
     model = Layout(optimizer).state
     for index, state in states.items():
         if not isinstance(index, int) or not 0 <= index < len(shapes):
@@ -91,7 +107,10 @@ def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer,
 
 
 def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
-    """Raise ``ValueError`` unless the saved shapes are those of the parameters."""
+    """Raise ``ValueError`` unless the shapes in the file, ``saved``, are those of the parameters, ``own``.
+
+    A dimension that is not known, 0 or -1, equals any.
+    """
     if len(saved) != len(own):
         raise ValueError(f"the states are of other parameters: {len(saved)} of them, here are {len(own)}")
     for index, (a, b) in enumerate(zip(saved, own)):
@@ -99,7 +118,10 @@ def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
 
 
 def _check_shape(index: int, saved: Sequence[int], own: Sequence[int]) -> None:
-    """Raise ``ValueError`` unless they are equal; what is not known yet (0 or -1, or no dimensions) equals any."""
+    """Raise ``ValueError`` unless the two shapes of parameter number ``index`` are equal.
+
+    A dimension that is not known, 0 or -1, equals any, and so does an empty shape.
+    """
     known = saved and own
     if known and (len(saved) != len(own) or any(a != b and a > 0 and b > 0 for a, b in zip(saved, own))):
         raise ValueError(
@@ -108,6 +130,7 @@ def _check_shape(index: int, saved: Sequence[int], own: Sequence[int]) -> None:
 
 
 def _leaves(state: Any) -> list:
+    """Return the arrays in a nested state, in their order, without None."""
     if isinstance(state, (list, tuple)):
         return [leaf for item in state for leaf in _leaves(item)]
     return [] if state is None else [state]

@@ -12,12 +12,12 @@ from . import _mxnet, state_file
 from .masters import Weight
 from .resume import (
     AsMade,
+    class_names,
     continue_schedule,
     describe,
     equal,
-    kinds,
-    own_data,
     restore_schedule,
+    savable_attributes,
     to_host,
     without_start,
 )
@@ -29,22 +29,51 @@ __all__ = ["OptimizerStates", "load", "read", "save"]
 
 
 class OptimizerStates(NamedTuple):
-    """The content of a file; arrays are NumPy's."""
+    """The content of a states file, with NumPy arrays in place of NDArrays.
 
-    step: dict | None  # ScaledStep.state_dict(); None in a file of MXNet's
-    optimizer: str | None  # class name; None in a file of MXNet's Module, which holds states only
-    progress: dict  # attributes of the optimizer: update counts, hyper-parameters, what it accumulates
-    scheduler: Any  # None or class name and attributes of the learning-rate schedule
-    states: dict  # of the updater by index, as for FP32 weights
-    masters: dict  # FP32, by index
-    shapes: list | None  # of every parameter
-    accumulated: list | None = None  # names in ``progress`` that every resumed run continues from; None: not known
-    scheduler_as_made: Any = None  # as ``scheduler``, before the first update
-    scheduler_start: int = 0  # the update from which the schedule counts
+    Attributes
+    ----------
+    step : dict or None
+        What ``ScaledStep.state_dict`` returned; None in a file that MXNet wrote.
+    optimizer : str or None
+        Class name of the optimizer (``"Adam"``); None in a file of MXNet's Module, which holds states only.
+    progress : dict
+        The optimizer's attributes by name: update counts, hyper-parameters, and what it accumulates.
+    scheduler : object
+        The learning-rate schedule when it was saved, as ``describe`` returns it; None without one.
+    states : dict
+        From a parameter's number to the optimizer's state for it, as of an FP32 weight.
+    masters : dict
+        From the number of each parameter that was stored in float16 to its FP32 master weights.
+    shapes : list or None
+        The shape of every parameter, in the order of numbers; None in a file that MXNet wrote.
+    accumulated : list or None
+        The names in ``progress`` from which every resumed run continues; the others are settings, which the caller may
+        choose anew. None in a file that MXNet wrote.
+    scheduler_as_made : object
+        As ``scheduler``, before the first update.
+    scheduler_start : int
+        The update at which the schedule started.
+    """
+
+    step: dict | None
+    optimizer: str | None
+    progress: dict
+    scheduler: Any
+    states: dict
+    masters: dict
+    shapes: list | None
+    accumulated: list | None = None
+    scheduler_as_made: Any = None
+    scheduler_start: int = 0
 
 
 def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weight]) -> None:
-    """Write the states of one device (all devices hold the same), completely or not at all. Synchronizes."""
+    """Write optimizer states, master weights, scaler and counters to the file ``path``, completely or not at all.
+
+    ``step`` has the scaler and the counters. ``updaters`` has the states, those of the first device, as all devices
+    hold the same. ``weights`` are all parameters, in the order of their numbers. Waits for the device.
+    """
     masters = {i: to_host(weight.masters[0]) for i, weight in enumerate(weights) if weight.masters}
     found = _collect(updaters.optimizer, updaters[0].states)
     found = found._replace(
@@ -66,20 +95,30 @@ def load(
     *,
     settings: str = "file",
 ) -> None:
-    """Continue from ``save``, or from the file of MXNet's ``gluon.Trainer``, on any number of devices.
+    """Continue from a file of ``save``, or of MXNet's ``gluon.Trainer``, on any number of devices.
 
-    Masters in the file set the weights, in whatever dtype those are stored. Runs no code from the file.
+    FP32 master weights in the file become the values of the parameters, in whatever dtype a Gluon net stores those now;
+    in a Module, of those parameters that have masters now. Runs no code from the file.
 
     Parameters
     ----------
+    path : str
+    step, updaters
+        What is set: loss scale and counters, and the optimizer with its states.
+    weights : sequence of Weight
+        All parameters, in the order of their numbers.
+    contexts : sequence of mx.Context
+        The device of each Updater.
     settings : {"file", "caller"}
-        Whether hyper-parameters and schedule are the file's or the caller's. ``"caller"`` also reads the file of
-        MXNet's ``Module``, which has no counts: those stay ``begin_num_update``.
+        Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them.
+        ``"caller"`` also reads the file of MXNet's ``Module``; that has no update counts, so they stay as they are.
 
     Raises
     ------
     ValueError
         The file is damaged, or of other parameters or another optimizer; nothing has changed.
+    OSError
+        The file cannot be read.
     """
     found = read(path)
     if found.optimizer is None:
@@ -92,17 +131,19 @@ def load(
     commit()
     for index, master in found.masters.items():
         weights[index].assign(mx.nd.array(master))
-    fitting = {i: _fitting(updaters.optimizer, found, i, weights[i]) for i in found.states}
+    fitting = {i: _state_for(updaters.optimizer, found, i, weights[i]) for i in found.states}
     updaters.set_states(fitting, contexts, _to_device)
 
 
 def read(path: str) -> OptimizerStates:
-    """Read our file, or one that an updater of MXNet's wrote, with its optimizer in it or without.
+    """Read a file of ``save``, or one that an updater of MXNet's wrote, with its optimizer in it or without.
 
     Raises
     ------
     ValueError
-        The file is truncated, tampered with, or of another kind.
+        The file is truncated, was changed, or is of another kind.
+    OSError
+        The file cannot be read.
     """
     with open(path, "rb") as file:
         content = file.read()
@@ -122,10 +163,11 @@ def read(path: str) -> OptimizerStates:
 
 
 def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates:
-    """Return an optimizer's data and its states of one device as host arrays. Synchronizes.
+    """Return the optimizer's attributes, schedule and states on one device, copied to the host. Waits for the device.
 
-    Masters that ``multi_precision`` keeps inside a state are taken out, so that all states are those of an FP32
-    weight.
+    The argument ``states`` maps a parameter's number to its state. Masters that MXNet's ``multi_precision`` keeps
+    inside a state go to the result's ``masters``, and float16 states become FP32, so that all states are those of FP32
+    weights. Fields that do not come from the optimizer are None.
     """
     schedule, start = without_start(optimizer.lr_scheduler)
     layout = Layout(optimizer)
@@ -133,9 +175,9 @@ def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates
     return OptimizerStates(
         None,
         type(optimizer).__name__,
-        to_host(own_data(optimizer)),
+        to_host(savable_attributes(optimizer)),
         describe(schedule),
-        {index: map_leaves(_full, to_host(state)) for index, (state, _) in apart.items()},
+        {index: map_leaves(_in_float32, to_host(state)) for index, (state, _) in apart.items()},
         to_host({index: master for index, (_, master) in apart.items() if master is not None}),
         None,
         scheduler_start=start,
@@ -143,71 +185,81 @@ def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates
 
 
 def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> OptimizerStates:
-    """Return what MXNet's ``Module`` wrote, which numbers weight ``i`` on device ``k`` of ``n`` as ``i * n + k``.
+    """Return an OptimizerStates for ``states`` of a file of MXNet's ``Module``, one state for each parameter.
 
-    Where its kvstore updated, the keys are names. ``n`` is not in the file; the states of all devices are equal.
+    The file numbers the state of weight ``i`` on device ``k`` of ``n`` as ``i * n + k``, or by the weight's name if a
+    kvstore updated it. ``n`` is not in the file: it is the largest number for which the states of ``n`` devices are
+    equal. Raises ``ValueError`` for a name that is no parameter's.
     """
     names = {weight.name: i for i, weight in enumerate(weights)}
     states = {names.get(key, key): to_host(state) for key, state in states.items()}
     if not all(isinstance(key, int) for key in states):
         raise ValueError(f"the states are of other parameters: {next(k for k in states if isinstance(k, str))!r}")
 
-    def by_device(count: int) -> bool:
+    def copies_are_equal(count: int) -> bool:
+        """Return whether the states are those of ``count`` devices: all there, and the same on each."""
         blocks = {key - key % count for key in states}
         return max(blocks, default=0) < count * len(weights) and all(
             first + k in states and equal(states[first], states[first + k]) for first in blocks for k in range(count)
         )
 
-    count = next((n for n in range(len(states), 0, -1) if by_device(n)), 1)
+    count = next((n for n in range(len(states), 0, -1) if copies_are_equal(n)), 1)
     mine = {key // count: state for key, state in states.items() if key % count == 0}
-    # A pair may be Adam's or SGD's with a float16 weight's master, so it is not taken apart.
+    # A pair may be Adam's two moments, or momentum and FP32 master of a float16 weight: it is not divided.
     return OptimizerStates(None, type(optimizer).__name__, {}, None, mine, {}, None)
 
 
 def _check(
     found: OptimizerStates, updaters: Updaters, shapes: Sequence[tuple], contexts: Sequence[mx.Context], settings: str
 ) -> Callable[[], None]:
-    """Check that ``found`` fits, and return a function that sets the optimizer's attributes.
+    """Raise ``ValueError`` if ``found`` does not fit optimizer and parameters; return a function that applies it.
 
-    Update counts are replicated to all devices (MXNet restores the saved ones only, and Adam on the others then
-    diverges). A dimension of ``shapes`` that is not known yet is 0.
+    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts. (MXNet
+    gives them to the saved devices only, and Adam then diverges on the others.) So nothing changes before all is
+    checked. ``shapes`` are those of the parameters, with 0 for a dimension that is not known yet. ``settings`` is as in
+    ``load``.
     """
     optimizer, as_made = updaters.optimizer, updaters.as_made
     if found.optimizer != type(optimizer).__name__:
         raise ValueError(f"the states are of optimizer {found.optimizer}, this one is {type(optimizer).__name__}")
     if found.shapes is not None:
         check_shapes(found.shapes, shapes)
-    progress = {k: v for k, v in found.progress.items() if k in own_data(optimizer)}
+    progress = {k: v for k, v in found.progress.items() if k in savable_attributes(optimizer)}
     if settings == "caller":
         accumulated = found.accumulated
-        if accumulated is None:  # a gluon.Trainer's file does not hold the optimizer as it was constructed
+        if accumulated is None:  # the file of MXNet's gluon.Trainer does not hold the optimizer as it was made
             accumulated = AsMade({}, None).accumulated(optimizer)
         progress = {k: v for k, v in progress.items() if k in accumulated}
     else:
-        own = kinds(describe(without_start(optimizer.lr_scheduler)[0]))
-        if kinds(found.scheduler) != own:
+        own = class_names(describe(without_start(optimizer.lr_scheduler)[0]))
+        if class_names(found.scheduler) != own:
             raise ValueError(
-                f"the states were saved with the learning-rate schedule {kinds(found.scheduler)}, this optimizer "
+                f"the states were saved with the learning-rate schedule {class_names(found.scheduler)}, this optimizer "
                 f"has {own}"
             )
     check_states(found.states, found.masters, with_attributes(optimizer, progress), shapes)
 
     def commit() -> None:
+        """Set the optimizer's attributes, its update counts and its schedule."""
         for name, value in progress.items():
             setattr(optimizer, name, _to_device(value, contexts[0]))
         _mxnet.replicate_update_counts(optimizer, contexts)
         if settings == "file":
             restore_schedule(optimizer, found.scheduler, found.scheduler_start)
         elif progress:
-            # A gluon.Trainer's file does not say how its schedule began.
+            # The file of MXNet's gluon.Trainer does not hold the schedule as it was made.
             before = [found.scheduler] if found.accumulated is None else [found.scheduler_as_made, found.scheduler]
             continue_schedule(optimizer, as_made.schedule, before, found.scheduler_start)
 
     return commit
 
 
-def _fitting(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
-    """Return a state for the array that the updater will pass to the optimizer."""
+def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
+    """Return the saved state of parameter number ``index``, as the optimizer expects it for that parameter.
+
+    For a parameter with an FP32 master, which is what will be updated, it is unchanged. Otherwise it fits the dtype of
+    the parameter's array, which may be float16.
+    """
     if weight.masters or not weight.arrays:
         return found.states[index]
     array = weight.arrays[0]
@@ -218,16 +270,21 @@ def _fitting(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: i
 
 
 def _check_array(leaf: Any) -> None:
+    """Raise ``TypeError`` unless ``leaf`` is an NDArray or None."""
     if not isinstance(leaf, (NDArray, type(None))):
         raise TypeError(f"it holds a {type(leaf).__name__}, no array")
 
 
-def _full(leaf: Any) -> Any:
+def _in_float32(leaf: Any) -> Any:
+    """Return a float16 NumPy array as FP32, anything else as it is."""
     return leaf.astype(np.float32) if isinstance(leaf, np.ndarray) and leaf.dtype == np.float16 else leaf
 
 
 def _to_device(value: Any, ctx: mx.Context) -> Any:
+    """Return a copy of nested dicts, lists and tuples, with NumPy arrays as NDArrays on ``ctx``."""
+
     def leaf(item: Any) -> Any:
+        """Return a NumPy array as an NDArray on the device, anything else as it is."""
         return mx.nd.array(item, ctx=ctx, dtype=item.dtype) if isinstance(item, np.ndarray) else item
 
     return map_leaves(leaf, value)

@@ -21,7 +21,11 @@ __all__ = ["RunningStatistics"]
 
 
 class RunningStatistics:
-    """Keeps the last finite value of every running statistic that it watches."""
+    """Keeps a finite copy of each of BatchNorm's running means and variances, to restore them after an overflow.
+
+    A Trainer or Module has one object, and tells it the arrays by ``watch``. In each training step ``sums`` copies the
+    present values; then either ``keep`` is called, because the copies are finite, or ``restore``.
+    """
 
     def __init__(self) -> None:
         self._watched: list[NDArray] = []
@@ -30,7 +34,12 @@ class RunningStatistics:
         self._kept: dict[mx.Context, FlatCopies] = {}
 
     def watch(self, statistics: Sequence[Gradient]) -> RunningStatistics:
-        """Watch the FP32 arrays among these, on all devices, from now on, unless it does already. Returns itself."""
+        """Keep and restore the FP32 arrays among ``statistics`` from now on, no longer earlier ones; return ``self``.
+
+        Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Does nothing if
+        the arrays are those of the last call. An element that is not finite now would be restored to BatchNorm's
+        initial value: 1 where the name ends in ``"var"``, otherwise 0.
+        """
         arrays = [item.array for item in statistics]
         if len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched)):
             return self
@@ -44,10 +53,12 @@ class RunningStatistics:
         return self
 
     def sums(self, after: Scalars) -> Scalars:
-        """Copy the statistics as they are now, and return their sums of squares, one per device.
+        """Copy all statistics as they are now; return the sum of squares of each device's copies, for ``fetch``.
 
-        ``after``: scalars that depend on all gradients. BatchNorm's backward writes the statistics without notifying
-        MXNet's engine, so a copy waits for nothing unless it reads what backward made.
+        The sums are finite if and only if the copies are (and below 1e19). ``after`` holds numbers that were computed
+        from all gradients, by ``FiniteSums``: a copy waits for those on its device, and so for the end of the backward.
+        This is needed because BatchNorm's backward writes the statistics without notifying MXNet's engine. The host
+        does not wait.
         """
         with autograd.pause():
             for ctx, items in self._devices.items():
@@ -56,14 +67,14 @@ class RunningStatistics:
             return square_sums([Gradient("", copies.flat) for copies in self._pending.values()])
 
     def keep(self) -> None:
-        """Remember what ``sums`` copied last, which is finite."""
+        """Let ``restore`` use the copies that the last ``sums`` made, which the caller has found finite."""
         self._kept, self._pending = self._pending, self._kept
 
     def restore(self) -> None:
-        """Put back the last finite value of each statistic that is not finite. Synchronizes.
+        """Replace each non-finite element of the statistics by the kept copy's. Waits for all work on all devices.
 
-        A net hybridized with ``static_shape`` writes them in backward without notifying MXNet's engine, so only the
-        end of all work makes sure that the write has happened.
+        A net hybridized with ``static_shape`` writes statistics in backward without notifying MXNet's engine. Only the
+        end of all work ensures that the write is not still to come.
         """
         if self._devices:
             mx.nd.waitall()
@@ -74,7 +85,10 @@ class RunningStatistics:
 
 
 def _finite_copies(items: Sequence[Gradient]) -> FlatCopies:
-    """Return copies of what is finite; the rest falls back to BatchNorm's initial 0 or 1."""
+    """Return FP32 copies of statistics on one device; non-finite elements are replaced by BatchNorm's initial value.
+
+    The initial value is 1 for a name that ends in ``"var"``, otherwise 0.
+    """
     with autograd.pause():
         copies = FlatCopies.like([item.array for item in items])
         for (name, array), copy in zip(items, copies.each):
@@ -83,4 +97,5 @@ def _finite_copies(items: Sequence[Gradient]) -> FlatCopies:
 
 
 def _finite_or(array: NDArray, kept: NDArray) -> NDArray:
+    """Return ``array`` with each non-finite element replaced by the element of ``kept`` at its place."""
     return mx.nd.where(is_finite(array), array, kept)

@@ -32,7 +32,17 @@ FLOOR_PATIENCE = 3
 
 
 class ScaleEvent(NamedTuple):
-    """From step number ``step`` on (counted from 1, skipped ones included) the scale is ``loss_scale``."""
+    """An entry of ``scale_history``: the loss scale of the steps from ``step`` on.
+
+    Attributes
+    ----------
+    step : int
+        Number of the first training step at this scale. The first step of a run is 1; skipped steps count.
+    loss_scale : float
+        The loss scale from that step on.
+    skipped : bool
+        Whether the step before was skipped. An event of a skip may have the scale that the event before it has.
+    """
 
     step: int
     loss_scale: float
@@ -40,48 +50,90 @@ class ScaleEvent(NamedTuple):
 
 
 class Observer(Protocol):
-    """Is notified of each step, and changes nothing of the step itself."""
+    """Is notified by a ScaledStep in each training step, while the list ``ScaledStep.observers`` holds it.
+
+    Diagnostics such as ``watch`` and ``guard`` are observers. An observer does not change whether the update is
+    applied.
+    """
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
-        """Look at the gradients, checked and still scaled, before they are applied or dropped."""
+        """Read the gradients after the check for overflows, and before the update is applied or skipped.
+
+        ``gradients`` are those on all devices, as the optimizer receives them: summed over devices and workers. They
+        still contain the loss scale, unless the user called ``Trainer.unscale()``.
+        """
 
     def after_step(self) -> None:
-        """Look at the state after the step, which was applied or skipped."""
+        """Read the state after a training step, whether the update was applied, skipped or raised an error."""
 
 
 class ScaledStep:
-    """The state that a Trainer or Module adds to its optimizer's; decides whether a step is applied."""
+    """Decides in each training step of one trainer whether the update is applied; keeps loss scale and counters.
+
+    A Trainer, a Module or a BucketingModule has one for its whole life. ``save_states`` writes it to a file.
+
+    Attributes
+    ----------
+    scaler : Scaler
+        Decides the loss scale. Several trainers may have the same object.
+    group : ScalerGroup
+        All ScaledSteps that have this very scaler object.
+    scaled_by : float or None
+        The loss scale in the present gradients; None if no backward has run since the last step.
+    steps, skipped_steps : int
+        How many training steps were taken, skipped ones included; how many of these were skipped.
+    last_step_skipped : bool
+        Whether the last step found an overflow, and so changed no weight.
+    overflow_params : tuple of str
+        ``"name on device"`` of each gradient with an overflow in the last step; empty after an applied step.
+    history : list of ScaleEvent
+        The first loss scale, and an event for every change of the scale and every skipped step.
+    observers : list of Observer
+        Notified of each step; neither copied nor saved.
+    """
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
-        self.group = group_of(scaler)  # all steps that have the same scaler object
+        self.group = group_of(scaler)
         self.group.join(self)
-        # The scale of the gradients that a backward left and no step has applied; None where there are none.
         self.scaled_by: float | None = None
-        self.steps = 0  # skipped ones included
+        self.steps = 0
         self.skipped_steps = 0
         self.last_step_skipped = False
-        self.overflow_params: tuple[str, ...] = ()  # "name on device" of each non-finite gradient of the last step
-        self.history = [ScaleEvent(1, scaler.loss_scale, False)]  # and one event for every change of scale and skip
-        self.observers: list[Observer] = []  # neither copied nor saved
+        self.overflow_params: tuple[str, ...] = ()
+        self.history = [ScaleEvent(1, scaler.loss_scale, False)]
+        self.observers: list[Observer] = []
         self._skips_at_floor = 0
         self._sums: FiniteSums | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies, whose scalers and gradients are others."""
+        """Return the attributes for ``copy`` and ``pickle``.
+
+        Without the group, the observers and the operators of the check, which belong to this object's own scaler and
+        gradients.
+        """
         return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy: it joins the group of its own scaler, and has no gradients and no observers yet."""
         vars(self).update(state, group=group_of(state["scaler"]), scaled_by=None, _sums=None, observers=[])
         self.group.join(self)
 
     @property
     def loss_scale(self) -> float:
-        """Return the scale of the next backward, and of existing gradients; frozen from backward to step."""
+        """Return the loss scale in the present gradients, or that of the next backward if there are none.
+
+        It does not change between a backward and its step, even if the user sets ``scaler.loss_scale`` in between.
+        """
         return self.group.loss_scale if self.scaled_by is None else self.scaled_by
 
     def note_own_backward(self, adds: bool) -> None:
-        """Note a backward that serves this step alone. ``adds``: it adds to existing gradients, so at their scale."""
+        """Record the loss scale in the gradients, when a backward begins whose gradients only this step applies.
+
+        For a Module. A Gluon backward may write the gradients of several trainers: ``ScalerGroup.note_backward``
+        records it. ``adds``: the backward adds to the present gradients (``grad_req="add"``), so it must use their loss
+        scale.
+        """
         if self.scaled_by is None or not adds:
             self.scaled_by = self.scaler.loss_scale
 
@@ -94,21 +146,28 @@ class ScaledStep:
         exposed: Sequence[MasterPair] = (),
         unscaled: bool = False,
     ) -> bool:
-        """Check ``gradients``, then ``apply()`` or skip; adjust the scale. Synchronizes once.
+        """Check ``gradients`` for overflows, then call ``apply`` or skip the update, and adjust the loss scale.
 
-        Returns whether the step was applied.
+        Returns whether the update was applied. Waits for the device once, and again after an overflow.
 
         Parameters
         ----------
+        gradients : sequence of Gradient
+            The gradients on all devices, summed over devices and workers, so that all workers take the same decision.
+        apply : callable
+            Updates the weights. Not called if a gradient has an overflow.
+        statistics : RunningStatistics or None
+            BatchNorm's running statistics, which are restored where an overflow has made them inf or NaN.
         exposed : sequence of MasterPair
-            Those into whose float16 arrays a user may have written; the update starts from what was written.
+            Parameters into whose float16 arrays a user may have written. What was written is copied to the masters
+            before ``apply``, so that the update starts from it.
         unscaled : bool
-            Whether the gradients have been divided by the scale already.
+            Whether the gradients have been divided by the loss scale already.
 
         Raises
         ------
         FloatingPointError
-            After ``FLOOR_PATIENCE`` skips in a row at the lowest scale; names the parameters.
+            After ``FLOOR_PATIENCE`` skipped steps in a row at the lowest loss scale; names the parameters.
         """
         bad, written = self._check(gradients, statistics or RunningStatistics(), exposed, unscaled)
         for observer in self.observers:
@@ -124,12 +183,15 @@ class ScaledStep:
                 observer.after_step()
         return not bad
 
-    def forgive(self) -> None:
-        """Count overflows in a row at the lowest scale anew, because something is being done about them."""
+    def restart_floor_count(self) -> None:
+        """Restart the count of skipped steps in a row at the lowest scale, which would end in ``FloatingPointError``.
+
+        ``guard`` calls it when it has found the layer that overflows, and will move the layer to FP32.
+        """
         self._skips_at_floor = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain data that ``load_state_dict`` continues from bit for bit."""
+        """Return scaler state, counters and history as dicts, lists, numbers and strings, for ``load_state_dict``."""
         return {
             "scaler": self.scaler.state_dict(),
             "steps": self.steps,
@@ -141,9 +203,14 @@ class ScaledStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state_dict()``; on a ``ValueError`` nothing has changed.
+        """Set scaler, counters and history to a state that ``state_dict`` returned.
 
-        The state of another kind of scaler sets the counters and leaves the scaler as it is.
+        If the state is of another class of scaler, a warning is logged, and the scaler keeps its own scale.
+
+        Raises
+        ------
+        ValueError
+            ``state`` is no such state; nothing has changed.
         """
         try:
             steps, skipped, at_floor = (int(state[k]) for k in ("steps", "skipped_steps", "skips_at_floor"))
@@ -168,10 +235,11 @@ class ScaledStep:
         exposed: Sequence[MasterPair],
         unscaled: bool,
     ) -> tuple[list[Gradient], list[MasterPair]]:
-        """Return the non-finite gradients, and those of ``exposed`` that a user has written into.
+        """Return the gradients with an overflow, and those pairs of ``exposed`` into which a user has written.
 
-        There is one transfer, and a second only where the first says overflow. It also brings what a scaler that
-        measures adjusts by.
+        The first list is empty if all gradients are finite. A user has written into a pair if its float16 array is not
+        the rounded master. Also keeps or restores ``statistics``, and notes what a scaler that ``measures`` needs. All
+        numbers come to the host in one transfer; only an overflow needs a second one.
         """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
@@ -189,11 +257,20 @@ class ScaledStep:
         if found and not bad:
             zeros, peaks = found
             largest = float(peaks.max()) * (self.loss_scale if unscaled else 1.0)
-            largest *= self.scaler.loss_scale / self.loss_scale  # which a user may have set since the backward
+            largest *= self.scaler.loss_scale / self.loss_scale  # a user may have set it since the backward
             self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[attr-defined]
         return bad, [pair for pair, distance in zip(exposed, far) if distance != 0]
 
     def _note(self, bad: Sequence[Gradient]) -> None:
+        """Record a finished step: update counters, history and the loss scale, and log a skip or a change of the scale.
+
+        ``bad`` holds the gradients with an overflow; it is empty after an applied update.
+
+        Raises
+        ------
+        FloatingPointError
+            This was the last of ``FLOOR_PATIENCE`` skipped steps in a row at the lowest loss scale.
+        """
         self.steps += 1
         self.last_step_skipped = bool(bad)
         self.overflow_params = tuple(str(g) for g in bad)
@@ -217,6 +294,11 @@ class ScaledStep:
             )
 
     def _log(self, bad: Sequence[Gradient], before: float, after: float) -> None:
+        """Log that this step was skipped, as a warning, or else that its loss scale was changed, as information.
+
+        ``bad`` holds the gradients with an overflow, and is empty for a step that was not skipped. ``before`` and
+        ``after`` are the loss scales of this step and of the next one.
+        """
         if bad:
             message = "step %d skipped: non-finite gradients in %s; loss scale %g -> %g"
             logger.warning(message, self.steps, _some(self.overflow_params), before, after)
@@ -225,19 +307,28 @@ class ScaledStep:
 
 
 class StepView:
-    """The properties of a Trainer or Module that read its ``scaled_step``, a ``ScaledStep``."""
+    """The properties that a Trainer, a Module and a BucketingModule share: their loss scale, scaler and counters.
+
+    Each reads the object's ScaledStep.
+    """
 
     @property
     def scaled_step(self) -> ScaledStep:
+        """The ScaledStep that the properties of this class read. Each subclass returns its own."""
         raise NotImplementedError
 
     @property
     def loss_scale(self) -> float:
-        """Return the scale of the next backward, frozen from a backward to its step; set ``scaler.loss_scale``."""
+        """Return the current loss scale; read-only.
+
+        It is the scale of the next backward. Between a backward and its step it is the scale in the gradients. To set
+        another one, assign to ``scaler.loss_scale``.
+        """
         return self.scaled_step.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, value: Any) -> None:
+        """Raise ``AttributeError``, which says how to set the scale."""
         raise AttributeError(
             f"a {type(self).__name__}'s loss_scale is its scaler's: set .scaler.loss_scale = {value!r}, or create a "
             f"{type(self).__name__} with loss_scale={value!r}"
@@ -245,30 +336,34 @@ class StepView:
 
     @property
     def scaler(self) -> Scaler:
-        """Return the state machine that decides ``loss_scale``."""
+        """Return the scaler, which holds the loss scale and adjusts it after each step."""
         return self.scaled_step.scaler
 
     @property
     def last_step_skipped(self) -> bool:
-        """Return whether the last step found a non-finite gradient and changed nothing."""
+        """Return whether the last step found an inf or NaN in a gradient, and so changed no weight."""
         return self.scaled_step.last_step_skipped
 
     @property
     def skipped_steps(self) -> int:
-        """Return the number of steps that were skipped so far."""
+        """Return how many steps have been skipped so far; a loaded state continues the count."""
         return self.scaled_step.skipped_steps
 
     @property
     def overflow_params(self) -> tuple[str, ...]:
-        """Return, after a skip, ``"name on device"`` of each non-finite gradient; nothing after a clean step."""
+        """Return ``"name on device"`` of each gradient with an inf or NaN in the last step: ``"fc1_weight on gpu(0)"``.
+
+        Empty if the last step was not skipped.
+        """
         return self.scaled_step.overflow_params
 
     @property
     def scale_history(self) -> list[ScaleEvent]:
-        """Return the first scale and one event for every change of scale and every skip."""
+        """Return ScaleEvents: one for the first loss scale, and one for every change of it and every skip."""
         return list(self.scaled_step.history)
 
 
 def _some(names: Sequence[str], limit: int = 3) -> str:
+    """Return the first ``limit`` names, joined by commas, and how many more there are: ``"a, b, c and 2 more"``."""
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

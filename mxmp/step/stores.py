@@ -37,12 +37,18 @@ _HOROVOD = (
 
 
 def open_store(kvstore: Any) -> Any:
-    """Return an object, or a name, for which MXNet uses the store that ``kvstore``, a name or an object, stands for.
+    """Return what to pass to MXNet as ``kvstore``, so that it opens the store that ``kvstore`` stands for.
+
+    ``kvstore`` is a name, an open store, or None. A name of MXNet's such as ``"dist_sync"`` is returned in lower case.
+    ``"horovod"``, and a name that a user registered with ``KVStoreBase``, become a store object. A store or None is
+    returned as it is. MXNet 1.9.1 itself would open a store within this process for ``"horovod"`` and for names that it
+    does not know, and each worker would then train alone. Warns where the store sums within this process although the
+    job has several workers.
 
     Raises
     ------
     ValueError
-        MXNet has no such store, and would take one within this process.
+        MXNet has no such store.
     ImportError
         ``"horovod"`` without Horovod; tells how to install it.
     """
@@ -67,7 +73,10 @@ def open_store(kvstore: Any) -> Any:
 
 
 def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
-    """Raise ``ValueError`` for a kvstore, by name or object, that updates weights itself."""
+    """Raise ``ValueError`` for a kvstore, by name or object, that updates weights before the check for overflows.
+
+    That is ``dist_async``, or any store with ``update_on_kvstore=True``.
+    """
     if update_on_kvstore:
         raise ValueError(
             "update_on_kvstore=True applies gradients before they are checked, so an overflow would reach the "
@@ -81,7 +90,10 @@ def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
 
 
 def refuse_compression(compression_params: Any) -> None:
-    """Raise ``ValueError`` for any gradient compression."""
+    """Raise ``ValueError`` unless ``compression_params`` is None.
+
+    The thresholds of MXNet's gradient compression are absolute, and mean nothing for gradients with a loss scale.
+    """
     if compression_params is not None:
         raise ValueError(
             f"compression_params={compression_params!r}: 2-bit compression compares scaled gradients with its "
@@ -91,7 +103,10 @@ def refuse_compression(compression_params: Any) -> None:
 
 
 def refuse_sparse_weight(name: str, storage: str) -> None:
-    """Raise ``ValueError`` if a parameter's weights are not dense."""
+    """Raise ``ValueError`` unless ``storage``, the storage type of parameter ``name``, is ``"default"`` (dense).
+
+    MXNet updates row-sparse weights on the kvstore only, before the check for overflows.
+    """
     if storage != "default":
         raise ValueError(
             f"parameter {name!r} has {storage} weights, which MXNet updates on the kvstore only, before any check: "
@@ -100,19 +115,21 @@ def refuse_sparse_weight(name: str, storage: str) -> None:
 
 
 def is_distributed(store: Any) -> bool:
-    """Return whether other workers take part in ``store``, an open one or None."""
+    """Return whether ``store``, an open kvstore or None, sums gradients over several workers."""
     if store is None:
         return False
     try:
         return "dist" in store.type or store.num_workers > 1
-    except NotImplementedError:  # a user's own store need not have them
+    except NotImplementedError:  # of a store of the user's own class
         return False
 
 
 def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
-    """Set ``arrays``, one per device, to rank 0's value; ``key`` is known to ``store``. Does not wait.
+    """Set ``arrays``, one per device of this worker, to the value that worker 0 has in its first array. Does not wait.
 
-    MXNet's own stores send a key's first value only. Where the others add zeros, the sum is rank 0's value.
+    All workers call it with the same ``key``, which was initialized in ``store`` with the arrays' dtype. MXNet's own
+    stores broadcast a key only once; so here worker 0 pushes its value and the others push zeros, and all receive the
+    sum.
     """
     if isinstance(store, Horovod):
         store.broadcast(key, arrays[0], list(arrays))
@@ -123,11 +140,12 @@ def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
 
 
 class Horovod(mx.kv.KVStoreBase):
-    """Averages over Horovod's workers the sums over the devices of each. Calls ``hvd.init()`` if nobody has.
+    """A kvstore that sums gradients over this worker's devices, and averages the sums over all of Horovod's workers.
 
-    It averages as ``horovod.mxnet.DistributedTrainer`` does: ``step`` takes one worker's batch size. All workers
-    receive the same bits. float16 is divided before it is summed, so that an average of finite values is finite; FP32
-    after it, which rounds less.
+    ``open_store("horovod")`` makes one. It calls ``hvd.init()`` if nobody has. As with
+    ``horovod.mxnet.DistributedTrainer``, ``Trainer.step`` takes the batch size of one worker. All workers receive the
+    same bits. float16 is divided before it is summed, so that an average of finite values is finite; FP32 after it,
+    which rounds less.
 
     Raises
     ------
@@ -151,21 +169,24 @@ class Horovod(mx.kv.KVStoreBase):
 
     @property
     def rank(self) -> int:
+        """Return the number of this worker, from 0."""
         return self._hvd.rank()
 
     @property
     def num_workers(self) -> int:
+        """Return the number of workers in the job."""
         return self._hvd.size()
 
     @staticmethod
     def is_capable(capability: str) -> bool:
+        """Return False for every capability that MXNet asks about: this store does not update weights."""
         return False  # no updates on the store
 
     def init(self, key: Any, value: NDArray) -> None:
-        """Do nothing: Horovod keeps no values."""
+        """Do nothing. MXNet calls it with the first value of each key, and Horovod stores no values."""
 
     def broadcast(self, key: Any, value: NDArray, out: Any, priority: int = 0) -> None:
-        """Set ``out``, on every device, to rank 0's ``value``. Does not wait."""
+        """Set ``out``, one array or one per device, to worker 0's ``value``. Does not wait."""
         first, *others = out if isinstance(out, (list, tuple)) else [out]
         with autograd.pause():
             if first is not value:
@@ -175,9 +196,10 @@ class Horovod(mx.kv.KVStoreBase):
                 first.copyto(other)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Set ``out`` to the average over workers of the sum of ``value`` over devices. Does not wait.
+        """Sum ``value`` over devices, average the sums over workers, and write the result to ``out``. Does not wait.
 
-        Raises ``ValueError`` for a row-sparse array.
+        ``value`` and ``out`` are one array, or a list with one per device; ``out=None`` writes to ``value``. ``key``
+        must be the same on all workers. Raises ``ValueError`` for a row-sparse array.
         """
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         outs = values if out is None else list(out) if isinstance(out, (list, tuple)) else [out]
@@ -205,6 +227,10 @@ class Horovod(mx.kv.KVStoreBase):
 
 
 def _refuse_unknown(kind: str) -> None:
+    """Raise ``ValueError`` if MXNet has no kvstore of this type or name.
+
+    MXNet itself would silently open one within this process, and several workers would each train alone.
+    """
     if "dist" not in kind.lower() and kind.lower() not in _WITHIN:
         raise ValueError(
             f"MXNet 1.9.1 has no kvstore {kind!r} and would silently take one within this process, so that several "
@@ -213,7 +239,10 @@ def _refuse_unknown(kind: str) -> None:
 
 
 def _warn_of_other_workers(kvstore: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Warn where a job has several workers and the store stays within each."""
+    """Warn if ``environment`` says that the job has several workers, while ``kvstore`` sums within one process only.
+
+    The launchers of MXNet and Horovod set ``DMLC_NUM_WORKER`` and ``HOROVOD_SIZE``.
+    """
     for variable, store in (("DMLC_NUM_WORKER", "dist_sync"), ("HOROVOD_SIZE", "horovod")):
         if environment.get(variable, "1") not in ("", "0", "1"):
             warnings.warn(

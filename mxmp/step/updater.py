@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from . import _mxnet
 from .gradients import Gradient, largest_on_cpu
-from .masters import publish
+from .masters import round_master
 from .multi_tensor import round_all, widen_all
 from .resume import AsMade
 
@@ -20,7 +20,21 @@ __all__ = ["Update", "Updater", "Updaters", "rescaled"]
 
 
 class Update(NamedTuple):
-    """One weight on one device, and the gradient to update it by."""
+    """One weight on one device, with the gradient to update it by.
+
+    Attributes
+    ----------
+    index : int
+        Number of the parameter, by which the optimizer keeps its state.
+    device : int
+        Number of the device, from 0, in the Trainer's or Module's list of contexts.
+    name : str
+        Name of the parameter.
+    weight : NDArray
+        The array that operators read; float16 if the parameter has an FP32 master.
+    grad : NDArray
+        Its gradient, of the same dtype, with the loss scale in it unless it was unscaled.
+    """
 
     index: int  # type: ignore[assignment]
     device: int
@@ -30,48 +44,56 @@ class Update(NamedTuple):
 
     @property
     def gradient(self) -> Gradient:
+        """Return name and gradient as a Gradient, with the array as an ``mx.nd`` array."""
         return Gradient(self.name, self.grad.as_nd_ndarray())
 
 
 class Updater(mx.optimizer.Updater):
-    """MXNet's Updater for one device, which updates the FP32 master where a weight has one, and rounds it back.
+    """MXNet's Updater for one device, which updates the FP32 master where a weight has one, and rounds it to float16.
 
-    MXNet's own ``multi_precision`` kernels do both, where it has them and they are exact. The loss scale is divided out
-    through the ``rescale_grad`` that ``rescaled`` sets; optimizers that read gradients before that get unscaled copies.
-    States are kept as those of FP32 weights. ``masters`` returns the FP32 master for a weight's index, or None.
+    MXNet's Updater would update the float16 weights, or keep FP32 copies in the optimizer's states. Here the masters
+    belong to the parameters, and states are those of FP32 weights. The loss scale is divided out by the optimizer:
+    ``rescaled`` multiplies its ``rescale_grad``. An optimizer that reads gradients before it applies ``rescale_grad``
+    receives unscaled copies instead.
+
+    ``master`` returns, for a weight's index, its FP32 master on this device, or None if it has none.
     """
 
-    def __init__(self, optimizer: mx.optimizer.Optimizer, masters: Callable[[int], NDArray | None]) -> None:
+    def __init__(self, optimizer: mx.optimizer.Optimizer, master: Callable[[int], NDArray | None]) -> None:
         super().__init__(optimizer)
         self.states: dict[int, Any]
-        self.master = masters
+        self.master = master
         self._large: tuple[tuple, list[int]] = (), []
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
-        """Update one weight, or lists of indices, gradients and weights."""
+        """Update one weight in place; or several, if index, gradient and weight are lists. MXNet's own signature."""
         if not isinstance(index, (list, tuple)):
             index, grad, weight = [index], [grad], [weight]
         # MXNet's optimizers are written for mx.nd; an array of mx.np and its view share their memory.
         indices, grads, weights = index, *([array.as_nd_ndarray() for array in each] for each in (grad, weight))
         masters = {i: master.as_nd_ndarray() for i in indices if (master := self.master(i)) is not None}
-        if masters and self._has_kernels(indices, weights, masters):
-            with self._masters_in_states(masters):
+        if masters and self._multi_precision_is_exact(indices, weights, masters):
+            with self._as_multi_precision(masters):
                 super().__call__(list(indices), grads, weights)
             return
-        low = [k for k, i in enumerate(indices) if i in masters]
-        rounded = [grads[k] for k in low]
-        wide = widen_all(rounded) if self.aggregate_updates else [grad.astype("float32") for grad in rounded]
-        full = dict(zip(low, wide))
-        with self._true_gradients([full.get(k, grad) for k, grad in enumerate(grads)]) as true:
+        with_master = [k for k, i in enumerate(indices) if i in masters]
+        half_grads = [grads[k] for k in with_master]
+        full_grads = widen_all(half_grads) if self.aggregate_updates else [g.astype("float32") for g in half_grads]
+        replaced = dict(zip(with_master, full_grads))
+        with self._true_gradients([replaced.get(k, grad) for k, grad in enumerate(grads)]) as true:
             self._update(indices, true, [masters.get(i, w) for i, w in zip(indices, weights)])
         if self.aggregate_updates:
-            round_all([(masters[indices[k]], weights[k], grads[k]) for k in low])
+            round_all([(masters[indices[k]], weights[k], grads[k]) for k in with_master])
         else:
-            for k in low:
-                publish(masters[indices[k]], weights[k])
+            for k in with_master:
+                round_master(masters[indices[k]], weights[k])
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
-        """Update as MXNet's Updater, but the largest arrays on a CPU one by one, which is faster and the same."""
+        """Update ``weights``, FP32 masters and weights that have none, with the same result as MXNet's Updater.
+
+        Large arrays on a CPU are updated one by one if the optimizer is SGD with momentum: MXNet's operator for many
+        arrays takes about three times as long for those.
+        """
         alone: set[int] = set()
         if type(self.optimizer) is mx.optimizer.SGD and self.optimizer.momentum > 0:
             here = (k for k in self._largest(indices, weights) if self.states_synced.get(indices[k], True))
@@ -79,31 +101,41 @@ class Updater(mx.optimizer.Updater):
         for k in alone:
             index, weight, grad = indices[k], weights[k], grads[k]
             if index not in self.states:
-                self.states[index] = _momentum(weight)
+                self.states[index] = _zero_momentum(weight)
                 self.states_synced[index] = True
             _mxnet.update_by_momentum(self.optimizer, index, weight, grad, self.states[index])
         rest = [k for k in range(len(indices)) if k not in alone]
         super().__call__(*([each[k] for k in rest] for each in (indices, grads, weights)))
 
     def _largest(self, indices: Sequence[int], weights: Sequence[NDArray]) -> list[int]:
-        """Return the positions of the largest FP32 arrays on a CPU; searched once for the same parameters."""
+        """Return the positions in ``weights`` of the FP32 arrays on a CPU that are worth an operator of their own.
+
+        The result is kept until other ``indices`` are passed.
+        """
         if self._large[0] != (key := tuple(indices)):
             found = largest_on_cpu(weights, _ALONE_FROM, _MOST_ALONE)
             self._large = key, [k for k in found if weights[k].dtype == np.float32]
         return self._large[1]
 
-    def _has_kernels(self, indices: Sequence[int], weights: Sequence[NDArray], masters: Mapping[int, NDArray]) -> bool:
-        """Return whether MXNet's kernels for float16 weights compute the same as the FP32 ones with the masters.
+    def _multi_precision_is_exact(
+        self, indices: Sequence[int], weights: Sequence[NDArray], masters: Mapping[int, NDArray]
+    ) -> bool:
+        """Return whether MXNet's ``multi_precision`` kernels give these weights the same result as FP32 kernels.
 
-        Those of LAMB, LARS and LBSGD do not: they take norms of the float16 arrays, and on a CPU of squares in float16.
+        Such a kernel updates master and float16 weight at once. True for SGD and NAG, if the float16 weights are those
+        with a master. The kernels of LAMB, LARS and LBSGD take norms of the float16 arrays, and on a CPU square in
+        float16.
         """
         if type(self.optimizer) not in _MASTER_KERNELS or self._needs_true_gradients():
             return False
         return all((w.dtype == np.float16) == (i in masters) for i, w in zip(indices, weights))
 
     @contextmanager
-    def _masters_in_states(self, masters: Mapping[int, NDArray]) -> Iterator[None]:
-        """Nest states as ``multi_precision`` does within the block; an update works on the arrays in place."""
+    def _as_multi_precision(self, masters: Mapping[int, NDArray]) -> Iterator[None]:
+        """Turn on the optimizer's ``multi_precision`` within the block; it then finds each master inside its state.
+
+        Makes missing states. Afterwards states are those of FP32 weights again; the kernels have changed them in place.
+        """
         optimizer, states, before = self.optimizer, self.states, self.optimizer.multi_precision
         for i, master in masters.items():
             if i not in states:
@@ -118,14 +150,21 @@ class Updater(mx.optimizer.Updater):
             self.states, optimizer.multi_precision = states, before
 
     def _needs_true_gradients(self) -> bool:
-        """Return whether scaling by ``rescale_grad`` would not be the same as scaling the gradients."""
+        """Return whether the optimizer must receive unscaled gradients, instead of dividing in ``rescale_grad``.
+
+        Either it reads gradients before it applies ``rescale_grad``, or ``rescale_grad`` with the loss scale divided
+        out is below 1e-10, where MXNet loses digits.
+        """
         rescale = self.optimizer.rescale_grad
         scaled = getattr(rescale, "factors", (rescale, 1.0))[1] != 1.0
         return _reads_raw_gradients(self.optimizer) or (scaled and abs(rescale) < _SMALLEST_RESCALE)
 
     @contextmanager
     def _true_gradients(self, grads: Sequence[NDArray]) -> Iterator[list[NDArray]]:
-        """Yield ``grads``, or unscaled copies where the optimizer needs those."""
+        """Yield ``grads``, or unscaled copies where the optimizer needs those, as a list.
+
+        With copies the optimizer's ``rescale_grad`` is the user's own within the block.
+        """
         if not self._needs_true_gradients():
             yield list(grads)
             return
@@ -137,43 +176,62 @@ class Updater(mx.optimizer.Updater):
             self.optimizer.rescale_grad = rescale
 
 
-# MXNet's kernel for many arrays goes through them all at once, on a CPU a third as fast as the one for one array where
-# they are large (scripts/dev.py bench update). Each takes an operator more, so there are only a few.
+# On a CPU MXNet's kernel for many arrays is a third as fast as that for one array if they are large (scripts/dev.py
+# bench update). But each array that is updated alone is one more operator, so only a few are: the number of elements
+# from which on, and how many arrays at most.
 _ALONE_FROM, _MOST_ALONE = 1 << 18, 12
-_APART = 256  # elements
+_OFFSET = 256  # elements
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
 # SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients are the optimizer's, not a device's.
-_TOGETHER = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
+_NOT_PER_DEVICE = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
 
 
-def _momentum(weight: NDArray) -> NDArray:
-    """Return zeros as SGD makes them, a kilobyte further on in their page of memory.
+def _zero_momentum(weight: NDArray) -> NDArray:
+    """Return zeros in the shape and dtype of ``weight``, as SGD's first momentum, a kilobyte into a block of memory.
 
-    Large arrays all begin at the same place of a page. At some distances from one another (2**28 bytes is one) an AMD
-    core's L1 cache confuses two of them, and an update takes several times as long.
+    MXNet's large arrays all begin at the same offset in a page of memory. At some distances from one another (2**28
+    bytes is one) an AMD core's L1 cache confuses two of them, and an update takes several times as long.
     """
-    return mx.nd.zeros(weight.size + _APART, ctx=weight.ctx, dtype=weight.dtype)[_APART:].reshape(weight.shape)
+    return mx.nd.zeros(weight.size + _OFFSET, ctx=weight.ctx, dtype=weight.dtype)[_OFFSET:].reshape(weight.shape)
 
 
 class Updaters(List[Updater]):
-    """One Updater per device, all of one optimizer, which has not updated yet.
+    """A list with one Updater per device, all of the same optimizer.
 
-    ``master`` returns the FP32 master for a weight's index and a device's number, or None.
+    A Trainer or Module makes one together with its optimizer. The attribute ``as_made`` records how the optimizer was
+    then.
+
+    Parameters
+    ----------
+    optimizer : mx.optimizer.Optimizer
+    num_devices : int
+    master : callable
+        From a weight's index and a device's number to the FP32 master there, or None.
     """
 
     def __init__(
         self, optimizer: mx.optimizer.Optimizer, num_devices: int, master: Callable[[int, int], NDArray | None]
     ) -> None:
-        super().__init__(Updater(optimizer, partial(_on_device, master, k)) for k in range(num_devices))
+        super().__init__(Updater(optimizer, partial(_master_of, master, k)) for k in range(num_devices))
         self.optimizer = optimizer
         self.as_made = AsMade.of(optimizer)
 
     def apply(self, updates: Sequence[Update], factor: float, *, reduced: bool) -> None:
-        """Apply gradients times ``factor``, on top of the optimizer's own ``rescale_grad``.
+        """Update all weights by gradients that are multiplied by ``factor`` and the optimizer's ``rescale_grad``.
 
-        ``reduced``: the gradients of a weight are the same on all devices, and the weights stay so.
+        Does not wait for the device.
+
+        Parameters
+        ----------
+        updates : sequence of Update
+            The weights on all devices, with their gradients.
+        factor : float
+            The inverse of the loss scale, times the factor of clipping.
+        reduced : bool
+            Whether a weight's gradients are the same on all devices. Its values then stay the same, too: where the
+            optimizer would update each device differently, one is updated, and its values are copied to the others.
         """
-        once = {update.index: update for update in reversed(updates)} if reduced and self._updates_apart() else {}
+        once = {update.index: update for update in reversed(updates)} if reduced and self._updates_can_differ() else {}
         with rescaled(self.optimizer, factor):
             for k, updater in enumerate(self):
                 mine = [u for u in updates if u.device == k and once.get(u.index, u) is u]
@@ -182,33 +240,44 @@ class Updaters(List[Updater]):
         for update in updates:
             source = once.get(update.index, update)
             if source is not update:
-                self._copy(source, update)
+                self._copy_weight(source, update)
 
-    def _updates_apart(self) -> bool:
-        """Return whether updates of two devices can differ: the optimizer draws, or counts for all of them together.
+    def _updates_can_differ(self) -> bool:
+        """Return whether the optimizer may update equal weights by equal gradients differently on two devices.
 
-        MXNet's own Trainer updates once, on the kvstore. A user's own optimizer may do anything.
+        It may if it draws random numbers, or counts the updates of all devices together; a user's own optimizer may do
+        anything. MXNet's own Trainer updates such weights once, on the kvstore.
         """
         optimizer = self.optimizer
         own = not type(optimizer).__module__.startswith("mxnet.")
-        return len(self) > 1 and (own or isinstance(optimizer, _TOGETHER))
+        return len(self) > 1 and (own or isinstance(optimizer, _NOT_PER_DEVICE))
 
-    def _copy(self, source: Update, to: Update) -> None:
+    def _copy_weight(self, source: Update, to: Update) -> None:
+        """Copy a weight from the device of ``source`` to that of ``to``: if it has a master, copy and round that."""
         master, other = self[source.device].master(source.index), self[to.device].master(to.index)
         if master is None or other is None:
             source.weight.copyto(to.weight)
         else:
             master.copyto(other)
-            publish(other, to.weight)
+            round_master(other, to.weight)
 
     def set_states(self, states: Mapping[int, Any], contexts: Sequence[mx.Context], place: Callable) -> None:
-        """Continue from ``states`` by index; ``place(state, ctx)`` brings one to a device."""
+        """Replace the optimizer's states on all devices.
+
+        ``states`` maps a parameter's number to its state, whose arrays may be NumPy's; ``place(state, ctx)`` returns a
+        copy on a device of ``contexts``, which has one for each Updater.
+        """
         for updater, ctx in zip(self, contexts):
             updater.states = {index: place(state, ctx) for index, state in states.items()}
             updater.states_synced = dict.fromkeys(updater.states, True)
 
 
-def _on_device(master: Callable[[int, int], NDArray | None], device: int, index: int) -> NDArray | None:
+def _master_of(master: Callable[[int, int], NDArray | None], device: int, index: int) -> NDArray | None:
+    """Return ``master(index, device)``.
+
+    A function for ``functools.partial``: ``copy.deepcopy`` copies what a partial refers to, and would not copy it for a
+    lambda, so that a copied Trainer would update the masters of the original.
+    """
     return master(index, device)
 
 
@@ -217,7 +286,7 @@ _SMALLEST_RESCALE = 1e-10
 
 
 def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether it takes norms or sums of gradients before it multiplies by ``rescale_grad``."""
+    """Return whether the optimizer takes norms or sums of gradients before it multiplies them by ``rescale_grad``."""
     return isinstance(optimizer, mx.optimizer.LBSGD) and (
         optimizer.batch_scale > 1 or optimizer.warmup_strategy == "lars"
     )
@@ -225,7 +294,10 @@ def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
 
 @contextmanager
 def rescaled(optimizer: mx.optimizer.Optimizer, factor: float) -> Iterator[None]:
-    """Multiply ``optimizer.rescale_grad`` by ``factor`` within the block."""
+    """Multiply ``optimizer.rescale_grad`` by ``factor`` within the block.
+
+    So the optimizer divides the loss scale out itself, in FP32, and no copy of the gradients is needed.
+    """
     before = optimizer.rescale_grad
     optimizer.rescale_grad = _Rescale(before, factor)
     try:
@@ -235,10 +307,11 @@ def rescaled(optimizer: mx.optimizer.Optimizer, factor: float) -> Iterator[None]
 
 
 class _Rescale(float):
-    """``own * factor``, whose text is the fixed-point decimal of its float32 value.
+    """The product ``own * factor``, whose text is the decimal number of its FP32 value, without an exponent.
 
-    MXNet passes operator attributes as text and misreads exponent notation: about a fifth of small ``rescale_grad``
-    came out one ulp off. ``Updater`` reads the two factors.
+    MXNet passes attributes of operators as text, and misreads exponents: about a fifth of the small values of
+    ``rescale_grad`` came out one bit off. ``own`` is the user's ``rescale_grad``; the attribute ``factors`` holds both
+    factors.
     """
 
     factors: tuple[float, float]

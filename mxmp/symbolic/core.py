@@ -44,7 +44,7 @@ class Core:
 
     def __init__(self, policy: str | Policy | Plan, exclude: Iterable[str], loss_scale: Any) -> None:
         requested, plan = read_policy(policy, exclude)
-        self.step = ScaledStep(as_scaler(loss_scale, low_range=requested.compute == "float16"))
+        self.step = ScaledStep(as_scaler(loss_scale, only_bfloat16=requested.compute == "bfloat16"))
         self.conversion = Conversion(plan or requested)
         self.scaled_by = 1.0
         self.masters: dict[str, list[NDArray]] = {}

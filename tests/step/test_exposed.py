@@ -68,7 +68,7 @@ def test_masters_and_arrays_stay_as_they_are_and_each_array_has_its_own_answer()
     pairs = [pair(rng.randn(1 + i % 7, 2), ctx=mx.cpu(i % 3)) for i in range(200)]
     changed = [i for i in range(200) if i % 11 == 5]
     for i in changed:
-        pairs[i].low[:] = pairs[i].low[::-1] + 1
+        pairs[i].half[:] = pairs[i].half[::-1] + 1
     before = [(master.asnumpy(), low.asnumpy()) for master, low in pairs]
     assert [i for i, found in enumerate(written(*pairs)) if found] == changed
     for (master, low), (old_master, old_low) in zip(pairs, before):

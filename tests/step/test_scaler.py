@@ -244,8 +244,8 @@ def test_loss_scale_arguments_become_scalers(given_scale, expected):
 
 
 def test_dynamic_means_no_scaling_where_the_range_is_that_of_fp32():
-    assert type(as_scaler("dynamic", low_range=False)) is NoLossScaler
-    assert type(as_scaler(DynamicLossScaler(), low_range=False)) is DynamicLossScaler
+    assert type(as_scaler("dynamic", only_bfloat16=True)) is NoLossScaler
+    assert type(as_scaler(DynamicLossScaler(), only_bfloat16=True)) is DynamicLossScaler
 
 
 @pytest.mark.parametrize("bad", ["auto", True, [2], 0, -1.0, object()])

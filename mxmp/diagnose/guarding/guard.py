@@ -114,7 +114,7 @@ class Guard(StepObserver):
         layer = next(filter(None, layers), None)
         if layer is None:
             return
-        self._step.forgive()
+        self._step.restart_floor_count()
         found = verdict(records, graphs, params, self._step.loss_scale)
         for name in layer:
             self.overflows[name] = self.overflows.get(name, 0) + 1
