@@ -216,8 +216,8 @@ class ScaledStep:
             steps, skipped, at_floor = (int(state[k]) for k in ("steps", "skipped_steps", "skips_at_floor"))
             last, names = bool(state["last_step_skipped"]), tuple(map(str, state["overflow_params"]))
             history = [ScaleEvent(int(n), float(scale), bool(skip)) for n, scale, skip in state["history"]]
-            kind = state["scaler"]["kind"]
-        except (KeyError, TypeError, ValueError) as error:
+            kind = state["scaler"].get("kind")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"not the state of a scaled step ({type(error).__name__}: {error})") from error
         own = self.scaler.state_dict().get("kind")
         if kind == own:
@@ -274,7 +274,8 @@ class ScaledStep:
         self.steps += 1
         self.last_step_skipped = bool(bad)
         self.overflow_params = tuple(str(g) for g in bad)
-        at_floor, before = self.scaler.at_floor, self.loss_scale
+        # A scaler of the user's need not have ``at_floor``.
+        at_floor, before = getattr(self.scaler, "at_floor", False), self.loss_scale
         if before != self.history[-1].loss_scale:  # a user set it, or the step of another trainer
             self.history.append(ScaleEvent(self.steps, before, False))
         self.group.note_step(self, not bad)

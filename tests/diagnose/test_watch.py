@@ -450,3 +450,33 @@ def test_errors_say_what_was_expected():
         watch(net, trainer)
     with pytest.raises(ValueError, match="no optimizer yet"):
         watch(mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None))
+
+
+def test_after_unscale_all_gradients_are_those_of_the_scaled_loss():
+    """``unscale`` divides the gradients of parameters, and not those between operators."""
+
+    def snapshot(unscales):
+        net, (x, y) = three(), batch()
+        trainer = gluon_run(net, loss_scale=1024.0)
+        with watch(net, trainer, every=1) as watched:
+            with mx.autograd.record():
+                loss = LOSS(net(x), y)
+            trainer.backward(loss)
+            if unscales:
+                trainer.unscale()
+            trainer.step(4)
+        return watched.latest
+
+    mx.random.seed(5)
+    np.random.seed(5)
+    scaled = snapshot(False)
+    mx.random.seed(5)
+    np.random.seed(5)
+    unscaled = snapshot(True)
+    assert unscaled.loss_scale == scaled.loss_scale == 1024
+    for kind in ("gradient", "parameter gradient"):
+        wanted, found = tensors(scaled, kind), tensors(unscaled, kind)
+        assert wanted.keys() == found.keys()
+        for name in wanted:
+            np.testing.assert_array_equal(found[name].histogram.counts, wanted[name].histogram.counts)
+    assert unscaled.underflow_unscaled == scaled.underflow_unscaled

@@ -1,4 +1,4 @@
-"""One scaled step apart from any door: check, apply or skip, adjust, count, log."""
+"""One scaled step without a frontend: check, apply or skip, adjust, count, log."""
 
 from __future__ import annotations
 
@@ -195,3 +195,30 @@ def test_what_kernels_read_has_no_exponent(factor, text):
     optimizer = mx.optimizer.create("sgd", rescale_grad=1.0)
     with rescaled(optimizer, factor):
         assert str(optimizer.rescale_grad) == text
+
+
+class Halving:
+    """A scaler with the members that the manual requires of a user's own, and nothing more."""
+
+    def __init__(self, scale=2.0**10):
+        self.loss_scale = scale
+
+    def adjust(self, grads_finite):
+        self.loss_scale *= 1 if grads_finite else 0.5
+
+    def state_dict(self):
+        return {"scale": self.loss_scale}
+
+    def load_state_dict(self, state):
+        self.loss_scale = state["scale"]
+
+
+def test_a_scaler_of_the_users_needs_four_members_only():
+    step = ScaledStep(Halving())
+    run(step, SPOILED)
+    assert (step.loss_scale, step.skipped_steps) == (2.0**9, 1)
+    run(step, CLEAN)
+    assert (step.loss_scale, step.steps) == (2.0**9, 2)
+    other = ScaledStep(Halving())
+    other.load_state_dict(step.state_dict())
+    assert (other.loss_scale, other.steps, other.skipped_steps) == (2.0**9, 2, 1)

@@ -92,9 +92,12 @@ class Watch(StepObserver):
         if not self._reported:  # another bucket ran, or a batch of another size
             return
         low = self._low_variables()
+        self._scale = self._step.loss_scale
+        # ``trainer.unscale()`` divides the gradients of parameters only; those between operators keep the loss scale.
+        again = self._scale / self._network.gradient_scale
         for name, array in gradients:
-            self._note_tensor("parameter gradient", name, "", name in low, array)
-        self._scale = self._network.gradient_scale
+            scaled = array if again == 1 else array.astype("float32") * again
+            self._note_tensor("parameter gradient", name, "", name in low, scaled)
         for weight in self._network.weights():
             before = [copy for array in weight.masters or weight.arrays if (copy := values_of(array)) is not None]
             self._before.append((weight, before))
