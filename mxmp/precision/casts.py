@@ -17,13 +17,13 @@ __all__ = [
     "MARK",
     "PASSED",
     "CastGraph",
-    "behind",
     "declare_full",
     "insert_casts",
     "is_ours",
     "passed_on",
     "replace_heads",
     "replace_operator",
+    "source_of",
     "strip",
 ]
 
@@ -83,7 +83,7 @@ def is_ours(node: Node) -> bool:
     return MARK in node.attrs
 
 
-def behind(entry: Entry) -> Entry:
+def source_of(entry: Entry) -> Entry:
     """Return the tensor that a node of ours passes on, through other nodes of ours."""
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)

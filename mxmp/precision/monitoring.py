@@ -17,7 +17,7 @@ from mxnet import autograd
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
-from .casts import MARK, PASSED, behind, is_ours, passed_on
+from .casts import MARK, PASSED, is_ours, passed_on, source_of
 from .graph import Entry, Graph, Node
 from .heads import SCALE_NAME
 from .plan import Plan, rule_under
@@ -41,7 +41,7 @@ def network_names(graph: Graph, plan: Plan) -> dict[Node, str]:
         if node.name in plan.decisions and not is_ours(node):
             names[node] = node.name
         elif node.attrs.get(MARK) == "head":  # it took the name of the operator behind it
-            names[behind(Entry(node)).node] = node.name
+            names[source_of(Entry(node)).node] = node.name
     return names
 
 
