@@ -1,4 +1,4 @@
-"""What the casts of a plan move in one forward."""
+"""Computes how many bytes the casts of a plan move in one forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class CastSize(NamedTuple):
-    """One cast: of which tensor, to which dtype. ``bytes``: read and written once, None without shapes."""
+    """One cast of a graph and how much memory it moves.
+
+    Attributes
+    ----------
+    tensor : str
+        The operator or variable whose tensor is cast, ``"fc"``; ``"split[1]"`` for its second output.
+    dtype : str
+        To which dtype.
+    bytes : int or None
+        Bytes that the cast reads and writes in one forward; None where the tensor's shape is not known.
+    """
 
     tensor: str
     dtype: str
@@ -22,7 +32,11 @@ class CastSize(NamedTuple):
 
 
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
-    """Return the casts of a graph, each with the bytes that it reads and writes; ``shapes``: of the graph's inputs."""
+    """Return the size of each cast of ``casted.casts``, in that order.
+
+    ``shapes`` maps the names of the graph's inputs to their shapes. The sizes follow from them; they are None where
+    they do not.
+    """
     casts = casted.casts
     sizes: list[int | None] = [None] * len(casts)
     if casts and shapes:
@@ -35,4 +49,5 @@ def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]
 
 
 def _name(entry: Entry) -> str:
+    """Return the name of a tensor: its node's, with ``"[1]"`` for the node's second output."""
     return entry.node.name + (f"[{entry.index}]" if entry.index else "")
