@@ -155,7 +155,7 @@ class Conversion:
         """
         original, names = strip(Graph.from_symbol(symbol)), list(parameters)
         if self.plan is not None and strict:
-            check_fit(original, _planned_for(device, self.plan))
+            check_fit(original.names(), _planned_for(device, self.plan))
         undecided = {each for each in names if each not in stored and each not in fixed}
         low = {each for each, is_low in stored.items() if is_low}
         plan = self._decide(self.how, original, device, undecided, low, keep_output_names)
@@ -187,7 +187,7 @@ class Conversion:
         if not isinstance(how, Plan):
             return plan
         if not plan.decisions.keys() & decided.keys():
-            check_fit(graph, how)
+            check_fit(graph.names(), how)
         return replace(plan, tuned=how.tuned)
 
 
