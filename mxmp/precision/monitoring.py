@@ -217,7 +217,7 @@ class NetworkView:
         return None
 
     def _report(self, place: Place, array: NDArray) -> _Report:
-        """Return the report of the tensor ``place``, of an operator of the network, under the name in the FP32 network."""
+        """Return the report of ``place``, a tensor of one of the network's operators, by its name in the FP32 graph."""
         name = self._names[place.node]
         decision = self._plan.decisions[name]
         op = None if place.what == "gradient" else decision.op
