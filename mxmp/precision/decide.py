@@ -241,7 +241,7 @@ class _Draft:
             if not read:
                 return False, reason
             if not all(self._is_low(entry) or self._may_be_either(entry) for entry in read):
-                return False, "follows its inputs, and one of them is FP32"
+                return False, "it follows its inputs, and one of them is FP32"
             if not any(map(self._is_low, read)):
                 self._undecided[node] = None
         elif rule.normalized and self.policy.compute == "float16" and node.op not in self.policy.full_ops:
@@ -261,7 +261,7 @@ class _Draft:
             readers.setdefault(entry.node, []).extend(users)
         for node in reversed(list(self._undecided)):
             if by_plan or not any(self.wants_low(*reader) for reader in readers.get(node, ())):
-                why = "follows a normalization, and nothing that reads it computes in low precision"
+                why = "it follows a normalization, and nothing that reads it computes in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
 
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
@@ -272,9 +272,9 @@ class _Draft:
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
-            return Kind.FULL, "named in the policy's full_ops"
+            return Kind.FULL, "the policy's full_ops names it"
         if node.op in self.policy.low_ops:
-            kind, reason = Kind.LOW, "named in the policy's low_ops"
+            kind, reason = Kind.LOW, "the policy's low_ops names it"
         if kind is Kind.NORM and self.policy.norm == "compute":
             kind = Kind.FOLLOW
         if kind in (Kind.LOW, Kind.FOLLOW):

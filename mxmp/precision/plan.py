@@ -289,7 +289,7 @@ def rule_under(policy: Policy, op: str) -> Rule:
     if op in REFUSED:
         raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
     if op not in RULES and op in policy.full_ops + policy.low_ops:
-        return Rule(Kind.FULL, "named in the policy")
+        return Rule(Kind.FULL, "only the policy knows it")
     return rule_of(op)
 
 
