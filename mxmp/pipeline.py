@@ -111,9 +111,18 @@ def emitted(
 
 
 def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str], avoid_slow_kernels: bool) -> Graph:
-    """Return the graph that runs as a body of control flow; its parameters are as for ``emitted``.
+    """Return the graph to run as a body of control flow, with the casts of ``plan`` and the workarounds.
 
-    ``grad_req`` has the requested gradients of the graph around the body, whose variables may have other names in it.
+    Parameters
+    ----------
+    body : Body
+        The FP32 body.
+    plan : Plan
+        The part of the plan that is about it (``Plan.within``).
+    grad_req : mapping of str to str
+        The requested gradients of the graph around the body, by the names of variables there.
+    avoid_slow_kernels : bool
+        As for ``emitted``.
     """
     requested = {v.name: grad_req[e.node.name] for v, e in body.outer.items() if e.node.name in grad_req}
     # In a body MXNet adds the gradients of the iterations.
@@ -124,8 +133,9 @@ def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str], avoid_slow_ke
 class Conversion:
     """One conversion of one network: what decides the dtypes in its graphs, and how its parameters are stored.
 
-    A network has several graphs: for training and inference, for each bucket, for parts that are called alone. They
-    share parameters, so the first graph that reads a parameter decides how it is stored, and later graphs follow.
+    ``convert`` and Module make one for each network, and it lives as long as the network is converted. A network has
+    several graphs: for training and inference, for each bucket, for parts that are called alone. They share parameters,
+    so the first graph that reads a parameter decides how it is stored, and later graphs follow.
 
     Attributes
     ----------
@@ -142,7 +152,7 @@ class Conversion:
 
     @property
     def policy(self) -> Policy:
-        """Return the policy, or the plan's policy."""
+        """Return the policy of the conversion; if a plan decides, the plan's policy."""
         return self.how.policy if isinstance(self.how, Plan) else self.how
 
     @property
@@ -151,7 +161,7 @@ class Conversion:
         return self.how if isinstance(self.how, Plan) else None
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep more operators in FP32, by name, in the graphs that ``build`` makes from now on.
+        """Keep the operators with the names ``nodes`` in FP32 in the graphs that ``build`` makes from now on.
 
         The next graphs also decide anew how the parameters are stored.
         """

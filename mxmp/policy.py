@@ -106,8 +106,9 @@ class Policy:
         return self.compute == "float16" and device == "gpu"
 
     def __str__(self) -> str:
-        """Return the policy string, such as ``"compute=float16,norm=compute"``. It omits fields that have their
-        default.
+        """Return the policy string, which ``parse`` reads: the fields that do not have their default.
+
+        For example ``"compute=float16,norm=compute"``; ``compute`` is always in it.
         """
         default = Policy(self.compute)
         names = [f.name for f in fields(self)]
@@ -125,7 +126,7 @@ class Policy:
         Raises
         ------
         ValueError
-            The text names no recipe, no field or no allowed value; the message says what there is.
+            ``text`` is none of these, or a value is not allowed; the message says what is.
         """
         if not isinstance(text, str):
             raise ValueError(f"Policy.parse takes a string, got {type(text).__name__}")
@@ -182,7 +183,7 @@ class Recipes(Dict[str, Policy]):
     """A mapping from the names of recipes to their policies; printed, a table that says what sets each apart."""
 
     def __str__(self) -> str:
-        """Return the table, with one recipe a line."""
+        """Return a table with one line for each recipe: its name, its policy string and what sets it apart."""
         rows = [("recipe", "policy", ""), *((name, str(policy), _RECIPES[name][1]) for name, policy in self.items())]
         first, second = (max(len(row[i]) for row in rows) for i in range(2))
         return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows)
@@ -191,7 +192,7 @@ class Recipes(Dict[str, Policy]):
 def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
     """Return the Policy that a user means by a recipe's name, a policy string or a Policy.
 
-    ``exclude`` is added to the patterns of the policy. Raises ``ValueError`` for anything else.
+    The patterns ``exclude`` are added to those of the policy. Raises ``ValueError`` for anything else.
     """
     if isinstance(policy, str):
         policy = Policy.parse(policy)
@@ -213,7 +214,10 @@ def pattern_of(pattern: str) -> re.Pattern:
 
 
 def is_policy_text(text: str) -> bool:
-    """Return whether a string begins with a recipe's name or a field of Policy, and so is no path of a plan."""
+    """Return whether a string begins with a recipe's name or a field of Policy, as a policy string does.
+
+    A user's ``policy`` argument may also be the path of a plan; this tells the two apart.
+    """
     first = text.partition(",")[0].strip()
     return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]
 
@@ -273,14 +277,14 @@ def _as_names(field: str, values: object) -> tuple[str, ...]:
 
 
 def _encode(value: object) -> str:
-    """Return a field's value as a policy string has it."""
+    """Return the text of a field's value in a policy string, such as ``"*head*;*stem*"`` for a tuple of patterns."""
     if isinstance(value, tuple):
         return ";".join(quote(name, safe=_PATTERN_CHARS) for name in value)
     return str(value)
 
 
 def _decode(field: str, value: str) -> object:
-    """Return a field's value from its text in a policy string: the inverse of ``_encode``."""
+    """Return the value of ``field`` from its text in a policy string: the inverse of ``_encode``."""
     if field in _LISTS:
         return tuple(unquote(name) for name in value.split(";") if name)
     return None if value == "None" else value

@@ -15,7 +15,7 @@ def is_numpy(symbol: mx.sym.Symbol) -> bool:
 
 
 def has_operator(name: str) -> bool:
-    """Return whether MXNet registers an operator of this name, ``"Convolution"`` or the internal ``"_plus_scalar"``."""
+    """Return whether MXNet has an operator ``name``, such as ``"Convolution"`` or the internal ``"_plus_scalar"``."""
     return hasattr(mx.sym, name) or hasattr(mx.sym._internal, name)
 
 
@@ -23,9 +23,9 @@ def custom_op_reads_gradient(attrs: Mapping[str, str], num_inputs: int) -> bool:
     """Return whether the backward of a Custom operator reads the gradients of its outputs.
 
     A Custom operator that does not read them is a loss head, which a scaled loss does not reach. Neither the graph nor
-    a public function of MXNet says so. Therefore this function creates one more node with the same attributes, for
-    which MXNet makes the user's ``CustomOpProp``, and reads what that declares. Returns True where no ``CustomOpProp``
-    is found.
+    a public function of MXNet tells. Therefore this function creates another Custom node with the same arguments. MXNet
+    then creates the user's ``CustomOpProp``, whose ``declare_backward_dependency`` tells. Returns True where MXNet
+    creates none.
 
     Parameters
     ----------

@@ -46,8 +46,9 @@ _TYPE_CODE = {"float32": "0", "float16": "2"}
 
 @dataclass
 class CastGraph:
-    """A graph with the casts of a plan, as ``insert_casts`` makes it; the workarounds of ``mxmp.kernels`` then change
-    it.
+    """A graph with the casts of a plan, as ``insert_casts`` makes it.
+
+    The workarounds of ``mxmp.kernels`` then change ``graph`` in place and note themselves in ``workarounds``.
 
     Attributes
     ----------
@@ -60,7 +61,7 @@ class CastGraph:
     low : dict of Node to Rule
         From each operator of ``graph`` that computes in low precision to its rule.
     source : dict of Node to Node
-        From each node of ``graph`` that is a copy to the node of the graph without casts that it copies. Nodes that
+        From each node of ``graph`` that the network has to the node of the FP32 graph of which it is a copy. Nodes that
         mxmp inserted have no entry.
     norm : {None, "float32", "compute"}
         ``Policy.norm`` of the plan: where the casts around BatchNorm are.
@@ -93,7 +94,7 @@ def is_ours(node: Node) -> bool:
 
 
 def source_of(entry: Entry) -> Entry:
-    """Return the network's own tensor from which nodes that mxmp inserted made ``entry``, such as what a cast reads.
+    """Return the network's tensor from which nodes that mxmp inserted made ``entry``: of a cast, what is cast.
 
     Returns ``entry`` itself where an operator or variable of the network makes it.
     """
@@ -105,16 +106,17 @@ def source_of(entry: Entry) -> Entry:
 def strip(graph: Graph) -> Graph:
     """Return the original graph: a copy of ``graph`` without the nodes that mxmp inserted.
 
-    Operators that a workaround replaced, declared dtypes and names are restored, in the bodies of control flow too.
-    ``graph`` is not changed.
+    The copy has the names, the declared dtypes of variables and the operators (where a workaround replaced one) that
+    the network had, also in the bodies of control flow. ``graph`` is not changed.
     """
     new: dict[Node, Node] = {}
     renamed: dict[Node, str] = {}
 
     def original(entry: Entry) -> Entry:
-        """Return the tensor of the new graph that the tensor ``entry`` of ``graph`` stands for, past inserted nodes.
+        """Return the tensor of the new graph that the tensor ``entry`` of ``graph`` stands for.
 
-        If one of these took the name of the operator in front of it, the operator gets its name back.
+        If nodes that mxmp inserted made ``entry``, that is what the first of them reads. If one of them took the name
+        of the operator in front of it, note that the operator gets its name back.
         """
         name = None
         while is_ours(entry.node):
@@ -141,8 +143,8 @@ def strip(graph: Graph) -> Graph:
 def replace_operator(node: Node, op: str, **attrs: str) -> None:
     """Have ``node``, an operator of the network, compute as operator ``op`` with the parameters ``attrs``, in place.
 
-    The node keeps its name, its inputs and its attributes of the form ``__name__``. Workarounds call this function;
-    ``strip`` restores the operator.
+    The node keeps its name, its inputs and attributes like ``__dtype__``, which are no parameters. Workarounds call
+    this function; ``strip`` restores the operator.
     """
     hidden = {name: value for name, value in node.attrs.items() if _is_hidden(name)}
     node.attrs = {**hidden, **attrs, _REPLACED: json.dumps([node.op, node.attrs])}
@@ -168,10 +170,10 @@ def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
 
 
 def _take_name(ours: Node, source: Node, suffix: str) -> None:
-    """Give the inserted node ``ours``, a graph output, the name of ``source``; rename ``source`` to
-    ``<name>_<suffix>``.
+    """Give ``ours``, a node that mxmp inserted, the name of ``source``, and rename ``source`` to ``<name>_<suffix>``.
 
-    MXNet names the outputs of a graph by the nodes that make them. Nothing changes where ``ours`` took a name before.
+    ``ours`` replaces ``source`` as a graph output, and MXNet names outputs by the nodes that make them. Does nothing if
+    ``ours`` took a name before.
     """
     if ours.attrs[MARK] != "head":
         ours.attrs[MARK] = "head"
@@ -201,7 +203,7 @@ class _Rewriter:
         self._casts: dict[tuple[Entry, str], Node] = {}
 
     def run(self) -> CastGraph:
-        """Return the new graph; see ``insert_casts``."""
+        """Return the copy of the planned graph with casts, as ``insert_casts`` describes it."""
         planned, new = self._planned, self._new
         for node in planned.graph.nodes():
             inputs = [self._read(e, node, i) for i, e in enumerate(node.inputs)]
@@ -219,9 +221,10 @@ class _Rewriter:
         )
 
     def _read(self, entry: Entry, node: Node, position: int) -> Entry:
-        """Return the tensor of the new graph that the copy of ``node`` reads at ``position``, in place of ``entry``.
+        """Return the tensor of the new graph that the copy of ``node`` has as its input number ``position``.
 
-        That is the copy of ``entry``, or a cast of this copy where the plan has ``node`` read another dtype.
+        In the planned graph that input is ``entry``. The result is the copy of ``entry``, or a cast of this copy where
+        the plan has ``node`` read another dtype.
         """
         low = self._planned.wants_low(node, position)
         if low == self._planned.is_low(entry):
@@ -275,22 +278,25 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
 
 
 def passed_on(entry: Entry) -> Entry:
-    """Return the input whose values ``entry``, an output of a node that mxmp inserted, has: what a cast casts."""
+    """Return the input that a node inserted by mxmp passes on as its output ``entry``, perhaps rounded or rearranged.
+
+    A cast has one input; other nodes are marked with the position of theirs (``PASSED``).
+    """
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]
 
 
 def _declare_dtype(variable: Node, dtype: str) -> None:
-    """Declare in a variable's attributes the dtype that it is stored in, and keep the former declaration there.
+    """Declare that a variable is stored in ``dtype`` (its attribute ``__dtype__``), and note the former declaration.
 
-    MXNet cannot infer the dtype of a variable that a cast reads. ``strip`` restores the declaration.
+    MXNet cannot infer the dtype of a variable that a cast reads. ``strip`` restores the former declaration.
     """
     variable.attrs[_STORED] = variable.attrs.get("__dtype__", "")
     variable.attrs["__dtype__"] = _TYPE_CODE[dtype]
 
 
 def _restore_dtype(node: Node) -> None:
-    """Give a variable the declaration of its dtype that it had before ``_declare_dtype``, if that was called for it."""
+    """Undo ``_declare_dtype``, if it was called for ``node``, in place."""
     if _STORED in node.attrs:
         before = node.attrs.pop(_STORED)
         del node.attrs["__dtype__"]
@@ -299,12 +305,15 @@ def _restore_dtype(node: Node) -> None:
 
 
 def _restore_operator(node: Node) -> None:
-    """Undo ``replace_operator``, if that was called for ``node``. Attributes like ``__name__`` keep their values."""
+    """Undo ``replace_operator``, if it was called for ``node``, in place.
+
+    Attributes like ``__dtype__``, which are no parameters, are not changed.
+    """
     if _REPLACED in node.attrs:
         node.op, before = json.loads(node.attrs.pop(_REPLACED))
         node.attrs = {**before, **{name: value for name, value in node.attrs.items() if _is_hidden(name)}}
 
 
 def _is_hidden(attr: str) -> bool:
-    """Return whether an attribute has a name like ``__dtype__``: MXNet keeps such attributes on any operator."""
+    """Return whether an attribute is no operator's parameter but one like ``__dtype__``, which any node may have."""
     return attr.startswith("__")

@@ -35,7 +35,7 @@ _KEEP_CHANNELS = frozenset(
 
 
 def check_policy(policy: Policy, device: str) -> None:
-    """Check that ``device``, ``"cpu"`` or ``"gpu"``, and MXNet can compute what ``policy`` says.
+    """Check that MXNet can compute what ``policy`` says on ``device``, which is ``"cpu"`` or ``"gpu"``.
 
     Raises
     ------
@@ -141,11 +141,11 @@ _STEERS = "it computes the condition of a loop or branch, which rounding could c
 def may_compute_low(
     graph: Graph, policy: Policy, device: str, *, keep_output_names: bool = False, slow_too: bool = False
 ) -> dict[Node, tuple[Kind, Rule]]:
-    """Return the operators that can compute in low precision, each with its kind and its rule.
+    """Return the operators that can compute in low precision, from each to its kind and its rule.
 
-    The kind is ``Kind.LOW`` or ``Kind.FOLLOW``. Nothing keeps these operators in FP32: neither their rules, the policy,
-    the device's kernels nor ``keep_output_names`` (see ``decide``). What their neighbours compute in does not count.
-    ``slow_too`` includes operators whose kernels in low precision are slower than FP32's.
+    The kind is ``Kind.LOW`` or ``Kind.FOLLOW``. Tuning chooses among these operators: their rules, the policy, the
+    device's kernels and ``keep_output_names`` (see ``decide``) allow low precision, and what their neighbours compute
+    in does not count. ``slow_too`` includes operators whose kernels in low precision are slower than FP32's.
     """
     draft = _Draft(policy, device, _NOTHING)
     found: dict[Node, tuple[Kind, Rule]] = {}
@@ -159,10 +159,11 @@ def may_compute_low(
 def _operators(
     graph: Graph, draft: _Draft, excluded: _Patterns, keep_output_names: bool
 ) -> Iterator[tuple[Node, Rule, str]]:
-    """Yield each operator with its rule and the reason that keeps it from being cast whatever the rule says, or ``""``.
+    """Yield each operator with its rule and the reason that keeps it in FP32 whatever the rule says, or ``""``.
 
-    Such reasons are the policy's ``exclude``, a dtype or storage that is not dense FP32, and ``keep_output_names``.
-    Notes in ``draft`` which tensors are not FP32 and how many channels they have.
+    Such a reason is that the policy excludes the operator, that its tensors are no dense FP32 arrays, or
+    ``keep_output_names`` (see ``decide``). Notes in ``draft`` which tensors are not FP32 and how many channels they
+    have.
     """
     heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
     for node in graph.nodes():
@@ -182,15 +183,21 @@ def _operators(
 def _decide_body(
     body: Body, policy: Policy, device: str, draft: _Draft, fixed: str, decided: Mapping[str, Decision]
 ) -> Plan:
-    """Return the plan of a body of control flow, with names as in the body.
+    """Return the plan of a body of control flow, by the names that its operators have in the body.
 
-    A body reads and returns FP32, except for variables that get an integer or sparse tensor from the graph around it.
-    Its parameters are stored in FP32 and cast in the body.
+    The variables of a body are FP32, except those that get an integer or sparse tensor from the graph around it.
+    Parameters are cast inside the body, never stored in float16.
 
     Parameters
     ----------
+    body : Body
+        What to plan.
+    policy, device
+        As for ``decide``.
+    draft : _Draft
+        The decisions for the graph around the body.
     fixed : str
-        The reason for which the whole body stays in FP32; ``""`` where nothing keeps it there.
+        The reason for which the whole body stays in FP32, or ``""``.
     decided : mapping of str to Decision
         As for ``decide``, by the names in the body.
     """
@@ -203,14 +210,14 @@ def _decide_body(
 
 
 class _Draft:
-    """The plan of one graph while ``decide`` makes it: decisions for the operators whose inputs are all decided.
+    """The plan of one graph while ``decide`` makes it, operator by operator from the inputs to the outputs.
 
     Attributes
     ----------
     rules : dict of Node to Rule
         The rules of the operators so far.
     decisions : dict of Node to Decision
-        The decisions so far. ``settle`` may still change those of operators that follow a normalization.
+        The decisions so far. ``settle`` may still change some of them.
     non_fp32 : dict of Node to str
         From each node whose output is no dense FP32 array to the reason, such as ``"the graph asks for int32 here"``.
     """
@@ -229,10 +236,10 @@ class _Draft:
         self._undecided: dict[Node, None] = {}
 
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
-        """Return whether ``node`` computes in low precision, by its rule, the policy and the device's kernels, and why.
+        """Return whether ``node`` computes in low precision by its rule, the policy and the device's kernels, and why.
 
-        An operator that follows its inputs needs decisions for these. If all that it reads may be in either dtype, the
-        answer is True until ``settle`` decides.
+        Call it after the decisions for the node's inputs, which an operator of ``Kind.FOLLOW`` follows. If it may read
+        all of them in either dtype, the result is True for the time being and ``settle`` decides.
         """
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
@@ -250,11 +257,11 @@ class _Draft:
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
     def settle(self, graph: Graph, by_plan: bool) -> None:
-        """Decide for the operators that read nothing but normalized values, once all others are decided.
+        """Decide for the operators that follow normalized values, which they may read in FP32 or low precision.
 
-        Such values may be read in either dtype: the operator computes in low precision where one of its readers does,
-        which saves a cast. With ``by_plan``, the decisions come from a plan that does not have these operators, and
-        they stay in FP32.
+        Call it once all other operators are decided. Such an operator computes in low precision if one of its readers
+        does, which saves a cast. If ``by_plan``, the decisions are those of a given plan, which has no decision for
+        such an operator: it stays in FP32.
         """
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided else ():
@@ -265,10 +272,10 @@ class _Draft:
                 self.decisions[node] = Decision(node.op, False, why)
 
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
-        """Return how a node takes part in mixed precision, and the reason, without a look at what it reads.
+        """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
 
-        ``Kind.LOW`` or ``Kind.FOLLOW`` only where the policy allows low precision and the device has a kernel for it;
-        ``slow_too`` allows a kernel that is slower than FP32's.
+        Does not look at what the node reads. ``Kind.LOW`` or ``Kind.FOLLOW`` mean that the device has a kernel for low
+        precision; ``slow_too`` allows one that is slower than FP32's.
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
@@ -291,13 +298,13 @@ class _Draft:
         return entry.node not in self._undecided and self._makes_low(entry)
 
     def _may_be_either(self, entry: Entry) -> bool:
-        """Return whether the readers of a tensor may read it in FP32 or in low precision, as ``settle`` decides."""
+        """Return whether a tensor, FP32 or undecided so far, may be read in low precision as well; see ``settle``."""
         if entry.node in self._normalized:
             return entry.index == 0
         return entry.node in self._undecided and self._makes_low(entry)
 
     def _makes_low(self, entry: Entry) -> bool:
-        """Return whether the decision for the node that makes a tensor puts this output in low precision."""
+        """Return whether the node of ``entry`` makes this output in low precision, by the decision for it so far."""
         decision = self.decisions.get(entry.node)
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs
 
@@ -306,7 +313,7 @@ class _Draft:
         return self.decisions[node].low and position not in self.rules[node].keep
 
     def note_channels(self, node: Node) -> None:
-        """Record how many channels the first output of ``node`` has, where the convolutions in front of it tell.
+        """Record how many channels the first output of ``node`` has, if the convolutions in front of it determine this.
 
         oneDNN's bfloat16 kernels are slower than FP32's for some numbers of channels.
         """
@@ -322,9 +329,10 @@ class _Draft:
             self._channels[Entry(node)] = found
 
     def non_fp32_reason(self, node: Node, rule: Rule | None) -> str:
-        """Return why the outputs of ``node`` are no dense FP32 arrays, which a plan may cast, or ``""`` if they are.
+        """Return why the outputs of ``node`` are no dense FP32 arrays (a plan casts only such), or ``""`` if they are.
 
-        ``rule`` is the operator's rule, None for a variable. An operator that declares no dtype has that of its inputs.
+        An integer, float64 or sparse array stays as it is. ``rule`` is the operator's rule, None for a variable. An
+        operator that declares no dtype has that of its inputs.
         """
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")

@@ -23,8 +23,10 @@ class Node:
 
     Attributes
     ----------
-    op, name : str
-        ``"Convolution"`` and ``"conv0"``.
+    op : str
+        The operator's type, ``"Convolution"``; ``"null"`` for a variable.
+    name : str
+        The node's name, ``"conv0"``. Several nodes may have the same one.
     attrs : dict of str to str
         Operator parameters, such as ``{"kernel": "(3, 3)"}``, and attributes like ``__dtype__``, as MXNet writes them.
     inputs : list of Entry
@@ -101,8 +103,8 @@ class Graph:
     def from_json(cls, text: str, *, numpy: bool = False) -> Graph:
         """Return the graph of a text of Symbol JSON as MXNet 1.9 writes it.
 
-        Load files of older versions with ``mx.sym.load`` and use ``from_symbol``. ``numpy``: whether ``to_symbol``
-        makes a Symbol of ``mx.sym.np``.
+        MXNet itself can read older JSON: pass that through ``mx.sym.load`` and ``from_symbol``. ``numpy``: whether
+        ``to_symbol`` is to make a Symbol of ``mx.sym.np``.
         """
         raw = json.loads(text)
         nodes: list[Node] = []
@@ -135,7 +137,7 @@ class Graph:
                 stack += [entry.node for entry in reversed(item.inputs)]
 
     def names(self) -> dict[Node, str]:
-        """Return a unique name for each node, in the order of ``nodes()``.
+        """Return a dict from each node to a name that no other node has, in the order of ``nodes()``.
 
         Layers that are called twice, and users, give several nodes one name. The first keeps it, the second is
         ``"name:1"``, the third ``"name:2"``; a name that another node has already is skipped.
@@ -193,14 +195,15 @@ class Graph:
         return users
 
     def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> dict[Node, Entry]:
-        """Have all readers of the first outputs of ``nodes`` read the tensors that ``made`` returns, in place.
+        """Have all readers of the first output of each of ``nodes`` read the tensor ``made(node)`` instead, in place.
 
-        Calls ``made(node)`` once for each node. Outputs of the graph stay as they are: see ``replace_heads``.
+        ``made`` is called once for each node. Where such an output is an output of the graph too, that stays as it is:
+        see ``casts.replace_heads``.
 
         Returns
         -------
         dict of Node to Entry
-            What ``made`` returned for each node.
+            From each node to what ``made`` returned for it.
         """
         readers = self.consumers() if nodes else {}
         entries = {}
@@ -212,13 +215,13 @@ class Graph:
 
 
 def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
-    """Return a shape that a user wrote as a tuple or list of positive integers as a tuple of int.
+    """Return the shape that a user wrote, a tuple or list of positive integers, as a tuple of int.
 
     Raises
     ------
     ValueError
-        ``value`` is no such shape. The message begins with ``name``, the input's name, if given, and says what was
-        probably meant.
+        ``value`` is no such shape. The message says what was probably meant; it begins with ``name``, the input's name,
+        if that is given.
     """
     start = f"{name}=" if name else ""
     if isinstance(value, (tuple, list)):

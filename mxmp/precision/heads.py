@@ -25,10 +25,11 @@ HEAD_OPERATORS |= {op for op, rule in RULES.items() if Kind.HEAD in (rule.kind, 
 
 
 def scale_heads(graph: Graph) -> bool:
-    """Insert, in place, an identity in front of every loss head of ``graph`` that scales the gradient of the head.
+    """Insert, in place, an identity in front of every loss head of ``graph`` that multiplies the head's gradient.
 
-    A loss head ignores a scaled loss, so the loss scale is made an input of the graph: an FP32 variable of shape (1,),
-    called ``SCALE_NAME``. Returns whether the graph has a loss head; if not, it is not changed.
+    A loss head ignores a scaled loss, so the loss scale becomes an input of the graph, by which the identity
+    multiplies: an FP32 variable of shape (1,), called ``SCALE_NAME``. Returns whether the graph has a loss head; if
+    not, it is not changed.
     """
     heads = [(node, positions) for node in graph.nodes() if (positions := _own_gradients(node))]
     if not heads:
@@ -49,9 +50,9 @@ def is_unscaled(node: Node) -> bool:
 
 
 def _is_scaled(x: Entry) -> bool:
-    """Return whether the tensor ``x`` is an identity as ``_scaled`` makes it.
+    """Return whether ``_scaled`` made the tensor ``x``.
 
-    Its operators are compared and not its names, since graphs that autograd records have other names.
+    This compares operators and not names, since a graph that autograd records has other names.
     """
     steps = ("elemwise_add", "broadcast_mul", "elemwise_sub", "_contrib_sign_ste")
     for op, position in zip(steps, (1, 0, 0, 0)):
@@ -62,9 +63,9 @@ def _is_scaled(x: Entry) -> bool:
 
 
 def _own_gradients(node: Node) -> tuple[int, ...]:
-    """Return the positions of the inputs whose gradients ``node`` writes without reading its output's gradient.
+    """Return the positions of the inputs to which ``node`` sends a gradient that ignores the gradient of its output.
 
-    That is ``(0,)`` for a loss head such as SoftmaxOutput, every input for a Custom operator that declares so, and
+    That is ``(0,)`` for a loss head such as SoftmaxOutput, every input for a Custom operator that ignores it, and
     ``()`` for all other nodes.
     """
     if node.is_variable:
@@ -77,9 +78,10 @@ def _own_gradients(node: Node) -> tuple[int, ...]:
 
 
 def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
-    """Return the tensor ``x`` behind new nodes that leave its value as it is and multiply its gradient by ``scale``.
+    """Return a tensor that equals ``x`` and whose gradient reaches ``x`` multiplied by ``scale``.
 
-    ``name`` is the prefix of the nodes' names. The module's docstring has the formula.
+    It is ``BlockGrad(x) + (t - BlockGrad(t)) * scale`` with ``t = sign_ste(x)``, exact for infinities and NaN too.
+    ``name`` is the prefix of the names of the new nodes.
     """
 
     def op(kind: str, role: str, *inputs: Entry) -> Entry:

@@ -77,9 +77,9 @@ class MissingKernel:
 
 @dataclass(frozen=True)
 class HasAttribute:
-    """A condition of a row: true for a call whose parameter ``attr`` has one of ``values``.
+    """A condition of a row: true for a call whose parameter ``attr`` has one of ``values``, strings as in Symbol JSON.
 
-    Symbol JSON omits a parameter that has its default, so ``values`` contains no default.
+    A parameter that the JSON does not have has its default. Therefore ``values`` never contains the default.
     """
 
     attr: str
@@ -111,9 +111,9 @@ def _is_unmeasured_volume(call: Call) -> bool:
 
 
 def _scales_inexactly(call: Call) -> bool:
-    """Return whether the operator's constant is other than a power of two from 2**-17 to 2**15, of either sign.
+    """Return whether the operator's constant is anything but a power of two from 2**-17 to 2**15, of either sign.
 
-    A product or quotient with such a power has the mantissa of the tensor's value, so nothing is truncated.
+    A product or quotient with such a power has the same mantissa as the tensor's value, so it needs no rounding.
     """
     try:
         mantissa, exponent = math.frexp(abs(float(call.attrs.get("scalar", ""))))
@@ -123,12 +123,12 @@ def _scales_inexactly(call: Call) -> bool:
 
 
 def _truncates_a_bound(call: Call) -> bool:
-    """Return whether bfloat16 does not hold one of the bounds of a clip exactly."""
+    """Return whether ``call`` is a clip with a bound that bfloat16 does not hold exactly."""
     return not all(_is_bfloat16(call.attrs.get(bound, "nan")) for bound in ("a_min", "a_max"))
 
 
 def _is_bfloat16(text: str) -> bool:
-    """Return whether bfloat16 holds the number in ``text``: the lower 16 bits of the FP32 number are zero."""
+    """Return whether bfloat16 holds the number in ``text`` exactly: the lower 16 bits of the FP32 number are zero."""
     try:
         return struct.pack("<f", float(text))[:2] == b"\0\0" and float(text) == float(text)
     except (OverflowError, ValueError):
@@ -136,7 +136,7 @@ def _is_bfloat16(text: str) -> bool:
 
 
 def _leaves_cudnn(call: Call) -> bool:
-    """Return whether MXNet's own kernel computes a BatchNorm on a GPU, in place of cuDNN's."""
+    """Return whether MXNet's own kernel computes a BatchNorm on a GPU, in place of cuDNN's, by its parameters."""
     return any(call.attrs.get(attr) in ("True", "true", "1") for attr in ("use_global_stats", "cudnn_off"))
 
 
@@ -147,7 +147,7 @@ CHANNEL_BLOCK = 16
 
 
 def _is_unblocked(call: Call) -> bool:
-    """Return whether the first input has a number of channels that is known and no multiple of ``CHANNEL_BLOCK``."""
+    """Return whether the channels of the operator's first input are known, and no multiple of ``CHANNEL_BLOCK``."""
     return call.channels is not None and call.channels % CHANNEL_BLOCK != 0
 
 

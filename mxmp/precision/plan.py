@@ -91,9 +91,10 @@ class Plan:
         return self.num_low > 0 or (self.tuned is not None and self.tuned.chosen == CONVERTED)
 
     def within(self, body: Body, name: str) -> Plan:
-        """Return the part of the plan for a body of the control-flow node ``name``, with the names that the body has.
+        """Return the part of the plan that is about one body of the control-flow node ``name``, as a plan of that body.
 
-        The part's policy has ``output="float32"``, because a body returns FP32 to the graph around it.
+        The operators have the names that they have in the body. The policy has ``output="float32"``, because a body
+        returns FP32 to the graph around it.
         """
         prefix = body.prefix(name)
         own = {prefix + inner for inner in body.graph.names().values()}
@@ -237,7 +238,7 @@ class PlannedGraph:
         self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
 
     def is_low(self, entry: Entry) -> bool:
-        """Return whether the tensor is in low precision where it is made, in front of any cast."""
+        """Return whether a tensor is in low precision: an operator makes it so, or it is stored in float16."""
         if entry.node.is_variable:
             return entry.node in self.low_variables
         return self.decisions[entry.node].low and entry.index not in self.rules[entry.node].keep_outputs
@@ -277,14 +278,15 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
 
 
 def rule_under(policy: Policy, op: str) -> Rule:
-    """Return the rule of an operator: that of the rule table, or FP32 if only the policy knows the operator.
+    """Return the rule of the operator ``op`` in a graph with this policy.
 
-    The policy knows it by ``full_ops`` or ``low_ops``, which ``decide`` then follows in place of the rule.
+    An operator without an entry in the rule table has an FP32 rule if the policy names it. The policy's ``full_ops``
+    and ``low_ops`` overrule what this returns.
 
     Raises
     ------
     ValueError
-        The operator cannot be trained with loss scaling, or neither the table nor the policy has it.
+        The operator cannot be trained with loss scaling, or neither the rule table nor the policy has it.
     """
     if op in REFUSED:
         raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
@@ -389,9 +391,10 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
 
 
 def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
-    """Return patterns that match, among the new names, just those whose old names ``pattern`` matches.
+    """Return patterns that exclude in the renamed plan what ``pattern`` excludes in the old one.
 
-    That is the pattern with its block's prefix changed, if it does so; otherwise the new names one by one.
+    That is one pattern, with its block's prefix replaced, if this matches the right names; otherwise the new names one
+    by one.
 
     Parameters
     ----------

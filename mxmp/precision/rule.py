@@ -44,7 +44,8 @@ class When:
     attr : str
         The parameter's name.
     values : tuple of str
-        Values as Symbol JSON writes them. The JSON omits a parameter that has its default, so the default is not in it.
+        Values as Symbol JSON writes them. A parameter that the JSON does not have has its default, so the default is
+        never among them.
     kind : Kind
         How such a node takes part, in place of the rule's kind.
     reason : str
@@ -106,9 +107,10 @@ class Rule:
     scalars: tuple[str, ...] = ()
 
     def resolve(self, attrs: Mapping[str, str], compute: str = "float16") -> tuple[Kind, str]:
-        """Return the kind and the reason for a node with the parameters ``attrs`` (strings, as in Symbol JSON).
+        """Return how a node with the parameters ``attrs`` takes part in mixed precision, and the reason.
 
-        ``compute`` is the compute dtype, ``"float16"`` or ``"bfloat16"``; only float16 has constants out of its range.
+        ``attrs`` are strings as in Symbol JSON. ``compute`` is the compute dtype: float16 has a smaller range than
+        FP32, so a constant outside of it gives ``Kind.FULL``; bfloat16 has FP32's range.
         """
         for exception in self.when:
             if exception.holds(attrs):

@@ -28,20 +28,23 @@ def texts(values: Any) -> tuple[str, ...]:
 
 
 def _number(value: Any) -> Any:
-    """Return ``value`` if it is a finite int or float; raises ``ValueError`` for all else that JSON can hold."""
+    """Return ``value``, read from JSON, if it is a finite int or float; raises ``ValueError`` otherwise."""
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value!r:.200}")
     return value
 
 
 def _quartiles(values: Any) -> tuple[float, float, float]:
-    """Return three numbers read from JSON (lower quartile, median, upper quartile); raises as ``_number`` does."""
+    """Return three numbers read from JSON (lower quartile, median, upper quartile) as a tuple.
+
+    Raises ``TypeError`` or ``ValueError`` for anything else.
+    """
     low, middle, high = map(_number, values)
     return low, middle, high
 
 
 def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a dict with the same keys, which must be strings, and each value as ``read`` returns it."""
+    """Return a copy of a dict that was read from JSON, with ``read(value)`` in place of each value."""
     return dict(zip(texts(list(values)), map(read, values.values())))
 
 
@@ -49,14 +52,13 @@ def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str,
 class Tuned:
     """Which plans tuning compared with FP32, and what it measured. Each of these candidates has a name.
 
-    The names are ``"float32"`` (the FP32 graph as it is), ``"float32, converted"`` (the FP32 graph with the workarounds
-    against slow kernels), ``"rules"`` (the plan that the rules make) and the plans that tuning tried, such as ``"least
-    time"``.
+    ``"float32"`` is the FP32 graph as it is, ``"float32, converted"`` the FP32 graph with the workarounds against slow
+    kernels, ``"rules"`` the plan that the rules make; others, such as ``"least time"``, are plans that tuning tried.
 
     Attributes
     ----------
     chosen : str
-        The name of the candidate that the plan is.
+        The name of the candidate that tuning chose.
     training : bool
         Whether a forward and a backward were timed; otherwise a forward alone.
     steps : mapping of str to float
@@ -86,7 +88,7 @@ class Tuned:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Tuned:
-        """Return the object of which ``to_dict`` returned ``raw``, perhaps after a way through JSON.
+        """Return the ``Tuned`` of which ``to_dict`` returned ``raw``, perhaps written to JSON and read again.
 
         Raises
         ------
@@ -101,7 +103,7 @@ class Tuned:
         return cls(chosen, raw["training"], steps, gains, predicted, moved, texts(raw["notes"]))
 
     def __str__(self) -> str:
-        """Return a table with one line for each candidate, the chosen one marked by ``*``, and the notes below it."""
+        """Return a table with one line for each candidate, ``*`` before the chosen one, and the notes below."""
         what = "forward and backward" if self.training else "forward"
         names = list(dict.fromkeys([*self.steps, *self.cast_bytes]))
         rows = [["", f"{what}, ms", "times as fast as FP32", "predicted", "MiB cast"]]
