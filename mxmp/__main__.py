@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     recipes = ", ".join(Policy.recipes())
 
     def add(run: Callable, purpose: str, policy: str = "", plan: bool = False) -> argparse.ArgumentParser:
-        """Return the subparser of a new command, which is called like ``run`` without the underscore.
+        """Return the subparser of a new command with the name of the function ``run``: ``_cast`` runs ``cast``.
 
         Parameters
         ----------

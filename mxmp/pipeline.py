@@ -43,7 +43,7 @@ def low_graph(
     Parameters
     ----------
     graph : Graph
-        The FP32 graph.
+        The FP32 graph, or one that was converted before.
     how : Policy or Plan
         A policy, under which the rules decide (see ``decide``), or a plan, whose decisions are taken.
     device : {"cpu", "gpu"}
@@ -184,8 +184,8 @@ class Conversion:
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
 
-        Notes in ``stored_low`` how each parameter is to be stored. Logs a warning, once in a process, that float16 is
-        emulated on a CPU.
+        Notes in ``stored_low`` how each parameter is to be stored. If the graph computes in float16 on a CPU, logs a
+        warning, once in a process, that this is an emulation.
 
         Parameters
         ----------
@@ -269,7 +269,7 @@ class Conversion:
 
 @lru_cache(maxsize=None)
 def _log_that_float16_is_emulated() -> None:
-    """Log a warning, once in a process, that float16 on a CPU is slow, and which dtype is fast there."""
+    """Log a warning, once in a process, that float16 on a CPU is emulated and slow, and that bfloat16 may be fast."""
     logger.warning(
         "float16 is emulated on a CPU, to show how it trains, and is slower than FP32. The fast dtype of a CPU with "
         "AVX512-BF16 or AMX is 'bfloat16'"

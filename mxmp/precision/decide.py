@@ -159,9 +159,9 @@ def may_compute_low(
 def _operators(
     graph: Graph, draft: _Draft, excluded: _Patterns, keep_output_names: bool
 ) -> Iterator[tuple[Node, Rule, str]]:
-    """Yield each operator with its rule and the reason that keeps it in FP32 whatever the rule says, or ``""``.
+    """Yield each operator of ``graph`` with its rule and a reason to keep it in FP32 whatever the rule says, or ``""``.
 
-    Such a reason is that the policy excludes the operator, that its tensors are no dense FP32 arrays, or
+    Such a reason is that a pattern of ``excluded`` matches, that the operator's tensors are no dense FP32 arrays, or
     ``keep_output_names`` (see ``decide``). Notes in ``draft`` which tensors are not FP32 and how many channels they
     have.
     """
@@ -315,7 +315,7 @@ class _Draft:
     def note_channels(self, node: Node) -> None:
         """Record how many channels the first output of ``node`` has, if the convolutions in front of it determine this.
 
-        oneDNN's bfloat16 kernels are slower than FP32's for some numbers of channels.
+        ``missing_kernel`` needs it: oneDNN's bfloat16 kernels are slower than FP32's for some numbers of channels.
         """
         found: int | None = None
         if node.op == "Convolution":
@@ -354,8 +354,8 @@ class _Draft:
 def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | None) -> set[Node]:
     """Return the variables to store in float16: parameters that all their readers read in low precision.
 
-    ``parameters`` has the names of the graph's parameters. If it is None, weights and biases of matrix operators are
-    taken.
+    ``draft`` has the decisions for the graph's operators. ``parameters`` has the names of the parameters; None stands
+    for the weights and biases of convolutions, FullyConnected and RNN.
     """
     heads = {entry.node for entry in graph.heads}
     low = set()

@@ -19,7 +19,7 @@ __all__ = [
 
 
 class Call(NamedTuple):
-    """One operator of a graph, as far as the conditions of the table read it.
+    """One operator of a graph, as far as the conditions in the table of missing kernels read it.
 
     Attributes
     ----------
@@ -37,13 +37,13 @@ class Call(NamedTuple):
 
 
 def _always(call: Call) -> bool:
-    """Return True: the condition of a row that is about every call of its operators."""
+    """Return True. This is the condition of rows whose kernels are missing whatever the parameters are."""
     return True
 
 
 @dataclass(frozen=True)
 class MissingKernel:
-    """One row of the table: operators that must not compute in low precision on a device, and why.
+    """One row of the table of missing kernels: operators that must not compute in low precision on a device, and why.
 
     Attributes
     ----------
@@ -53,12 +53,12 @@ class MissingKernel:
     operators : frozenset of str
         Names of operators in Symbol JSON, with their aliases.
     where : callable
-        The condition: takes a ``Call`` of such an operator and returns whether the row is about that call.
+        The condition: takes one of these operators in a graph (a ``Call``) and returns whether its kernel is missing.
     all_others : bool
         Whether the row is about all operators except ``operators``.
     slow : bool
         Whether there is a kernel and it is right, but it is slower than FP32's with casts around it. Tuning may use
-        such a kernel; all other rows always hold.
+        such a kernel, but not one that is missing or wrong.
     """
 
     reason: str
@@ -68,7 +68,7 @@ class MissingKernel:
     slow: bool = False
 
     def reason_for(self, call: Call) -> str:
-        """Return ``reason`` with the values of this call in place of the names in braces."""
+        """Return ``reason`` with the values that ``call`` has in place of the names in braces."""
         return self.reason.format_map({**call.attrs, "op": call.op, "channels": call.channels})
 
 
@@ -77,16 +77,17 @@ class MissingKernel:
 
 @dataclass(frozen=True)
 class HasAttribute:
-    """A condition of a row: true for a call whose parameter ``attr`` has one of ``values``, strings as in Symbol JSON.
+    """A condition of a row in the table of missing kernels: the operator's parameter ``attr`` has one of ``values``.
 
-    A parameter that the JSON does not have has its default. Therefore ``values`` never contains the default.
+    The values are strings as in Symbol JSON. A parameter that the JSON does not have has its default; therefore the
+    default is never among ``values``.
     """
 
     attr: str
     values: tuple[str, ...]
 
     def __call__(self, call: Call) -> bool:
-        """Return whether the condition is true for ``call``."""
+        """Return whether the condition is true for the operator ``call``."""
         return call.attrs.get(self.attr) in self.values
 
 
@@ -111,9 +112,10 @@ def _is_unmeasured_volume(call: Call) -> bool:
 
 
 def _scales_inexactly(call: Call) -> bool:
-    """Return whether the operator's constant is anything but a power of two from 2**-17 to 2**15, of either sign.
+    """Return whether ``call`` multiplies or divides by a constant such that its result needs rounding.
 
-    A product or quotient with such a power has the same mantissa as the tensor's value, so it needs no rounding.
+    It does not for a power of two from 2**-17 to 2**15, or its negative: the result has the mantissa of the tensor's
+    value.
     """
     try:
         mantissa, exponent = math.frexp(abs(float(call.attrs.get("scalar", ""))))

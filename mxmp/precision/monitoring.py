@@ -64,9 +64,9 @@ def in_full(array: NDArray) -> NDArray:
 
 
 class GraphListener:
-    """Base class of monitor callbacks that want the names and values of the graph with casts, nothing translated.
+    """Base class of monitor callbacks that are called with the names and values in the graph with casts.
 
-    Other callbacks, those of users, are called through a ``NetworkView``.
+    Other callbacks, those of users, are called through a ``NetworkView``, which leaves out what mxmp inserted.
     """
 
 
@@ -200,11 +200,12 @@ class NetworkView:
         return self._report(place, array)
 
     def _read_change(self, place: Place, array: NDArray) -> _Report | None:
-        """Return what to tell a user's callback about a tensor of ``place.node``, an inserted node; None for nothing.
+        """Return what to tell a user's callback about ``place``, a tensor of a node that changes values or shapes.
 
-        The node changes values or shapes in front of or after an operator of the network. If it pads a convolution's
-        input, for example, the gradient of the unpadded input is to be reported. An input is kept until MXNet reports
-        the operator.
+        mxmp inserted this node next to an operator of the network, such as a Pad in front of a convolution. The
+        callback is told of the operator's tensor in the FP32 network: the gradient that the Pad returns is reported as
+        the gradient of the convolution's input, and the Pad's input is kept until MXNet reports the convolution's.
+        Returns None where there is nothing to report.
         """
         key = node, what, number = self._stands_for[place.node]
         passed = int(place.node.attrs.get(PASSED, "0"))
@@ -217,7 +218,7 @@ class NetworkView:
         return None
 
     def _report(self, place: Place, array: NDArray) -> _Report:
-        """Return the report of ``place``, a tensor of one of the network's operators, by its name in the FP32 graph."""
+        """Return what to tell a user's callback about ``place``, a tensor of one of the network's operators."""
         name = self._names[place.node]
         decision = self._plan.decisions[name]
         op = None if place.what == "gradient" else decision.op
@@ -229,9 +230,10 @@ class NetworkView:
 
 
 def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
-    """Return which tensor a monitor's report called ``name`` is about; None if ``name`` begins with no node's name.
+    """Return which tensor a monitor reports by ``name``; None if ``name`` does not begin with the name of a node.
 
-    ``nodes`` maps the names of the graph's nodes to the nodes.
+    ``"fc_output"`` is output 0 of the node ``"fc"``, ``"fc_backward_output1"`` the gradient of its input 1. ``nodes``
+    maps the names of the graph's nodes to the nodes.
     """
     node, suffix = _longest(nodes, name)
     if node is None:
@@ -276,9 +278,9 @@ def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
 
 
 def _changes(entry: Entry) -> Iterator[Node]:
-    """Yield the inserted nodes in front of a reader of ``entry`` that change more than a dtype, the nearest first.
+    """Yield the nodes between ``entry`` and the network's own tensor that change values or shapes, the last one first.
 
-    Stops at the first node that is the network's own.
+    mxmp inserted these nodes, such as a Pad in front of a convolution. Casts and copies are left out.
     """
     while is_ours(entry.node) and entry.node.inputs:
         if entry.node.op not in _COPIES:

@@ -214,11 +214,11 @@ class PlannedGraph:
     Attributes
     ----------
     names : dict of Node to str
-        The unique names of all nodes, as in the plan (see ``Graph.names``).
+        From each node to its unique name, by which the plan has it (see ``Graph.names``).
     decisions : dict of Node to Decision
-        For every operator, without those in bodies of control flow.
+        From each operator to its decision. Operators in bodies of control flow are not in it.
     rules : dict of Node to Rule
-        For every operator.
+        From each operator to its rule.
     low_variables : set of Node
         The parameters that are stored in float16.
 

@@ -83,8 +83,8 @@ class Rule:
         Of a ``FOLLOW`` operator, the positions of the inputs that are parameters. They are cast to what the operator
         computes in, and do not count among the inputs that it follows.
     normalized : bool
-        Whether the first output is normalized values or probabilities, near 1 or below. An operator that follows may
-        then read it in float16, where one of that operator's own readers computes in low precision.
+        Whether the first output is normalized values or probabilities, near 1 or below. A ``FOLLOW`` operator that
+        reads it may then compute in float16, if one of that operator's own readers computes in low precision.
     exact : bool
         Whether the output values, and the gradients, are some of the input values up to sign and zeros (relu, reshape,
         transpose, concat, slice...). Rounding before such an operator gives what rounding after it gives.

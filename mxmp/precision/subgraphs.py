@@ -17,8 +17,8 @@ class Body(NamedTuple):
     Attributes
     ----------
     role : str
-        The part that names in this body have after that of the control-flow node: ``""`` gives ``"loop/fc"``,
-        ``"then/"`` gives ``"branch/then/fc"``.
+        What stands between the names of the control-flow node and of the body's nodes, after a slash: ``""`` in the
+        body of a loop (``"loop/fc"``), ``"then/"`` in a branch (``"branch/then/fc"``).
     graph : Graph
         A copy of the body. ``set_bodies`` writes a changed one into the node.
     steers : bool
@@ -80,7 +80,7 @@ def set_bodies(node: Node, graphs: list[Graph]) -> None:
 
 
 def _variables(graph: Graph) -> list[Node]:
-    """Return the variables of a body, in the order of ``Graph.nodes``, to which the node's attributes refer."""
+    """Return the variables of a body in the order of ``Graph.nodes``, in which the node's attributes number them."""
     return [node for node in graph.nodes() if node.is_variable]
 
 
@@ -96,5 +96,5 @@ def _positions(node: Node, number: int) -> list[int]:
 
 
 def _numbers(node: Node, key: str) -> list[int]:
-    """Return the integers of an attribute: (0, 2) for ``"(0, 2)"``, none where it is absent."""
+    """Return the integers in the attribute ``key`` of a node: (0, 2) for ``"(0, 2)"``, none where it is absent."""
     return [int(n) for n in literal_eval(node.attrs.get(key, "[]"))]

@@ -19,9 +19,10 @@ class CastSize(NamedTuple):
     Attributes
     ----------
     tensor : str
-        The operator or variable whose tensor is cast, ``"fc"``; ``"split[1]"`` for its second output.
+        What is cast: the name of an operator or variable, ``"fc"``; ``"split[1]"`` for the second output of
+        ``"split"``.
     dtype : str
-        To which dtype.
+        The dtype to which the tensor is cast.
     bytes : int or None
         Bytes that the cast reads and writes in one forward; None where the tensor's shape is not known.
     """
@@ -32,10 +33,10 @@ class CastSize(NamedTuple):
 
 
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
-    """Return the size of each cast of ``casted.casts``, in that order.
+    """Return what each cast of ``casted.casts`` moves, in that order.
 
-    ``shapes`` maps the names of the graph's inputs to their shapes. The sizes follow from them; they are None where
-    they do not.
+    ``shapes`` maps the names of the graph's inputs to their shapes. Where the shape of a cast tensor does not follow
+    from them, ``bytes`` is None.
     """
     casts = casted.casts
     sizes: list[int | None] = [None] * len(casts)

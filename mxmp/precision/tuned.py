@@ -14,7 +14,7 @@ FULL, CONVERTED = "float32", "float32, converted"
 
 
 def texts(values: Any) -> tuple[str, ...]:
-    """Return a list of strings that was read from JSON as a tuple.
+    """Return a tuple of the strings in ``values``, a list that was read from JSON.
 
     Raises
     ------
