@@ -35,7 +35,11 @@ from .tuning import tune
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line; return the exit status: 0, or 2 with one line on stderr."""
+    """Run a command line; return the exit status: 0, or 2 with one line on stderr.
+
+    ``arguments`` are the words after ``python -m mxmp`` (default: those of the process). A wrong command line exits the
+    process with status 2, as argparse does.
+    """
     args = parser().parse_args(arguments)
     try:
         args.run(args)
@@ -53,7 +57,19 @@ def parser() -> argparse.ArgumentParser:
     recipes = ", ".join(Policy.recipes())
 
     def add(run: Callable, purpose: str, policy: str = "", plan: bool = False) -> argparse.ArgumentParser:
-        """Add the command that is called as the function ``run``; with ``policy``, its default, for a Symbol."""
+        """Return the subparser of a new command with the name of the function ``run``: ``_cast`` runs ``cast``.
+
+        Parameters
+        ----------
+        run : callable
+            Runs the command with the parsed arguments.
+        purpose : str
+            What ``--help`` says about the command.
+        policy : str
+            The default of ``--policy``. If it is given, the command also takes a symbol, ``--exclude`` and ``--shape``.
+        plan : bool
+            Whether ``--policy`` may be the path of a plan too.
+        """
         command = commands.add_parser(run.__name__[1:], help=purpose)
         command.set_defaults(run=run)
         if policy:
@@ -100,6 +116,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _cast(args: argparse.Namespace) -> None:
+    """Run ``cast``: write a low-precision symbol, and its parameters if they are given, and print what was decided."""
     symbol = read_symbol(args.symbol)
     low = cast_symbol(symbol, args.policy, exclude=args.exclude, ctx=mx.Context(args.device))
     params = _parameters(args.params, symbol, _shapes(args)) if args.params else {}
@@ -118,6 +135,10 @@ def _cast(args: argparse.Namespace) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
+    """Run ``explain``: print in which dtype each type of operator would compute, and why.
+
+    With ``--nodes``, print this for every single operator too.
+    """
     found = _explanation(read_symbol(args.symbol), args)
     print(found)
     if args.nodes:
@@ -128,10 +149,12 @@ def _explain(args: argparse.Namespace) -> None:
 
 
 def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation:
+    """Return what ``mxmp.explain`` says of a symbol under the command line's policy, device and shapes."""
     return explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
 
 
 def _tune(args: argparse.Namespace) -> None:
+    """Run ``tune``: find the fastest plan on this machine, write it to a file and print it."""
     symbol = read_symbol(args.symbol)
     shapes: dict[str, Any] = dict(_shapes(args))
     check_shapes(shapes, symbol.list_inputs())
@@ -151,6 +174,10 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _optimize(args: argparse.Namespace) -> None:
+    """Run ``optimize``: write the fastest graph for inference that is accurate enough, and print what was tried.
+
+    ``--max-drop`` and ``--min-sqnr`` say what is accurate enough.
+    """
     symbol = read_symbol(args.symbol)
     params = _parameters(args.params, symbol, {})
     found = optimize_for_inference(
@@ -172,7 +199,16 @@ def _optimize(args: argparse.Namespace) -> None:
 
 
 def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
-    """Return the batches of a file, whose arrays have one axis more than an input: the number of the batch."""
+    """Return the batches in a .npy or .npz file: for each batch, a dict from the name of an input to its array.
+
+    The arrays in the file have one axis more than the inputs, the first one, which counts the batches. A .npy file is
+    of the first of ``inputs``, the names of the symbol's inputs; an .npz file has an array for each input by name.
+
+    Raises
+    ------
+    ValueError
+        The file holds no such arrays.
+    """
     try:
         raw = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -187,6 +223,7 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
 
 
 def _advise(args: argparse.Namespace) -> None:
+    """Run ``advise``: print which shapes in a symbol miss the Tensor Cores of a GPU."""
     symbol = read_symbol(args.symbol)
     found = advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args))
     # A Symbol has the name of its last operator; the file has the network's.
@@ -195,10 +232,16 @@ def _advise(args: argparse.Namespace) -> None:
 
 
 def _profile(args: argparse.Namespace) -> None:
+    """Run ``profile``: print what ran on Tensor Cores, from a file of Nsight Systems."""
     print(profile(args.file))
 
 
 def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> dict[str, NDArray]:
+    """Return the parameters in the file ``path``, by names such as ``"arg:fc_weight"`` and ``"aux:bn_moving_mean"``.
+
+    Raises ``ValueError`` where they do not fit ``symbol``. ``shapes`` maps inputs to shapes; prints a line where these
+    do not suffice to check the sizes of the parameters.
+    """
     params = read_parameters(path)
     try:
         if not check_parameters(symbol, params, shapes):
@@ -209,6 +252,10 @@ def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> d
 
 
 def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
+    """Return a dict from the names of inputs to the shapes that ``--shape`` gives them.
+
+    ``--shape data=1,3,224,224`` gives ``{"data": (1, 3, 224, 224)}``. Raises ``ValueError`` for a text of another form.
+    """
     shapes = {}
     for text in args.shape:
         name, _, sizes = text.partition("=")

@@ -6,7 +6,7 @@ from typing import Callable, NamedTuple
 
 import mxnet as mx
 
-from .precision.casts import MARK, behind, is_ours
+from .precision.casts import MARK, is_ours, source_of
 from .precision.graph import Entry, Graph, Node
 from .precision.monitoring import SUMS, network_names, place_of
 from .precision.plan import Plan
@@ -118,7 +118,7 @@ class ObservedGraph:
         their input. ``entry`` itself is returned where mxmp did not insert its node.
         """
         while entry.node not in self._names and entry.node.inputs:
-            entry = behind(entry) if is_ours(entry.node) else entry.node.inputs[0]
+            entry = source_of(entry) if is_ours(entry.node) else entry.node.inputs[0]
         return entry
 
     @property

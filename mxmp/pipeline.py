@@ -1,6 +1,6 @@
-"""The spine: from an FP32 graph to the graph that runs. Strip, decide, insert casts, fit to the device.
+"""From an FP32 graph to the graph that runs: remove earlier casts, decide, insert casts, fit to the device's kernels.
 
-``low_graph`` does it for one graph; a ``Conversion`` does it for all graphs of a network, which share parameters.
+``low_graph`` does this for one graph; a ``Conversion`` does it for all graphs of a network, which share parameters.
 """
 
 from __future__ import annotations
@@ -35,15 +35,32 @@ def low_graph(
     grad_req: Mapping[str, str] = UNKNOWN,
     large_inputs: bool = False,
 ) -> tuple[Graph, Plan]:
-    """Return the graph that computes in low precision on ``device``, and the plan that it follows.
+    """Return the graph that computes in low precision, and the plan that it follows.
 
-    Casts of an earlier conversion are removed first, so converting twice is converting once. With a Policy the rules
-    decide (see ``decide``); a Plan has decided already. ``grad_req``, ``large_inputs``: see ``fit_to_device``.
+    Casts and workarounds of an earlier conversion are removed first, so converting twice is converting once. ``graph``
+    is not changed.
+
+    Parameters
+    ----------
+    graph : Graph
+        The FP32 graph, or one that was converted before.
+    how : Policy or Plan
+        A policy, under which the rules decide (see ``decide``), or a plan, whose decisions are taken.
+    device : {"cpu", "gpu"}
+        Where the graph will run.
+    keep_output_names : bool
+        Keep an operator in FP32 where a cast would rename the outputs of the graph (see ``decide``).
+    grad_req : mapping of str to str
+        From the names of variables to their requested gradients, ``"write"``, ``"add"`` or ``"null"``. Some workarounds
+        depend on them; variables that are not in it may have any.
+    large_inputs : bool
+        Whether the graph will run only at shapes for which ``LargeInputs`` in ``kernels/padding.py`` is true. The
+        workarounds for small inputs are then left out.
 
     Raises
     ------
     ValueError
-        The policy cannot hold, or the plan is of another graph or device.
+        The policy cannot hold on the device, or the plan is of another graph or device.
     """
     original = strip(graph)
     if isinstance(how, Plan):
@@ -61,13 +78,23 @@ def emitted(
     large_inputs: bool = False,
     avoid_slow_kernels: bool | None = None,
 ) -> CastGraph:
-    """Return the graph with casts for the plan's device, in the bodies of control flow too.
+    """Return the graph that runs by a plan: with casts and with the workarounds for the plan's device.
 
-    A body reads and returns FP32, so states keep their dtype from one iteration to the next. Weights are cast in the
-    body: outside, MXNet would sum their gradients over all iterations in low precision.
+    Bodies of control flow are included. A body reads and returns FP32, so that the states of a loop keep their dtype
+    from one iteration to the next. Weights are cast inside the body; if they were cast outside, MXNet would sum their
+    gradients over the iterations in low precision. If nothing computes in low precision, the graph gets no casts and
+    only the workarounds without which it fails or is wrong. ``graph`` is not changed.
 
-    A plan in which nothing computes in low precision gives the graph as it is, but for the workarounds without which it
-    fails or is wrong. ``avoid_slow_kernels``: see ``fit_to_device``; None: what the plan says.
+    Parameters
+    ----------
+    graph : Graph
+        The FP32 graph, without casts that mxmp inserted.
+    plan : Plan
+        A plan of this graph; otherwise ``ValueError`` is raised.
+    grad_req, large_inputs
+        As for ``low_graph``.
+    avoid_slow_kernels : bool, optional
+        Whether to apply the workarounds against slow kernels as well. Default: ``plan.avoids_slow_kernels``.
     """
     if avoid_slow_kernels is None:
         avoid_slow_kernels = plan.avoids_slow_kernels
@@ -84,22 +111,39 @@ def emitted(
 
 
 def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str], avoid_slow_kernels: bool) -> Graph:
+    """Return the graph to run as a body of control flow, with the casts of ``plan`` and the workarounds.
+
+    Parameters
+    ----------
+    body : Body
+        The FP32 body.
+    plan : Plan
+        The part of the plan that is about it (``Plan.within``).
+    grad_req : mapping of str to str
+        The requested gradients of the graph around the body, by the names of variables there.
+    avoid_slow_kernels : bool
+        As for ``emitted``.
+    """
     requested = {v.name: grad_req[e.node.name] for v, e in body.outer.items() if e.node.name in grad_req}
-    # Each iteration adds its gradient to those of the iterations after it.
+    # In a body MXNet adds the gradients of the iterations.
     added = {name: "add" if request == "write" else request for name, request in requested.items()}
     return emitted(body.graph, plan, added, avoid_slow_kernels=avoid_slow_kernels).graph
 
 
 class Conversion:
-    """One conversion of one network: what decides its dtypes, and how its parameters are stored.
+    """One conversion of one network: what decides the dtypes in its graphs, and how its parameters are stored.
 
-    The first graph that reads a parameter decides how it is stored; every later graph follows.
+    ``convert`` and Module make one for each network, and it lives as long as the network is converted. A network has
+    several graphs: for training and inference, for each bucket, for parts that are called alone. They share parameters,
+    so the first graph that reads a parameter decides how it is stored, and later graphs follow.
 
     Attributes
     ----------
     how : Policy or Plan
+        A policy, under which the rules decide, or a plan, whose decisions are taken.
     stored_low : dict of str to bool
-        By the name of each parameter that a graph has read: whether it is float16, with an FP32 master.
+        From the name of each parameter that a graph has read to whether it is stored in float16, with FP32 master
+        weights.
     """
 
     def __init__(self, how: Policy | Plan) -> None:
@@ -108,15 +152,19 @@ class Conversion:
 
     @property
     def policy(self) -> Policy:
+        """Return the policy of the conversion; if a plan decides, the plan's policy."""
         return self.how.policy if isinstance(self.how, Plan) else self.how
 
     @property
     def plan(self) -> Plan | None:
-        """The Plan that decides, None where the rules do."""
+        """Return the plan whose decisions are taken, or None where the rules decide."""
         return self.how if isinstance(self.how, Plan) else None
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep these nodes in FP32 too; the next graphs decide again how the parameters are stored."""
+        """Keep the operators with the names ``nodes`` in FP32 in the graphs that ``build`` makes from now on.
+
+        The next graphs also decide anew how the parameters are stored.
+        """
         policy = as_policy(self.policy, [escape(name) for name in nodes])
         self.how = replace(self.how, policy=policy) if isinstance(self.how, Plan) else policy
         self.stored_low.clear()
@@ -136,26 +184,37 @@ class Conversion:
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
 
-        Logs, once in a process, that float16 is emulated on a CPU. Raises ``ValueError`` where the plan is of another
-        network, or a parameter is needed in another dtype than it is stored in.
+        Notes in ``stored_low`` how each parameter is to be stored. If the graph computes in float16 on a CPU, logs a
+        warning, once in a process, that this is an emulation.
 
         Parameters
         ----------
+        symbol : Symbol
+            The FP32 graph. Casts of an earlier conversion are removed.
+        device : {"cpu", "gpu"}
+            Where the graph will run.
         parameters : iterable of str
-            The names of all parameters that it reads.
+            The names of all parameters that the Symbol reads.
         stored : mapping of str to bool
-            For parameters that are stored already, whether in low precision.
+            From each parameter whose storage was decided before to whether it is stored in float16.
         strict : bool
-            A Plan must be of this very graph. Otherwise it may be of another mode, bucket or part of the network:
-            operators of the same names and types follow it, and all others follow the rules.
+            With a plan: True raises an error unless the plan is of this very graph. False allows another mode, bucket
+            or part of the network: operators with the same name and type follow the plan, and the rules decide for all
+            others.
         fixed : collection of str
-            Parameters that stay FP32 unless they are stored in low precision already.
+            Parameters that stay FP32 unless ``stored`` says otherwise.
         keep_output_names, grad_req, large_inputs
             As for ``low_graph``.
+
+        Raises
+        ------
+        ValueError
+            The plan is of another network or device, the policy cannot hold on the device, or a parameter that another
+            Gluon net stores in float16 is needed in FP32.
         """
         original, names = strip(Graph.from_symbol(symbol)), list(parameters)
         if self.plan is not None and strict:
-            check_fit(original, _planned_for(device, self.plan))
+            check_fit(original.names(), _planned_for(device, self.plan))
         undecided = {each for each in names if each not in stored and each not in fixed}
         low = {each for each, is_low in stored.items() if is_low}
         plan = self._decide(self.how, original, device, undecided, low, keep_output_names)
@@ -169,10 +228,27 @@ class Conversion:
     def _decide(
         self, how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool
     ) -> Plan:
-        """Return the plan for a graph that has parameters in low precision already, ``low``.
+        """Return the plan of one graph by the rules, or by a plan where operators have the same name and type as in it.
 
-        A Plan decides where operators have the same names and types, the rules elsewhere. The plan decides how the
-        parameters ``undecided`` are stored.
+        Parameters
+        ----------
+        how : Policy or Plan
+            What decides; the rules decide for operators that a plan does not have.
+        graph : Graph
+            The FP32 graph.
+        device : {"cpu", "gpu"}
+            Where the graph will run.
+        undecided : set of str
+            Parameters for which the plan decides whether they are stored in float16.
+        low : set of str
+            Parameters that are stored in float16 already.
+        keep_output_names : bool
+            As for ``low_graph``.
+
+        Raises
+        ------
+        ValueError
+            The plan ``how`` has no operator of this graph, or is for another device.
         """
         decided = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
         plan = decide(
@@ -187,13 +263,13 @@ class Conversion:
         if not isinstance(how, Plan):
             return plan
         if not plan.decisions.keys() & decided.keys():
-            check_fit(graph, how)
+            check_fit(graph.names(), how)
         return replace(plan, tuned=how.tuned)
 
 
 @lru_cache(maxsize=None)
 def _log_that_float16_is_emulated() -> None:
-    """Log, once in a process, what float16 on a CPU is for."""
+    """Log a warning, once in a process, that float16 on a CPU is emulated and slow, and that bfloat16 may be fast."""
     logger.warning(
         "float16 is emulated on a CPU, to show how it trains, and is slower than FP32. The fast dtype of a CPU with "
         "AVX512-BF16 or AMX is 'bfloat16'"
@@ -201,7 +277,7 @@ def _log_that_float16_is_emulated() -> None:
 
 
 def _planned_for(device: str, plan: Plan) -> Plan:
-    """Return ``plan``. Raises ``ValueError`` where it was made for another device."""
+    """Return ``plan``; raises ``ValueError`` if it was made for another device than ``device``."""
     if plan.device != device:
         raise ValueError(f"the plan was made for a {plan.device}, and the graph is to run on a {device}: plan it there")
     return plan

@@ -22,31 +22,32 @@ _PATTERN_CHARS = "*?[]!/:@"
 
 @dataclass(frozen=True, init=False)
 class Policy:
-    """Which precision a network computes in, and what is kept out of it.
+    """Which precision a network computes in, how its parameters are stored, and which operators stay in FP32.
 
     Parameters
     ----------
     compute : {"float16", "bfloat16"}
-        Dtype that convolutions, matrix products and the operators between them read and write; sums are FP32.
+        The compute dtype: what convolutions, matrix products and the operators between them read and write. Sums are
+        FP32.
     params : {None, "float16", "float32"}
         Dtype in which the parameters of low-precision operators are stored. ``"float16"``: half the memory and
-        all-reduce traffic, with FP32 masters. ``"float32"``: the parameters are the masters and are cast once per
-        forward inside the graph. ``None``: ``"float16"`` for float16 on a GPU, ``"float32"`` on a CPU and for bfloat16
-        (MXNet's optimizers have no bfloat16 kernels). Training is the same bit for bit on one device.
+        all-reduce traffic, with FP32 master weights. ``"float32"``: the parameters are the master weights and are cast
+        once per forward inside the graph. ``None``: ``"float16"`` for float16 on a GPU, ``"float32"`` on a CPU and for
+        bfloat16 (MXNet's optimizers have no bfloat16 kernels). Training is the same bit for bit on one device.
     norm : {None, "float32", "compute"}
-        Where the casts around BatchNorm are; it computes in FP32, with FP32 statistics, gamma and beta, whatever this
-        says. ``None``: right around it, as operators of the graph, except where the device's kernel does the same
-        inside: cuDNN's reads float16, computes in FP32 and rounds once, and there are no casts. ``"float32"``: always
-        as operators, with the same numbers. ``"compute"``: nowhere, on every kernel that sums in FP32. ``None`` is
-        ``"compute"`` for bfloat16, where casts would cost more than bfloat16 saves (a ResNet-50 step on a CPU: 0.98
-        times FP32's speed with them, 1.49 without).
+        Whether there are casts around BatchNorm. It computes in FP32, with FP32 running statistics, gamma and beta,
+        whatever this says. ``"float32"``: casts in front of it and after it, as operators of the graph. ``None``: the
+        same numbers, but without these casts where the device's kernel has them inside: cuDNN's reads float16, computes
+        in FP32 and rounds once. ``"compute"``: no casts on any kernel that sums in FP32: BatchNorm reads and writes the
+        compute dtype. For bfloat16 ``None`` means ``"compute"``, because casts would cost more than bfloat16 saves (a
+        ResNet-50 step on a CPU: 0.98 times FP32's speed with them, 1.49 without).
     output : {"float32", "compute"}
         Dtype of the network's outputs.
     exclude : iterable of str
-        ``fnmatch`` patterns of nodes or blocks that stay in FP32. ``"*dense0"`` keeps the block whose
-        name ends so, with all that it contains.
+        ``fnmatch`` patterns of nodes or blocks that stay in FP32. ``"*dense0"`` keeps the block whose name ends so,
+        with all that it contains.
     low_ops, full_ops : iterable of str
-        Operator names moved to the compute dtype or to FP32, whatever the rules say.
+        Names of operators, ``"softmax"``, that compute in the compute dtype or in FP32, whatever the rules say.
 
     Raises
     ------
@@ -105,6 +106,10 @@ class Policy:
         return self.compute == "float16" and device == "gpu"
 
     def __str__(self) -> str:
+        """Return the policy string, which ``parse`` reads: the fields that do not have their default.
+
+        For example ``"compute=float16,norm=compute"``; ``compute`` is always in it.
+        """
         default = Policy(self.compute)
         names = [f.name for f in fields(self)]
         changed = [name for name in names if name == "compute" or getattr(self, name) != getattr(default, name)]
@@ -112,10 +117,16 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Read a recipe, or ``"compute=float16,norm=compute,exclude=*head*;*stem*"``, or a recipe and changes to it.
+        """Return the Policy of a recipe's name, of a policy string, or of a recipe with changes.
 
-        Inverse of ``str(policy)``. List items are separated by ``;`` and percent-encoded where they
-        contain one of ``, ; = %``. ``"float16-fast,exclude=*head*"`` is that recipe with a field replaced.
+        A policy string is ``"compute=float16,norm=compute,exclude=*head*;*stem*"``, as ``str(policy)`` returns it. List
+        items are separated by ``;`` and percent-encoded where they contain one of ``, ; = %``.
+        ``"float16-fast,exclude=*head*"`` is the recipe with one field replaced.
+
+        Raises
+        ------
+        ValueError
+            ``text`` is none of these, or a value is not allowed; the message says what is.
         """
         if not isinstance(text, str):
             raise ValueError(f"Policy.parse takes a string, got {type(text).__name__}")
@@ -140,11 +151,14 @@ class Policy:
 
     @classmethod
     def recipes(cls) -> Recipes:
-        """Return the policies that have a name, which may be passed wherever a policy is; ``print`` it for a table."""
+        """Return the recipes, a mapping from their names to policies; ``print`` shows a table of them.
+
+        A recipe's name may be passed wherever a policy may.
+        """
         return Recipes((name, cls(**values)) for name, (values, _) in _RECIPES.items())
 
 
-# By name: the fields that it sets, and when to use it.
+# From the name of each recipe to the fields that it sets and what sets it apart.
 _RECIPES: dict[str, tuple[dict, str]] = {
     "float16": (
         {"compute": "float16"},
@@ -166,16 +180,20 @@ _RECIPES: dict[str, tuple[dict, str]] = {
 
 
 class Recipes(Dict[str, Policy]):
-    """A mapping from the names of recipes to their policies; printed, a table that says when to use each."""
+    """A mapping from the names of recipes to their policies; printed, a table that says what sets each apart."""
 
     def __str__(self) -> str:
+        """Return a table with one line for each recipe: its name, its policy string and what sets it apart."""
         rows = [("recipe", "policy", ""), *((name, str(policy), _RECIPES[name][1]) for name, policy in self.items())]
         first, second = (max(len(row[i]) for row in rows) for i in range(2))
         return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows)
 
 
 def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
-    """Return a Policy from a recipe's name, a policy string or a Policy, with more patterns to exclude."""
+    """Return the Policy that a user means by a recipe's name, a policy string or a Policy.
+
+    The patterns ``exclude`` are added to those of the policy. Raises ``ValueError`` for anything else.
+    """
     if isinstance(policy, str):
         policy = Policy.parse(policy)
     if not isinstance(policy, Policy):
@@ -188,17 +206,24 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
 
 
 def pattern_of(pattern: str) -> re.Pattern:
-    """Return a regular expression for the names of nodes, or of blocks and all that they contain, of ``exclude``."""
+    """Return a regular expression for the names of the nodes that a pattern of ``Policy.exclude`` excludes.
+
+    ``"net0_dense0"`` matches the node of this name and all nodes in the block of this name, ``"net0_dense0_fwd"``.
+    """
     return re.compile(f"{translate(pattern)}|{translate(pattern + '_*')}")
 
 
 def is_policy_text(text: str) -> bool:
-    """Return whether a string begins as a policy string does: with a recipe, or with a field."""
+    """Return whether a string begins with a recipe's name or a field of Policy, as a policy string does.
+
+    A user's ``policy`` argument may also be the path of a plan; this tells the two apart.
+    """
     first = text.partition(",")[0].strip()
     return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]
 
 
 def _check_choice(field: str, value: object) -> None:
+    """Raise ``ValueError`` if ``value`` is not allowed for a field of Policy; the message says what is."""
     allowed = _ALLOWED[field]
     if not (value is None or isinstance(value, str)) or value not in allowed:
         is_recipe = isinstance(value, str) and value in _RECIPES
@@ -206,7 +231,7 @@ def _check_choice(field: str, value: object) -> None:
         raise ValueError(f"Policy({field}={value!r}): {field} must be one of {list(allowed)}{hint}")
 
 
-# Names of a precision in other libraries, in small letters, without signs and the prefix "mixed".
+# From names of a precision in other libraries, in lower case, without punctuation and the prefix "mixed", to mxmp's.
 _OTHER_NAMES = {
     **dict.fromkeys(("fp16", "half", "f16", "amp"), "float16"),
     **dict.fromkeys(("bf16", "bfloat", "bfloat16u2"), "bfloat16"),  # the last: MXNet's dtype object
@@ -217,9 +242,10 @@ _OTHER_NAMES = {
 
 
 def _hint(value: object, allowed: Collection[object] = ()) -> str:
-    """Return a suggestion for another library's name or a dtype object, an empty string for all others.
+    """Return a text to add to an error message, ``"; did you mean 'float16'?"``, or ``""``.
 
-    ``allowed``: what may be suggested (default: policy strings).
+    There is one if ``value`` is another library's name for a precision (``"fp16"``, ``"O1"``) or a dtype object.
+    ``allowed`` has the values that may be suggested (default: policy strings).
     """
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
@@ -231,12 +257,13 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
 
 
 def _short(value: object, limit: int = 100) -> str:
-    """Return ``repr`` for a message, or the type's name where that is long: a net's has many lines."""
+    """Return ``repr(value)`` for an error message, or the name of its type where that is long or has several lines."""
     text = repr(value)
     return text if len(text) <= limit and "\n" not in text else f"a {type(value).__name__}"
 
 
 def _as_names(field: str, values: object) -> tuple[str, ...]:
+    """Return the strings that a user gave for a list field of Policy as a tuple; raises ``ValueError`` otherwise."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         hint = f", such as [{values!r}]" if isinstance(values, str) else ""
         raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings{hint}")
@@ -250,12 +277,14 @@ def _as_names(field: str, values: object) -> tuple[str, ...]:
 
 
 def _encode(value: object) -> str:
+    """Return the text of a field's value in a policy string, such as ``"*head*;*stem*"`` for a tuple of patterns."""
     if isinstance(value, tuple):
         return ";".join(quote(name, safe=_PATTERN_CHARS) for name in value)
     return str(value)
 
 
 def _decode(field: str, value: str) -> object:
+    """Return the value of ``field`` from its text in a policy string: the inverse of ``_encode``."""
     if field in _LISTS:
         return tuple(unquote(name) for name in value.split(";") if name)
     return None if value == "None" else value

@@ -6,7 +6,7 @@ from typing import Collection
 
 from ..pipeline import emitted
 from ..policy import Policy
-from ..precision.casts import behind
+from ..precision.casts import source_of
 from ..precision.decide import decide
 from ..precision.graph import Graph
 from ..precision.plan import Decision
@@ -47,7 +47,7 @@ def lower(
     for clip in casted.workarounds.get("clip_by_bounds", ()):
         source = casted.source[clip]
         if len(next(group for group in groups if source.name in group)) > 1:
-            clip.op, clip.attrs, clip.inputs = source.op, dict(source.attrs), [behind(clip.inputs[0])]
+            clip.op, clip.attrs, clip.inputs = source.op, dict(source.attrs), [source_of(clip.inputs[0])]
     lowered, values = fold_constants(casted.graph, params)
     fused = fuse(lowered, quantizable=quantizable)
     for node in fused.nodes():

@@ -1,4 +1,4 @@
-"""What this room reaches behind MXNet's public interface. A test holds each against 1.9.1."""
+"""MXNet's private attributes that ``mxmp.precision`` reads. A test checks each against MXNet 1.9.1."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ __all__ = ["custom_op_reads_gradient", "has_operator", "is_numpy"]
 
 
 def is_numpy(symbol: mx.sym.Symbol) -> bool:
-    """Return whether it is a Symbol of ``mx.sym.np``."""
+    """Return whether ``symbol`` is of MXNet's NumPy interface (``mx.sym.np``), not of ``mx.sym``."""
     return isinstance(symbol, mx.sym.np._Symbol)
 
 
 def has_operator(name: str) -> bool:
-    """Return whether MXNet registers an operator, internal ones (``_plus_scalar``) included."""
+    """Return whether MXNet has an operator ``name``, such as ``"Convolution"`` or the internal ``"_plus_scalar"``."""
     return hasattr(mx.sym, name) or hasattr(mx.sym._internal, name)
 
 
 def custom_op_reads_gradient(attrs: Mapping[str, str], num_inputs: int) -> bool:
-    """Return whether the backward of a Custom operator reads the gradient from above.
+    """Return whether the backward of a Custom operator reads the gradients of its outputs.
 
-    Neither the graph nor any public call says so, and a declaration by the user could be forgotten. MXNet
-    keeps the ``CustomOpProp`` of every Custom node that it makes, so this makes one more, with the same
-    attributes, and reads it.
+    A Custom operator that does not read them is a loss head, which a scaled loss does not reach. Neither the graph nor
+    a public function of MXNet tells. Therefore this function creates another Custom node with the same arguments. MXNet
+    then creates the user's ``CustomOpProp``, whose ``declare_backward_dependency`` tells. Returns True where MXNet
+    creates none.
+
+    Parameters
+    ----------
+    attrs : mapping of str to str
+        Arguments of ``mx.sym.Custom``: ``op_type`` and those of the user's ``CustomOpProp``.
+    num_inputs : int
+        How many inputs the operator has.
     """
     registry = mx.operator._registry.ref_holder
     before = set(registry)

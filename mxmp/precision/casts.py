@@ -1,4 +1,4 @@
-"""A planned graph with its casts, and back: what was inserted can be taken out again."""
+"""Inserts the casts of a plan into a graph, and removes again all that mxmp inserted."""
 
 from __future__ import annotations
 
@@ -17,47 +17,56 @@ __all__ = [
     "MARK",
     "PASSED",
     "CastGraph",
-    "behind",
     "declare_full",
     "insert_casts",
     "is_ours",
     "passed_on",
     "replace_heads",
     "replace_operator",
+    "source_of",
     "strip",
 ]
 
-# Marks every node that mxmp inserts; MXNet carries attributes of this form through any operator.
+# The attribute that marks a node that mxmp inserted: "cast", or "head" where the node is a graph output and has the
+# name of the network's operator that it follows. MXNet keeps attributes of the form __name__ on any operator.
 MARK = "__mxmp__"
-# On such a node: which input it hands on, where that is not the first; "each" hands on every one.
+# On an inserted node: the position of the input whose values it passes on, where that is not 0; "each" where output i
+# passes on input i.
 PASSED = "__mxmp_passed__"
-# MXNet merges equal nodes (MXNET_ELIMINATE_COMMON_EXPR), and tells them apart by their attributes.
+# On an inserted node that must stay apart from an equal one: a text that the other does not have, because MXNet merges
+# nodes with equal inputs and attributes (MXNET_ELIMINATE_COMMON_EXPR).
 APART = "__mxmp_apart__"
+# What ``strip`` restores: a variable's declared dtype; the operator and attributes of a node of the network.
 _STORED = "__mxmp_stored__"
 _REPLACED = "__mxmp_replaced__"
 FULL = "float32"
-# Variables carry mshadow's type codes, operators dtype names.
+# A variable's __dtype__ is one of mshadow's type codes, an operator's dtype is a name.
 _TYPE_CODE = {"float32": "0", "float16": "2"}
 
 
 @dataclass
 class CastGraph:
-    """A graph with casts.
+    """A graph with the casts of a plan, as ``insert_casts`` makes it.
+
+    The workarounds of ``mxmp.kernels`` then change ``graph`` in place and note themselves in ``workarounds``.
 
     Attributes
     ----------
     graph : Graph
+        The graph that runs.
     compute : str
-        Dtype that the low operators read and write.
+        The compute dtype: what operators in low precision read and write.
     casts : list of Node
+        The casts that ``insert_casts`` inserted. Nodes that workarounds insert are not in it.
     low : dict of Node to Rule
-        The operators that compute low.
+        From each operator of ``graph`` that computes in low precision to its rule.
     source : dict of Node to Node
-        From a node of this graph to the node of the planned one; casts have none.
+        From each node of ``graph`` that the network has to the node of the FP32 graph of which it is a copy. Nodes that
+        mxmp inserted have no entry.
     norm : {None, "float32", "compute"}
-        Of the policy.
+        ``Policy.norm`` of the plan: where the casts around BatchNorm are.
     workarounds : dict of str to list of Node
-        The workarounds that were applied to this graph, by name, and the nodes that needed them.
+        From the name of each workaround that was applied to the nodes that needed it.
     """
 
     graph: Graph
@@ -70,32 +79,45 @@ class CastGraph:
 
 
 def insert_casts(planned: PlannedGraph) -> CastGraph:
-    """A new graph with one shared cast per tensor and dtype; ``planned.graph`` is untouched.
+    """Return a copy of the planned graph with a cast wherever an operator reads another dtype than its input has.
 
-    Arguments, auxiliary states and the names of single-output heads stay: a cast at a head takes the
-    head's name and the node behind it is renamed.
+    Readers of one tensor in one dtype share a cast. The new graph has the same arguments and auxiliary states, in the
+    same order. A cast that becomes a graph output takes the name of the operator in front of it, ``"fc"``, which is
+    then called ``"fc_float16"``: the output is ``"fc_output"`` as before. ``planned.graph`` is not changed.
     """
     return _Rewriter(planned).run()
 
 
 def is_ours(node: Node) -> bool:
-    """Return whether mxmp inserted this node."""
+    """Return whether mxmp inserted this node; False for the network's own operators and variables."""
     return MARK in node.attrs
 
 
-def behind(entry: Entry) -> Entry:
-    """Return the tensor that a node of ours passes on, through other nodes of ours."""
+def source_of(entry: Entry) -> Entry:
+    """Return the network's tensor from which nodes that mxmp inserted made ``entry``: of a cast, what is cast.
+
+    Returns ``entry`` itself where an operator or variable of the network makes it.
+    """
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)
     return entry
 
 
 def strip(graph: Graph) -> Graph:
-    """Return the graph without the nodes that mxmp inserted: the original graph, with its names."""
+    """Return the original graph: a copy of ``graph`` without the nodes that mxmp inserted.
+
+    The copy has the names, the declared dtypes of variables and the operators (where a workaround replaced one) that
+    the network had, also in the bodies of control flow. ``graph`` is not changed.
+    """
     new: dict[Node, Node] = {}
     renamed: dict[Node, str] = {}
 
-    def resolve(entry: Entry) -> Entry:
+    def original(entry: Entry) -> Entry:
+        """Return the tensor of the new graph that the tensor ``entry`` of ``graph`` stands for.
+
+        If nodes that mxmp inserted made ``entry``, that is what the first of them reads. If one of them took the name
+        of the operator in front of it, note that the operator gets its name back.
+        """
         name = None
         while is_ours(entry.node):
             if entry.node.attrs[MARK] == "head":
@@ -107,26 +129,40 @@ def strip(graph: Graph) -> Graph:
 
     for node in graph.nodes():
         if not is_ours(node):
-            new[node] = _copy(node, [resolve(e) for e in node.inputs], new)
+            new[node] = _copy(node, [original(e) for e in node.inputs], new)
             _restore_dtype(new[node])
             _restore_operator(new[node])
             if node.subgraphs:
                 set_bodies(new[node], [strip(body.graph) for body in bodies(node)])
-    heads = [resolve(e) for e in graph.heads]
+    heads = [original(e) for e in graph.heads]
     for node, name in renamed.items():
         new[node].name = name
     return Graph(heads, graph.attrs, numpy=graph.numpy)
 
 
 def replace_operator(node: Node, op: str, **attrs: str) -> None:
-    """Compute a node of the user's by another operator, with these parameters, in place; ``strip`` undoes it."""
+    """Have ``node``, an operator of the network, compute as operator ``op`` with the parameters ``attrs``, in place.
+
+    The node keeps its name, its inputs and attributes like ``__dtype__``, which are no parameters. Workarounds call
+    this function; ``strip`` restores the operator.
+    """
     hidden = {name: value for name, value in node.attrs.items() if _is_hidden(name)}
     node.attrs = {**hidden, **attrs, _REPLACED: json.dumps([node.op, node.attrs])}
     node.op = op
 
 
 def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
-    """Have heads be what we made behind their first outputs, under their names, in place; ``strip`` undoes it."""
+    """Replace outputs of ``graph`` by tensors that a workaround inserted, in place; the names of the outputs stay.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph that a workaround rewrites.
+    made : mapping of Node to Entry
+        From an operator to the tensor that replaces the operator's first output, where that is an output of the graph.
+        The inserted node then has the operator's name, ``"fc"``, and the operator is called ``"fc_inner"``; ``strip``
+        undoes this.
+    """
     for position, head in enumerate(graph.heads):
         if head.index == 0 and head.node in made:
             _take_name(made[head.node].node, head.node, "inner")
@@ -134,26 +170,32 @@ def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
 
 
 def _take_name(ours: Node, source: Node, suffix: str) -> None:
-    """Have a node of ours stand at a head under the name of the node behind it."""
+    """Give ``ours``, a node that mxmp inserted, the name of ``source``, and rename ``source`` to ``<name>_<suffix>``.
+
+    ``ours`` replaces ``source`` as a graph output, and MXNet names outputs by the nodes that make them. Does nothing if
+    ``ours`` took a name before.
+    """
     if ours.attrs[MARK] != "head":
         ours.attrs[MARK] = "head"
         ours.name, source.name = source.name, f"{source.name}_{suffix}"
 
 
 def declare_full(graph: Graph) -> None:
-    """Say that variables which only our casts read are FP32, in place.
+    """Declare as FP32, in place, each variable without a declared dtype that only nodes inserted by mxmp read.
 
-    MXNet infers the dtype of a weight from its operator; through a cast it infers nothing, and binding
-    fails where the dtypes of some inputs are given, as Module gives them.
+    MXNet infers the dtype of a weight from the operator that reads it, but not through a cast. ``bind`` would fail
+    where the dtypes of some inputs only are given, as Module gives them.
     """
     for entry, users in graph.consumers().items():
         variable = entry.node
         undeclared = variable.is_variable and "__dtype__" not in variable.attrs
         if undeclared and all(is_ours(node) for node, _ in users):
-            _store(variable, FULL)
+            _declare_dtype(variable, FULL)
 
 
 class _Rewriter:
+    """One run of ``insert_casts``: copies a graph node by node and inserts a cast where a node reads another dtype."""
+
     def __init__(self, planned: PlannedGraph) -> None:
         self._planned = planned
         self._policy = planned.plan.policy
@@ -161,13 +203,14 @@ class _Rewriter:
         self._casts: dict[tuple[Entry, str], Node] = {}
 
     def run(self) -> CastGraph:
+        """Return the copy of the planned graph with casts, as ``insert_casts`` describes it."""
         planned, new = self._planned, self._new
         for node in planned.graph.nodes():
             inputs = [self._read(e, node, i) for i, e in enumerate(node.inputs)]
             new[node] = _copy(node, inputs, new)
             if node in planned.low_variables:
-                _store(new[node], self._policy.compute)
-        heads = [self._head(entry) for entry in planned.graph.heads]
+                _declare_dtype(new[node], self._policy.compute)
+        heads = [self._output(entry) for entry in planned.graph.heads]
         return CastGraph(
             Graph(heads, planned.graph.attrs, numpy=planned.graph.numpy),
             self._policy.compute,
@@ -178,22 +221,31 @@ class _Rewriter:
         )
 
     def _read(self, entry: Entry, node: Node, position: int) -> Entry:
-        if node.is_variable:
-            return self._moved(entry)
+        """Return the tensor of the new graph that the copy of ``node`` has as its input number ``position``.
+
+        In the planned graph that input is ``entry``. The result is the copy of ``entry``, or a cast of this copy where
+        the plan has ``node`` read another dtype.
+        """
         low = self._planned.wants_low(node, position)
         if low == self._planned.is_low(entry):
-            return self._moved(entry)
+            return self._copied(entry)
         return self._cast(entry, self._policy.compute if low else FULL)
 
-    def _head(self, entry: Entry) -> Entry:
+    def _output(self, entry: Entry) -> Entry:
+        """Return the new graph's output for ``entry``, an output of the planned graph.
+
+        That is the copy of ``entry``, or a cast of this copy to FP32 where ``entry`` is in low precision and the policy
+        asks for FP32 outputs.
+        """
         if self._policy.output != FULL or not self._planned.is_low(entry):
-            return self._moved(entry)
+            return self._copied(entry)
         cast = self._cast(entry, FULL)
         if entry.index == 0:
             _take_name(cast.node, self._new[entry.node], self._policy.compute)
         return cast
 
     def _cast(self, entry: Entry, dtype: str) -> Entry:
+        """Return the output of the only cast of ``entry``'s copy to ``dtype``; its first reader creates the cast."""
         key = (entry, dtype)
         if key not in self._casts:
             suffix = f"_{entry.index}" if entry.index else ""
@@ -201,15 +253,20 @@ class _Rewriter:
                 "Cast",
                 f"{entry.node.name}{suffix}_to_{dtype}",
                 {"dtype": dtype, MARK: "cast"},
-                [self._moved(entry)],
+                [self._copied(entry)],
             )
         return Entry(self._casts[key])
 
-    def _moved(self, entry: Entry) -> Entry:
+    def _copied(self, entry: Entry) -> Entry:
+        """Return the copy, in the new graph, of the tensor ``entry`` of the planned graph."""
         return Entry(self._new[entry.node], entry.index, entry.version)
 
 
 def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
+    """Return a new node like ``node`` that reads ``inputs``.
+
+    ``new`` maps the nodes that were copied before, which ``node`` may depend on, to their copies.
+    """
     return Node(
         node.op,
         node.name,
@@ -221,18 +278,25 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
 
 
 def passed_on(entry: Entry) -> Entry:
-    """Return the tensor that one of our nodes passes on."""
+    """Return the input that a node inserted by mxmp passes on as its output ``entry``, perhaps rounded or rearranged.
+
+    A cast has one input; other nodes are marked with the position of theirs (``PASSED``).
+    """
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]
 
 
-def _store(variable: Node, dtype: str) -> None:
-    """Declare the dtype that a variable is stored in; type inference needs it told (a Cast tells nothing)."""
+def _declare_dtype(variable: Node, dtype: str) -> None:
+    """Declare that a variable is stored in ``dtype`` (its attribute ``__dtype__``), and note the former declaration.
+
+    MXNet cannot infer the dtype of a variable that a cast reads. ``strip`` restores the former declaration.
+    """
     variable.attrs[_STORED] = variable.attrs.get("__dtype__", "")
     variable.attrs["__dtype__"] = _TYPE_CODE[dtype]
 
 
 def _restore_dtype(node: Node) -> None:
+    """Undo ``_declare_dtype``, if it was called for ``node``, in place."""
     if _STORED in node.attrs:
         before = node.attrs.pop(_STORED)
         del node.attrs["__dtype__"]
@@ -241,10 +305,15 @@ def _restore_dtype(node: Node) -> None:
 
 
 def _restore_operator(node: Node) -> None:
+    """Undo ``replace_operator``, if it was called for ``node``, in place.
+
+    Attributes like ``__dtype__``, which are no parameters, are not changed.
+    """
     if _REPLACED in node.attrs:
         node.op, before = json.loads(node.attrs.pop(_REPLACED))
         node.attrs = {**before, **{name: value for name, value in node.attrs.items() if _is_hidden(name)}}
 
 
 def _is_hidden(attr: str) -> bool:
+    """Return whether an attribute is no operator's parameter but one like ``__dtype__``, which any node may have."""
     return attr.startswith("__")

@@ -1,4 +1,4 @@
-"""The plan by the rules: what is safe under a policy, with the kernels of a device."""
+"""Makes the plan of a graph by the rules: each operator computes in what is safe, if the device has a kernel for it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ __all__ = ["check_policy", "decide", "may_compute_low"]
 
 # Symbol JSON writes a variable's dtype as MXNet's type code (mshadow/base.h), an operator's as a name.
 _FLOAT32 = ("0", "float32", "None", "-1")
+_TYPE_CODES = {"1": "float64", "2": "float16", "3": "uint8", "4": "int32", "5": "int8", "6": "int64", "7": "bool"}
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _UNDECIDED: Mapping[str, Decision] = MappingProxyType({})
 _DENSE = ("0", "-1", "default")
-# Slots that hold trainable weights where no one says which variables are parameters.
+# Positions of the inputs that are taken for parameters where the caller does not say which variables are.
 _WEIGHT_SLOTS = {
     "Convolution": (1, 2),
     "Deconvolution": (1, 2),
@@ -27,14 +28,21 @@ _WEIGHT_SLOTS = {
     "RNN": (1,),
 }
 
-# Operators that make as many channels as their first input has.
+# Operators whose first output has as many channels as their first input.
 _KEEP_CHANNELS = frozenset(
     ["Activation", "BatchNorm", "Dropout", "LeakyReLU", "Pooling", "clip", "elemwise_add", "relu"]
 )
 
 
 def check_policy(policy: Policy, device: str) -> None:
-    """Raise ``ValueError`` where a policy names what MXNet or the device does not have."""
+    """Check that MXNet can compute what ``policy`` says on ``device``, which is ``"cpu"`` or ``"gpu"``.
+
+    Raises
+    ------
+    ValueError
+        bfloat16 on a GPU; an operator in ``low_ops`` or ``full_ops`` that MXNet does not have; one in ``low_ops`` that
+        cannot compute in low precision, such as a loss head.
+    """
     if policy.compute == "bfloat16" and device == "gpu":
         raise ValueError(
             "MXNet 1.9.1 has no bfloat16 kernels for a GPU: use 'float16' there, or run bfloat16 on the CPU"
@@ -59,32 +67,35 @@ def decide(
     non_fp32: Mapping[str, str] = _NOTHING,
     decided: Mapping[str, Decision] = _UNDECIDED,
 ) -> Plan:
-    """Plan a graph by the rules, in one pass from inputs to outputs.
+    """Return the plan that the rules give for a graph, in one pass from its inputs to its outputs.
 
     Parameters
     ----------
     graph : Graph
-        In FP32, without casts of ours.
+        The FP32 graph, without casts that mxmp inserted.
     policy : Policy
+        What the user chose; it overrules the rules.
     device : {"cpu", "gpu"}
-        Whose kernels the graph will meet.
+        Where the graph will run. An operator for which it lacks a sound kernel in low precision stays in FP32.
     parameters : collection of str, optional
-        Names of the variables that are parameters. Without it, those in the weight and bias slots
-        of matrix operators are.
+        Names of the variables that may be stored in float16, with FP32 master weights, if the policy stores parameters
+        so and all their readers compute in low precision. Default: weights and biases of convolutions, FullyConnected
+        and RNN.
     stored_low : collection of str
-        Names of variables that are stored in low precision already, because another graph decided so.
+        Names of parameters that are stored in float16 already, because another graph of the same network decided so.
     keep_output_names : bool
-        Keep heads with several outputs in FP32: a cast cannot carry their output names.
+        Keep an operator in FP32 if its second or a later output is a graph output, because a cast would rename that.
     non_fp32 : mapping of str to str
-        Variables that hold no dense FP32 tensor although the graph does not declare it, with the reason.
+        For the body of a loop or branch: from the name of each variable that holds no dense FP32 array, although the
+        graph does not declare it, to the reason that the plan gives for not casting it.
     decided : mapping of str to Decision
-        Decisions made elsewhere, by node name. A decision holds for operators of that name and type that nothing keeps
-        from the graph's dtypes.
+        Decisions of another plan, by node name. An operator of the same name and type follows them, unless ``exclude``,
+        its dtype or ``keep_output_names`` keeps it in FP32. The rules decide for all others.
 
     Raises
     ------
     ValueError
-        Where the policy cannot hold on the device, or the graph has an operator without a rule.
+        The policy cannot hold on the device (see ``check_policy``), or the graph has an operator without a rule.
     """
     check_policy(policy, device)
     names = graph.names()
@@ -124,15 +135,17 @@ def decide(
     )
 
 
-_STEERS = "it decides which way the program goes, or how often: rounding would change that"
+_STEERS = "it computes the condition of a loop or branch, which rounding could change"
 
 
 def may_compute_low(
     graph: Graph, policy: Policy, device: str, *, keep_output_names: bool = False, slow_too: bool = False
 ) -> dict[Node, tuple[Kind, Rule]]:
-    """The operators that nothing keeps in FP32, whatever their neighbours compute in: ``LOW`` or ``FOLLOW``.
+    """Return the operators that can compute in low precision, from each to its kind and its rule.
 
-    ``slow_too``: see ``missing_kernel``.
+    The kind is ``Kind.LOW`` or ``Kind.FOLLOW``. Tuning chooses among these operators: their rules, the policy, the
+    device's kernels and ``keep_output_names`` (see ``decide``) allow low precision, and what their neighbours compute
+    in does not count. ``slow_too`` includes operators whose kernels in low precision are slower than FP32's.
     """
     draft = _Draft(policy, device, _NOTHING)
     found: dict[Node, tuple[Kind, Rule]] = {}
@@ -146,15 +159,23 @@ def may_compute_low(
 def _operators(
     graph: Graph, draft: _Draft, excluded: _Patterns, keep_output_names: bool
 ) -> Iterator[tuple[Node, Rule, str]]:
-    """Every operator with its rule, and what keeps it in FP32 whatever that says."""
+    """Yield each operator of ``graph`` with its rule and a reason to keep it in FP32 whatever the rule says, or ``""``.
+
+    Such a reason is that a pattern of ``excluded`` matches, that the operator's tensors are no dense FP32 arrays, or
+    ``keep_output_names`` (see ``decide``). Notes in ``draft`` which tensors are not FP32 and how many channels they
+    have.
+    """
     heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
     for node in graph.nodes():
         unwanted = excluded.match(node.name)
         draft.note_channels(node)
         rule = None if node.is_variable else rule_under(draft.policy, node.op)
-        fixed = draft.note_non_fp32(node, rule) or unwanted
+        fixed = draft.non_fp32_reason(node, rule)
+        if fixed:
+            draft.non_fp32[node] = fixed
+        fixed = fixed or unwanted
         if node in heads:
-            fixed = fixed or "a head with several outputs keeps its names only without casts"
+            fixed = fixed or "casts would rename the graph outputs that it makes, because it has several"
         if rule is not None:
             yield node, rule, fixed
 
@@ -162,7 +183,24 @@ def _operators(
 def _decide_body(
     body: Body, policy: Policy, device: str, draft: _Draft, fixed: str, decided: Mapping[str, Decision]
 ) -> Plan:
-    """The plan of a body. Its variables are FP32, unless they get what is not; its parameters are stored as such."""
+    """Return the plan of a body of control flow, by the names that its operators have in the body.
+
+    The variables of a body are FP32, except those that get an integer or sparse tensor from the graph around it.
+    Parameters are cast inside the body, never stored in float16.
+
+    Parameters
+    ----------
+    body : Body
+        What to plan.
+    policy, device
+        As for ``decide``.
+    draft : _Draft
+        The decisions for the graph around the body.
+    fixed : str
+        The reason for which the whole body stays in FP32, or ``""``.
+    decided : mapping of str to Decision
+        As for ``decide``, by the names in the body.
+    """
     non_fp32 = {v.name: draft.non_fp32[e.node] for v, e in body.outer.items() if e.node in draft.non_fp32}
     plan = decide(body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided)
     if not fixed:
@@ -172,7 +210,17 @@ def _decide_body(
 
 
 class _Draft:
-    """Decisions so far, for the operators whose inputs are all decided."""
+    """The plan of one graph while ``decide`` makes it, operator by operator from the inputs to the outputs.
+
+    Attributes
+    ----------
+    rules : dict of Node to Rule
+        The rules of the operators so far.
+    decisions : dict of Node to Decision
+        The decisions so far. ``settle`` may still change some of them.
+    non_fp32 : dict of Node to str
+        From each node whose output is no dense FP32 array to the reason, such as ``"the graph asks for int32 here"``.
+    """
 
     def __init__(self, policy: Policy, device: str, non_fp32: Mapping[str, str]) -> None:
         self._non_fp32_inputs = non_fp32
@@ -182,47 +230,58 @@ class _Draft:
         self.decisions: dict[Node, Decision] = {}
         self.non_fp32: dict[Node, str] = {}
         self._channels: dict[Entry, int] = {}
-        # What may be read in either dtype: the first output of norms and the like, and followers of nothing else.
+        # Operators whose first output, an FP32 tensor of values near 1 or below, may be read in either dtype.
         self._normalized: set[Node] = set()
+        # Operators that follow their inputs and read nothing but such outputs, until ``settle`` decides.
         self._undecided: dict[Node, None] = {}
 
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
-        """Return whether a node that nothing else fixes computes in low precision, and why."""
+        """Return whether ``node`` computes in low precision by its rule, the policy and the device's kernels, and why.
+
+        Call it after the decisions for the node's inputs, which an operator of ``Kind.FOLLOW`` follows. If it may read
+        all of them in either dtype, the result is True for the time being and ``settle`` decides.
+        """
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
             unread = (*rule.keep, *rule.params)
             read = [entry for position, entry in enumerate(node.inputs) if position not in unread]
             if not read:
                 return False, reason
-            if not all(self._is_low(entry) or self._is_either(entry) for entry in read):
-                return False, "follows its inputs, and one of them is FP32"
+            if not all(self._is_low(entry) or self._may_be_either(entry) for entry in read):
+                return False, "it follows its inputs, and one of them is FP32"
             if not any(map(self._is_low, read)):
                 self._undecided[node] = None
         elif rule.normalized and self.policy.compute == "float16" and node.op not in self.policy.full_ops:
-            # bfloat16's 8 bits are too few for the sums of residual networks, which are FP32 where a norm's output is.
+            # Not in bfloat16: a residual network adds such outputs, and 8 bits are too few for these sums.
             self._normalized.add(node)
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
     def settle(self, graph: Graph, by_plan: bool) -> None:
-        """Decide the operators that follow nothing but norms: they compute low where one of their readers does.
+        """Decide for the operators that follow normalized values, which they may read in FP32 or low precision.
 
-        ``by_plan``: a plan decides instead, and names those that do.
+        Call it once all other operators are decided. Such an operator computes in low precision if one of its readers
+        does, which saves a cast. If ``by_plan``, the decisions are those of a given plan, which has no decision for
+        such an operator: it stays in FP32.
         """
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided else ():
             readers.setdefault(entry.node, []).extend(users)
         for node in reversed(list(self._undecided)):
             if by_plan or not any(self.wants_low(*reader) for reader in readers.get(node, ())):
-                why = "follows a norm, and nothing that reads it computes low"
+                why = "it follows a normalization, and nothing that reads it computes in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
 
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
-        """``LOW`` or ``FOLLOW`` where the policy and the device's kernels let a node compute low, and why."""
+        """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
+
+        Does not look at what the node reads. ``Kind.LOW`` or ``Kind.FOLLOW`` mean that the device has a kernel for low
+        precision; ``slow_too`` allows one that is slower than FP32's.
+        """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
-            return Kind.FULL, "named in the policy's full_ops"
+            return Kind.FULL, "the policy's full_ops names it"
         if node.op in self.policy.low_ops:
-            kind, reason = Kind.LOW, "named in the policy's low_ops"
+            kind, reason = Kind.LOW, "the policy's low_ops names it"
         if kind is Kind.NORM and self.policy.norm == "compute":
             kind = Kind.FOLLOW
         if kind in (Kind.LOW, Kind.FOLLOW):
@@ -235,23 +294,29 @@ class _Draft:
         return kind, reason
 
     def _is_low(self, entry: Entry) -> bool:
-        return entry.node not in self._undecided and self._hands_on_low(entry)
+        """Return whether a tensor is certainly in low precision, by the decisions so far."""
+        return entry.node not in self._undecided and self._makes_low(entry)
 
-    def _is_either(self, entry: Entry) -> bool:
+    def _may_be_either(self, entry: Entry) -> bool:
+        """Return whether a tensor, FP32 or undecided so far, may be read in low precision as well; see ``settle``."""
         if entry.node in self._normalized:
             return entry.index == 0
-        return entry.node in self._undecided and self._hands_on_low(entry)
+        return entry.node in self._undecided and self._makes_low(entry)
 
-    def _hands_on_low(self, entry: Entry) -> bool:
+    def _makes_low(self, entry: Entry) -> bool:
+        """Return whether the node of ``entry`` makes this output in low precision, by the decision for it so far."""
         decision = self.decisions.get(entry.node)
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
-        """Return whether a decided node reads its input at ``position`` in the compute dtype."""
+        """Return whether ``node``, for which there is a decision, reads its input at ``position`` in low precision."""
         return self.decisions[node].low and position not in self.rules[node].keep
 
     def note_channels(self, node: Node) -> None:
-        """Record how many channels a node makes, where the convolutions before it say so."""
+        """Record how many channels the first output of ``node`` has, if the convolutions in front of it determine this.
+
+        ``missing_kernel`` needs it: oneDNN's bfloat16 kernels are slower than FP32's for some numbers of channels.
+        """
         found: int | None = None
         if node.op == "Convolution":
             found = int(node.attrs["num_filter"])
@@ -263,21 +328,19 @@ class _Draft:
         if found is not None:
             self._channels[Entry(node)] = found
 
-    def note_non_fp32(self, node: Node, rule: Rule | None) -> str:
-        """Record why a node's outputs are no dense FP32 tensors that may be cast; an empty string if they are."""
-        reason = self._non_fp32_reason(node, rule)
-        if reason:
-            self.non_fp32[node] = reason
-        return reason
+    def non_fp32_reason(self, node: Node, rule: Rule | None) -> str:
+        """Return why the outputs of ``node`` are no dense FP32 arrays (a plan casts only such), or ``""`` if they are.
 
-    def _non_fp32_reason(self, node: Node, rule: Rule | None) -> str:
+        An integer, float64 or sparse array stays as it is. ``rule`` is the operator's rule, None for a variable. An
+        operator that declares no dtype has that of its inputs.
+        """
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")
         if dtype is not None and dtype not in _FLOAT32:
-            return f"the graph asks for dtype {dtype} here"
+            return f"the graph asks for {_TYPE_CODES.get(dtype, dtype)} here"
         storage = attrs.get("__storage_type__", attrs.get("stype", "0"))
         if storage not in _DENSE:
-            return "sparse storage"
+            return "its storage is sparse, and mxmp casts dense arrays only"
         if rule is None:
             return self._non_fp32_inputs.get(node.name, "")
         if dtype is not None:
@@ -289,7 +352,11 @@ class _Draft:
 
 
 def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | None) -> set[Node]:
-    """Variables that only low-precision operators read, and all of them in the compute dtype."""
+    """Return the variables to store in float16: parameters that all their readers read in low precision.
+
+    ``draft`` has the decisions for the graph's operators. ``parameters`` has the names of the parameters; None stands
+    for the weights and biases of convolutions, FullyConnected and RNN.
+    """
     heads = {entry.node for entry in graph.heads}
     low = set()
     for entry, users in graph.consumers().items():
@@ -306,17 +373,21 @@ def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | No
 
 
 class _Patterns:
-    """The policy's ``exclude``: a pattern names nodes, or a block and thereby all that it contains."""
+    """The patterns of ``Policy.exclude``, which remembers what each of them matched.
+
+    A pattern matches the name of a node, or that of a block and thereby every node in the block.
+    """
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self._compiled = [(p, pattern_of(p)) for p in patterns]
         self._matched: set[str] = set()
 
     def match(self, name: str) -> str:
-        """Return why ``name`` is excluded, or an empty string."""
+        """Return why the node ``name`` is excluded, such as ``"excluded by '*head*'"``; ``""`` if it is not."""
         found = [pattern for pattern, compiled in self._compiled if compiled.match(name)]
         self._matched.update(found)
         return f"excluded by {found[0]!r}" if found else ""
 
     def unmatched(self) -> tuple[str, ...]:
+        """Return the patterns that have matched no name so far."""
         return tuple(p for p, _ in self._compiled if p not in self._matched)

@@ -1,4 +1,4 @@
-"""A small graph over MXNet's Symbol JSON: nodes with named operators and edges to walk and rewire."""
+"""A graph whose nodes can be read and rewired, made from MXNet's Symbol JSON and written back to it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ VARIABLE = "null"
 
 
 class Node:
-    """One operator or variable (``op == "null"``) of a graph.
+    """One operator or variable (``op == "null"``) of a graph. Two nodes are equal only if they are the same object.
 
     Attributes
     ----------
-    op, name : str
+    op : str
+        The operator's type, ``"Convolution"``; ``"null"`` for a variable.
+    name : str
+        The node's name, ``"conv0"``. Several nodes may have the same one.
     attrs : dict of str to str
-        Operator parameters and ``__hidden__`` attributes, as MXNet writes them.
+        Operator parameters, such as ``{"kernel": "(3, 3)"}``, and attributes like ``__dtype__``, as MXNet writes them.
     inputs : list of Entry
+        The tensors that the node reads, auxiliary states too, in MXNet's order.
     control_deps : list of Node
-    subgraphs : list
-        JSON of the bodies of control-flow operators; ``subgraphs`` reads it.
+        Nodes that must run before this one, although it reads nothing from them.
+    subgraphs : list or None
+        Of a control-flow operator: its bodies as parsed JSON, which ``precision.subgraphs`` reads. Otherwise None.
     """
 
     __slots__ = ("attrs", "control_deps", "inputs", "name", "op", "subgraphs")
@@ -52,6 +57,7 @@ class Node:
 
     @property
     def is_variable(self) -> bool:
+        """Return whether the node is a variable: a parameter, an auxiliary state or an input of the graph."""
         return self.op == VARIABLE
 
     def __repr__(self) -> str:
@@ -59,7 +65,10 @@ class Node:
 
 
 class Entry(NamedTuple):
-    """Output ``index`` of ``node``; ``version`` is MXNet's count of mutations, 0 nearly always."""
+    """One tensor of a graph: the output ``index`` of ``node``.
+
+    ``version`` is MXNet's count of the writes into the tensor that come before; it is 0 nearly always.
+    """
 
     node: Node
     index: int = 0  # type: ignore[assignment]
@@ -67,7 +76,17 @@ class Entry(NamedTuple):
 
 
 class Graph:
-    """Heads and all that they reach. ``attrs`` are the graph-level attributes of the JSON."""
+    """The outputs of a network and all nodes that they depend on.
+
+    Attributes
+    ----------
+    heads : list of Entry
+        The graph's outputs, in order.
+    attrs : dict
+        The graph-level attributes of the Symbol JSON, such as ``{"mxnet_version": ["int", 10901]}``.
+    numpy : bool
+        Whether the graph was read from a Symbol of ``mx.sym.np``, and ``to_symbol`` makes one.
+    """
 
     def __init__(self, heads: list[Entry], attrs: dict[str, Any] | None = None, *, numpy: bool = False) -> None:
         self.heads = heads
@@ -76,13 +95,17 @@ class Graph:
 
     @classmethod
     def from_symbol(cls, symbol: mx.sym.Symbol) -> Graph:
-        """Read a Symbol; ``symbol`` is not touched."""
+        """Return the graph of a Symbol, its casts included; the Symbol is not changed."""
         text = symbol.tojson(remove_amp_cast=False)
         return cls.from_json(text, numpy=_mxnet.is_numpy(symbol))
 
     @classmethod
     def from_json(cls, text: str, *, numpy: bool = False) -> Graph:
-        """Read Symbol JSON as MXNet 1.9 writes it (older files: pass them through ``mx.sym.load``)."""
+        """Return the graph of a text of Symbol JSON as MXNet 1.9 writes it.
+
+        MXNet itself can read older JSON: pass that through ``mx.sym.load`` and ``from_symbol``. ``numpy``: whether
+        ``to_symbol`` is to make a Symbol of ``mx.sym.np``.
+        """
         raw = json.loads(text)
         nodes: list[Node] = []
         for item in raw["nodes"]:
@@ -94,10 +117,9 @@ class Graph:
         return cls(heads, raw.get("attrs"), numpy=numpy)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node once, inputs before users, in MXNet's own order (depth first from the heads).
+        """Yield each node once, after the nodes that it reads, in MXNet's own order (depth first from the outputs).
 
-        MXNet derives ``list_arguments()`` from this order, so a rewrite that only puts single-input
-        nodes on edges keeps the order of arguments.
+        MXNet derives ``list_arguments()`` from this order. Inserting nodes with one input between two others keeps it.
         """
         seen: set[Node] = set()
         stack: list[Node | tuple[Node]] = [head.node for head in reversed(self.heads)]
@@ -115,10 +137,10 @@ class Graph:
                 stack += [entry.node for entry in reversed(item.inputs)]
 
     def names(self) -> dict[Node, str]:
-        """A name for every node that no other has, in graph order.
+        """Return a dict from each node to a name that no other node has, in the order of ``nodes()``.
 
-        Layers that are called twice, and users, give nodes the same name: the second is ``name:1``, the
-        third ``name:2``, skipping names that a node has by itself.
+        Layers that are called twice, and users, give several nodes one name. The first keeps it, the second is
+        ``"name:1"``, the third ``"name:2"``; a name that another node has already is skipped.
         """
         nodes = list(self.nodes())
         taken = {node.name for node in nodes}
@@ -136,7 +158,7 @@ class Graph:
         return names
 
     def to_json(self) -> str:
-        """Symbol JSON that ``mx.sym.load_json`` reads."""
+        """Return the graph as Symbol JSON, which ``mx.sym.load_json`` reads."""
         number: dict[Node, int] = {}
         items: list[dict[str, Any]] = []
         for node in self.nodes():
@@ -160,12 +182,12 @@ class Graph:
         )
 
     def to_symbol(self) -> mx.sym.Symbol:
-        """A new Symbol, of the NumPy kind where this graph was read from one."""
+        """Return the graph as a new Symbol, of ``mx.sym.np`` where ``numpy`` is True."""
         symbol = mx.sym.load_json(self.to_json())
         return symbol.as_np_ndarray() if self.numpy else symbol
 
     def consumers(self) -> dict[Entry, list[tuple[Node, int]]]:
-        """Return, for every entry that is read, the nodes that read it, with the position of the input."""
+        """Return a dict from each tensor that is read to its readers: pairs of a node and its input's position."""
         users: dict[Entry, list[tuple[Node, int]]] = {}
         for node in self.nodes():
             for position, entry in enumerate(node.inputs):
@@ -173,7 +195,16 @@ class Graph:
         return users
 
     def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> dict[Node, Entry]:
-        """Have what reads the first output of each of ``nodes`` read ``made(node)`` instead; heads stay."""
+        """Have all readers of the first output of each of ``nodes`` read the tensor ``made(node)`` instead, in place.
+
+        ``made`` is called once for each node. Where such an output is an output of the graph too, that stays as it is:
+        see ``casts.replace_heads``.
+
+        Returns
+        -------
+        dict of Node to Entry
+            From each node to what ``made`` returned for it.
+        """
         readers = self.consumers() if nodes else {}
         entries = {}
         for node in nodes:
@@ -184,12 +215,13 @@ class Graph:
 
 
 def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
-    """Return the shape that a user wrote as a tuple or list of positive integers; ``name``: of the input.
+    """Return the shape that a user wrote, a tuple or list of positive integers, as a tuple of int.
 
     Raises
     ------
     ValueError
-        It is none; says what was probably meant.
+        ``value`` is no such shape. The message says what was probably meant; it begins with ``name``, the input's name,
+        if that is given.
     """
     start = f"{name}=" if name else ""
     if isinstance(value, (tuple, list)):
@@ -205,10 +237,22 @@ def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
 
 
 def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
-    """Raise ``ValueError`` for a shape of no input, perhaps a misspelt keyword, or one that MXNet cannot hold.
+    """Check shapes of inputs that a user gave as keyword arguments.
 
-    MXNet counts the elements of an array in 64 bits and, unless it is built with ``USE_INT64_TENSOR_SIZE``, a size in
-    32.
+    Parameters
+    ----------
+    shapes : dict of str to tuple
+        From the name of an input to its shape.
+    inputs : list of str
+        The names of the inputs that the Symbol has.
+    keywords : sequence of str
+        The caller's other keyword arguments, which the message suggests for a misspelt name.
+
+    Raises
+    ------
+    ValueError
+        A name is none of ``inputs``, a shape is none, or it is too large: MXNet counts the elements of an array in 64
+        bits and each size in 32, or in 64 if it is built with ``USE_INT64_TENSOR_SIZE``.
     """
     largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
     for name, shape in shapes.items():
@@ -224,6 +268,10 @@ def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence
 
 
 def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:
-    """Shapes of a Symbol's outputs, as far as they follow from those of its inputs; () or with 0 where they do not."""
+    """Return the shapes of a Symbol's outputs that follow from ``shapes``, a mapping from inputs' names to shapes.
+
+    A size that does not follow is 0, and a shape of which nothing is known is ``()``. Names that the Symbol does not
+    have are ignored. Raises ``MXNetError`` where the shapes do not fit.
+    """
     inputs = set(symbol.list_inputs())
     return symbol.infer_shape_partial(**{k: v for k, v in shapes.items() if k in inputs})[1]

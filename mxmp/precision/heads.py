@@ -1,13 +1,12 @@
-"""Loss scaling for heads that ignore the gradient from above (SoftmaxOutput, MakeLoss, ...).
+"""Scales the gradient of loss heads that ignore the gradient of their output (SoftmaxOutput, MakeLoss, ...).
 
-Such a head writes its own gradient, with a ``grad_scale`` that is fixed when the graph is bound. A
-scaled loss never reaches it, so the scale goes behind it instead: an identity in front of the head
-that multiplies the gradient by ``s``::
+Such a head writes its own gradient, with a ``grad_scale`` that is fixed when the graph is bound. A scaled loss does not
+reach it, so an identity in front of the head multiplies the gradient that the head writes by ``s``::
 
     t = sign_ste(x);  y = BlockGrad(x) + (t - BlockGrad(t)) * s
 
-Forward, ``y`` is ``x``, infinities and NaN included; backward, dx is dy * s exactly. ``s`` is an input
-of the graph, so a new scale rebinds nothing.
+In the forward ``y`` equals ``x``, also where ``x`` is infinity or NaN; in the backward dx is dy * s exactly. ``s`` is
+an input of the graph, so a new loss scale needs no new bind.
 """
 
 from __future__ import annotations
@@ -26,9 +25,11 @@ HEAD_OPERATORS |= {op for op, rule in RULES.items() if Kind.HEAD in (rule.kind, 
 
 
 def scale_heads(graph: Graph) -> bool:
-    """Put the scaling identity in front of every loss head of ``graph``, in place.
+    """Insert, in place, an identity in front of every loss head of ``graph`` that multiplies the head's gradient.
 
-    The scale is a variable ``SCALE_NAME``, FP32 of shape (1,). Return whether there was a head.
+    A loss head ignores a scaled loss, so the loss scale becomes an input of the graph, by which the identity
+    multiplies: an FP32 variable of shape (1,), called ``SCALE_NAME``. Returns whether the graph has a loss head; if
+    not, it is not changed.
     """
     heads = [(node, positions) for node in graph.nodes() if (positions := _own_gradients(node))]
     if not heads:
@@ -41,12 +42,18 @@ def scale_heads(graph: Graph) -> bool:
 
 
 def is_unscaled(node: Node) -> bool:
-    """Return whether a node is a loss head without the scaling identity in front of it."""
+    """Return whether ``node`` is a loss head without the identity that ``scale_heads`` inserts in front of it.
+
+    The loss scale does not reach the gradients of such a head.
+    """
     return not all(_is_scaled(node.inputs[position]) for position in _own_gradients(node))
 
 
 def _is_scaled(x: Entry) -> bool:
-    """Return whether ``x`` is what ``_scaled`` makes; by its operators, since a recorded graph has other names."""
+    """Return whether ``_scaled`` made the tensor ``x``.
+
+    This compares operators and not names, since a graph that autograd records has other names.
+    """
     steps = ("elemwise_add", "broadcast_mul", "elemwise_sub", "_contrib_sign_ste")
     for op, position in zip(steps, (1, 0, 0, 0)):
         if x.node.op != op:
@@ -56,7 +63,11 @@ def _is_scaled(x: Entry) -> bool:
 
 
 def _own_gradients(node: Node) -> tuple[int, ...]:
-    """Return the positions of the inputs whose gradient ignores the one from above."""
+    """Return the positions of the inputs to which ``node`` sends a gradient that ignores the gradient of its output.
+
+    That is ``(0,)`` for a loss head such as SoftmaxOutput, every input for a Custom operator that ignores it, and
+    ``()`` for all other nodes.
+    """
     if node.is_variable:
         return ()
     if node.op == "Custom":
@@ -67,7 +78,14 @@ def _own_gradients(node: Node) -> tuple[int, ...]:
 
 
 def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
+    """Return a tensor that equals ``x`` and whose gradient reaches ``x`` multiplied by ``scale``.
+
+    It is ``BlockGrad(x) + (t - BlockGrad(t)) * scale`` with ``t = sign_ste(x)``, exact for infinities and NaN too.
+    ``name`` is the prefix of the names of the new nodes.
+    """
+
     def op(kind: str, role: str, *inputs: Entry) -> Entry:
+        """Return the output of a new node of the operator ``kind``, called ``<name>_scale_<role>``."""
         return Entry(Node(kind, f"{name}_scale_{role}", {}, list(inputs)))
 
     step = op("_contrib_sign_ste", "step", x)

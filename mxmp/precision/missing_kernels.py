@@ -1,7 +1,7 @@
-"""Which kernels MXNet 1.9.1 lacks on a device: data, one row for operators with the same reason.
+"""Which low-precision kernels MXNet 1.9.1 lacks on a device: a table with one row for operators with the same reason.
 
-A rule of ``rule_table.py`` may allow a dtype that the device has no kernel for, or a kernel that gives wrong numbers
-or is slower than FP32. Such operators compute in FP32.
+A rule of ``rule_table.py`` may allow a dtype for which the device has no kernel, or one that gives wrong numbers or is
+slower than FP32's. Such operators compute in FP32.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ __all__ = [
 
 
 class Call(NamedTuple):
-    """An operator in a graph.
+    """One operator of a graph, as far as the conditions in the table of missing kernels read it.
 
     Attributes
     ----------
     op : str
+        The operator's name in Symbol JSON, ``"Convolution"``.
     attrs : mapping of str to str
-        As in Symbol JSON.
+        Its parameters as in Symbol JSON, ``{"kernel": "(3, 3)"}``.
     channels : int or None
-        How many channels its data has; None where this is not known.
+        How many channels its first input has; None where this is not known.
     """
 
     op: str
@@ -36,26 +37,28 @@ class Call(NamedTuple):
 
 
 def _always(call: Call) -> bool:
+    """Return True. This is the condition of rows whose kernels are missing whatever the parameters are."""
     return True
 
 
 @dataclass(frozen=True)
 class MissingKernel:
-    """One row of the table.
+    """One row of the table of missing kernels: operators that must not compute in low precision on a device, and why.
 
     Attributes
     ----------
     reason : str
-        Why, in one line; ``explain`` shows it to the user. ``{op}``, ``{channels}`` and names of attributes in braces
-        stand for their values.
+        The reason in one line, which ``explain`` shows to the user. ``{op}``, ``{channels}`` and the operator's
+        parameters in braces, such as ``{act_type}``, are replaced by their values.
     operators : frozenset of str
-        Names in Symbol JSON, with their aliases.
+        Names of operators in Symbol JSON, with their aliases.
     where : callable
-        Returns whether a ``Call`` of such an operator lacks its kernel.
+        The condition: takes one of these operators in a graph (a ``Call``) and returns whether its kernel is missing.
     all_others : bool
-        The row is about all operators but these.
+        Whether the row is about all operators except ``operators``.
     slow : bool
-        There is a kernel, and it is right, but slower than FP32 with casts around it.
+        Whether there is a kernel and it is right, but it is slower than FP32's with casts around it. Tuning may use
+        such a kernel, but not one that is missing or wrong.
     """
 
     reason: str
@@ -65,7 +68,7 @@ class MissingKernel:
     slow: bool = False
 
     def reason_for(self, call: Call) -> str:
-        """Return the reason with the values of this call."""
+        """Return ``reason`` with the values that ``call`` has in place of the names in braces."""
         return self.reason.format_map({**call.attrs, "op": call.op, "channels": call.channels})
 
 
@@ -74,36 +77,46 @@ class MissingKernel:
 
 @dataclass(frozen=True)
 class HasAttribute:
-    """The condition that an attribute has one of ``values``, none of which is its default."""
+    """A condition of a row in the table of missing kernels: the operator's parameter ``attr`` has one of ``values``.
+
+    The values are strings as in Symbol JSON. A parameter that the JSON does not have has its default; therefore the
+    default is never among ``values``.
+    """
 
     attr: str
     values: tuple[str, ...]
 
     def __call__(self, call: Call) -> bool:
+        """Return whether the condition is true for the operator ``call``."""
         return call.attrs.get(self.attr) in self.values
 
 
 def is_volume(attrs: Mapping[str, str]) -> bool:
-    """Return whether a convolution, deconvolution or pooling is 3-D."""
+    """Return whether a convolution, deconvolution or pooling with these parameters is 3-D."""
     return attrs.get("kernel", "").count(",") == 2
 
 
 def is_global_average(attrs: Mapping[str, str]) -> bool:
-    """Return whether an adaptive average pooling has one value a channel."""
+    """Return whether AdaptiveAvgPooling2D with these parameters averages each channel to one value (output size 1)."""
     return set(re.findall(r"\d+", attrs.get("output_size", ""))) <= {"1"}
 
 
 def _is_unmeasured_volume(call: Call) -> bool:
-    """Return whether the oneDNN 2.4 gradients of such a 3-D convolution were not compared with exact sums.
+    """Return whether ``call`` is a 3-D convolution with dilation or with a kernel longer than 7 along an axis.
 
-    Around small inputs those that were are right by ``kernels/padding.py`` only.
+    The bfloat16 gradients of all other 3-D convolutions were compared with exact sums: oneDNN 2.4 computes them right,
+    around small inputs with the workarounds of ``kernels/padding.py``.
     """
     dilated = set(re.findall(r"\d+", call.attrs.get("dilate", ""))) - {"1"}
     return is_volume(call.attrs) and (bool(dilated) or max(map(int, re.findall(r"\d+", call.attrs["kernel"]))) > 7)
 
 
 def _scales_inexactly(call: Call) -> bool:
-    """Return whether a product or quotient with the constant rounds: it is no modest power of two, of either sign."""
+    """Return whether ``call`` multiplies or divides by a constant such that its result needs rounding.
+
+    It does not for a power of two from 2**-17 to 2**15, or its negative: the result has the mantissa of the tensor's
+    value.
+    """
     try:
         mantissa, exponent = math.frexp(abs(float(call.attrs.get("scalar", ""))))
     except ValueError:
@@ -112,11 +125,12 @@ def _scales_inexactly(call: Call) -> bool:
 
 
 def _truncates_a_bound(call: Call) -> bool:
+    """Return whether ``call`` is a clip with a bound that bfloat16 does not hold exactly."""
     return not all(_is_bfloat16(call.attrs.get(bound, "nan")) for bound in ("a_min", "a_max"))
 
 
 def _is_bfloat16(text: str) -> bool:
-    """Return whether bfloat16 holds the number exactly: FP32 with nothing in its lower half."""
+    """Return whether bfloat16 holds the number in ``text`` exactly: the lower 16 bits of the FP32 number are zero."""
     try:
         return struct.pack("<f", float(text))[:2] == b"\0\0" and float(text) == float(text)
     except (OverflowError, ValueError):
@@ -124,20 +138,23 @@ def _is_bfloat16(text: str) -> bool:
 
 
 def _leaves_cudnn(call: Call) -> bool:
-    """Return whether a BatchNorm on a GPU is computed by MXNet's own kernel."""
+    """Return whether MXNet's own kernel computes a BatchNorm on a GPU, in place of cuDNN's, by its parameters."""
     return any(call.attrs.get(attr) in ("True", "true", "1") for attr in ("use_global_stats", "cudnn_off"))
 
 
-# Channels of a block of oneDNN's bfloat16 layouts; FP32 has one of 8 too. MobileNet's block of 72 channels runs at 0.23
-# of FP32's speed where both are low, and at 0.85 as they are here (scripts/dev.py bench layouts; one core of a Zen 5).
+# How many channels a block of oneDNN's bfloat16 layouts has; FP32 has a layout with blocks of 8 too. In bfloat16 the
+# block of MobileNet that has 72 channels runs at 0.23 of FP32's speed if all is in bfloat16, and at 0.85 with the rows
+# for such channels below (scripts/dev.py bench layouts; one core of a Zen 5).
 CHANNEL_BLOCK = 16
 
 
 def _is_unblocked(call: Call) -> bool:
+    """Return whether the channels of the operator's first input are known, and no multiple of ``CHANNEL_BLOCK``."""
     return call.channels is not None and call.channels % CHANNEL_BLOCK != 0
 
 
 def _is_unblocked_depthwise(call: Call) -> bool:
+    """Return whether ``call`` is a depthwise convolution whose channels are no multiple of ``CHANNEL_BLOCK``."""
     filters = call.attrs["num_filter"]
     return call.attrs.get("num_group", "1") == filters != "1" and int(filters) % CHANNEL_BLOCK != 0
 
@@ -146,13 +163,14 @@ def _is_unblocked_depthwise(call: Call) -> bool:
 
 
 def _names(text: str) -> frozenset[str]:
+    """Return the names in a text that separates them by white space."""
     return frozenset(text.split())
 
 
-# Operators whose bfloat16 CPU kernel holds, forward and backward (docs/kernels.md; a test keeps the two together).
+# Operators whose bfloat16 CPU kernel is right, forward and backward (docs/kernels.md; a test compares the two).
 # Of the others many raise ("Unknown type enum 12"), sum gradients in bfloat16 (of a broadcast, tiled or repeated
-# input: 2 % off over 3,000 values, 15 % over 50,000, with MXNET_SAFE_ACCUMULATION too), or give numbers of
-# another layout (transpose) or end the process (Deconvolution).
+# input: 2 % off over 3,000 values, 15 % over 50,000, with MXNET_SAFE_ACCUMULATION too), read the memory of another
+# layout (transpose) or end the process (Deconvolution).
 BFLOAT16_CPU = _names(
     """Convolution FullyConnected BatchNorm _contrib_BatchNormWithReLU Pooling
     Activation relu _sparse_relu LeakyReLU softmax log_softmax
@@ -168,35 +186,36 @@ BFLOAT16_CPU = _names(
     depth_to_space space_to_depth"""
 )
 _CLIP = _names("clip _sparse_clip")
-# Kernels of mshadow drop the low half of the FP32 result (and of the constant): half a unit in the last place towards
-# zero, on average and every time, where oneDNN's round (docs/kernels.md).
+# mshadow's kernels drop the lower half of the FP32 result (and of the constant), which loses half a unit in the last
+# place on average; oneDNN's kernels round (docs/kernels.md).
 _TRUNCATING = _names(
     "softsign elemwise_mul _Mul _mul _sparse_elemwise_mul _contrib_div_sqrt_dim _plus_scalar _PlusScalar "
     "_minus_scalar _MinusScalar _rminus_scalar _RMinusScalar"
 )
-# A selection, so it is right where bfloat16 holds its bounds, but it takes three times FP32's time, and ten times that
-# of the two operators that the workaround ``clip_by_bounds`` makes of it.
-_SLOW_CLIP = "the bfloat16 CPU kernel of {op} is three times slower, and truncates its bounds"
+# Where bfloat16 holds the bounds, clip rounds nothing and is right, but it takes three times FP32's time, and ten times
+# that of the two operators by which the workaround ``clip_by_bounds`` replaces it.
+_SLOW_CLIP = "the bfloat16 CPU kernel of {op} is three times slower than FP32's, and truncates its bounds"
 
-# What a GPU's kernel sums in float16, with the file of MXNet 1.9.1 that shows it. Sums belong in FP32 ("Mixed Precision
-# Training", ICLR 2018, 3.3).
+# Operators, what their GPU kernel sums in float16, and the file of MXNet 1.9.1 that shows it. Sums belong in FP32
+# ("Mixed Precision Training", ICLR 2018, 3.3).
 _SUMS_ON_A_GPU = (
-    ("take _npi_take", "the gradient of equal indices", "3rdparty/mshadow/mshadow/cuda/tensor_gpu-inl.cuh"),
-    ("gather_nd _npi_gather_nd _npx_gather_nd", "the gradient of equal indices", "src/operator/tensor/indexing_op.cu"),
-    ("im2col", "the gradient of overlapping windows", "src/operator/nn/im2col.cuh"),
+    ("take _npi_take", "the gradients of equal indices", "3rdparty/mshadow/mshadow/cuda/tensor_gpu-inl.cuh"),
+    ("gather_nd _npi_gather_nd _npx_gather_nd", "the gradients of equal indices", "src/operator/tensor/indexing_op.cu"),
+    ("im2col", "the gradients of overlapping windows", "src/operator/nn/im2col.cuh"),
     ("_contrib_BilinearResize2D", "its gradient", "src/operator/contrib/bilinear_resize.cu"),
 )
 
 _FLOAT16_GPU = (
     MissingKernel(
-        "its products sum in float16 on a GPU: cublasHgemmStridedBatched (3rdparty/mshadow/mshadow/dot_engine-inl.h)",
+        "its GPU kernel sums products in float16: cublasHgemmStridedBatched "
+        "(3rdparty/mshadow/mshadow/dot_engine-inl.h)",
         _names("batch_dot _npx_batch_dot _npi_matmul"),
     ),
     MissingKernel(
         "it has no float16 GPU kernel: 'Unsupported data type 2' at bind (src/operator/crop-inl.h)", _names("Crop")
     ),
     MissingKernel(
-        "the gradient of a copied value is summed in float16 on a GPU "
+        "its GPU kernel sums the gradients of a value's copies in float16 "
         "(3rdparty/mshadow/mshadow/extension/spatial_pool.h)",
         _names("UpSampling"),
         lambda call: call.attrs.get("scale") != "2",  # 4 terms: as exact as a sum of 4 branches
@@ -208,23 +227,23 @@ _FLOAT16_GPU = (
         _leaves_cudnn,
     ),
     MissingKernel(
-        "a window is summed in float16 on a GPU (src/operator/contrib/adaptive_avg_pooling.cu); cuDNN computes an "
-        "average of everything",
+        "its GPU kernel sums each window in float16 where output_size is not 1 "
+        "(src/operator/contrib/adaptive_avg_pooling.cu)",
         _names("_contrib_AdaptiveAvgPooling2D"),
         lambda call: not is_global_average(call.attrs),
     ),
     *(
-        MissingKernel(f"{what} is summed in float16 on a GPU ({file})", _names(operators))
+        MissingKernel(f"its GPU kernel sums {what} in float16 ({file})", _names(operators))
         for operators, what, file in _SUMS_ON_A_GPU
     ),
 )
 
-# By device and compute dtype; the first row that holds counts. float16 on a CPU is emulated, with FP32 kernels: it
-# shows what a GPU does, and so keeps in FP32 what a GPU keeps.
+# From a device and a compute dtype to the rows; the first one that is about an operator and whose condition is true
+# counts. float16 on a CPU is emulated with FP32 kernels: it shows what a GPU does, so it has the GPU's rows too.
 TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
     ("cpu", "float16"): (
         MissingKernel(
-            "the gradient of a 3-D deconvolution fails on a CPU where its weight is computed, as a cast computes it",
+            "the backward of a 3-D deconvolution fails on a CPU where the graph computes its weight, as a cast does",
             _names("Deconvolution _npx_deconvolution"),
             lambda call: is_volume(call.attrs),
         ),
@@ -235,31 +254,38 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
         MissingKernel(_SLOW_CLIP, _CLIP, _truncates_a_bound),
         MissingKernel(_SLOW_CLIP, _CLIP, slow=True),
         MissingKernel(
-            "the bfloat16 CPU kernel of {op} truncates where FP32 rounds: biased by half a unit in the last place",
+            "the bfloat16 CPU kernel of {op} truncates instead of rounding: half a unit in the last place too small "
+            "on average",
             _TRUNCATING,
         ),
         MissingKernel(
-            "the bfloat16 CPU kernel of {op} truncates, its constant too, where FP32 rounds",
+            "the bfloat16 CPU kernel of {op} truncates instead of rounding, its constant too",
             _names("_mul_scalar _MulScalar _div_scalar _DivScalar"),
             _scales_inexactly,
         ),
         MissingKernel("MXNet 1.9.1 has no sound bfloat16 CPU kernel for {op}", BFLOAT16_CPU | _CLIP, all_others=True),
         MissingKernel(
-            "Activation has no bfloat16 softsign", _names("Activation"), HasAttribute("act_type", ("softsign",))
+            "Activation has no bfloat16 kernel for softsign",
+            _names("Activation"),
+            HasAttribute("act_type", ("softsign",)),
         ),
         MissingKernel(
-            "LeakyReLU has no bfloat16 kernel for it",
+            "LeakyReLU has no bfloat16 kernel for {act_type}",
             _names("LeakyReLU"),
             HasAttribute("act_type", ("prelu", "selu", "rrelu")),
         ),
         MissingKernel(
-            "Pooling has bfloat16 max and avg only", _names("Pooling"), HasAttribute("pool_type", ("sum", "lp"))
+            "Pooling has bfloat16 kernels for max and avg only",
+            _names("Pooling"),
+            HasAttribute("pool_type", ("sum", "lp")),
         ),
         MissingKernel(
-            "pooling 'same' was not seen to hold", _names("Pooling"), HasAttribute("pooling_convention", ("same",))
+            "the bfloat16 kernel of Pooling was not measured with pooling_convention='same'",
+            _names("Pooling"),
+            HasAttribute("pooling_convention", ("same",)),
         ),
         MissingKernel(
-            "the bfloat16 gradient of a 3-D convolution was not measured with dilation or kernels beyond 7 taps",
+            "the bfloat16 gradient of a 3-D convolution was not measured with dilation or kernels longer than 7",
             _names("Convolution"),
             _is_unmeasured_volume,
         ),

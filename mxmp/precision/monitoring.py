@@ -1,8 +1,8 @@
-"""What MXNet's monitor reports of a graph with casts, in the names of the network's own operators.
+"""Translates what MXNet's monitor reports of a graph with casts to the FP32 network's operators and values.
 
 MXNet calls a monitor's callback with a name and an array for every node that runs: ``fc_output``,
-``fc_backward_output0``, ``fc_weight``. Here nodes that mxmp inserted are left out, operators that it renamed have
-their own names, and values arrive as FP32 arrays, rounded as the network rounds them.
+``fc_backward_output0``, ``fc_weight``. Here nodes that mxmp inserted are left out, operators that it renamed have their
+own names, and values arrive as FP32 arrays, rounded as the network rounds them.
 """
 
 from __future__ import annotations
@@ -17,36 +17,46 @@ from mxnet import autograd
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
-from .casts import MARK, PASSED, behind, is_ours, passed_on
+from .casts import MARK, PASSED, is_ours, passed_on, source_of
 from .graph import Entry, Graph, Node
 from .heads import SCALE_NAME
 from .plan import Plan, rule_under
 
 __all__ = ["SUMS", "GraphListener", "NetworkView", "Place", "in_full", "network_names", "place_of"]
 
-# What MXNet calls its sums of gradients, where several operators read a tensor.
+# The names under which a monitor reports MXNet's own sums of gradients, of a tensor that several operators read.
 SUMS = re.compile(r"_?(sum|add)_grad")
+# What follows a node's name where the tensor is an output: ``_output``, ``_output1``, ``_1``.
 _OUTPUT = re.compile(r"(?:output)?(\d*)")
-# Of an input by its number, or, where MXNet's operator is of its older kind, by its name: ``in_backward_gamma``.
+# What follows it where the tensor is a gradient of an input: the input's number, or its name for operators that MXNet
+# registers the old way (``_backward_output0``, ``_backward_gamma``).
 _GRADIENT = re.compile(r"backward_(?:(?:output)?(\d*)|(\w+))")
-# Nodes of ours with these operators hand on values as they are, or rounded. Convolution: a copy in blocks of channels.
+# Nodes that mxmp inserted with these operators pass their input on as it is or rounded. Convolution: a copy in another
+# layout.
 _COPIES = {"Cast", "amp_cast", "_copy", "slice_axis", "amp_multicast", "Convolution", "_identity_with_attr_like_rhs"}
 _INPUTS = {"data": 0, "input0": 0, "lhs": 0, "weight": 1, "input1": 1, "rhs": 1}
 
 
 def network_names(graph: Graph, plan: Plan) -> dict[Node, str]:
-    """The network's own operators in a graph that follows ``plan``, with their names in the FP32 graph."""
+    """Return a dict from each of the network's operators in ``graph`` to its name in the FP32 graph.
+
+    ``graph`` is the graph with casts that follows ``plan``. Nodes that mxmp inserted, and variables, are not in the
+    dict. Where a cast took an operator's name, the operator has it in the dict.
+    """
     names = {}
     for node in graph.nodes():
         if node.name in plan.decisions and not is_ours(node):
             names[node] = node.name
-        elif node.attrs.get(MARK) == "head":  # it took the name of the operator behind it
-            names[behind(Entry(node)).node] = node.name
+        elif node.attrs.get(MARK) == "head":  # it took the name of the operator in front of it
+            names[source_of(Entry(node)).node] = node.name
     return names
 
 
 def in_full(array: NDArray) -> NDArray:
-    """``array`` where it is FP32 or an integer, an FP32 copy where it is float16 or bfloat16."""
+    """Return an FP32 copy of a float16 or bfloat16 array, and ``array`` itself if it has another dtype.
+
+    Does not wait for the device.
+    """
     dtype = np.dtype(array.dtype)
     if dtype == np.float16:
         return array.astype("float32")
@@ -54,11 +64,26 @@ def in_full(array: NDArray) -> NDArray:
 
 
 class GraphListener:
-    """A callback of a monitor that wants every node of the graph that runs, by the name that it has there."""
+    """Base class of monitor callbacks that are called with the names and values in the graph with casts.
+
+    Other callbacks, those of users, are called through a ``NetworkView``, which leaves out what mxmp inserted.
+    """
 
 
 class Place(NamedTuple):
-    """What a monitor's name stands for: ``what`` is "output", "gradient" (of an input) or "input", of one node."""
+    """Which tensor of a graph a monitor reports, as read from the name that MXNet gives it.
+
+    Attributes
+    ----------
+    node : Node
+        The node to which the tensor belongs.
+    what : {"output", "gradient", "input"}
+        An output of the node, the gradient of one of its inputs, or an input.
+    number : int or None
+        The position of that output or input; None where the name does not say which input it is.
+    suffix : str
+        What follows the node's name and an underscore: ``"output"`` in ``"fc_output"``.
+    """
 
     node: Node
     what: str
@@ -67,9 +92,18 @@ class Place(NamedTuple):
 
 
 class _Report(NamedTuple):
-    """The arguments for a monitor's callback.
+    """What a user's monitor callback is told about one tensor.
 
-    ``op``: None if MXNet's operator name is right. ``rounded``: a cast rounded the values to the compute dtype.
+    Attributes
+    ----------
+    name : str
+        The tensor's name in the FP32 network, ``"fc_output"``.
+    op : str or None
+        The operator's type, which Gluon's callbacks get too; None: the one that MXNet reports.
+    array : NDArray
+        The tensor's values, in FP32 or the compute dtype.
+    rounded : bool
+        Whether a cast rounds the tensor to float16 after its operator, so that the callback must get rounded values.
     """
 
     name: str
@@ -79,14 +113,17 @@ class _Report(NamedTuple):
 
 
 class NetworkView:
-    """The network's own operators in the reports of one graph.
+    """Translates what MXNet's monitor reports of one graph with casts to the FP32 network's operators.
+
+    A user's monitor callback then needs to know nothing of mxmp. One object is made for each monitor that is installed
+    on a graph.
 
     Parameters
     ----------
     symbol : Symbol
-        What runs.
+        The graph that runs, with casts.
     plan : Plan
-        What it follows.
+        The plan that the graph follows.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, plan: Plan) -> None:
@@ -94,9 +131,10 @@ class NetworkView:
         self._plan = plan
         self._names = network_names(graph, plan)
         self._nodes = {node.name: node for node in reversed(list(graph.nodes()))}
-        # Where a node of ours changes values or shapes on the way to an operator, or behind it (a padded convolution,
-        # a clip in two): that node, and the input (None: the output) of the operator for which it stands.
-        self._stands_for: dict[Node, tuple[Node, str, int | None]] = {}
+        # From an inserted node that changes values or shapes in front of or after an operator (a padded convolution,
+        # a clip in two) to the tensor of that operator that it has: the operator, "gradient" and the position of the
+        # input, or the operator, "output" and 0.
+        self._stands_for: dict[Node, tuple[Node, str, int]] = {}
         owners = {name: node for node, name in self._names.items()}
         read: list[tuple[Entry, Node | None, int]] = [(head, None, 0) for head in graph.heads]
         read += [(entry, node, position) for node in self._names for position, entry in enumerate(node.inputs)]
@@ -111,9 +149,16 @@ class NetworkView:
         self._inputs: dict[tuple, NDArray] = {}
 
     def translated(self, callback: Callable) -> Callable:
-        """Return the function that MXNet calls instead of a user's monitor callback, with the network's own names."""
+        """Return a function to register with MXNet as the monitor callback in place of ``callback``.
+
+        It calls ``callback`` with the FP32 network's names and FP32 values, and skips what mxmp inserted.
+        """
 
         def report(name: bytes, *op_and_handle: Any) -> None:
+            """Call ``callback`` for a tensor that MXNet reports, unless mxmp inserted it.
+
+            MXNet's arguments are the tensor's name, in Gluon the operator's type, and the array's handle.
+            """
             *op, handle = op_and_handle
             array = NDArray(NDArrayHandle(handle), writable=False)  # frees the handle
             with autograd.pause():
@@ -123,18 +168,21 @@ class NetworkView:
                 array = in_full(found.array.astype("float16") if found.rounded else found.array)
             if op and found.op:
                 op = [found.op.encode()]
-            handle, array.handle = array.handle, NDArrayHandle()  # the callback's to free, as MXNet's are
+            handle, array.handle = array.handle, NDArrayHandle()  # the callback frees it, as it frees MXNet's handles
             callback(found.name.encode(), *op, handle.value)
 
         return report
 
     def _read(self, name: str, array: NDArray, in_gluon: bool) -> _Report | None:
-        """Return the name to report for this tensor; None for a tensor that is not the network's."""
+        """Return what to tell a user's callback about the tensor that MXNet calls ``name``, or None for nothing.
+
+        ``in_gluon``: whether a cached operator reports it, and not an executor, which has other names for some outputs.
+        """
         if name in self._nodes and self._nodes[name].is_variable:
             return None if name == SCALE_NAME else _Report(name, None, array, False)
         place = place_of(self._nodes, name)
         if place is None:
-            return _Report(name, None, array, False)  # MXNet's own: a sum of gradients
+            return _Report(name, None, array, False)  # a sum of gradients, which MXNet makes
         if place.node in self._stands_for:
             return self._read_change(place, array)
         if place.node not in self._names:
@@ -148,11 +196,17 @@ class NetworkView:
             return None
         decision = self._plan.decisions[self._names[place.node]]
         if in_gluon and decision.op != place.node.op and place.suffix == "output":
-            place = place._replace(suffix="0")  # as of operators whose outputs have no names
+            place = place._replace(suffix="0")  # so MXNet reports outputs without a name
         return self._report(place, array)
 
     def _read_change(self, place: Place, array: NDArray) -> _Report | None:
-        """Return the name for a node of ours that stands for an operator's own input or output."""
+        """Return what to tell a user's callback about ``place``, a tensor of a node that changes values or shapes.
+
+        mxmp inserted this node next to an operator of the network, such as a Pad in front of a convolution. The
+        callback is told of the operator's tensor in the FP32 network: the gradient that the Pad returns is reported as
+        the gradient of the convolution's input, and the Pad's input is kept until MXNet reports the convolution's.
+        Returns None where there is nothing to report.
+        """
         key = node, what, number = self._stands_for[place.node]
         passed = int(place.node.attrs.get(PASSED, "0"))
         if what == "output":
@@ -160,14 +214,15 @@ class NetworkView:
         if place.what == "gradient" and place.number == passed and key in self._suffixes:
             return self._report(Place(*key, self._suffixes.pop(key)), array)
         if place.what == "input" and len(place.node.inputs) == 1:
-            self._inputs[node, "input", number] = array.copy()  # its memory may be another's soon
+            self._inputs[node, "input", number] = array.copy()  # MXNet may soon use its memory for another tensor
         return None
 
     def _report(self, place: Place, array: NDArray) -> _Report:
+        """Return what to tell a user's callback about ``place``, a tensor of one of the network's operators."""
         name = self._names[place.node]
         decision = self._plan.decisions[name]
         op = None if place.what == "gradient" else decision.op
-        # bfloat16 operators make bfloat16 by themselves, and what a kernel reads was rounded before.
+        # In bfloat16 the operator itself makes rounded values, and its inputs were rounded by casts.
         rounded = decision.low and self._plan.policy.compute == "float16" and place.what != "input"
         rule = rule_under(self._plan.policy, decision.op)
         kept = rule.keep if place.what == "gradient" else rule.keep_outputs
@@ -175,7 +230,11 @@ class NetworkView:
 
 
 def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
-    """Return what the monitor's ``name`` stands for, given the graph's nodes by name; None where it names no node."""
+    """Return which tensor a monitor reports by ``name``; None if ``name`` does not begin with the name of a node.
+
+    ``"fc_output"`` is output 0 of the node ``"fc"``, ``"fc_backward_output1"`` the gradient of its input 1. ``nodes``
+    maps the names of the graph's nodes to the nodes.
+    """
     node, suffix = _longest(nodes, name)
     if node is None:
         return None
@@ -183,9 +242,8 @@ def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
     if output:
         return Place(node, "output", int(output[1] or 0), suffix)
     if gradient and gradient[2] is None:
-        return Place(
-            node, "gradient", int(gradient[1] or 0) + (node.op == "where"), suffix
-        )  # no gradient of a condition
+        skipped = node.op == "where"  # MXNet counts from the second input: a condition has no gradient
+        return Place(node, "gradient", int(gradient[1] or 0) + skipped, suffix)
     names = _input_names(node.op, frozenset(node.attrs.items())) if gradient else []
     if gradient and gradient[2] in names:
         return Place(node, "gradient", names.index(gradient[2]), suffix)
@@ -194,7 +252,11 @@ def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
 
 @lru_cache(maxsize=None)
 def _input_names(op: str, attrs: frozenset[tuple[str, str]]) -> list[str]:
-    """Return what MXNet calls the inputs of an operator with these attributes; nothing for an internal operator."""
+    """Return the names of an operator's inputs, such as ``["data", "gamma", "beta"]``, as MXNet declares them.
+
+    ``op`` and ``attrs`` are the operator's name and its parameters, as in Symbol JSON. Returns ``[]`` for an operator
+    that is neither in ``mx.sym`` nor in ``mx.sym.contrib``.
+    """
     home, name = (mx.sym.contrib, op[len("_contrib_") :]) if op.startswith("_contrib_") else (mx.sym, op)
     if not hasattr(home, name):
         return []
@@ -203,7 +265,10 @@ def _input_names(op: str, attrs: frozenset[tuple[str, str]]) -> list[str]:
 
 
 def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
-    """The node with the longest name that ``name`` begins with, and what follows it."""
+    """Return the node with the longest name that ``name`` begins with, and what follows that name and an underscore.
+
+    ``("fc1" node, "output0")`` for ``"fc1_output0"``. Returns ``(None, "")`` where there is no such node.
+    """
     parts = name.split("_")
     for end in range(len(parts) - 1, 0, -1):
         node = nodes.get("_".join(parts[:end]))
@@ -213,7 +278,10 @@ def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
 
 
 def _changes(entry: Entry) -> Iterator[Node]:
-    """Return the nodes of mxmp before an operator that change more than the dtype; the nearest first."""
+    """Yield the nodes between ``entry`` and the network's own tensor that change values or shapes, the last one first.
+
+    mxmp inserted these nodes, such as a Pad in front of a convolution. Casts and copies are left out.
+    """
     while is_ours(entry.node) and entry.node.inputs:
         if entry.node.op not in _COPIES:
             yield entry.node

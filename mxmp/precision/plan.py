@@ -1,7 +1,7 @@
 """A precision plan: a decision for every operator of a graph, by node name, as plain data.
 
-A plan can be saved, read by a person, compared with another and used in another process: the same graph
-and the same plan give the same low-precision graph.
+A plan can be saved, read by a person, compared with another and used in another process: the same graph and the same
+plan give the same low-precision graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,17 @@ FORMAT = "mxmp-plan-1"
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether an operator computes in the compute dtype, and why."""
+    """Whether an operator computes in low precision, and why.
+
+    Attributes
+    ----------
+    op : str
+        The operator's name in Symbol JSON, ``"Convolution"``.
+    low : bool
+        True: in the compute dtype of the plan's policy; False: in FP32.
+    reason : str
+        Why, in one line, which ``explain`` shows to the user.
+    """
 
     op: str
     low: bool
@@ -36,26 +46,26 @@ class Decision:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which operators of one graph compute low, and which variables are stored low.
+    """Which operators of one graph compute in low precision, and which parameters are stored in float16.
 
     Attributes
     ----------
     policy : Policy
-        What the decisions were made for.
+        The policy for which the decisions were made.
     device : {"cpu", "gpu"}
-        Whose kernels the graph meets.
+        The device for whose kernels the decisions were made. The plan cannot be used on the other one.
     decisions : mapping of str to Decision
-        By node name, in graph order. Of nodes that share a name the second is ``name:1``, and so on
-        (``Graph.names``). Nodes in the body of a loop are ``loop/name``.
+        The decision for every operator of the graph, by the operator's name and in graph order. Of two operators with
+        one name the second is ``"name:1"``. An operator in the body of a loop is ``"loop/name"``.
     low_variables : frozenset of str
-        Names of the variables that are stored in float16, with FP32 masters.
+        Names of the parameters that are stored in float16, with FP32 master weights.
     unmatched : tuple of str
-        Patterns of ``policy.exclude`` that matched nothing.
+        Patterns of ``policy.exclude`` that match no node; perhaps they are misspelt.
     tuned : Tuned or None
-        How ``mxmp.tune`` found it; None for the plan that the rules make.
+        What ``mxmp.tune`` compared and measured to find the plan; None for the plan that the rules make.
     blocks : tuple of str
-        Prefixes of the names in the Gluon net that it was made for, of each block, outermost first. By them it fits
-        a net of the same code whose blocks are numbered otherwise. Empty for a Symbol.
+        For a Gluon net, the name prefixes of its blocks, outermost first: ``("net0_", "net0_dense0_")``. With them the
+        plan can be used for a net of the same code whose blocks have other numbers. Empty for a Symbol.
     """
 
     policy: Policy
@@ -68,19 +78,24 @@ class Plan:
 
     @property
     def num_low(self) -> int:
-        """Return how many operators compute in the compute dtype."""
+        """Return how many operators compute in low precision."""
         return sum(d.low for d in self.decisions.values())
 
     @property
     def avoids_slow_kernels(self) -> bool:
-        """Return whether the graph runs with workarounds against slow FP32 kernels too, beside those that it needs.
+        """Return whether the graph of this plan gets the workarounds against slow FP32 kernels.
 
-        So it does where an operator computes low, and where tuning measured that FP32 is faster with them.
+        It does if an operator computes in low precision, or if tuning measured that FP32 is faster with them. Otherwise
+        the graph gets only the workarounds without which it fails or is wrong.
         """
         return self.num_low > 0 or (self.tuned is not None and self.tuned.chosen == CONVERTED)
 
     def within(self, body: Body, name: str) -> Plan:
-        """The part for a body of the control-flow node ``name``; it hands on FP32, as it was traced."""
+        """Return the part of the plan that is about one body of the control-flow node ``name``, as a plan of that body.
+
+        The operators have the names that they have in the body. The policy has ``output="float32"``, because a body
+        returns FP32 to the graph around it.
+        """
         prefix = body.prefix(name)
         own = {prefix + inner for inner in body.graph.names().values()}
         decisions = {
@@ -91,19 +106,40 @@ class Plan:
         return Plan(replace(self.policy, output="float32"), self.device, decisions)
 
     def differences(self, other: Plan) -> dict[str, tuple[Decision | None, Decision | None]]:
-        """The nodes that the two plans treat differently: this plan's decision and the other's."""
+        """Return the operators that the two plans treat differently.
+
+        Returns
+        -------
+        dict of str to (Decision or None, Decision or None)
+            From the operator's name to this plan's decision and that of ``other``, which differ in ``low``. None: the
+            plan does not have the operator.
+        """
         names = dict.fromkeys([*self.decisions, *other.decisions])
         pairs = {name: (self.decisions.get(name), other.decisions.get(name)) for name in names}
         return {name: (a, b) for name, (a, b) in pairs.items() if a is None or b is None or a.low != b.low}
 
     def save(self, path: str) -> None:
-        """Write the plan as JSON; the file appears whole or not at all."""
+        """Write the plan to a JSON file, which ``load`` reads.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written. A file of this name that was there stays as it was.
+        """
         with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
             file.write(self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Plan:
-        """Read what ``save`` wrote. Raises ``ValueError`` where the file holds no plan."""
+        """Return the plan that ``save`` wrote to a file.
+
+        Raises
+        ------
+        ValueError
+            The file holds no plan; the message says where it differs.
+        OSError
+            The file cannot be read.
+        """
         try:
             with open(path, encoding="utf-8") as file:
                 return cls.from_json(file.read())
@@ -111,7 +147,7 @@ class Plan:
             raise ValueError(f"{os.fspath(path)!r}: {error}") from error
 
     def to_json(self) -> str:
-        """JSON, one operator a line."""
+        """Return the plan as JSON text, with one line for each operator: its name, type, dtype and reason."""
         head: dict[str, Any] = {
             "format": FORMAT,
             "policy": str(self.policy),
@@ -123,13 +159,14 @@ class Plan:
             head["blocks"] = list(self.blocks)
         if self.tuned is not None:
             head["tuned"] = self.tuned.to_dict()
-        rows = [json.dumps([n, d.op, self._dtype(d), d.reason]) for n, d in self.decisions.items()]
+        dtypes = {True: self.policy.compute, False: "float32"}
+        rows = [json.dumps([n, d.op, dtypes[d.low], d.reason]) for n, d in self.decisions.items()]
         operators = ",\n  ".join(rows)
         return json.dumps(head, indent=1)[:-2] + f',\n "operators": [\n  {operators}\n ]\n}}\n'
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The inverse of ``to_json``. Raises ``ValueError`` for any other text."""
+        """Return the plan of which ``to_json`` returned ``text``; raises ``ValueError`` for any other text."""
         try:
             raw = json.loads(text)
             if raw["format"] != FORMAT:
@@ -149,6 +186,7 @@ class Plan:
             ) from error
 
     def __str__(self) -> str:
+        """Return a text: how many operators are in low precision, what tuning measured, what is in FP32 and why."""
         full: dict[tuple[str, str], int] = {}
         for decision in self.decisions.values():
             if not decision.low:
@@ -165,15 +203,24 @@ class Plan:
             ]
         )
 
-    def _dtype(self, decision: Decision) -> str:
-        return self.policy.compute if decision.low else "float32"
-
     def __hash__(self) -> int:
+        """Return a hash of the policy, the device and the decisions; equal plans have equal hashes."""
         return hash((self.policy, self.device, tuple(self.decisions.items())))
 
 
 class PlannedGraph:
-    """A graph and its plan, joined by node: what the passes over a graph read. ``names``: of all nodes.
+    """An FP32 graph together with its plan, so that decisions can be looked up by node instead of by name.
+
+    Attributes
+    ----------
+    names : dict of Node to str
+        From each node to its unique name, by which the plan has it (see ``Graph.names``).
+    decisions : dict of Node to Decision
+        From each operator to its decision. Operators in bodies of control flow are not in it.
+    rules : dict of Node to Rule
+        From each operator to its rule.
+    low_variables : set of Node
+        The parameters that are stored in float16.
 
     Raises
     ------
@@ -183,7 +230,7 @@ class PlannedGraph:
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.names = names = graph.names()
-        _check_fit(names, plan)
+        check_fit(names, plan)
         self.graph = graph
         self.plan = plan
         self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
@@ -191,25 +238,31 @@ class PlannedGraph:
         self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
 
     def is_low(self, entry: Entry) -> bool:
-        """Return whether the tensor is produced in the compute dtype."""
+        """Return whether a tensor is in low precision: an operator makes it so, or it is stored in float16."""
         if entry.node.is_variable:
             return entry.node in self.low_variables
         return self.decisions[entry.node].low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
-        """Return whether ``node`` reads its input at ``position`` in the compute dtype."""
+        """Return whether ``node`` reads its input at ``position`` in low precision."""
         return self.decisions[node].low and position not in self.rules[node].keep
 
 
 def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
-    """Return the Policy of a ``policy`` argument, and the Plan where it is a Plan or the path of a saved one.
+    """Return the Policy that a user's ``policy`` argument means, and the Plan if it means one, otherwise None.
 
-    A string that ends in ``.json`` and does not begin as a policy string does is a path.
+    Parameters
+    ----------
+    policy : str, os.PathLike, Policy or Plan
+        A recipe's name, a policy string, the path of a file that ``Plan.save`` wrote, or an object. A string is a path
+        if it ends in ``.json`` and does not begin with a recipe or a field of a policy.
+    exclude : iterable of str
+        Patterns to exclude besides those of the policy.
 
     Raises
     ------
     ValueError
-        It is none, or patterns are given beside a Plan.
+        ``policy`` is none of these, or ``exclude`` is given beside a Plan, which has its patterns already.
     OSError
         The file of a plan cannot be read.
     """
@@ -225,27 +278,33 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
 
 
 def rule_under(policy: Policy, op: str) -> Rule:
-    """The operator's rule; one that only the policy knows is FP32 unless ``low_ops`` names it.
+    """Return the rule of the operator ``op`` in a graph with this policy.
+
+    An operator without an entry in the rule table has an FP32 rule if the policy names it. The policy's ``full_ops``
+    and ``low_ops`` overrule what this returns.
 
     Raises
     ------
     ValueError
-        The operator cannot be trained with loss scaling, or nobody knows it.
+        The operator cannot be trained with loss scaling, or neither the rule table nor the policy has it.
     """
     if op in REFUSED:
         raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
     if op not in RULES and op in policy.full_ops + policy.low_ops:
-        return Rule(Kind.FULL, "named in the policy")
+        return Rule(Kind.FULL, "only the policy knows it")
     return rule_of(op)
 
 
 def _parents(name: str) -> Iterator[str]:
-    """The control-flow nodes that a node stands in."""
+    """Yield the names of the control-flow nodes around the node ``name``: of ``"a/b/c"`` ``"a"`` and ``"a/b"``."""
     return (name[:i] for i, letter in enumerate(name) if letter == "/")
 
 
 def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
-    """All operators by name, those in bodies too."""
+    """Return a dict from the name to the type of each operator, those in bodies of control flow included.
+
+    ``names`` maps the nodes of one graph to their unique names; ``prefix`` precedes them in the result, as in a plan.
+    """
     found = {}
     for node, name in names.items():
         if not node.is_variable:
@@ -255,12 +314,20 @@ def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def check_fit(graph: Graph, plan: Plan) -> None:
-    """Raise ``ValueError`` where a plan is of another graph; names the first operators that differ."""
-    _check_fit(graph.names(), plan)
+def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
+    """Check that a plan has just the operators of a graph, by name and type.
 
+    Parameters
+    ----------
+    names : mapping of Node to str
+        The unique names of the graph's nodes, as ``Graph.names`` returns them.
+    plan : Plan
 
-def _check_fit(names: Mapping[Node, str], plan: Plan) -> None:
+    Raises
+    ------
+    ValueError
+        The plan is of another graph; names the first operators that differ.
+    """
     operators = _operators(names)
     planned: dict[str, Any] = {name: decision.op for name, decision in plan.decisions.items()}
     if operators == planned:
@@ -280,11 +347,18 @@ def _check_fit(names: Mapping[Node, str], plan: Plan) -> None:
 
 
 def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
-    """Return the plan with the names of a network whose blocks, in the order of ``plan.blocks``, have these prefixes.
+    """Return the plan for a net of the same code whose blocks have other names.
 
-    MXNet numbers blocks through the whole process, so what is ``dense0_`` here is ``dense2_`` in the next network of
-    the same code. Whether the plan then fits is for ``check_fit`` to say. It is returned as it is where it does not
-    know its blocks, has more or fewer of them, or where two of them would get one name.
+    MXNet numbers blocks through the whole process: ``"dense0_fwd"`` is ``"dense2_fwd"`` in the next net. All names and
+    patterns in the plan are changed. ``plan`` is returned as it is where this is not possible: it has no ``blocks``,
+    ``blocks`` has another length, or two blocks would get one name. Use ``check_fit`` to see whether the result fits.
+
+    Parameters
+    ----------
+    plan : Plan
+        A plan of a Gluon net.
+    blocks : sequence of str
+        The name prefixes of the net's blocks, in the order of ``plan.blocks``.
     """
     pairs = {(old, new) for old, new in zip(plan.blocks, blocks) if old and new}
     prefixes = dict(pairs)
@@ -296,6 +370,7 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
     known = re.compile(f"(^|/)({'|'.join(map(re.escape, longest_first))})")
 
     def rename(name: str) -> str:
+        """Return a node's name, such as ``"loop/dense0_fwd"``, with the prefix of its innermost block replaced."""
         return known.sub(lambda found: found[1] + prefixes[found[2]], name)
 
     decisions = {rename(name): decision for name, decision in plan.decisions.items()}
@@ -316,7 +391,20 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
 
 
 def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
-    """Return patterns for the new names of what ``pattern`` matches: one pattern, or these names one by one."""
+    """Return patterns that exclude in the renamed plan what ``pattern`` excludes in the old one.
+
+    That is one pattern, with its block's prefix replaced, if this matches the right names; otherwise the new names one
+    by one.
+
+    Parameters
+    ----------
+    pattern : str
+        A pattern of ``Policy.exclude``.
+    names : iterable of str
+        The old names of all blocks and nodes.
+    rename : callable
+        From an old name to the new one.
+    """
     new = re.sub("_$", "", rename(pattern + "_"))
     before, after = pattern_of(pattern), pattern_of(new)
     if all(bool(before.match(name)) == bool(after.match(rename(name + "_")[:-1])) for name in names):

@@ -1,4 +1,4 @@
-"""What a rule is: one row of ``rule_table.py``, and how it holds for a node with given attributes."""
+"""What a rule is: one row of ``rule_table.py``, and what it says of a node with given parameters."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _FLOAT16_TINY = 2.0**-24  # the smallest subnormal
 class Kind(enum.Enum):
     """How an operator takes part in mixed precision.
 
-    ========  =========================================================================================
-    ``LOW``     inputs and outputs in the compute dtype, accumulation in FP32 (the matrix operators)
-    ``FOLLOW``  computes in the compute dtype between low-precision neighbours, otherwise in FP32
-    ``FULL``    FP32 inputs, math and outputs
-    ``NORM``    batch normalisation: ``FULL`` between casts of its own, or ``FOLLOW`` by ``norm="compute"``
-    ``HEAD``    a loss head that ignores the gradient from above; FP32, and scaled by its own means
-    ``ALONE``   inputs arrive exactly as in the FP32 graph: integers, indices, random, sparse, custom
-    ========  =========================================================================================
+    ==========  ===========================================================================================
+    ``LOW``     reads and writes the compute dtype and sums in FP32: convolutions and matrix products
+    ``FOLLOW``  computes in low precision if all inputs that it computes on are in low precision; else in FP32
+    ``FULL``    reads, computes and writes FP32
+    ``NORM``    BatchNorm: ``FULL``, or ``FOLLOW`` if the policy has ``norm="compute"``
+    ``HEAD``    a loss head, which ignores the gradient of its output: FP32, and ``heads.py`` scales its gradient
+    ``ALONE``   is not touched: its inputs are what they are in the FP32 graph (integers, indices, random numbers,
+                sparse arrays, Custom operators)
+    ==========  ===========================================================================================
     """
 
     LOW = "low"
@@ -36,10 +37,19 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class When:
-    """An exception to a row: it holds where attribute ``attr`` has one of ``values``.
+    """An exception to a rule for nodes whose parameter ``attr`` has one of ``values``, such as ``act_type="softrelu"``.
 
-    Values are the strings of Symbol JSON. An attribute absent there has its default, so ``values``
-    never holds a default: an absent attribute means no exception.
+    Attributes
+    ----------
+    attr : str
+        The parameter's name.
+    values : tuple of str
+        Values as Symbol JSON writes them. A parameter that the JSON does not have has its default, so the default is
+        never among them.
+    kind : Kind
+        How such a node takes part, in place of the rule's kind.
+    reason : str
+        Why, in one line, for the user.
     """
 
     attr: str
@@ -48,39 +58,41 @@ class When:
     reason: str
 
     def holds(self, attrs: Mapping[str, str]) -> bool:
-        """Return whether a node with these attributes is the exception."""
+        """Return whether the exception is for a node with the parameters ``attrs``, as in Symbol JSON."""
         return attrs.get(self.attr) in self.values
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table: operators that are safe in the same precision for the same reason.
+    """One row of the rule table: operators that are safe in the same precision for the same reason.
 
     Attributes
     ----------
     kind : Kind
+        How the operators take part in mixed precision.
     reason : str
-        Why, in one line; ``explain`` shows it to the user.
+        Why, in one line, which ``explain`` shows to the user.
     operators : str
         Names in Symbol JSON, with their aliases, separated by white space.
     keep : tuple of int
-        Positions of inputs that always arrive as in the FP32 graph, whatever the node computes in:
-        indices, labels, lengths, conditions, gamma, beta and running statistics.
+        Positions of the inputs that arrive as in the FP32 graph, whatever the operator computes in: indices, labels,
+        lengths, conditions, gamma, beta and running statistics.
     keep_outputs : tuple of int
-        Positions of outputs that stay FP32 even where the node computes in the compute dtype.
+        Positions of the outputs that are FP32 even where the operator computes in low precision.
     params : tuple of int
-        Positions of trainable parameters of a ``FOLLOW`` operator: they have no vote, and are cast.
+        Of a ``FOLLOW`` operator, the positions of the inputs that are parameters. They are cast to what the operator
+        computes in, and do not count among the inputs that it follows.
     normalized : bool
-        The output is normalized values or probabilities, near 1 or below: operators that follow it may read it in
-        float16, where one of their own readers does.
+        Whether the first output is normalized values or probabilities, near 1 or below. A ``FOLLOW`` operator that
+        reads it may then compute in float16, if one of that operator's own readers computes in low precision.
     exact : bool
-        Output values are a selection of the input values, up to sign and zeros, and so are the
-        gradients (relu, reshape, transpose, concat, slice...): rounding before or after is the same.
+        Whether the output values, and the gradients, are some of the input values up to sign and zeros (relu, reshape,
+        transpose, concat, slice...). Rounding before such an operator gives what rounding after it gives.
     when : tuple of When
-        Exceptions by attribute; the first that holds counts.
+        Exceptions by parameter; the first that holds counts.
     scalars : tuple of str
-        Attributes with a constant that the kernel casts to the data's dtype: FP32 where float16
-        would turn it into infinity (-1e18 for a mask) or zero (1e-12 for a logarithm).
+        Parameters with a constant that the kernel casts to the dtype of the data. The operator stays in FP32 where
+        float16 would turn the constant into infinity (-1e18 for a mask) or zero (1e-12 for a logarithm).
     """
 
     kind: Kind
@@ -95,7 +107,11 @@ class Rule:
     scalars: tuple[str, ...] = ()
 
     def resolve(self, attrs: Mapping[str, str], compute: str = "float16") -> tuple[Kind, str]:
-        """Return the kind and the reason for a node with these attributes (strings, as in Symbol JSON)."""
+        """Return how a node with the parameters ``attrs`` takes part in mixed precision, and the reason.
+
+        ``attrs`` are strings as in Symbol JSON. ``compute`` is the compute dtype: float16 has a smaller range than
+        FP32, so a constant outside of it gives ``Kind.FULL``; bfloat16 has FP32's range.
+        """
         for exception in self.when:
             if exception.holds(attrs):
                 return exception.kind, exception.reason
@@ -108,7 +124,7 @@ class Rule:
 
 
 def _leaves_float16(text: str) -> bool:
-    """Return whether float16 turns a finite constant into infinity or zero."""
+    """Return whether float16 turns the number in ``text`` into infinity or zero; False for what is no finite number."""
     try:
         value = abs(float(text))
     except ValueError:

@@ -19,48 +19,49 @@ TABLE: tuple[Rule, ...] = (
     # -- Convolutions and matrix products -------------------------------------------------------------
     Rule(
         Kind.LOW,
-        "a matrix product: Tensor Cores and oneDNN multiply low-precision inputs and accumulate in FP32 "
-        "(Mixed Precision Training, ICLR 2018, 3.3)",
+        "it is a matrix product: Tensor Cores and oneDNN multiply low-precision inputs and accumulate in FP32 (Mixed "
+        "Precision Training, ICLR 2018, 3.3)",
         """Convolution _npx_convolution Deconvolution _npx_deconvolution
         FullyConnected _npx_fully_connected _sparse_FullyConnected
         dot _sparse_dot batch_dot _npx_batch_dot _np_dot _npi_matmul _npi_tensordot _npi_tensordot_int_axes""",
     ),
     Rule(
         Kind.LOW,
-        "attention's matrix product: batched Tensor Core products with FP32 accumulation",
+        "it is a matrix product of attention: batched Tensor Core products accumulate in FP32",
         """_contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
         _contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt""",
     ),
     Rule(
         Kind.LOW,
-        "recurrent matrix products: cuDNN accumulates in FP32; MXNet never requests Tensor Cores "
-        "(src/operator/rnn-inl.h); an LSTM's lengths stay FP32",
+        "it consists of matrix products, which cuDNN accumulates in FP32; MXNet never requests Tensor Cores "
+        "(src/operator/rnn-inl.h); an LSTM's lengths are never cast",
         "RNN _npx_rnn",
         keep=(4,),
     ),
     Rule(
         Kind.FULL,
-        "legacy convolution without Tensor Core path; mxnet.contrib.amp keeps it in FP32 too",
+        "it is a legacy convolution that never uses Tensor Cores; mxnet.contrib.amp keeps it in FP32 too",
         "Convolution_v1",
     ),
     Rule(
         Kind.FULL,
-        "samples at learned offsets, which need more than 11 bits, and adds gradients atomically in data's dtype",
+        "it samples at learned offsets, which need more than 11 bits, and adds gradients atomically in the dtype of "
+        "its data",
         "_contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution",
     ),
     Rule(
         Kind.FULL,
-        "sums products of whole patches in data's dtype, without an FP32 accumulator",
+        "it adds or multiplies many values in the dtype of its data, without an FP32 accumulator",
         "Correlation _npi_einsum khatri_rao col2im",
     ),
     Rule(
         Kind.FOLLOW,
-        "copies patches; its gradient sums at most one value per kernel position",
+        "it copies patches; its gradient sums at most one value per position of the kernel",
         "im2col",
     ),
     Rule(
         Kind.FULL,
-        "linear algebra: MXNet registers float32 and float64 kernels only",
+        "it is linear algebra, for which MXNet registers float32 and float64 kernels only",
         """_linalg_gemm linalg_gemm _linalg_gemm2 linalg_gemm2 _linalg_syrk linalg_syrk _linalg_trmm linalg_trmm
         _linalg_trsm linalg_trsm _linalg_potrf linalg_potrf _linalg_potri linalg_potri _linalg_gelqf linalg_gelqf
         _linalg_syevd _linalg_det linalg_det _npi_det _linalg_slogdet linalg_slogdet _npi_slogdet
@@ -72,51 +73,60 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FULL,
-        "sums a whole row per output value: a Fourier transform or sketch leaves float16's range",
+        "it sums a whole row for each output value, and such sums leave float16's range",
         "_contrib_fft _contrib_ifft _contrib_count_sketch",
     ),
     # -- Pointwise, range near the input's ------------------------------------------------------------
     Rule(
         Kind.FOLLOW,
-        "selects its input or zero, so it rounds nothing",
+        "it returns its input or zero, so it rounds nothing",
         "relu _sparse_relu _npx_relu",
         exact=True,
     ),
     Rule(
         Kind.FOLLOW,
-        "changes the sign only, so it rounds nothing",
+        "it changes the sign only, so it rounds nothing",
         "abs _sparse_abs _npi_absolute _npi_abs negative _sparse_negative _npi_negative",
         exact=True,
     ),
     Rule(
         Kind.FOLLOW,
-        "bounded by its input or by 1, with a bounded slope",
+        "its values are bounded by its input or by 1, and its slope is bounded",
         "Activation _npx_activation",
-        when=(When("act_type", ("softrelu",), Kind.FULL, "softrelu is log(1 + exp(x)): the exponential needs FP32"),),
+        when=(
+            When("act_type", ("softrelu",), Kind.FULL, "softrelu is log(1 + exp(x)), and the exponential needs FP32"),
+        ),
     ),
     Rule(
         Kind.FOLLOW,
-        "near its input or bounded by it; gelu's float16 kernel computes in FP32 inside (measured)",
+        "its values are near its input or bounded by it, and gelu's float16 kernel computes in FP32 inside (measured)",
         "LeakyReLU _npx_leaky_relu",
         params=(1,),
-        when=(When("act_type", ("elu", "selu"), Kind.FULL, "elu and selu are exp(x) - 1 below zero"),),
+        when=(
+            When(
+                "act_type",
+                ("elu", "selu"),
+                Kind.FULL,
+                "elu and selu are multiples of exp(x) - 1 below zero, and the exponential needs FP32",
+            ),
+        ),
     ),
     Rule(
         Kind.FOLLOW,
-        "bounded, with a slope of at most about 1",
+        "its values are bounded or grow slowly, and its slope is at most about 1",
         """sigmoid _sparse_sigmoid _npx_sigmoid tanh _sparse_tanh _npi_tanh softsign erf _npx_erf
         arctan _sparse_arctan _npi_arctan arcsinh _sparse_arcsinh _npi_arcsinh""",
     ),
     Rule(
         Kind.FOLLOW,
-        "a line clipped to 0..1",
+        "it is a straight line that is cut off below 0 and above 1",
         "hard_sigmoid",
         scalars=("alpha", "beta"),
     ),
     Rule(
         Kind.FOLLOW,
-        "a sum or product of two activations stays near their range (ICLR 2018, 3.3); the gradient of a "
-        "broadcast input is a sum, rounded once (measured)",
+        "the sum or product of two activations stays near their range (ICLR 2018, 3.3); the gradient of a broadcast "
+        "input is a sum, rounded once (measured)",
         """broadcast_add broadcast_plus _sparse_broadcast_add _sparse_broadcast_plus _npi_add
         broadcast_sub broadcast_minus _sparse_broadcast_sub _sparse_broadcast_minus _npi_subtract
         broadcast_mul _sparse_broadcast_mul _npi_multiply
@@ -124,20 +134,20 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FOLLOW,
-        "a sum or product of two activations stays near their range (ICLR 2018, 3.3)",
+        "the sum or product of two activations stays near their range (ICLR 2018, 3.3)",
         """elemwise_add _Plus _plus _add _sparse_elemwise_add _grad_add
         elemwise_sub _Minus _minus _sub _sparse_elemwise_sub elemwise_mul _Mul _mul _sparse_elemwise_mul
         add_n ElementWiseSum _sparse_ElementWiseSum _sparse_add_n _npi_copysign _npi_diff _npi_ediff1d""",
     ),
     Rule(
         Kind.FOLLOW,
-        "selects one of two values of the same shape",
+        "it selects one of two values, so it rounds nothing",
         "_maximum _Maximum _minimum _Minimum",
         exact=True,
     ),
     Rule(
         Kind.FOLLOW,
-        "scales or shifts by a constant; FP32 where the constant leaves float16's range, as -1e18 of masks does",
+        "it computes with a constant; it stays in FP32 where float16 cannot hold the constant, such as a mask's -1e18",
         """_plus_scalar _PlusScalar _npi_add_scalar _minus_scalar _MinusScalar _npi_subtract_scalar
         _rminus_scalar _RMinusScalar _npi_rsubtract_scalar _mul_scalar _MulScalar _npi_multiply_scalar
         _div_scalar _DivScalar _npi_true_divide_scalar
@@ -147,82 +157,83 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FOLLOW,
-        "bounds its input; FP32 where float16 would lose a bound, such as 1e-12 before a logarithm",
+        "it limits its input; it stays in FP32 where float16 would lose a limit, such as 1e-12 before a logarithm",
         "clip _sparse_clip _npi_clip",
         scalars=("a_min", "a_max"),
     ),
     Rule(
         Kind.FOLLOW,
-        "divides by a constant of modest size",
+        "it divides by a constant of modest size",
         "_contrib_div_sqrt_dim radians _sparse_radians _npi_radians",
     ),
     Rule(
         Kind.FOLLOW,
-        "zeroes values at random and scales the rest by 1/(1-p)",
+        "it sets random values to zero and multiplies the others by 1/(1-p)",
         "Dropout _npx_dropout",
     ),
     # -- Pointwise, range or slope far from the input's -----------------------------------------------
     Rule(
         Kind.FULL,
-        "exponentials reach infinity in float16 at x = 11 and zero at x = -17 (NVIDIA's FP32 list)",
+        "exponentials are infinity in float16 above x = 11.1 and zero below x = -17.3 (NVIDIA's FP32 list)",
         """exp _sparse_exp _npi_exp expm1 _sparse_expm1 _npi_expm1 cosh _sparse_cosh _npi_cosh
         sinh _sparse_sinh _npi_sinh _npi_ldexp _npi_ldexp_scalar _npi_rldexp_scalar""",
     ),
     Rule(
         Kind.FULL,
-        "logarithms amplify the rounding of small arguments, and log(0) is -inf (NVIDIA's FP32 list)",
+        "an argument that underflows in float16 has the logarithm -inf, and the gradient 1/x overflows (NVIDIA's FP32 "
+        "list)",
         """log _sparse_log _npi_log log10 _sparse_log10 _npi_log10 log1p _sparse_log1p _npi_log1p
         log2 _sparse_log2 _npi_log2""",
     ),
     Rule(
         Kind.FULL,
-        "powers overflow float16 from 256 squared on and underflow below 2e-4 squared (NVIDIA's FP32 list)",
+        "powers leave float16's range soon: 256 squared is infinity, and 1e-4 squared is zero (NVIDIA's FP32 list)",
         """square _sparse_square _npi_square _power _Power _npi_power broadcast_power _power_scalar _PowerScalar
         _npi_power_scalar _rpower_scalar _RPowerScalar _npi_rpower_scalar _contrib_quadratic _npi_polyval
         _hypot _Hypot _npi_hypot broadcast_hypot _hypot_scalar _HypotScalar _npi_hypot_scalar""",
     ),
     Rule(
         Kind.FULL,
-        "a denominator that underflows in float16 gives infinity, and the gradient divides by its square",
+        "a denominator that underflows in float16 gives infinity, and the gradient divides by a higher power of it",
         """elemwise_div _Div _div _sparse_elemwise_div broadcast_div _sparse_broadcast_div _npi_true_divide
         _scatter_elemwise_div _rdiv_scalar _RDivScalar _npi_rtrue_divide_scalar reciprocal _npi_reciprocal
         rsqrt _sparse_rsqrt rcbrt""",
     ),
     Rule(
         Kind.FULL,
-        "the slope of a root is unbounded at zero, and roots mostly end a sum of squares that needs FP32",
+        "the slope of a root is unbounded at zero, and its argument is mostly a sum of squares, which needs FP32",
         "sqrt _sparse_sqrt _npi_sqrt cbrt _sparse_cbrt _npi_cbrt",
     ),
     Rule(
         Kind.FULL,
-        "an unbounded slope near the edge of the domain amplifies rounding (mxnet.contrib.amp's FP32 list)",
+        "its slope is unbounded near the edge of its domain, which amplifies rounding (mxnet.contrib.amp's FP32 list)",
         """arcsin _sparse_arcsin _npi_arcsin arccos _sparse_arccos _npi_arccos
         arccosh _sparse_arccosh _npi_arccosh arctanh _sparse_arctanh _npi_arctanh
         tan _sparse_tan _npi_tan erfinv _npx_erfinv""",
     ),
     Rule(
         Kind.FULL,
-        "float16 rounds an angle of 100 to 1/16, and the phase is lost",
+        "float16 rounds an angle of about 100 to a multiple of 1/16, which shifts the phase",
         "sin _sparse_sin _npi_sin cos _sparse_cos _npi_cos",
     ),
     Rule(
         Kind.FULL,
-        "a ratio of its inputs, which float16 underflow makes 0/0",
+        "float16 underflow turns two small numbers into 0 and 0, and their angle is lost",
         "_npi_arctan2 _npi_arctan2_scalar _npi_rarctan2_scalar",
     ),
     Rule(
         Kind.FULL,
-        "multiplies by 57, so 1144 radians already overflow float16",
+        "it multiplies by 57, so 1144 radians already overflow float16",
         "degrees _sparse_degrees _npi_degrees",
     ),
     Rule(
         Kind.FULL,
-        "the gamma function overflows float16 at x = 9.2; its logarithm differences large numbers",
+        "the gamma function overflows float16 above x = 9.2, and its logarithm is a difference of large numbers",
         "gamma _sparse_gamma _npx_gamma gammaln _sparse_gammaln _npx_gammaln",
     ),
     Rule(
         Kind.FULL,
-        "a step function: rounding its input first moves values across a step, by 1 or more",
+        "it jumps: a rounded input can be on the other side of a jump, which changes the result by its full height",
         """floor _sparse_floor _npi_floor ceil _sparse_ceil _npi_ceil round _sparse_round _npi_around
         rint _sparse_rint _npi_rint fix _sparse_fix _npi_fix trunc _sparse_trunc _npi_trunc
         sign _sparse_sign _npi_sign _contrib_round_ste _sparse__contrib_round_ste
@@ -232,13 +243,13 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FULL,
-        "replaces infinities, and so would hide a float16 overflow from the loss scaler",
+        "it replaces infinities, and so would hide a float16 overflow from the loss scaler",
         "_npi_nan_to_num",
     ),
     # -- Shape only -----------------------------------------------------------------------------------
     Rule(
         Kind.FOLLOW,
-        "moves or renames values without computing",
+        "it rearranges values and computes nothing",
         """Reshape reshape _np_reshape _npi_reshape _npx_reshape Flatten flatten _npx_batch_flatten
         expand_dims _npi_expand_dims squeeze _np_squeeze transpose _np_transpose
         SwapAxis swapaxes _npi_swapaxes _np_moveaxis depth_to_space space_to_depth
@@ -247,116 +258,117 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FOLLOW,
-        "joins tensors without computing",
+        "it joins tensors and computes nothing",
         """Concat concat _sparse_concat _npi_concatenate stack _npi_stack _npi_vstack _npi_hstack _npi_dstack
         _npi_column_stack _rnn_param_concat _npi_rnn_param_concat""",
         exact=True,
     ),
     Rule(
         Kind.FOLLOW,
-        "cuts a part out; the gradient is padded with zeros",
+        "it cuts a part out of its input; the gradient is padded with zeros",
         """slice crop _sparse_slice _npi_slice _npx_slice slice_axis SliceChannel split _split_v2 _npi_split
         _npi_hsplit _npi_dsplit Crop _np_diag diag _np_diagonal _np_diagflat _npi_tril""",
         exact=True,
     ),
     Rule(
         Kind.FOLLOW,
-        "shaped like a second input, of which no value is read",
+        "its output has the shape of a second input, whose values are not read",
         "slice_like reshape_like _npx_reshape_like",
         keep=(1,),
         exact=True,
     ),
     Rule(
         Kind.FOLLOW,
-        "passes values on unchanged",
+        "it passes its input on unchanged",
         """_copy identity _np_copy _copyto _npi_copyto _CrossDeviceCopy
         BlockGrad stop_gradient _sparse_stop_gradient""",
         exact=True,
     ),
     Rule(
         Kind.FOLLOW,
-        "passes values on unchanged, with the attributes of a second input",
+        "it passes its first input on unchanged, with the attributes of the second",
         "_identity_with_attr_like_rhs",
     ),
     Rule(
         Kind.FOLLOW,
-        "0 and 1 are exact in every dtype",
+        "its output is 0 or 1, which every dtype holds exactly",
         "zeros_like _sparse_zeros_like ones_like",
         exact=True,
     ),
     Rule(
         Kind.FOLLOW,
-        "repeats values; the gradient sums over the copies",
+        "it repeats values; the gradient of a value is the sum over its copies",
         "broadcast_to _npi_broadcast_to broadcast_axis broadcast_axes tile _npi_tile repeat _np_repeat",
     ),
     Rule(
         Kind.FOLLOW,
-        "repeats values to the shape of a second input; the gradient sums over the copies",
+        "it repeats values to the shape of a second input; the gradient of a value is the sum over its copies",
         "broadcast_like",
         keep=(1,),
     ),
     Rule(
         Kind.FOLLOW,
-        "pads with a constant or copies of the edge, whose gradients are summed",
+        "it pads with a constant or with copies of values, whose gradients are summed",
         "Pad pad _npi_pad",
         scalars=("constant_value",),
     ),
     Rule(
         Kind.FOLLOW,
-        "overwrites a part of one tensor with another",
+        "it overwrites a part of one tensor with another",
         "_slice_assign _crop_assign _npi_slice_assign",
     ),
     Rule(
         Kind.FOLLOW,
-        "overwrites a part of a tensor with a constant",
+        "it overwrites a part of a tensor with a constant",
         "_slice_assign_scalar _crop_assign_scalar _npi_slice_assign_scalar",
         scalars=("scalar",),
     ),
     # -- Selection by index, length or condition ------------------------------------------------------
     Rule(
         Kind.FOLLOW,
-        "selects values by index, and indices are never cast; the gradient of repeated indices is a sum",
+        "it selects values by index, and indices are never cast; the gradient of a value that is selected twice is a "
+        "sum",
         "take _npi_take batch_take pick choose_element_0index _npx_pick gather_nd _npi_gather_nd _npx_gather_nd "
         "scatter_nd _contrib_index_copy _npi_delete",
         keep=(1,),
     ),
     Rule(
         Kind.FULL,
-        "float16 gradients of repeated indices saturate (4096 duplicates summed to 2048), so the weight keeps "
-        "FP32 gradients (#17703)",
+        "the gradients of an index that occurs often stop growing in float16 (4096 ones sum to 2048), so the weight "
+        "has FP32 gradients (#17703)",
         "Embedding _npx_embedding _sparse_Embedding",
         keep=(0,),
     ),
     Rule(
         Kind.FOLLOW,
-        "selects one of two values; the condition is never cast",
+        "it selects one of two values; the condition is never cast",
         "where _sparse_where",
         keep=(0,),
         exact=True,
     ),
     Rule(
         Kind.FOLLOW,
-        "selects one of two values, with broadcasting; the condition is never cast",
+        "it selects one of two values, with broadcasting; the condition is never cast",
         "_npi_where",
         keep=(0,),
     ),
     Rule(
         Kind.FOLLOW,
-        "selects a value or a constant; the condition is never cast",
+        "it selects a value or a constant; the condition is never cast",
         "_npi_where_lscalar _npi_where_rscalar",
         keep=(0,),
         scalars=("scalar",),
     ),
     Rule(
         Kind.FOLLOW,
-        "overwrites values beyond each length with a constant; lengths are never cast",
+        "it overwrites the values beyond each length with a constant; lengths are never cast",
         "SequenceMask _npx_sequence_mask",
         keep=(1,),
         scalars=("value",),
     ),
     Rule(
         Kind.FOLLOW,
-        "moves values along the sequence by length; lengths are never cast",
+        "it selects or reverses values along the sequence by length; lengths are never cast",
         "SequenceLast SequenceReverse",
         keep=(1,),
         exact=True,
@@ -364,13 +376,13 @@ TABLE: tuple[Rule, ...] = (
     # -- Reductions -----------------------------------------------------------------------------------
     Rule(
         Kind.FULL,
-        "sums many values: float16 stops growing when a term is below 1/2048 of the sum (ICLR 2018, 3.3)",
+        "it sums many values, and a float16 sum stops growing when a term is below 1/2048 of it (ICLR 2018, 3.3)",
         """sum sum_axis _sparse_sum _np_sum nansum mean _sparse_mean _npi_mean _npi_average _np_trace
         _np_cumsum cumsum""",
     ),
     Rule(
         Kind.FULL,
-        "sums squares: overflows float16 from values of 256 on (NVIDIA's FP32 list)",
+        "it sums squares, which overflow float16 from values of 256 on (NVIDIA's FP32 list)",
         "norm _sparse_norm _npi_norm _square_sum moments _npi_std _npi_var",
     ),
     Rule(
@@ -380,27 +392,27 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FOLLOW,
-        "selects the extreme value; the gradient goes to where it was",
+        "it selects the largest or smallest value; the gradient goes to where that was",
         "max max_axis _np_max _np_amax min min_axis _np_min _np_amin",
     ),
     Rule(
         Kind.FULL,
-        "interpolates between order statistics that float16 rounding would merge",
+        "it interpolates between sorted values, and float16 may round neighbours to the same number",
         "_npi_percentile",
     ),
     # -- Pooling and resampling -----------------------------------------------------------------------
     Rule(
         Kind.FOLLOW,
-        "maxima and averages stay in the range of the window, and cuDNN averages in FP32",
+        "maxima and averages stay in the range of their window, and cuDNN averages in FP32",
         "Pooling _npx_pooling",
         when=(
-            When("pool_type", ("sum",), Kind.FULL, "sum pooling grows with the window: a reduction in FP32"),
-            When("pool_type", ("lp",), Kind.FULL, "Lp pooling sums powers: FP32 as for norm"),
+            When("pool_type", ("sum",), Kind.FULL, "a sum grows with the window, and such reductions need FP32"),
+            When("pool_type", ("lp",), Kind.FULL, "Lp pooling sums powers, which need FP32 as in a norm"),
         ),
     ),
     Rule(
         Kind.FULL,
-        "legacy pooling kernel that sums the window in data's dtype",
+        "it is a legacy kernel that sums the window in the dtype of its data",
         "Pooling_v1",
     ),
     Rule(
@@ -410,24 +422,27 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FOLLOW,
-        "interpolates between neighbours, with weights computed in FP32",
+        "it interpolates between neighbours, with weights that are computed in FP32",
         "_contrib_BilinearResize2D",
     ),
     Rule(
         Kind.FOLLOW,
-        "nearest-neighbour copies; the gradient sums scale x scale values",
+        "it copies the nearest value; the gradient of a value is the sum over its copies",
         "UpSampling",
-        when=(When("sample_type", ("bilinear",), Kind.FULL, "bilinear upsampling is a legacy deconvolution"),),
+        when=(
+            When("sample_type", ("bilinear",), Kind.FULL, "bilinear upsampling is computed by a legacy deconvolution"),
+        ),
     ),
     Rule(
         Kind.FULL,
-        "sampling coordinates need FP32: at width 224 float16 misplaces them by 1/20 pixel",
+        "it samples at coordinates, which float16 rounds to about 1/20 pixel at a width of 224",
         "BilinearSampler GridGenerator SpatialTransformer",
     ),
     # -- Normalisation --------------------------------------------------------------------------------
     Rule(
         Kind.NORM,
-        "batch statistics in FP32 (ICLR 2018, 3.3); kernels take low-precision data beside FP32 gamma and beta",
+        "its batch statistics are computed in FP32 (ICLR 2018, 3.3); kernels take low-precision data beside FP32 "
+        "gamma and beta",
         "BatchNorm _npx_batch_norm _contrib_BatchNormWithReLU CuDNNBatchNorm",
         keep=(1, 2, 3, 4),
         keep_outputs=(1, 2),
@@ -435,62 +450,63 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FULL,
-        "batch statistics in FP32, and its kernel reads FP32 data only (float16 raises 'data type do not match')",
+        "its batch statistics need FP32, and its kernel reads FP32 data only (float16 raises 'data type do not match')",
         "_contrib_SyncBatchNorm BatchNorm_v1",
         normalized=True,
     ),
     Rule(
         Kind.FULL,
-        "mean and variance of large groups need FP32, and the kernel wants gamma and beta in data's dtype",
+        "the mean and variance of large groups need FP32, and its kernel takes gamma and beta only in the dtype of "
+        "the data",
         "LayerNorm _npx_layer_norm GroupNorm InstanceNorm",
         normalized=True,
     ),
     Rule(
         Kind.FULL,
-        "sums squares over channels or rows and divides by the root (mxnet.contrib.amp's FP32 list)",
+        "it sums squares over channels or rows and divides by the root (mxnet.contrib.amp's FP32 list)",
         "L2Normalization LRN",
         normalized=True,
     ),
     # -- Softmax, losses, heads -----------------------------------------------------------------------
     Rule(
         Kind.FULL,
-        "exponentials and their sum need FP32, and small probabilities would underflow (NVIDIA's FP32 list)",
+        "its exponentials and their sum need FP32, and small probabilities would underflow (NVIDIA's FP32 list)",
         "softmax _npx_softmax",
         keep=(1,),
         normalized=True,
     ),
     Rule(
         Kind.FULL,
-        "exponentials and their sum need FP32 (NVIDIA's FP32 list)",
+        "its exponentials and their sum need FP32 (NVIDIA's FP32 list)",
         "log_softmax _npx_log_softmax softmin SoftmaxActivation",
     ),
     Rule(
         Kind.FULL,
-        "a loss sums logarithms of probabilities; labels are never cast",
+        "it is a loss that sums logarithms of probabilities; labels are never cast",
         "softmax_cross_entropy",
         keep=(1,),
     ),
     Rule(
         Kind.FULL,
-        "sums products of probabilities over all alignments in log space; labels and lengths are never cast",
+        "it sums products of probabilities over all alignments, as logarithms; labels and lengths are never cast",
         "CTCLoss ctc_loss _contrib_CTCLoss _contrib_ctc_loss",
         keep=(1, 2, 3),
     ),
     Rule(
         Kind.FULL,
-        "a log-likelihood of event times: exponentials and long sums; marks and lengths are never cast",
+        "it is a log-likelihood of event times, with exponentials and long sums; marks and lengths are never cast",
         "_contrib_hawkesll",
         keep=(5, 6),
     ),
     Rule(
         Kind.FULL,
-        "a loss that squares small differences, which underflow in float16",
+        "it is a loss that squares small differences, which underflow in float16",
         "smooth_l1 _npx_smooth_l1",
     ),
-    # SoftmaxOutput(out_grad=True) too: the gradient operator of 1.9.1 is not handed the one from above.
+    # SoftmaxOutput(out_grad=True) too: in 1.9.1 its gradient operator does not receive the gradient of its output.
     Rule(
         Kind.HEAD,
-        "a loss head: its gradient is made from the label and ignores the one from above (measured)",
+        "it is a loss head: it makes its gradient from the label and ignores the gradient of its output (measured)",
         """SoftmaxOutput Softmax SVMOutput LinearRegressionOutput _sparse_LinearRegressionOutput
         LogisticRegressionOutput _sparse_LogisticRegressionOutput
         MAERegressionOutput _sparse_MAERegressionOutput""",
@@ -498,24 +514,25 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.HEAD,
-        "makes its input a loss: its gradient is a constant and ignores the one from above (measured)",
+        "it makes its input a loss: its gradient is a constant and ignores the gradient of its output (measured)",
         "MakeLoss make_loss _sparse_make_loss",
     ),
     Rule(
         Kind.FULL,
-        "adds its own, unscaled gradient, which float16 would lose and a scaled one would drown",
+        "it adds an unscaled gradient of its own, which float16 would lose and a scaled gradient would outweigh",
         "IdentityAttachKLSparseReg",
     ),
     # -- Detection ------------------------------------------------------------------------------------
     Rule(
         Kind.FULL,
-        "rois are pixel coordinates, beyond float16's 11 bits, and the kernel wants them in data's dtype",
+        "regions of interest are pixel coordinates, beyond float16's 11 bits, and its kernel wants them in the dtype "
+        "of the data",
         """ROIPooling _npx_roi_pooling _contrib_ROIAlign _contrib_RROIAlign _contrib_PSROIPooling
         _contrib_DeformablePSROIPooling""",
     ),
     Rule(
         Kind.FULL,
-        "boxes and anchors need more than float16's 11 bits, and overlap thresholds compare areas (squares)",
+        "boxes and anchors need more than float16's 11 bits, and overlaps are computed from areas, which are products",
         """_contrib_MultiBoxPrior _npx_multibox_prior _contrib_MultiBoxTarget _npx_multibox_target
         _contrib_MultiBoxDetection _npx_multibox_detection _contrib_Proposal _contrib_MultiProposal
         _contrib_box_iou _contrib_box_nms _contrib_box_non_maximum_suppression _contrib_box_encode
@@ -523,13 +540,13 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.ALONE,
-        "matches by sorted score: rounding would change the ranks",
+        "it matches by sorted score, and rounding would change the order",
         "_contrib_bipartite_matching",
     ),
     # -- Comparisons, logic, integers, indices --------------------------------------------------------
     Rule(
         Kind.ALONE,
-        "a comparison: rounding makes unequal values equal, and its output is a mask",
+        "it compares values: rounding makes unequal values equal, and its output is a mask",
         """_equal _Equal _npi_equal broadcast_equal _equal_scalar _EqualScalar _npi_equal_scalar
         _not_equal _Not_Equal _npi_not_equal broadcast_not_equal _not_equal_scalar _NotEqualScalar
         _npi_not_equal_scalar _greater _Greater _npi_greater broadcast_greater _greater_scalar _GreaterScalar
@@ -541,7 +558,7 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.ALONE,
-        "logic on masks: what underflows to 0 would turn false",
+        "it is logic on masks, in which a value that underflows to 0 would turn false",
         """_logical_and _Logical_And broadcast_logical_and _logical_and_scalar _LogicalAndScalar
         _logical_or _Logical_Or broadcast_logical_or _logical_or_scalar _LogicalOrScalar
         _logical_xor _Logical_Xor broadcast_logical_xor _logical_xor_scalar _LogicalXorScalar
@@ -549,86 +566,86 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.ALONE,
-        "tests for infinity and NaN, which a cast to float16 would create",
+        "it tests for infinity and NaN, and a cast to float16 would make infinities",
         "_npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf _npx_constraint_check",
     ),
     Rule(
         Kind.ALONE,
-        "ranks values: rounding makes ties, and its indices exceed float16's 2048",
+        "it ranks values: rounding makes ties, and float16 holds indices only up to 2048",
         "argmax argmax_channel _npi_argmax argmin _npi_argmin argsort _npi_argsort topk _npx_topk sort _npi_sort "
         "_npi_unique",
     ),
     Rule(
         Kind.ALONE,
-        "integer arithmetic: float16 holds integers up to 2048 only",
+        "it computes with integers, which float16 holds exactly only up to 2048",
         """_npi_bitwise_and _npi_bitwise_and_scalar _npi_bitwise_or _npi_bitwise_or_scalar _npi_bitwise_xor
         _npi_bitwise_xor_scalar _npi_bitwise_not _npi_lcm _npi_lcm_scalar""",
     ),
     Rule(
         Kind.ALONE,
-        "takes or gives indices: float16 holds integers up to 2048 only",
+        "it reads or returns indices, which float16 holds exactly only up to 2048",
         """one_hot _npx_one_hot _onehot_encode _ravel_multi_index ravel_multi_index _unravel_index unravel_index
         _contrib_index_array _npx_nonzero _npi_nonzero _npi_diag_indices_from _scatter_set_nd _npi_scatter_set_nd
         fill_element_0index _npi_insert_scalar _npi_insert_slice _npi_insert_tensor""",
     ),
     Rule(
         Kind.ALONE,
-        "selects by a mask: the number of values depends on it",
+        "it selects by a mask, and how many values it returns depends on the mask",
         """_contrib_boolean_mask _npi_boolean_mask _npi_boolean_mask_assign_scalar
         _npi_boolean_mask_assign_tensor""",
     ),
     Rule(
         Kind.ALONE,
-        "selects between two constants; its input is a condition",
+        "it selects one of two constants; its input is a condition",
         "_npi_where_scalar2",
     ),
     Rule(
         Kind.ALONE,
-        "counts values in bins: rounding moves them across bin edges",
+        "it counts values in bins, and rounding moves values across the edges of bins",
         "_histogram _npi_histogram _npi_bincount",
     ),
     Rule(
         Kind.ALONE,
-        "reads a shape, and its integers exceed float16's 2048",
+        "it returns sizes or positions, which float16 holds exactly only up to 2048",
         "shape_array _npx_shape_array size_array _contrib_arange_like _npx_arange_like",
     ),
     # -- Creation, casts, plumbing --------------------------------------------------------------------
     Rule(
         Kind.ALONE,
-        "creates a tensor in the dtype that the graph asks for",
+        "it creates a tensor in the dtype that the graph asks for",
         """_zeros _ones _full _npi_full _arange _linspace _npi_linspace _eye _zeros_without_dtype _set_value
         _npi_zeros _npi_ones _npi_arange _npi_eye _npi_identity _npi_indices _npi_logspace _npi_full_like
         _npi_blackman _npi_hamming _npi_hanning""",
     ),
     Rule(
         Kind.ALONE,
-        "a cast in the user's graph: its dtype is the user's wish",
+        "it is a cast in the user's graph, with the dtype that the user chose",
         "Cast cast _npi_cast _npx_cast amp_cast amp_multicast",
     ),
     Rule(
         Kind.ALONE,
-        "two tensors share memory, so both need one dtype",
+        "it tests whether two tensors share memory, and a cast would copy one of them",
         "_npi_share_memory",
     ),
     Rule(
         Kind.ALONE,
-        "runs user code, written for FP32",
+        "it runs user code, which is written for FP32",
         "Custom _npi_Custom _CustomFunction _NDArray _Native",
     ),
     Rule(
         Kind.ALONE,
-        "part of MXNet's own machinery, never a node of a user's graph",
+        "it is part of MXNet's own machinery and never a node of a user's graph",
         "_CachedOp _CachedOpThreadSafe _NoGradient _FusedOp _FusedOpHelper _FusedOpOutHelper",
     ),
     Rule(
         Kind.ALONE,
-        "control flow: states keep their dtype between iterations; what its bodies compute in is decided in them",
+        "it is control flow: states keep their dtype between iterations, and its bodies have decisions of their own",
         "_foreach _while_loop _cond",
     ),
     # -- Random ---------------------------------------------------------------------------------------
     Rule(
         Kind.ALONE,
-        "draws random numbers: another dtype draws other numbers",
+        "it draws random numbers, and another dtype would draw other numbers",
         """_random_uniform random_uniform uniform _random_normal random_normal normal
         _random_gamma random_gamma _random_exponential random_exponential _random_poisson random_poisson
         _random_negative_binomial random_negative_binomial
@@ -647,7 +664,7 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FULL,
-        "a probability density: exponentials, powers and gamma functions",
+        "it is a probability density, of exponentials, powers and gamma functions",
         """_random_pdf_uniform random_pdf_uniform _random_pdf_normal random_pdf_normal
         _random_pdf_gamma random_pdf_gamma _random_pdf_exponential random_pdf_exponential
         _random_pdf_poisson random_pdf_poisson _random_pdf_negative_binomial random_pdf_negative_binomial
@@ -657,20 +674,20 @@ TABLE: tuple[Rule, ...] = (
     # -- Sparse and graph -----------------------------------------------------------------------------
     Rule(
         Kind.ALONE,
-        "sparse storage: MXNet's float16 sparse kernels fail, on the CPU asynchronously",
+        "it works on sparse storage, for which MXNet's float16 kernels fail, on the CPU asynchronously",
         """cast_storage _sparse_cast_storage _sparse_retain _contrib_getnnz _scatter_plus_scalar
         _scatter_minus_scalar _contrib_SparseEmbedding""",
     ),
     Rule(
         Kind.ALONE,
-        "works on vertex and edge numbers of a sparse graph",
+        "it works on the numbers of vertices and edges of a sparse graph",
         """_contrib_edge_id _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample
         _contrib_dgl_csr_neighbor_uniform_sample _contrib_dgl_graph_compact _contrib_dgl_subgraph""",
     ),
     # -- Optimizer kernels ----------------------------------------------------------------------------
     Rule(
         Kind.ALONE,
-        "an optimizer kernel: precision is the trainer's choice, with FP32 masters (ICLR 2018, 3.1)",
+        "it is an optimizer's kernel: the trainer chooses its precision, with FP32 master weights (ICLR 2018, 3.1)",
         """sgd_update _sparse_sgd_update sgd_mom_update _sparse_sgd_mom_update mp_sgd_update mp_sgd_mom_update
         multi_sgd_update multi_sgd_mom_update multi_mp_sgd_update multi_mp_sgd_mom_update
         preloaded_multi_sgd_update preloaded_multi_sgd_mom_update preloaded_multi_mp_sgd_update
@@ -683,13 +700,13 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.ALONE,
-        "checks, measures or clears gradients between steps",
+        "it checks, measures or clears gradients between training steps",
         "all_finite multi_all_finite multi_sum_sq reset_arrays",
     ),
     # -- Image input ----------------------------------------------------------------------------------
     Rule(
         Kind.ALONE,
-        "prepares images in the data pipeline, mostly 8-bit integers",
+        "it prepares images in the data pipeline, mostly 8-bit integers",
         """_image_adjust_lighting _image_crop _image_flip_left_right _image_flip_top_bottom _image_normalize
         _image_random_brightness _image_random_color_jitter _image_random_contrast
         _image_random_flip_left_right _image_random_flip_top_bottom _image_random_hue _image_random_lighting
@@ -704,7 +721,7 @@ TABLE: tuple[Rule, ...] = (
     # -- Quantized ------------------------------------------------------------------------------------
     Rule(
         Kind.ALONE,
-        "8-bit quantization has its own precision, with FP32 ranges",
+        "it is part of 8-bit quantization, which has a precision of its own, with FP32 ranges",
         """_contrib_quantize _contrib_quantize_v2 _contrib_quantize_asym _contrib_dequantize _contrib_requantize
         _contrib_calibrate_entropy _contrib_quantized_act _contrib_quantized_batch_norm _contrib_quantized_concat
         _contrib_quantized_conv _contrib_quantized_elemwise_add _contrib_quantized_elemwise_mul
@@ -713,13 +730,13 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.ALONE,
-        "a fused oneDNN subgraph, made for FP32 or 8-bit inference after all casts are in place",
+        "it is a fused oneDNN operator, which MXNet makes for inference in FP32 or 8 bits",
         "_sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt",
     ),
 )
 
-# Of every operator with "backward" in its name.
-BACKWARD = Rule(Kind.ALONE, "autograd makes it from its forward operator, which decides the precision")
+# The rule of every operator with "backward" in its name.
+BACKWARD = Rule(Kind.ALONE, "autograd makes it from its forward operator, whose precision it has")
 
 # Operators with which no network can be trained with loss scaling, and why.
 REFUSED = {

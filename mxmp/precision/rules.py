@@ -1,6 +1,6 @@
-"""The rules by operator: which precision is safe, and which of the safe ones a device has kernels for.
+"""The rules of MXNet's operators: which precision is safe, and for which safe precision a device has no kernel.
 
-The data are ``rule_table.py`` and ``missing_kernels.py``; what is read from them elsewhere is read from here.
+The data are in ``rule_table.py`` and ``missing_kernels.py``; other packages import them from here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ __all__ = [
 
 
 class UnknownOperator(KeyError, ValueError):  # noqa: N818
-    """An operator that the table does not have: not one of MXNet 1.9.1's."""
+    """Raised for an operator without a rule: MXNet 1.9.1 does not register it, so it is from a plug-in.
+
+    ``name`` is the operator's name. The message says how a policy declares the operator.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -42,6 +45,7 @@ class UnknownOperator(KeyError, ValueError):  # noqa: N818
 
 
 def _by_operator(table: Iterable[Rule]) -> dict[str, Rule]:
+    """Return a dict from every operator's name to its rule; raises ``ValueError`` where two rules name one operator."""
     found: dict[str, Rule] = {}
     for rule in table:
         for name in rule.operators.split():
@@ -57,10 +61,12 @@ RULES = _by_operator(rule_table.TABLE)
 def rule_of(name: str) -> Rule:
     """Return the rule of an operator, by its name in Symbol JSON or an alias.
 
+    Every other name with "backward" in it is a gradient operator, for which there is one common rule.
+
     Raises
     ------
     UnknownOperator
-        For a name that MXNet 1.9.1 does not register.
+        MXNet 1.9.1 does not register the name.
     """
     if name in RULES:
         return RULES[name]
@@ -78,10 +84,24 @@ def missing_kernel(
     channels: int | None = None,
     slow_too: bool = False,
 ) -> str:
-    """Return why ``op`` cannot run in ``compute`` on ``device`` though its rule allows it; empty if it can.
+    """Return why an operator must stay in FP32 on a device although its rule allows low precision, or ``""``.
 
-    ``channels``: of its data, where they are known. ``slow_too``: allow a kernel that is right, but slower than FP32
-    with casts around it.
+    The device has no kernel for it in that dtype, or one that gives wrong numbers or is slower than FP32's.
+
+    Parameters
+    ----------
+    op : str
+        The operator's name in Symbol JSON.
+    attrs : mapping of str to str
+        Its parameters as in Symbol JSON.
+    compute : {"float16", "bfloat16"}
+        The compute dtype.
+    device : {"cpu", "gpu"}
+        Where the graph will run.
+    channels : int, optional
+        How many channels its first input has, where that is known. Some kernels are slow for some numbers of channels.
+    slow_too : bool
+        Return ``""`` for a kernel that is right, but slower than FP32's with casts around it.
     """
     call = Call(op, attrs, channels)
     for row in missing_kernels.TABLE.get((device, compute), ()):

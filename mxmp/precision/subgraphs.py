@@ -1,4 +1,4 @@
-"""The bodies of control flow (``foreach``, ``while_loop``, ``cond``): graphs in a node, with inputs of their own."""
+"""Reads and replaces the bodies of control flow (``foreach``, ``while_loop``, ``cond``): graphs inside a node."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ __all__ = ["Body", "bodies", "set_bodies"]
 
 
 class Body(NamedTuple):
-    """One graph of a control-flow node.
+    """One of the graphs that a control-flow node runs: a loop's body or condition, or a branch of ``cond``.
 
     Attributes
     ----------
     role : str
-        What stands between the node's name and those of the body's nodes: ``loop/fc``, ``branch/then/fc``.
+        What stands between the names of the control-flow node and of the body's nodes, after a slash: ``""`` in the
+        body of a loop (``"loop/fc"``), ``"then/"`` in a branch (``"branch/then/fc"``).
     graph : Graph
+        A copy of the body. ``set_bodies`` writes a changed one into the node.
     steers : bool
-        It says how often or which way the program goes; its output is a condition.
+        Whether the graph computes a condition: whether a loop goes on, or which branch runs.
     outer : dict of Node to Entry
-        For each variable of the body, the node's input that it gets its value from.
+        From each variable of ``graph`` to the input of the control-flow node that the variable stands for.
     """
 
     role: str
@@ -31,16 +33,21 @@ class Body(NamedTuple):
     outer: dict[Node, Entry]
 
     def prefix(self, name: str) -> str:
-        """Return what precedes the names of the body's nodes if the control-flow node is called ``name``."""
+        """Return what the names of the body's nodes begin with if the control-flow node is called ``name``.
+
+        ``"loop/"`` or, for the condition of a loop, ``"loop/while/"``.
+        """
         return f"{name}/{self.role}"
 
 
+# For each body, in MXNet's order: ``Body.role`` and ``Body.steers``.
 _ROLES = {
     "_foreach": [("", False)],
     "_while_loop": [("while/", True), ("", False)],
     "_cond": [("if/", True), ("then/", False), ("else/", False)],
 }
-# Which of the node's inputs each variable of the body is; foreach says it the other way round.
+# For each body, the attribute with the position of the node's input that each variable of the body stands for. foreach
+# has other attributes: see ``_positions``.
 _INPUTS = {
     "_while_loop": ["cond_input_locs", "func_input_locs"],
     "_cond": ["cond_input_locs", "then_input_locs", "else_input_locs"],
@@ -48,7 +55,7 @@ _INPUTS = {
 
 
 def bodies(node: Node) -> Iterator[Body]:
-    """The bodies of a node, none where it is no control flow that we know."""
+    """Yield the bodies of a control-flow node (``_foreach``, ``_while_loop``, ``_cond``); none for any other node."""
     if node.op not in _ROLES or not node.subgraphs:
         return
     for number, ((role, steers), raw) in enumerate(zip(_ROLES[node.op], node.subgraphs)):
@@ -58,12 +65,12 @@ def bodies(node: Node) -> Iterator[Body]:
 
 
 def set_bodies(node: Node, graphs: list[Graph]) -> None:
-    """Give a node other bodies, with the same variables.
+    """Replace the bodies of a control-flow node, in place, by ``graphs``, in the order of ``bodies(node)``.
 
     Raises
     ------
     RuntimeError
-        Their order is another: the node's attributes go by it.
+        The variables of a new body have other names or another order. The node's attributes refer to them by position.
     """
     for raw, graph in zip(node.subgraphs or (), graphs):
         before, after = ([v.name for v in _variables(g)] for g in (Graph.from_json(json.dumps(raw)), graph))
@@ -73,10 +80,15 @@ def set_bodies(node: Node, graphs: list[Graph]) -> None:
 
 
 def _variables(graph: Graph) -> list[Node]:
+    """Return the variables of a body in the order of ``Graph.nodes``, in which the node's attributes number them."""
     return [node for node in graph.nodes() if node.is_variable]
 
 
 def _positions(node: Node, number: int) -> list[int]:
+    """Return, for each variable of the ``number``-th body, the position of the node's input that it stands for.
+
+    The attributes of ``_foreach`` say the opposite: which of the body's variables each input of the node is.
+    """
     if node.op == "_foreach":
         places = [p for key in ("in_data_locs", "in_state_locs", "remain_locs") for p in _numbers(node, key)]
         return sorted(range(len(places)), key=places.__getitem__)
@@ -84,4 +96,5 @@ def _positions(node: Node, number: int) -> list[int]:
 
 
 def _numbers(node: Node, key: str) -> list[int]:
+    """Return the integers in the attribute ``key`` of a node: (0, 2) for ``"(0, 2)"``, none where it is absent."""
     return [int(n) for n in literal_eval(node.attrs.get(key, "[]"))]

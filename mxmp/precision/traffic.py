@@ -1,4 +1,4 @@
-"""What the casts of a plan move in one forward."""
+"""Computes how many bytes the casts of a plan move in one forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class CastSize(NamedTuple):
-    """One cast: of which tensor, to which dtype. ``bytes``: read and written once, None without shapes."""
+    """One cast of a graph and how much memory it moves.
+
+    Attributes
+    ----------
+    tensor : str
+        What is cast: the name of an operator or variable, ``"fc"``; ``"split[1]"`` for the second output of
+        ``"split"``.
+    dtype : str
+        The dtype to which the tensor is cast.
+    bytes : int or None
+        Bytes that the cast reads and writes in one forward; None where the tensor's shape is not known.
+    """
 
     tensor: str
     dtype: str
@@ -22,7 +33,11 @@ class CastSize(NamedTuple):
 
 
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
-    """Return the casts of a graph, each with the bytes that it reads and writes; ``shapes``: of the graph's inputs."""
+    """Return what each cast of ``casted.casts`` moves, in that order.
+
+    ``shapes`` maps the names of the graph's inputs to their shapes. Where the shape of a cast tensor does not follow
+    from them, ``bytes`` is None.
+    """
     casts = casted.casts
     sizes: list[int | None] = [None] * len(casts)
     if casts and shapes:
@@ -35,4 +50,5 @@ def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]
 
 
 def _name(entry: Entry) -> str:
+    """Return the name of a tensor: its node's, with ``"[1]"`` for the node's second output."""
     return entry.node.name + (f"[{entry.index}]" if entry.index else "")

@@ -1,4 +1,4 @@
-"""How a plan was found by tuning, as plain data that prints."""
+"""What tuning compared to find a plan and what it measured, as plain data that prints as a table."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from typing import Any, Callable, Mapping
 
 __all__ = ["CONVERTED", "FULL", "Tuned", "texts"]
 
-# Names of the two plans in which nothing computes low: the graph as it is, and with the workarounds against slow FP32
-# kernels.
+# Names of the two candidates in which everything computes in FP32: the graph as it is, and with the workarounds against
+# slow kernels.
 FULL, CONVERTED = "float32", "float32, converted"
 
 
 def texts(values: Any) -> tuple[str, ...]:
-    """A list of texts from JSON. Raises ``ValueError`` for anything else, and for text that cannot be printed."""
+    """Return a tuple of the strings in ``values``, a list that was read from JSON.
+
+    Raises
+    ------
+    ValueError
+        ``values`` is no list of strings, or a string cannot be printed: JSON can hold half a surrogate pair.
+    """
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"expected a list of texts, got {values!r:.200}")
     "".join(values).encode()  # JSON may hold half a character
@@ -22,40 +28,50 @@ def texts(values: Any) -> tuple[str, ...]:
 
 
 def _number(value: Any) -> Any:
+    """Return ``value``, read from JSON, if it is a finite int or float; raises ``ValueError`` otherwise."""
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value!r:.200}")
     return value
 
 
 def _quartiles(values: Any) -> tuple[float, float, float]:
+    """Return three numbers read from JSON (lower quartile, median, upper quartile) as a tuple.
+
+    Raises ``TypeError`` or ``ValueError`` for anything else.
+    """
     low, middle, high = map(_number, values)
     return low, middle, high
 
 
 def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a copy of a dict that was read from JSON, with ``read(value)`` in place of each value."""
     return dict(zip(texts(list(values)), map(read, values.values())))
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was compared, and what came out. Of each candidate, by its name:
+    """Which plans tuning compared with FP32, and what it measured. Each of these candidates has a name.
+
+    ``"float32"`` is the FP32 graph as it is, ``"float32, converted"`` the FP32 graph with the workarounds against slow
+    kernels, ``"rules"`` the plan that the rules make; others, such as ``"least time"``, are plans that tuning tried.
 
     Attributes
     ----------
     chosen : str
-        A graph in which nothing computes low runs as it is, unless ``CONVERTED`` is chosen.
+        The name of the candidate that tuning chose.
     training : bool
-        Steps are a forward and a backward; otherwise a forward.
+        Whether a forward and a backward were timed; otherwise a forward alone.
     steps : mapping of str to float
-        Seconds of a whole step, the median. Empty where nothing was measured.
+        From each candidate that was timed to the median of its times, in seconds. Empty where nothing was timed.
     gains : mapping of str to (float, float, float)
-        Times as fast as FP32: lower quartile, median and upper quartile over the rounds.
+        From each candidate that was timed to how many times as fast as FP32 it was: lower quartile, median and upper
+        quartile over the rounds of timing.
     predicted : mapping of str to float
-        The gain that the times of the operators and casts let expect.
+        From a candidate to how many times as fast as FP32 it should be by the sum of its operators' and casts' times.
     cast_bytes : mapping of str to int
-        Bytes that the casts of one forward read and write.
+        From a candidate to the bytes that its casts read and write in one forward.
     notes : tuple of str
-        What else there is to say: where low precision does not pay, what failed.
+        Remarks for the user: where low precision does not pay, what failed.
     """
 
     chosen: str
@@ -67,12 +83,18 @@ class Tuned:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
+        """Return the attributes as a dict that ``json.dumps`` accepts."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Tuned:
-        """The inverse of ``to_dict``. Raises ``TypeError``, ``ValueError`` or another for anything else."""
+        """Return the ``Tuned`` of which ``to_dict`` returned ``raw``, perhaps written to JSON and read again.
+
+        Raises
+        ------
+        AttributeError, OverflowError, TypeError, ValueError
+            ``raw`` is anything else.
+        """
         if set(raw) != {f.name for f in fields(cls)} or type(raw["training"]) is not bool:
             raise ValueError(f"'tuned' is {raw!r:.200}")
         (chosen,) = texts([raw["chosen"]])
@@ -81,6 +103,7 @@ class Tuned:
         return cls(chosen, raw["training"], steps, gains, predicted, moved, texts(raw["notes"]))
 
     def __str__(self) -> str:
+        """Return a table with one line for each candidate, ``*`` before the chosen one, and the notes below."""
         what = "forward and backward" if self.training else "forward"
         names = list(dict.fromkeys([*self.steps, *self.cast_bytes]))
         rows = [["", f"{what}, ms", "times as fast as FP32", "predicted", "MiB cast"]]

@@ -130,7 +130,7 @@ def test_what_follows_a_norm_or_softmax_computes_low_where_a_reader_does():
         (report,) = mxmp.explain(out, ctx=ctx).graphs
         low = {node.name for node in report.nodes if node.dtype == "float16"}
         assert low == {"dropped", "scores", "dropped_weights", "values", "residual"}
-        assert "nothing that reads it computes low" in report.plan.decisions["flat"].reason
+        assert "nothing that reads it computes in low precision" in report.plan.decisions["flat"].reason
 
 
 def test_what_follows_an_excluded_norm_is_fp32():
