@@ -20,7 +20,7 @@ from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
 
-__all__ = ["INHERITED", "Traced"]
+__all__ = ["INHERITED", "TracedGraph"]
 
 INHERITED = {
     "Trainer": (
@@ -63,7 +63,7 @@ kinds = _gather_type_ctx_info
 regroup = _regroup
 
 
-class Traced(NamedTuple):
+class TracedGraph(NamedTuple):
     """A block's graph, as MXNet keeps it."""
 
     op_args: list
@@ -82,7 +82,7 @@ def copied(block: HybridBlock) -> HybridBlock:
     clone = object.__new__(type(block))
     clone.__dict__.update(block.__dict__)
     clone._active = False
-    give_back(clone)
+    restore_calls(clone)
     return clone
 
 
@@ -132,12 +132,12 @@ def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     clone._build_cache(*args)
 
 
-def traced(block: HybridBlock) -> Traced:
+def traced_graph(block: HybridBlock) -> TracedGraph:
     """Return the graph that a block keeps."""
-    return Traced(block._cached_op_args, block._cached_graph, block._in_format, block._out_format)
+    return TracedGraph(block._cached_op_args, block._cached_graph, block._in_format, block._out_format)
 
 
-def show(block: HybridBlock, traced: Traced) -> None:
+def set_traced_graph(block: HybridBlock, traced: TracedGraph) -> None:
     """Store a graph on the block for ``export`` and ``save``; calls of a converted block do not use it."""
     block._cached_op_args, block._cached_graph, block._in_format, block._out_format = traced
 
@@ -163,7 +163,7 @@ def undo_load(block: Block) -> None:
 # -- calls of a block --------------------------------------------------------------------------------
 
 
-def take_over(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
+def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
     """Let every call of ``block`` go through ``forward``, and MXNet's call of the block's graph through ``call_graph``.
 
     Both are attributes of this one block, which Python finds before its class's methods.
@@ -172,8 +172,8 @@ def take_over(block: HybridBlock, forward: Callable, call_graph: Callable) -> No
     block._clear_cached_op()
 
 
-def give_back(block: HybridBlock) -> None:
-    """Undo ``take_over``; the block has no graph then."""
+def restore_calls(block: HybridBlock) -> None:
+    """Undo ``redirect_calls``; the block has no graph then."""
     block.__dict__.pop("forward", None)
     block.__dict__.pop("_call_cached_op", None)
     block._clear_cached_op()
@@ -334,7 +334,7 @@ def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
     param._init_grad()
 
 
-def fresh(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
+def fresh_weights(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
     """Return the arrays for which ``is_fresh`` holds, with their parameters. Runs in every backward."""
     found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
     for _, array in found if clear else ():
@@ -342,7 +342,7 @@ def fresh(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Par
     return found
 
 
-def mark(array: NDArray, *, fresh: bool) -> None:
+def set_fresh(array: NDArray, *, fresh: bool) -> None:
     """Set whether MXNet takes the array's gradient for one that a backward has written."""
     array._fresh_grad = fresh
 
@@ -350,7 +350,7 @@ def mark(array: NDArray, *, fresh: bool) -> None:
 # -- what autograd recorded --------------------------------------------------------------------------
 
 
-def hidden_outputs(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict[str, dict[str, bool]]:
+def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict[str, dict[str, bool]]:
     """Return, for each of these ``_CachedOp`` nodes, its outputs and whether its backward reads their gradients.
 
     The names of outputs are ``<node>_<name inside the block>``. Nothing in Python leads from a recorded node to what is

@@ -25,14 +25,14 @@ from . import _mxnet
 from .scaling import Record, recorded_name, refuse_hidden_heads, refuse_unscaled_heads
 
 __all__ = [
-    "claim_fresh",
-    "clear_stale",
+    "add_trainer",
     "due_updates",
-    "forget",
-    "join",
+    "make_stale",
     "mark_fresh",
+    "note_scaled_gradients",
     "refuse_unscaled_gradients",
     "scaled_backward",
+    "zero_stale",
 ]
 
 # Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
@@ -40,7 +40,7 @@ __all__ = [
 _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def join(trainer: Any) -> None:
+def add_trainer(trainer: Any) -> None:
     """Add a trainer to those that a backward checks, for as long as it lives."""
     _trainers.add(trainer)
 
@@ -61,21 +61,21 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     others = [other for other in list(_trainers) if other is not trainer]
     peers = [trainer, *(other for other in others if group is not None and other.scaler_group is group)]
     others = [other for other in others if other not in peers]
-    _begin(trainer, peers, others, record)
+    _check_and_begin(trainer, peers, others, record)
     if trainer.loss_scale == 1.0:
         yield
         return
     own = [param for peer in peers for param in _mxnet.parameters_of(peer)]
     of_others = list(_reached([param for other in others for param in _mxnet.parameters_of(other)], record))
-    before = _mxnet.fresh(own, clear=True)
+    before = _mxnet.fresh_weights(own, clear=True)
     try:
         yield
     finally:
-        written = _mxnet.fresh(own, clear=True)
+        written = _mxnet.fresh_weights(own, clear=True)
         scaled = not factors or any(map(_mxnet.is_fresh, factors))
         if scaled:
-            _claim(written)
-            _mxnet.fresh(of_others, clear=True)  # at this scale, which is not their trainer's
+            _note_scaled(written)
+            _mxnet.fresh_weights(of_others, clear=True)  # at this scale, which is not their trainer's
             names = {id(array) for _, array in written}
             mark_fresh(array for _, array in before if id(array) not in names)
         else:
@@ -91,7 +91,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         peer.progress.factors += factors  # the backward is still to come
 
 
-def _begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
+def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
     scale = trainer.loss_scale
     if scale != 1.0:
         refuse_unscaled_heads(record, scale)
@@ -145,7 +145,7 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
     return found
 
 
-def clear_stale(params: Sequence[Parameter]) -> None:
+def zero_stale(params: Sequence[Parameter]) -> None:
     """Set stale gradients of parameters that only some devices ran to zero, for the sum over devices."""
     for param in params:
         pairs = _mxnet.with_gradients(param)
@@ -154,25 +154,25 @@ def clear_stale(params: Sequence[Parameter]) -> None:
             grad[:] = 0
 
 
-def forget(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
+def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
     """Make the gradients of ``updates`` stale."""
     for update in updates:
-        _mxnet.mark(update.weight, fresh=False)
+        _mxnet.set_fresh(update.weight, fresh=False)
         vars(params[update.index]).pop("mxmp_scaled", None)
 
 
 def mark_fresh(weights: Iterable[NDArray]) -> None:
     """Mark weights as MXNet does when it has written their gradients."""
     for array in weights:
-        _mxnet.mark(array, fresh=True)
+        _mxnet.set_fresh(array, fresh=True)
 
 
-def claim_fresh(params: Iterable[Parameter]) -> None:
+def note_scaled_gradients(params: Iterable[Parameter]) -> None:
     """Record that a scaled backward has written the gradients that MXNet has marked; clear the marks."""
-    _claim(_mxnet.fresh(params, clear=True))
+    _note_scaled(_mxnet.fresh_weights(params, clear=True))
 
 
-def _claim(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
+def _note_scaled(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
     for param, array in weights:
         param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
 
@@ -186,7 +186,7 @@ def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) ->
 
     Synchronizes only where there are such gradients: zeros are right at every scale.
     """
-    for param, data in _mxnet.fresh(params):
+    for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():
             raise RuntimeError(
                 f"a plain backward has written the gradient of {param.name!r} on {data.context}, and the update "

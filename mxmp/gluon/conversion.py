@@ -28,8 +28,8 @@ from .parameter import BFLOAT16, conversions_of, is_scaling, store_low
 __all__ = [
     "NetConversion",
     "any_conversion",
-    "forwards_so_far",
-    "statistics_of",
+    "next_forward_number",
+    "running_statistics_of",
 ]
 
 # Global: forwards in training mode, counted, which orders those of all nets.
@@ -70,7 +70,7 @@ class NetConversion(Conversion):
         names = [block.name for block in division.python]
         self._unmatched = [p for p in self.policy.exclude if not any(fnmatchcase(name, p) for name in names)]
         self._warned = False
-        self._begin()
+        self._await_first_graphs()
         _last_forward[self] = 0
 
     def _check_parameters(self, net: Block) -> None:
@@ -85,7 +85,7 @@ class NetConversion(Conversion):
                     )
         check_policy(self.policy, "cpu")
 
-    def _begin(self) -> None:
+    def _await_first_graphs(self) -> None:
         """Wait for the first graph of each root."""
         self._waiting = set(self._roots)
         self._any_low = False
@@ -101,13 +101,13 @@ class NetConversion(Conversion):
     def exclude(self, nodes: Collection[str]) -> None:
         super().exclude(nodes)
         self._unmatched = []
-        self._begin()
+        self._await_first_graphs()
 
-    def note_training(self) -> None:
+    def note_training_forward(self) -> None:
         """Record that a block of this net runs in training mode."""
         _last_forward[self] = next(_forwards)
 
-    def check_trainer(self, plan: Plan, requested: Iterable[tuple[Parameter, str]]) -> None:
+    def warn_of_unscaled_training(self, plan: Plan, requested: Iterable[tuple[Parameter, str]]) -> None:
         """Warn, once, where a float16 graph is recorded whose parameters a Trainer updates that does not scale.
 
         ``requested``: its parameters with their ``grad_req``.
@@ -225,8 +225,8 @@ def _check_dtypes(params: Iterable[Parameter], *, trained_float64: bool = True) 
 _RUNNING = ("running_mean", "running_var")
 
 
-def forwards_so_far() -> int:
-    """Return a number that orders this moment among the forwards of converted nets, for ``statistics_of``."""
+def next_forward_number() -> int:
+    """Return a number that orders this moment among the forwards of converted nets, for ``running_statistics_of``."""
     return next(_forwards)
 
 
@@ -235,7 +235,7 @@ def any_conversion() -> bool:
     return bool(_last_forward)
 
 
-def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
+def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
     """Return the running statistics that a backward may write: of ``params``, and of converted nets that ran ``since``.
 
     A backward runs through nets whose parameters are another trainer's (a generator's through the critic).

@@ -22,7 +22,7 @@ from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from . import _mxnet
 from .conversion import NetConversion
-from .scaling import call_with_scale, note_call
+from .scaling import call_with_scale, remember_converted_call
 
 __all__ = [
     "BUILDING",
@@ -31,8 +31,8 @@ __all__ = [
     "Graphs",
     "UntraceableError",
     "build",
+    "engine_lock",
     "is_tracing",
-    "pushing",
     "read_inputs",
     "traced_alone",
     "tracing",
@@ -67,8 +67,8 @@ class BuiltGraph(NamedTuple):
     made. ``only_for``: the shapes that it is right for, None for all. ``types``: see ``_types_of_tuples``.
     """
 
-    traced: _mxnet.Traced
-    op: _LowOp
+    traced: _mxnet.TracedGraph
+    op: _LowPrecisionOp
     plan: Plan
     shapes: dict[str, tuple]
     requested: list[tuple[Parameter, str]]
@@ -114,7 +114,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     """
     clone, answer = _trace(block, args)
     _mxnet.infer_shapes(clone, args)
-    traced = _mxnet.traced(clone)
+    traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
     requested = [(param, param.grad_req) for param in params.values()]
@@ -124,7 +124,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     only_for = large if large and large.at(list(shapes.values())) else None
     graph, plan = conversion.build_graph(block, symbol, params, device, large_inputs=only_for is not None)
     scale_heads(graph)
-    op = _LowOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), _mxnet.flags(block))
+    op = _LowPrecisionOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), _mxnet.flags(block))
     return BuiltGraph(traced, op, plan, shapes, requested, only_for, _types_of_tuples(answer))
 
 
@@ -137,7 +137,7 @@ def traced_alone(
     """
     try:
         with autograd.train_mode() if training else autograd.predict_mode():
-            data, symbol = _mxnet.traced(_trace(block, args)[0]).graph
+            data, symbol = _mxnet.traced_graph(_trace(block, args)[0]).graph
     except UntraceableError as error:
         culprit, reason = error.args
         raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}") from error
@@ -190,17 +190,17 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
 
 _INPUTS = (NDArray, list, tuple, type(None))
 # Global: one lock for MXNet's engine, which is one for the process.
-_pushing = threading.RLock()
+_engine = threading.RLock()
 
 
 @contextmanager
-def pushing() -> Iterator[None]:
+def engine_lock() -> Iterator[None]:
     """Let one thread at a time hand operators to MXNet's engine, and flush those that MXNet holds back in bulk.
 
     The engine notes each array of an operator by itself: of two threads whose operators read and write the same
     two arrays (weights, running statistics), each may wait for the other for ever. This holds for MXNet's own nets too.
     """
-    with _pushing:
+    with _engine:
         try:
             yield
         finally:
@@ -208,7 +208,7 @@ def pushing() -> Iterator[None]:
                 pass
 
 
-class _LowOp:
+class _LowPrecisionOp:
     """MXNet's CachedOp on the low-precision graph, called with a block's inputs.
 
     ``sources``: for each variable of the FP32 graph whether it is an input, and the input's number or the Parameter.
@@ -231,8 +231,8 @@ class _LowOp:
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
         # By the thread's number and the monitor.
-        self._monitored: dict[tuple, mx.nd.CachedOp] = {}
-        weakref.finalize(self, _remove, self._monitored).atexit = False
+        self._monitored_ops: dict[tuple, mx.nd.CachedOp] = {}
+        weakref.finalize(self, _remove_monitored, self._monitored_ops).atexit = False
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         if self._reads_scale:
@@ -240,15 +240,15 @@ class _LowOp:
         else:
             out = self._run(inputs, monitor)
         if autograd.is_recording():
-            note_call(out if isinstance(out, NDArray) else out[0])
+            remember_converted_call(out if isinstance(out, NDArray) else out[0])
         return out
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
-        with pushing():
+        with engine_lock():
             if monitor is not None:
                 with hold_interrupts():
-                    return self._calling(monitor)(*values)
+                    return self._monitored_op(monitor)(*values)
             if not autograd.is_recording():
                 self._shared = self._shared or self._make(self._flags)
                 return self._shared(*values)
@@ -259,25 +259,26 @@ class _LowOp:
     def _make(self, flags: list) -> mx.nd.CachedOp:
         return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
-    def _calling(self, monitor: tuple) -> mx.nd.CachedOp:
+    def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
         """Return an operator that calls ``monitor``; with static memory MXNet would call it for few outputs."""
         key = (threading.get_ident(), monitor)
-        if key not in self._monitored:
+        if key not in self._monitored_ops:
             _mxnet.silence_removed()
-            op = self._monitored[key] = self._make([flag for flag in self._flags if not flag[0].startswith("static_")])
+            op = self._make([flag for flag in self._flags if not flag[0].startswith("static_")])
+            self._monitored_ops[key] = op
             callback, monitor_all = monitor
             if not isinstance(callback, GraphListener):
                 callback = NetworkView(self.symbol, self._plan).translated(callback)
             _mxnet.register_op_hook(op, callback, monitor_all)
-        return self._monitored[key]
+        return self._monitored_ops[key]
 
     def forget(self, monitor: tuple) -> None:
         """Delete the cached operators that were created for ``monitor``."""
-        _remove(self._monitored, monitor)
+        _remove_monitored(self._monitored_ops, monitor)
         _mxnet.silence_removed()
 
 
-def _remove(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None) -> None:
+def _remove_monitored(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None) -> None:
     """Remove the operators that call ``monitor``, or all of them."""
     for key in list(monitored):
         op = monitored.pop(key, None) if monitor in (None, key[1]) else None

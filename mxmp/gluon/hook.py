@@ -18,7 +18,7 @@ from . import _mxnet
 from .blocks import Division, blocks_of, hybrid_blocks
 from .conversion import NetConversion
 from .graphs import BUILDING, BuiltGraph, GraphKey, Graphs, UntraceableError, build, is_tracing
-from .parameter import change_conversions, conversions_of
+from .parameter import conversions_of, replace_conversions
 
 __all__ = ["Hook", "conversions_in", "exclude_more", "hook_of", "hooks", "install", "remove"]
 
@@ -51,21 +51,21 @@ class Hook:
         return list(self.conversions)[-1]
 
     @property
-    def python(self) -> bool:
+    def runs_as_python(self) -> bool:
         """Return whether the block runs as Python: it is excluded, or contains an excluded one."""
         return any(self.conversions.values())
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
         """The graphs made since the block was last hybridized."""
-        return {} if self._was_hybridized() else _mxnet.cached_op(self._block)
+        return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
         """Leave the block as if this hook had never been there."""
-        if self._active is not None and not self._was_hybridized():
+        if self._active is not None and not self._has_no_graphs():
             _mxnet.set_active(self._block, self._active)
         _mxnet.undo_load(self._block)
-        _mxnet.give_back(self._block)
+        _mxnet.restore_calls(self._block)
 
     def __call__(self, *args: Any) -> Any:
         """Run a graph of the block, or its class's ``forward`` where it must run as Python; return the output."""
@@ -73,7 +73,7 @@ class Hook:
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
         if has_symbol:
             self._check_trace()
-        elif self.python:
+        elif self.runs_as_python:
             self._set_active(False)
         elif _mxnet.children(block) and _mxnet.is_summarized(block):
             pass  # as Python, to show what is inside
@@ -108,8 +108,8 @@ class Hook:
         _check_memory(block, inputs)
         key = GraphKey(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.variant(block))
         if key.training:
-            conversion.note_training()
-        graphs = self._keep_graphs()
+            conversion.note_training_forward()
+        graphs = self._ensure_graphs()
         built = graphs.get(key)
         if built is None or not built.serves(inputs):
             with BUILDING:
@@ -117,18 +117,18 @@ class Hook:
                 if built is None or not built.serves(inputs):
                     built = graphs[key] = self._build(args, key.device)
         if autograd.is_recording():
-            conversion.check_trainer(built.plan, built.requested)
-        self._show(built, graphs)
+            conversion.warn_of_unscaled_training(built.plan, built.requested)
+        self._set_exported(built, graphs)
         return built.run(inputs, _mxnet.monitor(block))
 
-    def _show(self, built: BuiltGraph, graphs: Graphs) -> None:
+    def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:
         """Let ``export`` write this graph, and not one that ``load`` brought."""
-        shown = _mxnet.traced(self._block).graph
+        shown = _mxnet.traced_graph(self._block).graph
         if shown is built.traced.graph:
             return
         if shown and all(shown is not each.traced.graph for each in graphs.values()):
             _undo_load(self._block)
-        _mxnet.show(self._block, built.traced)
+        _mxnet.set_traced_graph(self._block, built.traced)
 
     def _build(self, args: tuple, device: str) -> BuiltGraph:
         _undo_load(self._block)
@@ -145,20 +145,20 @@ class Hook:
 
     def _set_active(self, active: bool) -> None:
         """Set whether MXNet's own ``forward`` runs a graph; ``undo`` restores what ``hybridize`` chose."""
-        if self._was_hybridized() or _mxnet.is_active(self._block) != active:
+        if self._has_no_graphs() or _mxnet.is_active(self._block) != active:
             self._active = _mxnet.is_active(self._block)
             _mxnet.set_active(self._block, active)
-            self._keep_graphs()
+            self._ensure_graphs()
 
-    def _keep_graphs(self) -> Graphs:
+    def _ensure_graphs(self) -> Graphs:
         """Return the block's graphs. They replace MXNet's operator: ``hybridize`` and ``cast`` clear them too."""
-        if self._was_hybridized():
+        if self._has_no_graphs():
             with BUILDING:
-                if self._was_hybridized():
+                if self._has_no_graphs():
                     _mxnet.set_cached_op(self._block, Graphs())
         return _mxnet.cached_op(self._block)
 
-    def _was_hybridized(self) -> bool:
+    def _has_no_graphs(self) -> bool:
         """Return whether something cleared the block's graphs, or it has none yet."""
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
@@ -218,21 +218,21 @@ def install(net: Block, conversion: NetConversion, division: Division) -> None:
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
     complete, partial = conversions_in(net)
-    installed = {id(block): hook.python for block, hook in hooks(net)}
+    installed = {id(block): hook.runs_as_python for block, hook in hooks(net)}
     if [each.how for each in complete] == [conversion.how] and not partial and installed == runs_as_python:
         return
     for block in hybrid_blocks(net):
-        _change(block, complete, {conversion: runs_as_python[id(block)]} if id(block) in runs_as_python else {})
+        _change_block(block, complete, {conversion: runs_as_python[id(block)]} if id(block) in runs_as_python else {})
     for param in net.collect_params().values():
-        change_conversions(param, complete, [conversion])
+        replace_conversions(param, complete, [conversion])
 
 
 def remove(net: Block, conversions: Collection[NetConversion]) -> None:
     """Undo conversions of ``net``, which contains all their blocks."""
     for block in hybrid_blocks(net):
-        _change(block, conversions, {})
+        _change_block(block, conversions, {})
     for param in net.collect_params().values():
-        change_conversions(param, conversions)
+        replace_conversions(param, conversions)
 
 
 def exclude_more(net: Block, nodes: Collection[str]) -> None:
@@ -244,12 +244,12 @@ def exclude_more(net: Block, nodes: Collection[str]) -> None:
     for conversion in complete:
         conversion.exclude(nodes)
     for block, hook in hooks(net):
-        _change(block, complete, {c: python for c, python in hook.conversions.items() if c in complete})
+        _change_block(block, complete, {c: python for c, python in hook.conversions.items() if c in complete})
     for param in net.collect_params().values():
-        change_conversions(param, complete, [each for each in conversions_of([param]) if each in complete])
+        replace_conversions(param, complete, [each for each in conversions_of([param]) if each in complete])
 
 
-def _change(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
+def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
     """Take ``block`` out of conversions and into others, where its graphs are made anew."""
     before = hook_of(block)
     had = before.conversions if before is not None else {}
@@ -259,4 +259,4 @@ def _change(block: HybridBlock, old: Collection[NetConversion], new: Mapping[Net
     if before is not None:
         before.undo()
     if after.conversions:
-        _mxnet.take_over(block, after, after.call_graph)
+        _mxnet.redirect_calls(block, after, after.call_graph)

@@ -16,11 +16,11 @@ from . import _mxnet
 __all__ = [
     "BFLOAT16",
     "LowParameter",
-    "change_conversions",
     "conversions_of",
     "exposed_pairs",
     "is_scaling",
     "master_at",
+    "replace_conversions",
     "store_full",
     "store_low",
     "weight_of",
@@ -104,7 +104,7 @@ class LowParameter(gluon.Parameter):
 
     def _init_impl(self, data: NDArray, ctx_list: Sequence[mx.Context]) -> None:
         super()._init_impl(data, ctx_list)
-        self._split()
+        self._make_masters()
 
     def _reduce(self) -> NDArray:
         masters = [m.copyto(mx.cpu()) for m in self.masters()]
@@ -117,7 +117,7 @@ class LowParameter(gluon.Parameter):
         """Begin to compute in ``dtype``; the values so far become the masters. Call once, after the class changed."""
         self._low_dtype = dtype
         if self._data is not None:
-            self._split()
+            self._make_masters()
 
     def store_full(self) -> None:
         """Become an FP32 Parameter of the class that it was before, with the masters' values."""
@@ -129,7 +129,7 @@ class LowParameter(gluon.Parameter):
             with autograd.pause():
                 _mxnet.set_arrays(self, masters)
 
-    def _split(self) -> None:
+    def _make_masters(self) -> None:
         """Make the arrays that are now in ``_data`` the masters, and float16 copies the data."""
         self._exposed = False
         with autograd.pause():
@@ -176,7 +176,7 @@ def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
     return list(dict.fromkeys(found for param in params for found in getattr(param, "mxmp_conversions", ())))
 
 
-def change_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
+def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
     """Replace conversions of a parameter; if none of the earlier ones is kept, store it in FP32 again."""
     before = conversions_of([param])
     kept = [conversion for conversion in before if conversion not in old]

@@ -47,7 +47,7 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
 
 def unconverted_blocks(net: Block) -> list[str]:
     """Return the names of the blocks of a converted net that run as Python, in FP32."""
-    converted = {id(block) for block, hook in hooks(net) if not hook.python}
+    converted = {id(block) for block, hook in hooks(net) if not hook.runs_as_python}
     found, stack = [], [net]
     while stack:
         block = stack.pop()
@@ -112,7 +112,7 @@ def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
 
 def _is_graph(block: HybridBlock) -> bool:
     hook = hook_of(block)
-    return hook is None or not hook.python
+    return hook is None or not hook.runs_as_python
 
 
 def _is_known(shape: Any) -> bool:

@@ -30,13 +30,13 @@ from . import _mxnet
 __all__ = [
     "Record",
     "call_with_scale",
+    "explain_unrecorded_loss",
     "head_gradient",
     "heads_scaled_by",
-    "naming_what_is_missing",
-    "note_call",
     "recorded_name",
     "refuse_hidden_heads",
     "refuse_unscaled_heads",
+    "remember_converted_call",
 ]
 
 # -- what autograd recorded --------------------------------------------------------------------------
@@ -62,7 +62,7 @@ _NOT_RECORDED = (
 
 
 @contextmanager
-def naming_what_is_missing() -> Iterator[None]:
+def explain_unrecorded_loss() -> Iterator[None]:
     """Raise ``RuntimeError`` in place of autograd's own error where a loss was not recorded."""
     try:
         yield
@@ -87,7 +87,7 @@ class Record:
 
     @cached_property
     def _symbols(self) -> list[mx.sym.Symbol]:
-        with naming_what_is_missing():
+        with explain_unrecorded_loss():
             return [mx.autograd.get_symbol(loss) for loss in self.losses]
 
     @cached_property
@@ -113,13 +113,13 @@ class Record:
         for graph in self._graphs:
             yield from graph.nodes()
 
-    def read_entries(self) -> set[tuple[str, int]]:
+    def used_outputs(self) -> set[tuple[str, int]]:
         """Return the outputs that another node reads or that are losses, each by the name of its node and its index."""
         entries: list[Entry] = [entry for node in self.nodes() for entry in node.inputs]
         entries += [head for graph in self._graphs for head in graph.heads]
         return {(entry.node.name, entry.index) for entry in entries}
 
-    def hidden_outputs(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
+    def outputs_of_cached_ops(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
         """Return, by call of a hybridized block, its outputs and whether its backward reads their gradients.
 
         Takes a twentieth of a millisecond a call; leaves out the calls that are named in ``known``.
@@ -127,7 +127,7 @@ class Record:
         found: dict[str, dict[str, bool]] = {}
         for symbol, text in zip(self._symbols, self._texts):
             nodes = [name for name in _OPAQUE.findall(text) if name not in found and name not in known]
-            found.update(_mxnet.hidden_outputs(symbol, nodes) if nodes else {})
+            found.update(_mxnet.outputs_of_cached_ops(symbol, nodes) if nodes else {})
         return found
 
 
@@ -152,9 +152,9 @@ def head_gradient(loss: NDArray, scale: float) -> NDArray:
 
 # Global: the scale arrays that recorded forwards read, by the names that autograd gave them, as a record is no object
 # of Python's. The oldest that no backward reached fall out.
-_recorded: dict[str, NDArray] = {}
+_scales: dict[str, NDArray] = {}
 # Global, likewise: the nodes that recorded forwards of converted blocks made, by name.
-_calls: dict[str, None] = {}
+_converted_calls: dict[str, None] = {}
 _LIVE_RECORDS = 1 << 14
 # Global: for these two.
 _lock = threading.Lock()
@@ -168,7 +168,7 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
     fed = memory.detach()  # autograd notes in the handle which record it belongs to
     out = call(fed)
     if autograd.is_recording():
-        _remember(_recorded, fed, memory)
+        _remember(_scales, fed, memory)
     return out
 
 
@@ -186,9 +186,9 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
             "scaled loss, or trainer.backward(loss) outside"
         )
     reached: list[NDArray] = []
-    if _recorded and value != 1.0:
+    if _scales and value != 1.0:
         with _lock:
-            reached = [_recorded[name] for name in record.leaves if name in _recorded]
+            reached = [_scales[name] for name in record.leaves if name in _scales]
     _local.open = True
     try:
         _set(reached, value)
@@ -198,9 +198,9 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
         _local.open = False
 
 
-def note_call(out: NDArray) -> None:
+def remember_converted_call(out: NDArray) -> None:
     """Remember that a converted block, whose loss heads are all scaled, has returned ``out``, if it is recorded."""
-    _remember(_calls, out, None)
+    _remember(_converted_calls, out, None)
 
 
 def _remember(store: dict, array: NDArray, value: Any) -> None:
@@ -254,10 +254,10 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
     """
     if "_CachedOp" not in record.operators:
         return
-    hidden = record.hidden_outputs(known=_calls)
+    hidden = record.outputs_of_cached_ops(known=_converted_calls)
     if all(reads for outputs in hidden.values() for reads in outputs.values()):
         return
-    used = record.read_entries()
+    used = record.used_outputs()
     names_of_trained = set(map(recorded_name, trained))
     for node in list(record.nodes()):
         if node.name not in hidden:

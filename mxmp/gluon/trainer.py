@@ -26,10 +26,10 @@ from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
 from ..step.updater import Updaters
 from . import _mxnet, backward
-from .conversion import any_conversion, forwards_so_far, statistics_of
-from .graphs import pushing
+from .conversion import any_conversion, next_forward_number, running_statistics_of
+from .graphs import engine_lock
 from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
-from .scaling import Record, head_gradient, heads_scaled_by, naming_what_is_missing
+from .scaling import Record, explain_unrecorded_loss, head_gradient, heads_scaled_by
 
 __all__ = ["BatchProcessor", "Trainer"]
 
@@ -96,19 +96,19 @@ class Trainer(StepView, gluon.Trainer):
         self._step = ScaledStep(loss_scale) if as_scaler(loss_scale) is loss_scale else None
         self.progress = Progress()
         self._statistics = RunningStatistics()
-        self._last_update = forwards_so_far()
+        self._last_update = next_forward_number()
         self._warned = False
         store = open_store(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
         self.watch_statistics()
-        backward.join(self)
+        backward.add_trainer(self)
 
     def __setstate__(self, state: dict) -> None:
         """Restore a copy: it is the trainer of another net, whose parameters have no gradients yet."""
-        self.__dict__.update(state, _last_update=forwards_so_far(), progress=Progress())
-        backward.join(self)
+        self.__dict__.update(state, _last_update=next_forward_number(), progress=Progress())
+        backward.add_trainer(self)
 
     # -- backward -----------------------------------------------------------------------------------
 
@@ -129,9 +129,9 @@ class Trainer(StepView, gluon.Trainer):
             gradients of ``loss.backward()``, which are not scaled. Outside ``autograd.record()``.
         """
         losses, heads, record = self._begin_backward(loss)
-        scaled = backward.scaled_backward(self, record)
-        with heads_scaled_by(self.loss_scale, record), scaled, pushing(), hold_interrupts(), naming_what_is_missing():
-            autograd.backward(losses, heads, retain_graph=retain_graph)
+        with heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record):
+            with engine_lock(), hold_interrupts(), explain_unrecorded_loss():
+                autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
@@ -163,7 +163,7 @@ class Trainer(StepView, gluon.Trainer):
         self._prepare()
         if not self.progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
-                backward.clear_stale(self._params)
+                backward.zero_stale(self._params)
             self._allreduce_grads()
         self.progress.note(Event.REDUCE, self.loss_scale)
         self.progress.accumulates = any(p.grad_req == "add" for p in self._params)
@@ -182,7 +182,7 @@ class Trainer(StepView, gluon.Trainer):
             Gradients are float16, which cannot hold unscaled values; nothing is changed.
         """
         self.progress.check(Event.UNSCALE, self.loss_scale)
-        self._refuse_lost_scale()
+        self._refuse_unscaled_gradients()
         updates = backward.due_updates(self._params, ignore_stale=True)
         found = [update.gradient for update in updates]
         grads.unscale(found, 1.0 / self.loss_scale)
@@ -202,7 +202,7 @@ class Trainer(StepView, gluon.Trainer):
         self.progress.check(Event.CLIP, self.loss_scale)
         self.allreduce_grads()
         updates = backward.due_updates(self._params, ignore_stale=True)
-        total = grads.norm([update.gradient for update in updates if update.device == 0]) * self._factor
+        total = grads.norm([update.gradient for update in updates if update.device == 0]) * self._gradient_factor
         if max_norm < total < float("inf"):
             self.progress.clip *= float(max_norm) / total
         self.progress.note(Event.CLIP, self.loss_scale)
@@ -259,7 +259,7 @@ class Trainer(StepView, gluon.Trainer):
         self.progress = Progress()  # earlier gradients belong to another scale
         self.scaled_step.group.forget_backward(self.scaled_step)
         ready = list(filter(_mxnet.is_initialized, self._params))
-        backward.forget(ready, backward.due_updates(ready, ignore_stale=True))
+        backward.make_stale(ready, backward.due_updates(ready, ignore_stale=True))
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
 
@@ -311,15 +311,15 @@ class Trainer(StepView, gluon.Trainer):
                 )
                 return
 
-    def _refuse_lost_scale(self) -> None:
+    def _refuse_unscaled_gradients(self) -> None:
         """Raise ``RuntimeError`` for gradients that the update would divide by a scale that they never had."""
         if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
             return
         if any(map(_mxnet.is_fresh, self.progress.factors)):  # the backward came after the block of scale_loss
-            backward.claim_fresh(self._params)
+            backward.note_scaled_gradients(self._params)
         backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 
-    def _note_needless_scale(self) -> None:
+    def _log_needless_scale(self) -> None:
         """Log, before the first step, that losses are scaled though no net is converted and nobody gave a scale."""
         if self.scaled_step.steps or self.loss_scale == 1.0 or self._requested_scale != "dynamic" or any_conversion():
             return
@@ -355,19 +355,19 @@ class Trainer(StepView, gluon.Trainer):
         return self._step
 
     @property
-    def _factor(self) -> float:
+    def _gradient_factor(self) -> float:
         """The factor from the gradients as they are to the true, clipped ones."""
         return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
         self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
-        self._note_needless_scale()
+        self._log_needless_scale()
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
         """Check the gradients' scale, put back what was not finite, and open the store."""
-        self._refuse_lost_scale()
+        self._refuse_unscaled_gradients()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
         overflows, self.progress.overflows = self.progress.overflows, None
         if overflows is not None:
@@ -403,13 +403,13 @@ class Trainer(StepView, gluon.Trainer):
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         updates = backward.due_updates(self._params, ignore_stale=ignore_stale_grad)
-        factor = self._factor
+        factor = self._gradient_factor
 
         def trained() -> dict[int, Weight]:
             return self._weights([param for param in self._params if param.grad_req != "null"])
 
         def apply() -> None:
-            with pushing():
+            with engine_lock():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
             share_drawn(self._kvstore, self._optimizer, trained)
 
@@ -424,12 +424,12 @@ class Trainer(StepView, gluon.Trainer):
                     unscaled=self.progress.unscaled,
                 )
         finally:
-            backward.forget(self._params, updates)
+            backward.make_stale(self._params, updates)
             self.progress = Progress()
-            self._last_update = forwards_so_far()
+            self._last_update = next_forward_number()
 
     def watch_statistics(self) -> RunningStatistics:
-        return self._statistics.watch(statistics_of(self._params, self._last_update))
+        return self._statistics.watch(running_statistics_of(self._params, self._last_update))
 
 
 class BatchProcessor(estimator.BatchProcessor):

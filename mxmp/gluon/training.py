@@ -42,7 +42,7 @@ class TrainedNet:
 
     @property
     def _hooks(self) -> list[tuple[HybridBlock, Hook]]:
-        return [(block, hook) for block, hook in hooks(self._net) if not hook.python]
+        return [(block, hook) for block, hook in hooks(self._net) if not hook.runs_as_python]
 
     @property
     def step(self) -> ScaledStep:
@@ -77,7 +77,7 @@ class TrainedNet:
                 yield
         finally:
             for array in stale:
-                _mxnet.mark(array, fresh=False)
+                _mxnet.set_fresh(array, fresh=False)
 
     def _params(self) -> list[Parameter]:
         found = {id(p): p for p in [*_mxnet.parameters_of(self._trainer), *self._net.collect_params().values()]}
