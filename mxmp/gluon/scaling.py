@@ -30,7 +30,7 @@ from . import _mxnet
 __all__ = [
     "Record",
     "call_with_scale",
-    "explain_unrecorded_loss",
+    "explain_unrecorded",
     "head_gradient",
     "heads_scaled_by",
     "recorded_name",
@@ -62,7 +62,7 @@ _NOT_RECORDED = (
 
 
 @contextmanager
-def explain_unrecorded_loss() -> Iterator[None]:
+def explain_unrecorded() -> Iterator[None]:
     """Raise ``RuntimeError`` in place of autograd's own error where a loss was not recorded."""
     try:
         yield
@@ -87,7 +87,7 @@ class Record:
 
     @cached_property
     def _symbols(self) -> list[mx.sym.Symbol]:
-        with explain_unrecorded_loss():
+        with explain_unrecorded():
             return [mx.autograd.get_symbol(loss) for loss in self.losses]
 
     @cached_property

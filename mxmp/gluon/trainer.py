@@ -29,7 +29,7 @@ from . import _mxnet, backward
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
 from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
-from .scaling import Record, explain_unrecorded_loss, head_gradient, heads_scaled_by
+from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by
 
 __all__ = ["BatchProcessor", "Trainer"]
 
@@ -129,9 +129,9 @@ class Trainer(StepView, gluon.Trainer):
             gradients of ``loss.backward()``, which are not scaled. Outside ``autograd.record()``.
         """
         losses, heads, record = self._begin_backward(loss)
-        with heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record):
-            with engine_lock(), hold_interrupts(), explain_unrecorded_loss():
-                autograd.backward(losses, heads, retain_graph=retain_graph)
+        scaled = backward.scaled_backward(self, record)
+        with heads_scaled_by(self.loss_scale, record), scaled, engine_lock(), hold_interrupts(), explain_unrecorded():
+            autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
