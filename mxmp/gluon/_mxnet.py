@@ -42,7 +42,7 @@ flags, backend = attrgetter("_flags"), attrgetter("_backend")
 trainer_of, is_differentiable, storage = attrgetter("_trainer"), attrgetter("_differentiable"), attrgetter("_stype")
 # Of a Trainer: the parameters that it updates, in the order of their indices.
 parameters_of = attrgetter("_params")
-# Of a weight array: whether a backward has written its gradient since ``set_fresh`` or ``fresh_weights`` removed the mark.
+# Of a weight array: whether a backward has written its gradient since ``set_fresh`` or ``fresh_weights`` cleared this.
 is_fresh = attrgetter("_fresh_grad")
 
 

@@ -41,21 +41,41 @@ _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def add_trainer(trainer: Any) -> None:
-    """Add a trainer to those that a backward checks, for as long as it lives."""
+    """Register ``trainer``, an mxmp.Trainer, so that the backwards of all other trainers know of its parameters.
+
+    It is referenced weakly: a trainer that is deleted is forgotten.
+    """
     _trainers.add(trainer)
 
 
 @contextmanager
 def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = ()) -> Iterator[None]:
-    """Prepare for one scaled backward in this block, which serves all trainers with the same scaler object.
+    """Prepare for one backward of scaled losses within this block, and record afterwards which gradients it wrote.
 
-    ``factors``: what the losses were multiplied by, arrays with a gradient each, where the user calls backward.
-    They tell a backward of the scaled losses from one of others; it may also come after the block.
+    The backward serves ``trainer`` and all trainers with the same scaler object. If the loss scale is not 1: when the
+    block ends, the weights whose gradients were written are noted on their Parameters (``mxmp_scaled``) and lose
+    MXNet's mark "fresh".
 
-    Raises ``ValueError`` for a loss head that the scale would not reach. Raises ``RuntimeError`` where one of the
-    trainers has looked at its gradients and not stepped, or the backward would write gradients that a trainer with
-    another scaler has yet to apply, or add to those of an unscaled backward: no gradient has been written then. And
-    where the backward was not of the scaled losses: ``step`` will refuse its gradients.
+    Parameters
+    ----------
+    trainer : mxmp.Trainer
+    record : Record
+        The graphs of the losses.
+    factors : sequence of NDArray
+        Only where the user calls backward (``scale_loss``): the arrays, each with a gradient, that the losses were
+        multiplied by. They show whether the user ran backward of the scaled losses, which may also happen after the
+        block.
+
+    Raises
+    ------
+    ValueError
+        A loss head would ignore the loss scale. No gradient has been written.
+    RuntimeError
+        Before the block, with no gradient written: one of these trainers has unscaled or clipped its gradients, or
+        reduced gradients that add up (``grad_req="add"``), and not stepped; or the backward would overwrite gradients
+        that a trainer with another scaler has not applied yet; or it would add to gradients of an unscaled backward.
+        After the block: gradients were written, but by the backward of other losses than the scaled ones, so they are
+        not scaled.
     """
     group = trainer.scaler_group
     others = [other for other in list(_trainers) if other is not trainer]
@@ -92,6 +112,13 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
 
 
 def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
+    """Do the checks of ``scaled_backward`` that come before the backward, then let every peer begin a step.
+
+    ``peers``: the trainers with the scaler of ``trainer``, itself included. ``others``: all other mxmp.Trainers. Raises
+    ``ValueError`` or ``RuntimeError`` as ``scaled_backward`` says. Each peer records in ``progress`` that a backward
+    ran, and saves running statistics that the backward may write; the loss scale is frozen until all peers have
+    stepped.
+    """
     scale = trainer.loss_scale
     if scale != 1.0:
         refuse_unscaled_heads(record, scale)
@@ -116,7 +143,7 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
 
 
 def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]:
-    """Yield the parameters whose gradients a backward from the record writes."""
+    """Yield the parameters of ``params`` whose gradients a backward from the losses of ``record`` would write."""
     for param in params:
         arrays = _mxnet.arrays(param) if param.grad_req != "null" else ()
         if any(recorded_name(array) in record.leaves for array in arrays):
@@ -127,9 +154,12 @@ def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]
 
 
 def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Update]:
-    """Return the weights that a step would update, with their gradients.
+    """Return one ``Update`` for each weight array whose gradient is due.
 
-    Raises ``UserWarning`` on a stale gradient unless ``ignore_stale``, as ``gluon.Trainer`` does.
+    An ``Update`` holds the parameter's index in ``params``, the device's number, the name, the weight and the gradient.
+    A gradient is due if a backward has written it since the last step, and stale otherwise. Parameters with
+    ``grad_req`` ``"null"`` have none. With ``ignore_stale`` stale gradients are left out; without it one raises
+    ``UserWarning``, as in ``gluon.Trainer``.
     """
     found = []
     for index, param in enumerate(params):
@@ -146,7 +176,11 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
 
 
 def zero_stale(params: Sequence[Parameter]) -> None:
-    """Set stale gradients of parameters that only some devices ran to zero, for the sum over devices."""
+    """Set the stale gradients of each parameter to zero, if another device has a gradient of it that is due.
+
+    A batch may leave out a part of the net on some devices. The sum of the gradients over devices, which follows, must
+    not contain gradients of an earlier step. Does not wait for the device.
+    """
     for param in params:
         pairs = _mxnet.with_gradients(param)
         stale = [grad for data, grad in pairs if not _is_due(param, data)]
@@ -155,36 +189,47 @@ def zero_stale(params: Sequence[Parameter]) -> None:
 
 
 def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
-    """Make the gradients of ``updates`` stale."""
+    """Mark the gradients of ``updates`` as stale, because they were applied or are dropped.
+
+    ``params``: the trainer's parameters, to which ``Update.index`` refers.
+    """
     for update in updates:
         _mxnet.set_fresh(update.weight, fresh=False)
         vars(params[update.index]).pop("mxmp_scaled", None)
 
 
 def mark_fresh(weights: Iterable[NDArray]) -> None:
-    """Mark weights as MXNet does when it has written their gradients."""
+    """Mark weights as MXNet does when a backward has written their gradients."""
     for array in weights:
         _mxnet.set_fresh(array, fresh=True)
 
 
 def note_scaled_gradients(params: Iterable[Parameter]) -> None:
-    """Record that a scaled backward has written the gradients that MXNet has marked; clear the marks."""
+    """Record that a scaled backward wrote the fresh gradients of ``params``, and remove MXNet's mark "fresh".
+
+    What MXNet marks as fresh afterwards is then of an unscaled backward, which the step must refuse.
+    """
     _note_scaled(_mxnet.fresh_weights(params, clear=True))
 
 
 def _note_scaled(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
+    """Record, on each Parameter, the weight arrays whose gradients a scaled backward has written."""
     for param, array in weights:
         param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
 
 
 def _is_due(param: Parameter, weight: NDArray) -> bool:
+    """Return whether a backward, scaled or not, has written the gradient of ``weight`` since the last step.
+
+    ``weight`` is the array of ``param`` on one device.
+    """
     return _mxnet.is_fresh(weight) or any(array is weight for array in getattr(param, "mxmp_scaled", ()))
 
 
 def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) -> None:
-    """Raise ``RuntimeError`` where an unscaled backward has written gradients of ``params``.
+    """Raise ``RuntimeError`` if a backward of an unscaled loss wrote a gradient of ``params`` that is not zero.
 
-    Synchronizes only where there are such gradients: zeros are right at every scale.
+    The step would divide it by ``loss_scale``. Waits for the device only where there is such a gradient.
     """
     for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():
