@@ -40,7 +40,7 @@ _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDi
 
 
 class NetConversion(Conversion):
-    """One call of ``mxmp.convert``: the policy or plan that decides a net's dtypes, and what was learnt from its graphs.
+    """One call of ``mxmp.convert``: the policy or plan that decides a net's dtypes, and what its graphs have shown.
 
     ``convert`` creates this object. The hooks of the converted blocks refer to this object until the net is restored or
     converted again. When all roots have had their first graph, a warning is given if nothing in them is low precision
@@ -84,7 +84,7 @@ class NetConversion(Conversion):
         _last_forward[self] = 0
 
     def _check_parameters(self, net: Block) -> None:
-        """Raise ``ValueError`` if a parameter of ``net`` is not FP32, or the policy or plan cannot hold on its device."""
+        """Raise ``ValueError`` if a parameter of ``net`` is not FP32, or its device cannot run the policy or plan."""
         params = list(net.collect_params().values())
         _check_dtypes(params)
         for param in params:
@@ -106,7 +106,7 @@ class NetConversion(Conversion):
         self._fits = False
 
     def __getstate__(self) -> dict:
-        """Return the attributes for a copy, without ``blocks``: the hooks of the copied blocks add these to the copy."""
+        """Return the attributes for a copy, without ``blocks``: the hooks of copied blocks add these again."""
         return {name: value for name, value in vars(self).items() if name != "blocks"}
 
     def __setstate__(self, state: dict) -> None:
@@ -187,7 +187,7 @@ class NetConversion(Conversion):
             A parameter would be stored in float16 and belongs to MXNet's own Trainer.
         """
         self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
-        _check_dtypes(params.values(), trained_float64=False)
+        _check_dtypes(params.values(), allow_float64=False)
         tuned = None if self.plan is None else self.plan.tuned
         strict = id(block) in self._roots and not self._fits
         strict = strict and (tuned is None or tuned.training == autograd.is_training())
@@ -214,7 +214,7 @@ class NetConversion(Conversion):
         return graph, plan
 
     def _note_first_graph(self, block: HybridBlock, plan: Plan) -> None:
-        """Record that the root ``block`` has its first graph, made by ``plan``; warn when all roots of the net have one.
+        """Record that the root ``block`` has its first graph, made by ``plan``; warn when all roots have one.
 
         The warnings: nothing in the net computes in low precision; a pattern of ``exclude`` matches no operator or
         block.
@@ -265,15 +265,15 @@ class NetConversion(Conversion):
         )
 
 
-def _check_dtypes(params: Iterable[Parameter], *, trained_float64: bool = True) -> None:
-    """Raise ``ValueError`` if a parameter is float16 or bfloat16, or, with ``trained_float64=False``, trained in float64.
+def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) -> None:
+    """Raise ``ValueError`` if a parameter is float16 or bfloat16, or, unless ``allow_float64``, trained in float64.
 
-    A float64 parameter that is not trained (``grad_req="null"``) is always accepted. ``LowParameter.dtype`` is float32.
+    An untrained float64 parameter (``grad_req="null"``) is always accepted. ``LowParameter.dtype`` is float32.
     """
     for param in params:
         dtype = np.dtype(param.dtype)
         is_trained_float64 = dtype == np.float64 and param.grad_req != "null"
-        if dtype in (np.float16, BFLOAT16) or (is_trained_float64 and not trained_float64):
+        if dtype in (np.float16, BFLOAT16) or (is_trained_float64 and not allow_float64):
             raise ValueError(
                 f"Parameter {param.name!r} is stored in {param.dtype}: convert takes an FP32 net and casts by itself; "
                 "call net.cast('float32') first, and for another cast mxmp.restore(net)"
