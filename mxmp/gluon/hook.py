@@ -24,10 +24,18 @@ __all__ = ["Hook", "conversions_in", "exclude_more", "hook_of", "hooks", "instal
 
 
 class Hook:
-    """Stands in ``block.forward``, with the conversions that the block is part of.
+    """Runs a converted HybridBlock; it is set as ``block.forward``, so every call of the block goes through it.
 
-    ``conversions`` says for each whether the block runs as Python there. The last one decides how the block runs when
-    it is called itself: a conversion's root traces all that it contains by its own policy.
+    Calling the block traces and builds a graph for this kind of call (see ``GraphKey``) if there is none yet, and runs
+    it. ``install`` makes one hook per block; ``remove`` and another ``install`` replace it.
+
+    Parameters
+    ----------
+    block : HybridBlock
+    conversions : mapping of NetConversion to bool
+        The conversions that the block is part of (several if nets share it), oldest first. True: the block runs as
+        Python in this one. When the block is called from Python, the newest conversion decides. When an enclosing block
+        is traced, that block's conversion decides.
     """
 
     def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
@@ -38,37 +46,48 @@ class Hook:
         self._join()
 
     def __setstate__(self, state: dict) -> None:
-        """Restore a copy, and add its block to its conversions."""
+        """Restore the hook of a copied block, and add that block to the (copied) conversions."""
         vars(self).update(state)
         self._join()
 
     def _join(self) -> None:
+        """Add the block to ``blocks`` of each of its conversions."""
         for conversion in self.conversions:
             conversion.blocks.add(self._block)
 
     @property
     def conversion(self) -> NetConversion:
+        """Return the newest conversion of the block, which decides how it runs when it is called from Python."""
         return list(self.conversions)[-1]
 
     @property
     def runs_as_python(self) -> bool:
-        """Return whether the block runs as Python: it is excluded, or contains an excluded one."""
+        """Return whether the block runs as Python in any of its conversions: an exclusion names it or a block inside."""
         return any(self.conversions.values())
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """The graphs made since the block was last hybridized."""
+        """Return the graphs that were built for the block since ``hybridize`` was last called, by kind of call."""
         return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
-        """Leave the block as if this hook had never been there."""
+        """Make the block run as if it had never been converted: its own ``forward``, and what ``hybridize`` chose last.
+
+        The names that ``block.load(prefix)`` changed are restored too. The block's graphs are deleted.
+        """
         if self._active is not None and not self._has_no_graphs():
             _mxnet.set_active(self._block, self._active)
         _mxnet.undo_load(self._block)
         _mxnet.restore_calls(self._block)
 
     def __call__(self, *args: Any) -> Any:
-        """Run a graph of the block, or its class's ``forward`` where it must run as Python; return the output."""
+        """Run the block on arrays or Symbols and return its output; replaces ``block.forward``.
+
+        Arrays run through a low-precision graph. The ``forward`` of the block's class runs instead, as Python, if the
+        block is excluded, a Symbol is passed (the block is being traced), ``summary`` is running, or the class
+        overrides ``forward``; an overriding ``forward`` reaches the graph when it calls ``HybridBlock.forward``. Raises
+        ``ValueError`` if the arrays are on several contexts.
+        """
         block = self._block
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
         if has_symbol:
@@ -89,7 +108,12 @@ class Hook:
         return _mxnet.forward(block, args)
 
     def call_graph(self, *args: Any) -> Any:
-        """Run the graph that this call needs, and return its output. Replaces MXNet's ``_call_cached_op``."""
+        """Run the graph that fits this call on ``args``, and return the block's output; build the graph if there is none.
+
+        Replaces MXNet's ``_call_cached_op``, which an overriding ``forward`` reaches through ``HybridBlock.forward``.
+        Raises ``ValueError`` if ``hybridize`` got a backend, an argument is no array, an array is in the shared or
+        pinned memory of a DataLoader, or the block cannot be traced.
+        """
         block, conversion = self._block, self.conversion
         if _mxnet.backend(block):
             raise ValueError(
@@ -122,7 +146,11 @@ class Hook:
         return built.run(inputs, _mxnet.monitor(block))
 
     def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:
-        """Let ``export`` write this graph, and not one that ``load`` brought."""
+        """Store the FP32 graph of ``built`` on the block, so that ``export`` writes the graph that was called last.
+
+        If the block holds a graph that is not in ``graphs``, ``block.load(prefix)`` has put it there; the renaming by
+        ``load`` is undone then, since the graph of ``built`` has the earlier names.
+        """
         shown = _mxnet.traced_graph(self._block).graph
         if shown is built.traced.graph:
             return
@@ -131,6 +159,11 @@ class Hook:
         _mxnet.set_traced_graph(self._block, built.traced)
 
     def _build(self, args: tuple, device: str) -> BuiltGraph:
+        """Trace the block for a call with ``args``, and return its low-precision graph.
+
+        ``device``: ``"cpu"`` or ``"gpu"``. Raises ``ValueError`` if the user's ``hybrid_forward``, or that of a block
+        inside, fails on Symbols; the message names the block.
+        """
         _undo_load(self._block)
         try:
             return build(self._block, args, device, self.conversion)
@@ -144,14 +177,21 @@ class Hook:
             ) from reason
 
     def _set_active(self, active: bool) -> None:
-        """Set whether MXNet's own ``forward`` runs a graph; ``undo`` restores what ``hybridize`` chose."""
+        """Set whether MXNet's own ``HybridBlock.forward`` runs a graph for this block, or its Python code.
+
+        ``undo`` restores what ``hybridize`` chose.
+        """
         if self._has_no_graphs() or _mxnet.is_active(self._block) != active:
             self._active = _mxnet.is_active(self._block)
             _mxnet.set_active(self._block, active)
             self._ensure_graphs()
 
     def _ensure_graphs(self) -> Graphs:
-        """Return the block's graphs. They replace MXNet's operator: ``hybridize`` and ``cast`` clear them too."""
+        """Return the dict of the block's graphs; make an empty one if the block has none.
+
+        ``hybridize``, ``cast`` and a new child delete it. The dict is stored where MXNet keeps the CachedOp of a block,
+        so that whatever makes MXNet delete the CachedOp deletes these graphs too.
+        """
         if self._has_no_graphs():
             with BUILDING:
                 if self._has_no_graphs():
@@ -159,11 +199,15 @@ class Hook:
         return _mxnet.cached_op(self._block)
 
     def _has_no_graphs(self) -> bool:
-        """Return whether something cleared the block's graphs, or it has none yet."""
+        """Return whether the block has no dict of graphs: it is new, or ``hybridize`` has deleted them."""
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
     def _check_trace(self) -> None:
-        """Raise ``ValueError`` inside the graph of an unconverted block, where our casts would be lost."""
+        """Raise ``ValueError`` if the block is called while MXNet traces an unconverted block that contains it.
+
+        MXNet would put the block's FP32 operators into that graph, without casts. Blocks that mxmp traces itself are
+        exempt.
+        """
         outer = None if is_tracing() else _mxnet.block_being_traced()
         if outer is not None and hook_of(outer) is None:
             raise ValueError(
@@ -173,7 +217,11 @@ class Hook:
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:
-    """Raise ``ValueError`` for a DataLoader's memory: MXNet's own error does not say how to move the inputs."""
+    """Raise ``ValueError`` if an input is in the shared or pinned memory of a DataLoader.
+
+    DataLoaders with workers or ``pin_memory`` leave batches there. A graph with parameters takes inputs from its own
+    device only. MXNet's error does not say how to move the inputs.
+    """
     for array in arrays:
         if array.ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
             raise ValueError(
@@ -184,18 +232,22 @@ def _check_memory(block: HybridBlock, arrays: list) -> None:
 
 
 def _undo_load(block: HybridBlock) -> None:
+    """Restore the names that MXNet's ``load(prefix)`` has changed in ``block`` and all blocks inside it."""
     for each in blocks_of(block):
         _mxnet.undo_load(each)
 
 
 def hook_of(block: Block) -> Hook | None:
-    """Return the block's hook, None where it is not converted."""
+    """Return the block's hook; None if the block is not converted."""
     found = vars(block).get("forward")
     return found if isinstance(found, Hook) else None
 
 
 def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
-    """Yield the converted blocks of the tree with their hooks, outermost first."""
+    """Yield ``(block, hook)`` for ``net`` and each block inside it that is converted, outermost first.
+
+    Blocks that run as Python have hooks as well.
+    """
     for block in hybrid_blocks(net):
         hook = hook_of(block)
         if hook is not None:
@@ -206,7 +258,7 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 
 
 def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]]:
-    """Return the conversions in ``net`` of which it contains all blocks, and the others."""
+    """Return two lists of conversions: those of which ``net`` contains all blocks, and those of which only some."""
     inside = {id(block) for block in hybrid_blocks(net)}
     found = dict.fromkeys(conversion for _, hook in hooks(net) for conversion in hook.conversions)
     complete = [c for c in found if all(id(block) in inside for block in c.blocks)]
@@ -214,7 +266,11 @@ def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]
 
 
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
-    """Replace the conversions that ``net`` contains by ``conversion``, unless one of them does the same already."""
+    """Put hooks of ``conversion`` on the blocks of ``net``, and replace conversions whose blocks are all in ``net``.
+
+    ``division`` says which blocks run as graphs and which as Python. Nothing changes if ``net`` has one conversion that
+    has the same policy or plan and the same division. Parameters note the conversion, too; see ``replace_conversions``.
+    """
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
     complete, partial = conversions_in(net)
@@ -228,7 +284,10 @@ def install(net: Block, conversion: NetConversion, division: Division) -> None:
 
 
 def remove(net: Block, conversions: Collection[NetConversion]) -> None:
-    """Undo conversions of ``net``, which contains all their blocks."""
+    """Take the blocks and Parameters of ``net`` out of ``conversions``; ``net`` must contain all blocks of these.
+
+    A Parameter that is in no conversion any more is stored in FP32 again.
+    """
     for block in hybrid_blocks(net):
         _change_block(block, conversions, {})
     for param in net.collect_params().values():
@@ -236,9 +295,10 @@ def remove(net: Block, conversions: Collection[NetConversion]) -> None:
 
 
 def exclude_more(net: Block, nodes: Collection[str]) -> None:
-    """Keep these nodes in FP32 too, in all conversions that ``net`` contains; blocks that run as Python stay so.
+    """Keep the operators named ``nodes`` in FP32 too, in each conversion whose blocks are all in ``net``.
 
-    To be called between two steps: the values that are trained stay, gradients are lost.
+    For ``mxmp.guard``. Call this between two steps: the graphs are built anew, trained values stay, and gradients are
+    lost. Blocks that run as Python still do.
     """
     complete, _ = conversions_in(net)
     for conversion in complete:
@@ -250,7 +310,11 @@ def exclude_more(net: Block, nodes: Collection[str]) -> None:
 
 
 def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
-    """Take ``block`` out of conversions and into others, where its graphs are made anew."""
+    """Take ``block`` out of the conversions ``old`` and put it into the conversions ``new``, with a new hook.
+
+    ``new`` maps each conversion to True if the block runs as Python in it. The block's graphs are deleted. A block that
+    is in no conversion afterwards loses its hook.
+    """
     before = hook_of(block)
     had = before.conversions if before is not None else {}
     after = Hook(block, {**{c: python for c, python in had.items() if c not in old}, **new})
