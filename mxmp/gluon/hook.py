@@ -62,7 +62,7 @@ class Hook:
 
     @property
     def runs_as_python(self) -> bool:
-        """Return whether the block runs as Python in any of its conversions: an exclusion names it or a block inside."""
+        """Return whether the block runs as Python in any of its conversions: it or a block inside is excluded."""
         return any(self.conversions.values())
 
     @property
@@ -108,7 +108,7 @@ class Hook:
         return _mxnet.forward(block, args)
 
     def call_graph(self, *args: Any) -> Any:
-        """Run the graph that fits this call on ``args``, and return the block's output; build the graph if there is none.
+        """Run the graph that fits this call on ``args``, and return the block's output; build it if there is none.
 
         Replaces MXNet's ``_call_cached_op``, which an overriding ``forward`` reaches through ``HybridBlock.forward``.
         Raises ``ValueError`` if ``hybridize`` got a backend, an argument is no array, an array is in the shared or
