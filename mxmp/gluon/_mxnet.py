@@ -132,7 +132,7 @@ def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
 
 
 class _GraphCalledError(Exception):
-    """Stops a ``forward`` that ``graph_arguments`` runs at its call of the graph; holds the arguments of that call."""
+    """Raised where a ``forward`` that ``graph_arguments`` runs calls the block's graph; holds the arguments of the call."""
 
 
 def trace(clone: HybridBlock, args: tuple) -> Any:

@@ -99,7 +99,6 @@ class TrainedNet:
 
     def prepare(self, batch: Sequence[Any]) -> None:
         """Do nothing: a block chooses the graph for a batch when it is called."""
-        pass  # every block finds the graph for a call by itself
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
         """Run one forward and backward of a batch, and pass its input, the loss and the loss's gradient to ``note``.
@@ -140,7 +139,7 @@ class TrainedNet:
         _backward(outs, [array.grad for array in apart], loss_scale)
 
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
-        """Yield the training graphs of the block whose hook is ``place``: a key, the Symbol with casts, and the plan."""
+        """Yield the training graphs of the block whose hook is ``place``: key, Symbol with casts, and plan."""
         for key, built in list(place.graphs.items()):
             if key.training:
                 yield GraphRun(built, built.op.symbol, built.plan)
