@@ -132,7 +132,7 @@ def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
 
 
 class _GraphCalledError(Exception):
-    """Raised where a ``forward`` that ``graph_arguments`` runs calls the block's graph; holds the arguments of the call."""
+    """Ends a ``forward`` that ``graph_arguments`` runs, when it calls the graph; holds the call's arguments."""
 
 
 def trace(clone: HybridBlock, args: tuple) -> Any:

@@ -52,15 +52,17 @@ def add_trainer(trainer: Any) -> None:
 def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = ()) -> Iterator[None]:
     """Prepare for one backward of scaled losses within this block, and record afterwards which gradients it wrote.
 
-    The backward serves ``trainer`` and all trainers with the same scaler object. If the loss scale is not 1: when the
-    block ends, the weights whose gradients were written are noted on their Parameters (``mxmp_scaled``) and lose
-    MXNet's mark "fresh".
+    The backward serves ``trainer`` and all trainers with the same scaler object. If the loss scale is not 1, the
+    weights whose gradients it wrote are listed on their Parameters (``mxmp_scaled``) when the block ends, and lose
+    MXNet's mark that a backward has written their gradients. A mark that is found later then shows an unscaled
+    backward.
 
     Parameters
     ----------
     trainer : mxmp.Trainer
+        The trainer whose ``backward`` or ``scale_loss`` was called.
     record : Record
-        The graphs of the losses.
+        What autograd recorded of the losses.
     factors : sequence of NDArray
         Only where the user calls backward (``scale_loss``): the arrays, each with a gradient, that the losses were
         multiplied by. They show whether the user ran backward of the scaled losses, which may also happen after the
@@ -176,7 +178,7 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
 
 
 def zero_stale(params: Sequence[Parameter]) -> None:
-    """Set the stale gradients of each parameter to zero, if another device has a gradient of it that is due.
+    """Set gradients of an earlier step to zero, where another device has a newer gradient of the same parameter.
 
     A batch may leave out a part of the net on some devices. The sum of the gradients over devices, which follows, must
     not contain gradients of an earlier step. Does not wait for the device.
@@ -189,7 +191,7 @@ def zero_stale(params: Sequence[Parameter]) -> None:
 
 
 def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
-    """Mark the gradients of ``updates`` as stale, because they were applied or are dropped.
+    """Mark the gradients of ``updates`` as applied or dropped, so that the next step does not take them for its own.
 
     ``params``: the trainer's parameters, to which ``Update.index`` refers.
     """
@@ -199,21 +201,24 @@ def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
 
 
 def mark_fresh(weights: Iterable[NDArray]) -> None:
-    """Mark weights as MXNet does when a backward has written their gradients."""
+    """Set MXNet's mark that a backward has written the gradients of these weight arrays."""
     for array in weights:
         _mxnet.set_fresh(array, fresh=True)
 
 
 def note_scaled_gradients(params: Iterable[Parameter]) -> None:
-    """Record that a scaled backward wrote the fresh gradients of ``params``, and remove MXNet's mark "fresh".
+    """Record that a scaled backward wrote the gradients of ``params`` that MXNet marks as written; remove the marks.
 
-    What MXNet marks as fresh afterwards is then of an unscaled backward, which the step must refuse.
+    What MXNet marks afterwards was then written by an unscaled backward, which the step must refuse.
     """
     _note_scaled(_mxnet.fresh_weights(params, clear=True))
 
 
 def _note_scaled(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
-    """Record, on each Parameter, the weight arrays whose gradients a scaled backward has written."""
+    """Record, on each Parameter (``mxmp_scaled``), that a scaled backward has written the gradients of weight arrays.
+
+    ``weights``: pairs of a Parameter and its weight array on one device.
+    """
     for param, array in weights:
         param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
 

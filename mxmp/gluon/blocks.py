@@ -85,7 +85,7 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
         return id(block) in python
 
     def roots(block: Block) -> list[HybridBlock]:
-        """Return the outermost blocks that run as graphs in ``block`` or inside it; a block may occur twice."""
+        """Return the outermost blocks in ``block``, or itself, that run as graphs; a shared one may occur twice."""
         if id(block) in outside:
             return []
         if isinstance(block, HybridBlock) and id(block) not in python:
@@ -126,7 +126,7 @@ def with_names_of(net: Block, plan: Plan) -> Plan:
     """Return ``plan``, made for a net that the same code built, with the operator names of ``net``.
 
     Gluon numbers blocks in each process, so the same layer may be ``dense0`` where the plan was made and ``dense2``
-    here.
+    here. The plan is returned as it is if its blocks do not correspond to those of ``net``.
     """
     outermost = net
     while not isinstance(outermost, HybridBlock) and len(_mxnet.children(outermost)) == 1:

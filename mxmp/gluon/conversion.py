@@ -42,22 +42,24 @@ _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDi
 class NetConversion(Conversion):
     """One call of ``mxmp.convert``: the policy or plan that decides a net's dtypes, and what its graphs have shown.
 
-    ``convert`` creates this object. The hooks of the converted blocks refer to this object until the net is restored or
-    converted again. When all roots have had their first graph, a warning is given if nothing in them is low precision
-    or a pattern of ``exclude`` matches nothing.
+    ``convert`` creates this object. The hooks of the converted blocks refer to it until the net is restored or
+    converted again. A root is a block that runs as a graph and is called from Python. When all roots have had their
+    first graph, a warning is given if nothing in these graphs is low precision, or a pattern of ``exclude`` matches
+    nothing.
 
     Parameters
     ----------
     how : Policy or Plan
         What decides: the rules under a policy, or a plan.
     net : mxnet.gluon.Block
+        The net to convert.
     division : Division
         Which of the net's blocks run as graphs and which as Python.
 
     Raises
     ------
     ValueError
-        A parameter is not FP32, or the policy or plan cannot hold on the devices of the parameters.
+        A parameter is not FP32, or the devices of the parameters cannot run the policy or plan.
 
     Attributes
     ----------
@@ -97,9 +99,10 @@ class NetConversion(Conversion):
         check_policy(self.policy, "cpu")
 
     def _await_first_graphs(self) -> None:
-        """Forget what earlier graphs have shown, so that the next graph of each root counts as its first.
+        """Count no graph as the first one of its root yet, so that the next graph of each root is checked as the first.
 
-        The warnings and, with a Plan, the check that it fits the net are about these first graphs.
+        A root is a block that runs as a graph and is called from Python. The checks: whether a Plan fits the net,
+        whether anything is in low precision, and whether each pattern of ``exclude`` matches.
         """
         self._waiting = set(self._roots)
         self._any_low = False
@@ -162,12 +165,13 @@ class NetConversion(Conversion):
     ) -> tuple[Graph, Plan]:
         """Return a block's low-precision graph and the plan that it follows; store its parameters as the plan says.
 
-        A parameter whose readers are all float16 becomes a ``LowParameter`` (float16 with an FP32 master), if the
-        policy stores parameters so.
+        A parameter becomes a ``LowParameter`` (float16 with an FP32 master) if the policy stores parameters so and all
+        operators that read it compute in float16.
 
         Parameters
         ----------
         block : HybridBlock
+            The block to which the graph belongs.
         symbol : Symbol
             The block's FP32 graph.
         params : dict of str to Parameter
@@ -180,9 +184,9 @@ class NetConversion(Conversion):
         Raises
         ------
         ValueError
-            The plan is of another net, or a parameter is not FP32. A root's graph must have exactly the operators of
-            the plan, in the mode (training or inference) that the plan was tuned for. Other graphs follow the plan
-            where they have operators of the same names and types.
+            The plan is of another net, or a parameter is not FP32. The graph of a block that is called from Python must
+            have exactly the operators of the plan, in the mode (training or inference) that the plan was tuned for.
+            Other graphs follow the plan where they have operators of the same names and types.
         TypeError
             A parameter would be stored in float16 and belongs to MXNet's own Trainer.
         """
@@ -214,10 +218,10 @@ class NetConversion(Conversion):
         return graph, plan
 
     def _note_first_graph(self, block: HybridBlock, plan: Plan) -> None:
-        """Record that the root ``block`` has its first graph, made by ``plan``; warn when all roots have one.
+        """Record the first graph of the root ``block``, made by ``plan``; warn when all roots have one.
 
-        The warnings: nothing in the net computes in low precision; a pattern of ``exclude`` matches no operator or
-        block.
+        A root is a block that runs as a graph and is called from Python. The warnings: nothing in the net computes in
+        low precision; a pattern of ``exclude`` matches no operator or block.
         """
         self._waiting.discard(id(block))
         self._unmatched = [pattern for pattern in self._unmatched if pattern in plan.unmatched]
@@ -239,10 +243,23 @@ class NetConversion(Conversion):
     ) -> Plan:
         """Return the plan for a graph some of whose parameters may be stored in float16 for another net already.
 
-        Nets may share parameters. If this net stores parameters in FP32 and a shared one is stored in float16, each
-        operator that reads it here must compute in float16; otherwise ``ValueError`` is raised. For the arguments see
-        ``Conversion._decide``: ``undecided`` are parameters that this plan may store in float16, ``low`` those stored
-        so already.
+        Nets may share parameters. If this net stores parameters in FP32 and another net has stored a shared one in
+        float16, each operator that reads it here must compute in float16; otherwise ``ValueError`` is raised.
+
+        Parameters
+        ----------
+        how : Policy or Plan
+            What decides.
+        graph : Graph
+            The FP32 graph.
+        device : str
+            ``"cpu"`` or ``"gpu"``.
+        undecided : set of str
+            Names of the parameters that this plan may store in float16.
+        low : set of str
+            Names of the parameters that are stored in float16 already.
+        keep_output_names : bool
+            Keep outputs of the graph in FP32 where a cast would change their names.
         """
         decide = super()._decide
         stores = self.policy.stores_low(device)
@@ -285,10 +302,10 @@ _RUNNING = ("running_mean", "running_var")
 
 
 def next_forward_number() -> int:
-    """Return a number between those of the training forwards of converted nets so far and those of later ones.
+    """Return the next number of the count of training forwards of all converted nets.
 
-    All forwards of all nets are numbered in their order. A trainer stores the number of its last update and passes it
-    to ``running_statistics_of``.
+    Forwards before this call have smaller numbers, later ones larger. A trainer stores the number at its last update
+    and passes it to ``running_statistics_of``.
     """
     return next(_forwards)
 
@@ -299,14 +316,13 @@ def any_conversion() -> bool:
 
 
 def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
-    """Return the running statistics that a trainer's next backward may overwrite, on every device.
+    """Return the running statistics that a trainer's next backward may overwrite, as (name, array) on every device.
 
-    Each is a pair (name, array); the type ``Gradient`` is used for it. They are those among ``params``, the trainer's
-    parameters; those of the converted nets that ``params`` belong to; and those of all converted nets that ran forward
-    in training mode after ``since``, a number from ``next_forward_number``. The last are needed because a backward may
-    run through a net that another trainer updates, as a generator's does through the discriminator. In a converted net
-    every aux state of its graphs counts; elsewhere an untrained parameter counts if its name ends in ``running_mean``
-    or ``running_var``.
+    They are those among ``params``, the trainer's parameters; those of the converted nets that ``params`` belong to;
+    and those of all converted nets that ran forward in training mode after ``since``, a number from
+    ``next_forward_number``. The last are needed because a backward may run through a net that another trainer updates,
+    as a generator's does through the discriminator. In a converted net every aux state of its graphs counts; elsewhere
+    an untrained parameter counts if its name ends in ``running_mean`` or ``running_var``.
     """
     ran = [conversion for conversion, last in list(_last_forward.items()) if last > since]
     found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}

@@ -52,11 +52,11 @@ class GraphKey(NamedTuple):
     training : bool
         True in training mode (``autograd.is_training()``).
     structure : str
-        How the arguments are nested, as text; see ``_mxnet.flatten``.
+        How the arguments are nested, as text: ``"[0, [0, -1]]"`` for an array and a list of an array and None.
     device : str
         ``"cpu"`` or ``"gpu"``.
     variant : bool or None
-        For a recurrent layer, whether no initial states are passed; see ``_mxnet.variant``.
+        For a recurrent layer, True if the call passes no initial states, else False. None for other blocks.
     """
 
     training: bool
@@ -94,8 +94,8 @@ class BuiltGraph(NamedTuple):
     only_for : LargeInputs or None
         The test that input shapes must pass for this graph to be right, because a workaround for padding was left out.
         None: the graph is right for all shapes.
-    types : nested list or None
-        The types of the namedtuples in the block's output; see ``_types_of_tuples``.
+    types : nested tuples and lists, or None
+        The types of the namedtuples in the block's output, from ``_types_of_tuples``, so that ``run`` can restore them.
     """
 
     traced: _mxnet.TracedGraph
@@ -128,13 +128,16 @@ class UntraceableError(Exception):
 
 
 def is_tracing() -> bool:
-    """Return whether mxmp is tracing a block on this thread, which calls the block's children with Symbols."""
+    """Return whether mxmp is tracing a block on this thread, which calls the block's children with Symbols.
+
+    A converted child that is called with Symbols raises otherwise, if an unconverted block is being traced.
+    """
     return getattr(_local, "tracing", False)
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Make ``is_tracing()`` True on this thread within the block of code."""
+    """Make ``is_tracing()`` True on this thread within the block of code, and afterwards what it was before."""
     before, _local.tracing = is_tracing(), True
     try:
         yield
@@ -150,6 +153,8 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
 
     Parameters
     ----------
+    block : HybridBlock
+        The block that was called; it stays as it is, but for its Parameters.
     args : tuple
         The arguments of the call: arrays, None and nested lists of them.
     device : str
@@ -161,8 +166,10 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     ------
     UntraceableError
         The user's code fails on Symbols.
-    ValueError, TypeError
-        As ``NetConversion.build_graph`` does.
+    ValueError
+        A parameter is not FP32, or the conversion's Plan is of another net.
+    TypeError
+        A parameter would be stored in float16 and belongs to MXNet's own Trainer.
     """
     clone, answer = _trace(block, args)
     _mxnet.infer_shapes(clone, args)
@@ -200,7 +207,10 @@ def traced_alone(
 
 
 def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
-    """Return the arrays in ``args`` by the names of ``data``, the graph's input variables in the same order."""
+    """Return a dict from the name of each variable in ``data`` (``"data0"``) to the array in ``args`` for it.
+
+    ``data`` are the graph's input variables, in the order of the arrays. None in ``args`` has no variable.
+    """
     arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
     return {variable.name: array for variable, array in zip(data, arrays)}
 
@@ -318,7 +328,11 @@ class _LowPrecisionOp:
         return out
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
-        """Run this thread's or ``monitor``'s CachedOp on ``inputs``, with the loss scale last if it is read."""
+        """Run the CachedOp for this call on ``inputs`` and the Parameters; return its output or list of outputs.
+
+        ``inputs`` ends with the array of the loss scale if the graph reads it. With ``monitor``, a CachedOp runs that
+        calls it.
+        """
         values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
         with engine_lock():
             if monitor is not None:
@@ -332,7 +346,7 @@ class _LowPrecisionOp:
             return self._own.op(*values)
 
     def _make(self, flags: list) -> mx.nd.CachedOp:
-        """Return a new CachedOp on the graph, with these flags."""
+        """Return a new CachedOp on a copy of the graph, with ``flags`` as ``mx.nd.CachedOp`` takes them."""
         return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
     def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
@@ -372,8 +386,9 @@ def _remove_monitored(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | N
 def _types_of_tuples(answer: Any) -> Any:
     """Return the types of the namedtuples in what a block returned, nested as the output is; None if it has none.
 
-    MXNet turns tuples into lists. Each list or tuple is represented by a pair: its type if that is a namedtuple, else
-    None; and a list with one such pair, or None, per item.
+    MXNet turns tuples into lists. A list or tuple that is or contains a namedtuple is represented by a pair: its own
+    type if it is a namedtuple, else None; and the list of what represents its items. ``Out(a, [b, c])`` gives ``(Out,
+    [None, None])``.
     """
     if not isinstance(answer, (list, tuple)):
         return None

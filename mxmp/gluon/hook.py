@@ -67,7 +67,7 @@ class Hook:
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """Return the graphs that were built for the block since ``hybridize`` was last called, by kind of call."""
+        """Return the block's graphs by kind of call; those made before the last ``hybridize`` or ``cast`` are gone."""
         return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
@@ -205,8 +205,8 @@ class Hook:
     def _check_trace(self) -> None:
         """Raise ``ValueError`` if the block is called while MXNet traces an unconverted block that contains it.
 
-        MXNet would put the block's FP32 operators into that graph, without casts. Blocks that mxmp traces itself are
-        exempt.
+        MXNet would put the block's FP32 operators into that graph, without casts. Blocks that mxmp itself traces may
+        call it.
         """
         outer = None if is_tracing() else _mxnet.block_being_traced()
         if outer is not None and hook_of(outer) is None:
@@ -268,8 +268,9 @@ def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
     """Put hooks of ``conversion`` on the blocks of ``net``, and replace conversions whose blocks are all in ``net``.
 
-    ``division`` says which blocks run as graphs and which as Python. Nothing changes if ``net`` has one conversion that
-    has the same policy or plan and the same division. Parameters note the conversion, too; see ``replace_conversions``.
+    ``division`` says which blocks run as graphs and which as Python. Nothing changes if ``net`` has just one
+    conversion, with the same policy or plan and the same division. Each Parameter lists its conversions, so it is
+    changed too.
     """
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))

@@ -211,9 +211,10 @@ def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
 
 
 def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
-    """Remove the conversions ``old`` from those that a parameter is part of, and add ``new``.
+    """Remove the conversions ``old`` from those that ``param`` is part of, and add ``new``.
 
-    If it was part of some and all of them are in ``old``, it is stored in FP32 again; the next graph decides anew.
+    If ``param`` was part of some and all of them are in ``old``, it is stored in FP32 again; the next graph that reads
+    it decides anew.
     """
     before = conversions_of([param])
     kept = [conversion for conversion in before if conversion not in old]
@@ -225,7 +226,7 @@ def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Colle
 
 
 def is_scaling(trainer: Any) -> bool:
-    """Return whether ``trainer`` is an mxmp.Trainer, which scales losses and updates FP32 masters."""
+    """Return whether ``trainer`` is an mxmp.Trainer, which scales losses and updates FP32 masters; False for None."""
     return getattr(trainer, "updates_masters", False)
 
 

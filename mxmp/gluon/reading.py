@@ -89,14 +89,20 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     inside: list[HybridBlock] = []
 
     def enter(block: HybridBlock, args: tuple) -> None:
-        """Add the graph of ``block`` if it is called from Python and runs as a graph; a forward pre-hook."""
+        """Trace ``block`` and add its graph to the result, unless it runs as Python or inside one that was added.
+
+        A forward pre-hook, called before each block with its arguments.
+        """
         arguments = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)
         if arguments is not None:  # it does not run as Python
             inside.append(block)
             found.append(_called_graph(block, arguments))
 
     def leave(block: HybridBlock, args: tuple, out: Any) -> None:
-        """Note that the outermost block has returned; a forward hook."""
+        """Note that the block whose graph was added last has returned, so that the next block is outermost again.
+
+        A forward hook, called after each block.
+        """
         if inside and inside[0] is block:
             inside.clear()
 
@@ -115,7 +121,10 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
 
 
 def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
-    """Return the FP32 inference graph of ``block`` for a call with ``args``, with the shapes that are known."""
+    """Return the FP32 inference graph of ``block`` for a call with ``args``, without running an operator.
+
+    Shapes and dtypes of its inputs are known, and those of Parameters that have a shape.
+    """
     symbol, arrays, params = traced_alone(block, args, training=False)
     known = {name: (tuple(p.shape), p.dtype) for name, p in params.items() if _is_known(p.shape)}
     known.update({name: (array.shape, array.dtype) for name, array in arrays.items()})

@@ -131,8 +131,8 @@ class Record:
     def outputs_of_cached_ops(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
         """Return for each output of each hybridized block whether the block's backward reads its head gradient.
 
-        The result is a dict from the name of the call's ``_CachedOp`` node to a dict from the names of its outputs to
-        that bool. The nodes named in ``known`` are left out. Takes a twentieth of a millisecond per call.
+        The result maps the name of the ``_CachedOp`` node of a call to a dict, which maps the names of its outputs to
+        True or False. Nodes named in ``known`` are left out. Takes a twentieth of a millisecond per call.
         """
         found: dict[str, dict[str, bool]] = {}
         for symbol, text in zip(self._symbols, self._texts):
@@ -145,9 +145,9 @@ class Record:
 
 
 def head_gradient(loss: NDArray, scale: float) -> NDArray:
-    """Return the head gradient of a backward from ``loss * scale``: an array full of ``scale``, like ``loss``.
+    """Return the head gradient of a backward from ``loss * scale``: an array full of ``scale``.
 
-    Like ``loss`` in shape, dtype, context and kind (``mx.nd`` or ``mx.np``). Does not wait for the device. Raises
+    It has the shape, dtype, context and kind (``mx.nd`` or ``mx.np``) of ``loss``. Does not wait for the device. Raises
     ``TypeError`` if ``loss`` is no NDArray, and ``ValueError`` if it is float16 and ``scale`` is above 2**15.
     """
     if not isinstance(loss, NDArray):
@@ -174,10 +174,10 @@ _local = threading.local()
 
 
 def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
-    """Call ``call(scale)``, a forward of a converted block, and return its result.
+    """Call ``call(scale)``, a forward of a converted block with loss heads, and return its result.
 
-    ``scale`` is an FP32 array of shape (1,) on ``ctx`` for the graph's input ``SCALE_NAME``, by which gradients of loss
-    heads are multiplied. It is 1. If the forward is recorded, ``heads_scaled_by`` can find the array and set it for a
+    ``scale`` is a new FP32 array of shape (1,) on ``ctx``, by which the loss heads multiply their gradients. It is 1.
+    If the forward is recorded, the array is remembered, and ``heads_scaled_by`` sets it to the loss scale during a
     backward.
     """
     memory = mx.nd.ones((1,), ctx=ctx)

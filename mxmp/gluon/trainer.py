@@ -74,8 +74,9 @@ class Trainer(StepView, gluon.Trainer):
     Raises
     ------
     ValueError
-        A kvstore, ``compression_params``, ``update_on_kvstore`` or a sparse weight that would apply gradients before
-        they are checked, or lose their scale. The message says which and why.
+        Gradients would be applied before they are checked (an asynchronous kvstore, ``update_on_kvstore=True``, sparse
+        weights) or could not be scaled (gradient compression); MXNet has no such kvstore; or ``loss_scale`` is none of
+        the above.
     ImportError
         ``kvstore="horovod"`` without Horovod; the message says how to install it.
     """
@@ -175,7 +176,8 @@ class Trainer(StepView, gluon.Trainer):
         """Sum the gradients over devices and workers; ``update`` then applies them.
 
         A second call in the same step does nothing. The gradients stay multiplied by the loss scale, unless ``unscale``
-        was called before. Waits for the device at the first call with several workers only.
+        was called before. Waits for the device at the first call with several workers only. Raises ``RuntimeError`` if
+        ``loss.backward()``, after ``trainer.backward(loss)``, has written some of the gradients, which are not scaled.
         """
         self._prepare()
         if not self.progress.reduced:
@@ -195,7 +197,8 @@ class Trainer(StepView, gluon.Trainer):
         Raises
         ------
         RuntimeError
-            No scaled backward has run since the last step, or ``unscale`` has been called since.
+            No scaled backward has run since the last step, at a loss scale other than 1; or ``unscale`` was called
+            since.
         ValueError
             Gradients are float16, which cannot hold unscaled values. Nothing is changed.
         """
@@ -212,11 +215,17 @@ class Trainer(StepView, gluon.Trainer):
     def clip_global_norm(self, max_norm: float) -> float:
         """Limit the global L2 norm of the true (unscaled) gradients to ``max_norm``; return the norm before.
 
-        Waits for the device. Sums the gradients over devices and workers first. As in ``gluon.utils.clip_global_norm``,
-        the norm is of gradients that are not divided by the batch size. The gradients themselves do not change: the
-        update multiplies them by the factor. If the norm is inf or NaN, nothing is clipped and ``step`` will be
-        skipped. Raises ``RuntimeError`` if no scaled backward has run since the last step, and ``ValueError`` if
-        ``max_norm`` is not positive.
+        Sums the gradients over devices and workers first, and waits for the device. As in
+        ``gluon.utils.clip_global_norm``, the gradients are not divided by the batch size. They do not change: the
+        update multiplies them by ``max_norm / norm``. If the norm is inf or NaN, nothing is clipped and ``step`` will
+        be skipped.
+
+        Raises
+        ------
+        RuntimeError
+            No scaled backward has run since the last step, at a loss scale other than 1.
+        ValueError
+            ``max_norm`` is not positive.
         """
         check_positive("max_norm", max_norm)
         self.progress.check(Event.CLIP, self.loss_scale)
@@ -233,15 +242,21 @@ class Trainer(StepView, gluon.Trainer):
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients over devices and workers, check them, and update the weights, or skip the step on overflow.
 
-        Gradients are divided by ``loss_scale * batch_size`` on the way. Waits for the device once. With
-        ``ignore_stale_grad``, parameters whose gradients no backward has written since the last step are left as they
-        are; without it they raise ``UserWarning``, as in ``gluon.Trainer``.
+        The update divides the gradients by ``loss_scale * batch_size``. Waits for the device once.
+
+        Parameters
+        ----------
+        batch_size : int
+            As for ``gluon.Trainer``: the number of samples of the step; with Horovod, of one worker's part.
+        ignore_stale_grad : bool
+            True: leave parameters as they are whose gradients no backward has written since the last step. False: raise
+            ``UserWarning`` for them, as ``gluon.Trainer`` does.
 
         Raises
         ------
         RuntimeError
-            No scaled backward has run since the last step, or ``loss.backward()`` has written some of the gradients; at
-            a scale other than 1 the update would divide these by a scale that they do not have.
+            At a loss scale other than 1: no scaled backward has run since the last step, or ``loss.backward()`` has
+            written some of the gradients, which the update would divide by a scale that they do not have.
         FloatingPointError
             Three steps in a row overflowed at the lowest loss scale. The message names the parameters.
         ValueError
@@ -352,10 +367,10 @@ class Trainer(StepView, gluon.Trainer):
                 return
 
     def _refuse_unscaled_gradients(self) -> None:
-        """Raise ``RuntimeError`` if some gradients come from an unscaled backward.
+        """Raise ``RuntimeError`` if some gradients come from an unscaled backward, by ``loss.backward()``.
 
-        The update would divide them by the loss scale. A backward of ``scale_loss`` that came after its block counts as
-        scaled; its gradients are recorded as such here.
+        The update would divide them by the loss scale. If the user ran the backward of ``scale_loss`` after its
+        ``with`` block, that backward is scaled, and this method records its gradients as such.
         """
         if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
             return
@@ -510,9 +525,9 @@ class Trainer(StepView, gluon.Trainer):
             self._last_update = next_forward_number()
 
     def watch_statistics(self) -> RunningStatistics:
-        """Copy the running statistics that the next backward may overwrite; return the object that keeps them.
+        """Copy the running statistics that the next backward may overwrite; return the object that keeps the copies.
 
-        It restores those with an inf or NaN after the backward.
+        If the backward leaves an inf or NaN in one of them, the step restores its last finite value.
         """
         return self._statistics.watch(running_statistics_of(self._params, self._last_update))
 
