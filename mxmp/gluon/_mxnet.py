@@ -447,13 +447,13 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
     found: dict[str, dict[str, bool]] = {}
     for node in nodes:
         try:
-            found[node] = _read_gradients(recorded, node)
+            found[node] = _reads_head_gradients(recorded, node)
         except mx.MXNetError:
-            found[node] = _read_gradients(recorded.__copy__(), node, cut=True)
+            found[node] = _reads_head_gradients(recorded.__copy__(), node, cut=True)
     return {node: outputs for node, outputs in found.items() if outputs}
 
 
-def _read_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> dict[str, bool]:
+def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> dict[str, bool]:
     """Return, for each output of one ``_CachedOp`` node, by name, whether the node's backward reads its head gradient.
 
     ``cut``: separate the node from the rest of ``recorded`` first, which changes ``recorded``. Empty where this cannot
@@ -470,11 +470,12 @@ def _read_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> di
     once = [inputs[i] for i, name in enumerate(inputs.list_outputs()) if times[name] == 1]
     if not once:
         return {}
-    above = {name: f"{name}_gradient" for name in outputs}
-    backward = _gradients(block, mx.sym.Group(once), mx.sym.Group([mx.sym.var(name) for name in above.values()]))
+    variables = {name: f"{name}_gradient" for name in outputs}
+    heads = mx.sym.Group([mx.sym.var(name) for name in variables.values()])
+    backward = _gradients(block, mx.sym.Group(once), heads)
     read = backward.get_children()
     names = set() if read is None else set(read.list_outputs())  # None: all are running statistics
-    return {name: variable in names for name, variable in above.items()} if names else {}
+    return {name: variable in names for name, variable in variables.items()} if names else {}
 
 
 def _cut_off_inputs(block: mx.sym.Symbol) -> None:
@@ -488,15 +489,15 @@ def _cut_off_inputs(block: mx.sym.Symbol) -> None:
         check_call(_LIB.NNSymbolFree(ctypes.c_void_p(inputs[i])))
 
 
-def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, above: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return the graph that computes the gradients of ``inputs`` given ``above``, the head gradients of ``outputs``.
+def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, head_gradients: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return the graph that computes the gradients of ``inputs`` given the head gradients of ``outputs``.
 
     All three are Symbols with one or more outputs. Runs ``MXGradient``, the pass that autograd runs too.
     """
     graph, made, symbol = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     _check_nnvm(_LIB.NNGraphCreate(outputs.handle, ctypes.byref(graph)))
     try:
-        for key, entries in ((b"grad_ys", outputs), (b"grad_xs", inputs), (b"grad_ys_out_grad", above)):
+        for key, entries in ((b"grad_ys", outputs), (b"grad_xs", inputs), (b"grad_ys_out_grad", head_gradients)):
             _check_nnvm(_LIB.NNGraphSetNodeEntryListAttr_(graph, key, entries.handle))
         passes = (ctypes.c_char_p * 1)(b"MXGradient")
         _check_nnvm(_LIB.NNGraphApplyPasses(graph, 1, passes, ctypes.byref(made)))

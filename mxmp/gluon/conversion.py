@@ -32,9 +32,9 @@ __all__ = [
     "running_statistics_of",
 ]
 
-# Global: forwards in training mode, counted, which orders those of all nets.
+# Global: counts the training forwards of all converted nets, which puts them in an order.
 _forwards = itertools.count(1)
-# Global: the last forward of each converted net, 0 before the first. A backward writes the running statistics of nets
+# Global: the number of the last training forward of each converted net, 0 before the first. A backward writes the running statistics of nets
 # whose parameters are another trainer's, and nothing leads from the trainer to them.
 _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDictionary()
 

@@ -40,7 +40,7 @@ __all__ = [
 
 # Global: one lock while a graph is made, for nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
-# Global: whether this thread traces. Children that are called with Symbols lead to no conversion.
+# Global: whether mxmp is tracing a block on this thread; see ``is_tracing``.
 _local = threading.local()
 
 
@@ -179,7 +179,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     requested = [(param, param.grad_req) for param in params.values()]
     shapes = {name: array.shape for name, array in _named_inputs(data, args).items()}
     large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
-    # It matters only where some convolution's input could be too small at other shapes, and here none is.
+    # Restricted to large inputs only if a convolution would need a workaround for small ones, and these are large.
     only_for = large if large and large.at(list(shapes.values())) else None
     graph, plan = conversion.build_graph(block, symbol, params, device, large_inputs=only_for is not None)
     scale_heads(graph)
@@ -286,7 +286,7 @@ class _LowPrecisionOp:
 
     Parameters
     ----------
-    low : Symbol
+    symbol : Symbol
         The low-precision graph.
     plan : Plan
         The plan that it follows.
@@ -297,9 +297,9 @@ class _LowPrecisionOp:
         What ``hybridize`` was given, such as ``("static_alloc", True)``.
     """
 
-    def __init__(self, low: mx.sym.Symbol, plan: Plan, sources: dict[str, tuple[bool, Any]], flags: list) -> None:
-        names = low.list_inputs()
-        self.symbol = low
+    def __init__(self, symbol: mx.sym.Symbol, plan: Plan, sources: dict[str, tuple[bool, Any]], flags: list) -> None:
+        names = symbol.list_inputs()
+        self.symbol = symbol
         self._plan = plan
         self._reads_scale = SCALE_NAME in names
         self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last input
@@ -309,7 +309,7 @@ class _LowPrecisionOp:
         self._flags = [("data_indices", indices[True]), ("param_indices", indices[False]), *flags]
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
-        # By the thread's number and the monitor.
+        # The keys: the thread's number, and the monitor.
         self._monitored_ops: dict[tuple, mx.nd.CachedOp] = {}
         weakref.finalize(self, _remove_monitored, self._monitored_ops).atexit = False
 

@@ -43,14 +43,14 @@ class Hook:
         self._block = block
         # What ``hybridize`` chose, where this hook has changed it.
         self._active: bool | None = None
-        self._join()
+        self._join_conversions()
 
     def __setstate__(self, state: dict) -> None:
         """Restore the hook of a copied block, and add that block to the (copied) conversions."""
         vars(self).update(state)
-        self._join()
+        self._join_conversions()
 
-    def _join(self) -> None:
+    def _join_conversions(self) -> None:
         """Add the block to ``blocks`` of each of its conversions."""
         for conversion in self.conversions:
             conversion.blocks.add(self._block)
@@ -91,13 +91,13 @@ class Hook:
         block = self._block
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
         if has_symbol:
-            self._check_trace()
+            self._refuse_unconverted_trace()
         elif self.runs_as_python:
             self._set_active(False)
         elif _mxnet.children(block) and _mxnet.is_summarized(block):
-            pass  # as Python, to show what is inside
+            pass  # runs as Python, so that ``summary`` sees each child
         elif _mxnet.overrides_forward(block):
-            self._set_active(True)  # should it call HybridBlock's
+            self._set_active(True)  # HybridBlock.forward, if that forward calls it, shall run a graph
         elif has_array:
             if len(contexts) > 1:
                 raise ValueError(
@@ -202,7 +202,7 @@ class Hook:
         """Return whether the block has no dict of graphs: it is new, or ``hybridize`` has deleted them."""
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
-    def _check_trace(self) -> None:
+    def _refuse_unconverted_trace(self) -> None:
         """Raise ``ValueError`` if the block is called while MXNet traces an unconverted block that contains it.
 
         MXNet would put the block's FP32 operators into that graph, without casts. Blocks that mxmp itself traces may

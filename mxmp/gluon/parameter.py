@@ -183,7 +183,7 @@ def store_full(param: gluon.Parameter) -> None:
         param.store_full()
 
 
-# Global: one class for each class of Parameters, so that copies are of the same.
+# Global: the subclass of LowParameter for each class of Parameters; copies of a Parameter must have the same class.
 _low_classes: dict[type, Any] = {gluon.Parameter: LowParameter}
 
 

@@ -161,8 +161,8 @@ def head_gradient(loss: NDArray, scale: float) -> NDArray:
     return kind.ones_like(loss) * scale
 
 
-# Global: the scale arrays that recorded forwards read, by the names that autograd gave them, as a record is no object
-# of Python's. The oldest that no backward reached fall out.
+# Global: the scale arrays that recorded forwards read, by the names that autograd gave them; autograd's record is no
+# object of Python's that could hold them. The oldest are dropped.
 _scales: dict[str, NDArray] = {}
 # Global, likewise: the nodes that recorded forwards of converted blocks made, by name.
 _converted_calls: dict[str, None] = {}
