@@ -34,8 +34,8 @@ __all__ = [
 
 # Global: counts the training forwards of all converted nets, which puts them in an order.
 _forwards = itertools.count(1)
-# Global: the number of the last training forward of each converted net, 0 before the first. A backward writes the running statistics of nets
-# whose parameters are another trainer's, and nothing leads from the trainer to them.
+# Global: the number of the last training forward of each converted net, 0 before the first. A backward writes running
+# statistics of nets whose parameters another trainer updates, and nothing leads from the first trainer to them.
 _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDictionary()
 
 
