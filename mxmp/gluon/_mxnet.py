@@ -323,10 +323,9 @@ def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) 
 
 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
-    """Put ``op`` on the list of operators whose callbacks ``silence_removed`` replaces.
+    """Ask for the removal of the callback of ``op``; ``silence_removed`` replaces it by one that does nothing.
 
-    ``thread`` is the number (``threading.get_ident()``) of the thread that runs ``op``. The list keeps ``op`` alive
-    until its callback has been replaced. What autograd recorded outlives ``op``, and its backward still calls the
+    ``thread`` is the number (``threading.get_ident()``) of the thread that runs ``op``. Until then ``op`` is kept alive. What autograd recorded outlives ``op``, and its backward still calls the
     callback, which must exist then.
     """
     _hooked.append((thread, op))
@@ -377,7 +376,7 @@ def is_deferred(param: Parameter) -> bool:
 def arrays(param: Parameter) -> list[NDArray]:
     """Return a Parameter's weight arrays, one per context, dense or sparse; empty before it is initialized.
 
-    Those of a ``LowParameter`` are float16. This reads no gradients and, unlike ``list_data``, cannot fail.
+    Those of a ``LowParameter`` are float16. Unlike ``list_data`` this never raises.
     """
     return list(param._data or ())
 

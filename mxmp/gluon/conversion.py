@@ -99,7 +99,7 @@ class NetConversion(Conversion):
         check_policy(self.policy, "cpu")
 
     def _await_first_graphs(self) -> None:
-        """Count no graph as the first one of its root yet, so that the next graph of each root is checked as the first.
+        """Wait for the next graph of each root, and check these graphs as the first ones of the net.
 
         A root is a block that runs as a graph and is called from Python. The checks: whether a Plan fits the net,
         whether anything is in low precision, and whether each pattern of ``exclude`` matches.

@@ -258,7 +258,7 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 
 
 def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]]:
-    """Return two lists of conversions: those of which ``net`` contains all blocks, and those of which only some."""
+    """Return two lists of conversions: those of which ``net`` contains all blocks, and the others in it."""
     inside = {id(block) for block in hybrid_blocks(net)}
     found = dict.fromkeys(conversion for _, hook in hooks(net) for conversion in hook.conversions)
     complete = [c for c in found if all(id(block) in inside for block in c.blocks)]

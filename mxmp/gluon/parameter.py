@@ -63,7 +63,9 @@ class LowParameter(gluon.Parameter):
         return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
 
     def master(self, device: int) -> NDArray:
-        """Return the FP32 master on the context with index ``device``; ignore what was written into ``data()``."""
+        """Return the FP32 master on the context with index ``device``.
+
+        Unlike ``masters`` this does not look for what a user wrote into ``data()`` since the last update."""
         return self._masters[device]
 
     def list_data(self) -> list[NDArray]:

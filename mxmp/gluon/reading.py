@@ -52,8 +52,8 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
 def unconverted_blocks(net: Block) -> list[str]:
     """Return the names of those blocks of a converted net that run as Python, in FP32.
 
-    They are the excluded blocks, and those around and inside them. Blocks inside a block that runs as a
-    graph are not looked at.
+    They are the excluded blocks, and those around and inside them. Blocks inside a block that runs as a graph are not
+    looked at.
     """
     converted = {id(block) for block, hook in hooks(net) if not hook.runs_as_python}
     found, stack = [], [net]

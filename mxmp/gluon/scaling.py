@@ -69,7 +69,7 @@ _NOT_RECORDED = (
 
 @contextmanager
 def explain_unrecorded() -> Iterator[None]:
-    """Replace MXNet's error for a loss that was not recorded by a ``RuntimeError`` that says what to do."""
+    """Replace MXNet's error for a loss that was not recorded by a ``RuntimeError`` with advice, within this block."""
     try:
         yield
     except mx.MXNetError as error:

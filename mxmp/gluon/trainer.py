@@ -418,9 +418,10 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def scaled_step(self) -> ScaledStep:
-        """Return the ``ScaledStep`` of this trainer; the first call makes it, and a dynamic scaler with it.
+        """Return the ``ScaledStep`` of this trainer.
 
-        By then the net is converted, so it is known whether it computes in bfloat16, which needs no loss scale.
+        Unless ``loss_scale`` was a scaler object, the first call makes it with a scaler. By then the net is converted,
+        so it is known whether it computes in bfloat16, which needs no loss scale.
         """
         if self._step is None:
             computes = {c.policy.compute for c in conversions_of(self._params)}

@@ -183,7 +183,8 @@ class TrainedNet:
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if ``exclude`` would be wrong.
 
-        That is so with several workers, and if the net is only a part of a net that was converted as a whole.
+        That is so with several workers, as each would exclude other operators, and if the net is only a part of a net
+        that was converted as a whole.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
