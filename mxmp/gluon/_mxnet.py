@@ -325,8 +325,8 @@ def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
     """Ask for the removal of the callback of ``op``; ``silence_removed`` replaces it by one that does nothing.
 
-    ``thread`` is the number (``threading.get_ident()``) of the thread that runs ``op``. Until then ``op`` is kept alive. What autograd recorded outlives ``op``, and its backward still calls the
-    callback, which must exist then.
+    ``thread`` is the number (``threading.get_ident()``) of the thread that runs ``op``. Until then ``op`` is kept
+    alive. What autograd recorded outlives ``op``, and its backward still calls the callback, which must exist then.
     """
     _hooked.append((thread, op))
 

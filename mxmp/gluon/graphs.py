@@ -218,7 +218,8 @@ def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArr
 def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
     """Return a copy of ``block`` on which its FP32 graph is stored, and what the user's code returned (Symbols).
 
-    The block is traced for a call with ``args``. Raises ``UntraceableError``, with the innermost block whose Python code failed.
+    The block is traced for a call with ``args``. Raises ``UntraceableError``, with the innermost block whose Python
+    code failed.
     """
     _mxnet.refuse_contrib_amp()
     clone = _mxnet.copied(block)
