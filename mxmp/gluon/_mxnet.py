@@ -244,7 +244,7 @@ def overrides_forward(block: Block) -> bool:
     return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
 
 
-def variant(block: HybridBlock) -> Any:
+def lacks_states(block: HybridBlock) -> bool | None:
     """Return whether the current call of a recurrent layer passes no initial states; None for other blocks.
 
     The graph of a recurrent layer depends on it. MXNet stores it in ``skip_states`` of the layer before it calls
@@ -325,8 +325,9 @@ def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
     """Ask for the removal of the callback of ``op``; ``silence_removed`` replaces it by one that does nothing.
 
-    ``thread`` is the number (``threading.get_ident()``) of the thread that runs ``op``. Until then ``op`` is kept
-    alive. What autograd recorded outlives ``op``, and its backward still calls the callback, which must exist then.
+    ``thread`` is the number (``threading.get_ident()``) of the thread that runs ``op``. ``op`` is kept alive until its
+    callback is replaced. What autograd recorded outlives ``op``, and its backward still calls the callback, which must
+    exist then.
     """
     _hooked.append((thread, op))
 

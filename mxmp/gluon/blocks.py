@@ -64,7 +64,7 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     net : mxnet.gluon.Block
     exclude : callable or Policy
         A filter ``(name, block) -> bool`` that is True for blocks to run as Python, or a policy with ``exclude``
-        patterns: then blocks of a user's own class whose name matches one run as Python.
+        patterns: then blocks whose class is not MXNet's run as Python if a pattern matches their name.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
 
 
 def _names_own_blocks(policy: Policy) -> Callable[[str, Block], bool]:
-    """Return a filter ``(name, block) -> bool`` for the blocks of a user's own class that ``policy.exclude`` names.
+    """Return a filter ``(name, block) -> bool`` for blocks named in ``policy.exclude`` whose class is not MXNet's.
 
     Such a block may do what no graph can, so it runs as Python. MXNet's own layers can be traced: a pattern that names
     one keeps its operators in FP32 within the graph. So does a pattern that ends in ``*``, which is meant for
@@ -116,7 +116,7 @@ def _names_own_blocks(policy: Policy) -> Callable[[str, Block], bool]:
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 
     def names(name: str, block: Block) -> bool:
-        """Return whether ``block``, named ``name``, is of a user's own class and matches a pattern."""
+        """Return whether ``block``, named ``name``, is named by a pattern and its class is not MXNet's."""
         return not type(block).__module__.startswith("mxnet.") and any(fnmatchcase(name, p) for p in patterns)
 
     return names

@@ -39,10 +39,10 @@ def convert(
         this net (``mxmp.tune``), or the path of a saved Plan (``"plan.json"``).
     exclude : iterable of str, or callable
         Patterns such as ``"*head*"``: the operators and blocks whose names match stay in FP32, besides those that the
-        policy excludes. A block of your own class runs as Python if a pattern that does not end in ``*`` matches it.
-        Not with a Plan. Or a filter ``(name, block) -> bool``: the blocks for which it is True run as Python in FP32,
-        with all blocks inside them. A block that contains one that runs as Python runs as Python too; its other
-        children still run as graphs.
+        policy excludes. A block whose class is not MXNet's runs as Python if a pattern that does not end in ``*``
+        matches it. Not with a Plan. Or a filter ``(name, block) -> bool``: the blocks for which it is True run as
+        Python in FP32, with all blocks inside them. A block that contains one that runs as Python runs as Python too;
+        its other children still run as graphs.
 
     Returns
     -------

@@ -55,14 +55,14 @@ class GraphKey(NamedTuple):
         How the arguments are nested, as text: ``"[0, [0, -1]]"`` for an array and a list of an array and None.
     device : str
         ``"cpu"`` or ``"gpu"``.
-    variant : bool or None
+    lacks_states : bool or None
         For a recurrent layer, True if the call passes no initial states, else False. None for other blocks.
     """
 
     training: bool
     structure: str
     device: str
-    variant: Any
+    lacks_states: bool | None
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):

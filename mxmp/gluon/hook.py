@@ -84,9 +84,9 @@ class Hook:
         """Run the block on arrays or Symbols and return its output; replaces ``block.forward``.
 
         Arrays run through a low-precision graph. The ``forward`` of the block's class runs instead, as Python, if the
-        block is excluded, a Symbol is passed (the block is being traced), ``summary`` is running, or the class
-        overrides ``forward``; an overriding ``forward`` reaches the graph when it calls ``HybridBlock.forward``. Raises
-        ``ValueError`` if the arrays are on several contexts.
+        block or one inside is excluded, a Symbol is passed (the block is being traced), ``summary`` is running, or the
+        class overrides ``forward``; an overriding ``forward`` reaches the graph when it calls ``HybridBlock.forward``.
+        Raises ``ValueError`` if the arrays are on several contexts.
         """
         block = self._block
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
@@ -130,7 +130,7 @@ class Hook:
             ) from error
         inputs = [array for array in flat if array is not None]
         _check_memory(block, inputs)
-        key = GraphKey(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.variant(block))
+        key = GraphKey(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.lacks_states(block))
         if key.training:
             conversion.note_training_forward()
         graphs = self._ensure_graphs()
@@ -298,8 +298,8 @@ def remove(net: Block, conversions: Collection[NetConversion]) -> None:
 def exclude_more(net: Block, nodes: Collection[str]) -> None:
     """Keep the operators named ``nodes`` in FP32 too, in each conversion whose blocks are all in ``net``.
 
-    For ``mxmp.guard``. Call this between two steps: the graphs are built anew, trained values stay, and gradients are
-    lost. Blocks that run as Python still do.
+    For ``mxmp.guard``. Call this between two steps: the graphs are built anew, trained values stay, and gradients of
+    float16 parameters are lost. Blocks that run as Python still do.
     """
     complete, _ = conversions_in(net)
     for conversion in complete:
