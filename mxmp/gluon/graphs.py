@@ -311,8 +311,8 @@ class _LowPrecisionOp:
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
         # The keys: the thread's number, and the monitor.
-        self._monitored_ops: dict[tuple, mx.nd.CachedOp] = {}
-        weakref.finalize(self, _remove_monitored, self._monitored_ops).atexit = False
+        self._monitored: dict[tuple, mx.nd.CachedOp] = {}
+        weakref.finalize(self, _remove_monitored, self._monitored).atexit = False
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         """Run the graph on the flat list ``inputs``; return its output, or the list of its outputs.
@@ -357,19 +357,19 @@ class _LowPrecisionOp:
         and values in FP32, as in the network before conversion.
         """
         key = (threading.get_ident(), monitor)
-        if key not in self._monitored_ops:
+        if key not in self._monitored:
             _mxnet.silence_removed()
             op = self._make([flag for flag in self._flags if not flag[0].startswith("static_")])
-            self._monitored_ops[key] = op
+            self._monitored[key] = op
             callback, monitor_all = monitor
             if not isinstance(callback, GraphListener):
                 callback = NetworkView(self.symbol, self._plan).translated(callback)
             _mxnet.register_op_hook(op, callback, monitor_all)
-        return self._monitored_ops[key]
+        return self._monitored[key]
 
     def forget(self, monitor: tuple) -> None:
         """Delete the CachedOps that were made for ``monitor``, a pair ``(callback, monitor_all)``."""
-        _remove_monitored(self._monitored_ops, monitor)
+        _remove_monitored(self._monitored, monitor)
         _mxnet.silence_removed()
 
 
