@@ -25,14 +25,14 @@ from . import _mxnet
 from .scaling import Record, recorded_name, refuse_hidden_heads, refuse_unscaled_heads
 
 __all__ = [
-    "claim_fresh",
-    "clear_stale",
+    "add_trainer",
     "due_updates",
-    "forget",
-    "join",
+    "make_stale",
     "mark_fresh",
+    "note_scaled_gradients",
     "refuse_unscaled_gradients",
     "scaled_backward",
+    "zero_stale",
 ]
 
 # Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
@@ -40,42 +40,64 @@ __all__ = [
 _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def join(trainer: Any) -> None:
-    """Add a trainer to those that a backward checks, for as long as it lives."""
+def add_trainer(trainer: Any) -> None:
+    """Register ``trainer``, an mxmp.Trainer, so that the backwards of all other trainers know of its parameters.
+
+    It is referenced weakly: a trainer that is deleted is forgotten.
+    """
     _trainers.add(trainer)
 
 
 @contextmanager
 def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = ()) -> Iterator[None]:
-    """Prepare for one scaled backward in this block, which serves all trainers with the same scaler object.
+    """Prepare for one backward of scaled losses within this block, and record afterwards which gradients it wrote.
 
-    ``factors``: what the losses were multiplied by, arrays with a gradient each, where the user calls backward.
-    They tell a backward of the scaled losses from one of others; it may also come after the block.
+    The backward serves ``trainer`` and all trainers with the same scaler object. If the loss scale is not 1, the
+    weights whose gradients it wrote are listed on their Parameters (``mxmp_scaled``) when the block ends, and lose
+    MXNet's mark that a backward has written their gradients. A mark that is found later then shows an unscaled
+    backward.
 
-    Raises ``ValueError`` for a loss head that the scale would not reach. Raises ``RuntimeError`` where one of the
-    trainers has looked at its gradients and not stepped, or the backward would write gradients that a trainer with
-    another scaler has yet to apply, or add to those of an unscaled backward: no gradient has been written then. And
-    where the backward was not of the scaled losses: ``step`` will refuse its gradients.
+    Parameters
+    ----------
+    trainer : mxmp.Trainer
+        The trainer whose ``backward`` or ``scale_loss`` was called.
+    record : Record
+        What autograd recorded of the losses.
+    factors : sequence of NDArray
+        Only where the user calls backward (``scale_loss``): the arrays, each with a gradient, that the losses were
+        multiplied by. They show whether the user ran backward of the scaled losses, which may also happen after the
+        block.
+
+    Raises
+    ------
+    ValueError
+        A loss head would ignore the loss scale. No gradient has been written.
+    RuntimeError
+        Before the block, with no gradient written: one of these trainers has unscaled or clipped its gradients, or
+        reduced gradients that add up (``grad_req="add"``), and not stepped; or the backward would overwrite gradients
+        that a trainer with another scaler has not applied yet; or it would add to gradients of an unscaled backward.
+        After the block: gradients were written, but by the backward of other losses than the scaled ones, so they are
+        not scaled.
     """
     group = trainer.scaler_group
     others = [other for other in list(_trainers) if other is not trainer]
     peers = [trainer, *(other for other in others if group is not None and other.scaler_group is group)]
     others = [other for other in others if other not in peers]
-    _begin(trainer, peers, others, record)
+    _check_and_begin(trainer, peers, others, record)
     if trainer.loss_scale == 1.0:
         yield
         return
     own = [param for peer in peers for param in _mxnet.parameters_of(peer)]
     of_others = list(_reached([param for other in others for param in _mxnet.parameters_of(other)], record))
-    before = _mxnet.fresh(own, clear=True)
+    before = _mxnet.fresh_weights(own, clear=True)
     try:
         yield
     finally:
-        written = _mxnet.fresh(own, clear=True)
+        written = _mxnet.fresh_weights(own, clear=True)
         scaled = not factors or any(map(_mxnet.is_fresh, factors))
         if scaled:
-            _claim(written)
-            _mxnet.fresh(of_others, clear=True)  # at this scale, which is not their trainer's
+            _note_scaled(written)
+            _mxnet.fresh_weights(of_others, clear=True)  # at this scale, which is not their trainer's
             names = {id(array) for _, array in written}
             mark_fresh(array for _, array in before if id(array) not in names)
         else:
@@ -91,7 +113,14 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         peer.progress.factors += factors  # the backward is still to come
 
 
-def _begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
+def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
+    """Do the checks of ``scaled_backward`` that come before the backward, then let every peer begin a step.
+
+    ``peers``: the trainers with the scaler of ``trainer``, itself included. ``others``: all other mxmp.Trainers. Raises
+    ``ValueError`` or ``RuntimeError`` as ``scaled_backward`` says. Each peer records in ``progress`` that a backward
+    ran, and saves running statistics that the backward may write; the loss scale is frozen until all peers have
+    stepped.
+    """
     scale = trainer.loss_scale
     if scale != 1.0:
         refuse_unscaled_heads(record, scale)
@@ -116,7 +145,7 @@ def _begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Re
 
 
 def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]:
-    """Yield the parameters whose gradients a backward from the record writes."""
+    """Yield the parameters of ``params`` whose gradients a backward from the losses of ``record`` would write."""
     for param in params:
         arrays = _mxnet.arrays(param) if param.grad_req != "null" else ()
         if any(recorded_name(array) in record.leaves for array in arrays):
@@ -127,9 +156,12 @@ def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]
 
 
 def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Update]:
-    """Return the weights that a step would update, with their gradients.
+    """Return one ``Update`` for each weight array whose gradient is due.
 
-    Raises ``UserWarning`` on a stale gradient unless ``ignore_stale``, as ``gluon.Trainer`` does.
+    An ``Update`` holds the parameter's index in ``params``, the device's number, the name, the weight and the gradient.
+    A gradient is due if a backward has written it since the last step, and stale otherwise. Parameters with
+    ``grad_req`` ``"null"`` have none. With ``ignore_stale`` stale gradients are left out; without it one raises
+    ``UserWarning``, as in ``gluon.Trainer``.
     """
     found = []
     for index, param in enumerate(params):
@@ -145,8 +177,12 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
     return found
 
 
-def clear_stale(params: Sequence[Parameter]) -> None:
-    """Set stale gradients of parameters that only some devices ran to zero, for the sum over devices."""
+def zero_stale(params: Sequence[Parameter]) -> None:
+    """Set gradients of an earlier step to zero, where another device has a newer gradient of the same parameter.
+
+    A batch may leave out a part of the net on some devices. The sum of the gradients over devices, which follows, must
+    not contain gradients of an earlier step. Does not wait for the device.
+    """
     for param in params:
         pairs = _mxnet.with_gradients(param)
         stale = [grad for data, grad in pairs if not _is_due(param, data)]
@@ -154,39 +190,53 @@ def clear_stale(params: Sequence[Parameter]) -> None:
             grad[:] = 0
 
 
-def forget(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
-    """Make the gradients of ``updates`` stale."""
+def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
+    """Mark the gradients of ``updates`` as applied or dropped, so that the next step does not take them for its own.
+
+    ``params``: the trainer's parameters, to which ``Update.index`` refers.
+    """
     for update in updates:
-        _mxnet.mark(update.weight, fresh=False)
+        _mxnet.set_fresh(update.weight, fresh=False)
         vars(params[update.index]).pop("mxmp_scaled", None)
 
 
 def mark_fresh(weights: Iterable[NDArray]) -> None:
-    """Mark weights as MXNet does when it has written their gradients."""
+    """Set MXNet's mark that a backward has written the gradients of these weight arrays."""
     for array in weights:
-        _mxnet.mark(array, fresh=True)
+        _mxnet.set_fresh(array, fresh=True)
 
 
-def claim_fresh(params: Iterable[Parameter]) -> None:
-    """Record that a scaled backward has written the gradients that MXNet has marked; clear the marks."""
-    _claim(_mxnet.fresh(params, clear=True))
+def note_scaled_gradients(params: Iterable[Parameter]) -> None:
+    """Record that a scaled backward wrote the gradients of ``params`` that MXNet marks as written; remove the marks.
+
+    What MXNet marks afterwards was then written by an unscaled backward, which the step must refuse.
+    """
+    _note_scaled(_mxnet.fresh_weights(params, clear=True))
 
 
-def _claim(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
+def _note_scaled(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
+    """Record, on each Parameter (``mxmp_scaled``), that a scaled backward has written the gradients of weight arrays.
+
+    ``weights``: pairs of a Parameter and its weight array on one device.
+    """
     for param, array in weights:
         param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
 
 
 def _is_due(param: Parameter, weight: NDArray) -> bool:
+    """Return whether a backward, scaled or not, has written the gradient of ``weight`` since the last step.
+
+    ``weight`` is the array of ``param`` on one device.
+    """
     return _mxnet.is_fresh(weight) or any(array is weight for array in getattr(param, "mxmp_scaled", ()))
 
 
 def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) -> None:
-    """Raise ``RuntimeError`` where an unscaled backward has written gradients of ``params``.
+    """Raise ``RuntimeError`` if a backward of an unscaled loss wrote a gradient of ``params`` that is not zero.
 
-    Synchronizes only where there are such gradients: zeros are right at every scale.
+    The step would divide it by ``loss_scale``. Waits for the device only where there is such a gradient.
     """
-    for param, data in _mxnet.fresh(params):
+    for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():
             raise RuntimeError(
                 f"a plain backward has written the gradient of {param.name!r} on {data.context}, and the update "

@@ -15,12 +15,12 @@ __all__ = ["Division", "blocks_of", "divide", "hybrid_blocks", "prefixes_of", "w
 
 
 def hybrid_blocks(net: Block) -> list[HybridBlock]:
-    """Return every HybridBlock of the tree once, outermost first."""
+    """Return ``net`` and all blocks inside it that are HybridBlocks, each once, outermost first (depth first)."""
     return [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
 
 
 def blocks_of(net: Block) -> list[Block]:
-    """Return every block of the tree once, outermost first."""
+    """Return ``net`` and all blocks inside it, each once, outermost first (depth first)."""
     found: dict[int, Block] = {}
     stack: list[Block] = [net]
     while stack:
@@ -31,23 +31,23 @@ def blocks_of(net: Block) -> list[Block]:
 
 
 def prefixes_of(net: Block) -> tuple[str, ...]:
-    """Return the prefix of the names in each block of the tree, outermost first."""
+    """Return the name prefix (``"resnet0_"``) of ``net`` and of every block inside it, outermost first."""
     return tuple(block.prefix for block in blocks_of(net))
 
 
 class Division(NamedTuple):
-    """How a conversion divides the blocks of a net; each list is outermost first.
+    """Which blocks of a net ``convert`` makes run as graphs, and which as Python; each list is outermost first.
 
     Attributes
     ----------
     graphs : list of HybridBlock
-        Those that run as graphs.
+        Blocks that run as graphs, also those inside another one.
     roots : list of HybridBlock
-        Those of ``graphs`` that no other one contains.
+        The blocks of ``graphs`` that are called from Python: no other block of ``graphs`` contains them.
     python : list of Block
-        Those that run as Python, in FP32: the excluded ones, and all that contain one.
+        Blocks that run as Python, in FP32: the excluded ones, and all that contain an excluded one.
     outside : list of Block
-        What the excluded ones contain. It is not converted.
+        Blocks inside an excluded block. They are not converted.
     """
 
     graphs: list[HybridBlock]
@@ -57,7 +57,14 @@ class Division(NamedTuple):
 
 
 def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Division:
-    """Return how a conversion divides ``net``. ``exclude``: a filter, or a policy whose patterns may name blocks.
+    """Return which blocks of ``net`` run as graphs and which as Python.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+    exclude : callable or Policy
+        A filter ``(name, block) -> bool`` that is True for blocks to run as Python, or a policy with ``exclude``
+        patterns: then blocks whose class is not MXNet's run as Python if a pattern matches their name.
 
     Raises
     ------
@@ -69,6 +76,7 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     outside: set[int] = set()
 
     def runs_as_python(block: Block) -> bool:
+        """Return whether ``block`` runs as Python, and record this for it and all blocks inside it."""
         excluded = is_excluded(block.name, block)
         if excluded:
             outside.update(id(inner) for inner in blocks_of(block) if inner is not block)
@@ -77,6 +85,7 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
         return id(block) in python
 
     def roots(block: Block) -> list[HybridBlock]:
+        """Return the outermost blocks in ``block``, or itself, that run as graphs; a shared one may occur twice."""
         if id(block) in outside:
             return []
         if isinstance(block, HybridBlock) and id(block) not in python:
@@ -98,21 +107,27 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
 
 
 def _names_own_blocks(policy: Policy) -> Callable[[str, Block], bool]:
-    """Return the filter for blocks of a user's own class that a pattern of the policy names.
+    """Return a filter ``(name, block) -> bool`` for blocks named in ``policy.exclude`` whose class is not MXNet's.
 
-    They may do what no graph can. MXNet's layers can be traced: they stay in the graph, in FP32, and so do nodes that
-    a pattern ending in * matches.
+    Such a block may do what no graph can, so it runs as Python. MXNet's own layers can be traced: a pattern that names
+    one keeps its operators in FP32 within the graph. So does a pattern that ends in ``*``, which is meant for
+    operators.
     """
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 
     def names(name: str, block: Block) -> bool:
+        """Return whether ``block``, named ``name``, is named by a pattern and its class is not MXNet's."""
         return not type(block).__module__.startswith("mxnet.") and any(fnmatchcase(name, p) for p in patterns)
 
     return names
 
 
 def with_names_of(net: Block, plan: Plan) -> Plan:
-    """Return the plan for ``net``, which the same code may have built under other numbers, or in another process."""
+    """Return ``plan``, made for a net that the same code built, with the operator names of ``net``.
+
+    Gluon numbers blocks in each process, so the same layer may be ``dense0`` where the plan was made and ``dense2``
+    here. The plan is returned as it is if its blocks do not correspond to those of ``net``.
+    """
     outermost = net
     while not isinstance(outermost, HybridBlock) and len(_mxnet.children(outermost)) == 1:
         outermost = _mxnet.children(outermost)[0]

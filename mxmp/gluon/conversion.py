@@ -28,33 +28,45 @@ from .parameter import BFLOAT16, conversions_of, is_scaling, store_low
 __all__ = [
     "NetConversion",
     "any_conversion",
-    "forwards_so_far",
-    "statistics_of",
+    "next_forward_number",
+    "running_statistics_of",
 ]
 
-# Global: forwards in training mode, counted, which orders those of all nets.
+# Global: counts the training forwards of all converted nets, which puts them in an order.
 _forwards = itertools.count(1)
-# Global: the last forward of each converted net, 0 before the first. A backward writes the running statistics of nets
-# whose parameters are another trainer's, and nothing leads from the trainer to them.
+# Global: the number of the last training forward of each converted net, 0 before the first. A backward writes running
+# statistics of nets whose parameters another trainer updates, and nothing leads from the first trainer to them.
 _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDictionary()
 
 
 class NetConversion(Conversion):
-    """One conversion of a net, shared by all its blocks.
+    """One call of ``mxmp.convert``: the policy or plan that decides a net's dtypes, and what its graphs have shown.
 
-    Its first graphs must contain something in low precision and a match of every pattern; it warns where they do not.
+    ``convert`` creates this object. The hooks of the converted blocks refer to it until the net is restored or
+    converted again. A root is a block that runs as a graph and is called from Python. When all roots have had their
+    first graph, a warning is given if nothing in these graphs is low precision, or a pattern of ``exclude`` matches
+    nothing.
+
+    Parameters
+    ----------
+    how : Policy or Plan
+        What decides: the rules under a policy, or a plan.
+    net : mxnet.gluon.Block
+        The net to convert.
+    division : Division
+        Which of the net's blocks run as graphs and which as Python.
 
     Raises
     ------
     ValueError
-        Parameters are not FP32, or the policy or plan cannot hold on their devices.
+        A parameter is not FP32, or the devices of the parameters cannot run the policy or plan.
 
     Attributes
     ----------
     blocks : WeakSet of HybridBlock
-        Those that have a hook of this conversion.
+        The blocks whose hook has this conversion.
     statistics : dict of str to Parameter
-        The auxiliary states of the graphs, by name.
+        The running statistics (aux states) that the graphs made so far read, by name.
     """
 
     def __init__(self, how: Policy | Plan, net: Block, division: Division) -> None:
@@ -70,10 +82,11 @@ class NetConversion(Conversion):
         names = [block.name for block in division.python]
         self._unmatched = [p for p in self.policy.exclude if not any(fnmatchcase(name, p) for name in names)]
         self._warned = False
-        self._begin()
+        self._await_first_graphs()
         _last_forward[self] = 0
 
     def _check_parameters(self, net: Block) -> None:
+        """Raise ``ValueError`` if a parameter of ``net`` is not FP32, or its device cannot run the policy or plan."""
         params = list(net.collect_params().values())
         _check_dtypes(params)
         for param in params:
@@ -85,32 +98,49 @@ class NetConversion(Conversion):
                     )
         check_policy(self.policy, "cpu")
 
-    def _begin(self) -> None:
-        """Wait for the first graph of each root."""
+    def _await_first_graphs(self) -> None:
+        """Wait for the next graph of each root, and check these graphs as the first ones of the net.
+
+        A root is a block that runs as a graph and is called from Python. The checks: whether a Plan fits the net,
+        whether anything is in low precision, and whether each pattern of ``exclude`` matches.
+        """
         self._waiting = set(self._roots)
         self._any_low = False
         self._fits = False
 
     def __getstate__(self) -> dict:
-        """Leave the blocks out: those of a copied net are others."""
+        """Return the attributes for a copy, without ``blocks``: the hooks of copied blocks add these again."""
         return {name: value for name, value in vars(self).items() if name != "blocks"}
 
     def __setstate__(self, state: dict) -> None:
+        """Restore a copy, with no blocks yet."""
         vars(self).update(state, blocks=weakref.WeakSet())
 
     def exclude(self, nodes: Collection[str]) -> None:
+        """Keep the operators named ``nodes`` in FP32 too, in graphs that are made from now on. For ``mxmp.guard``.
+
+        The next graphs decide again how each parameter is stored. The caller must delete the graphs that the blocks
+        have.
+        """
         super().exclude(nodes)
         self._unmatched = []
-        self._begin()
+        self._await_first_graphs()
 
-    def note_training(self) -> None:
-        """Record that a block of this net runs in training mode."""
+    def note_training_forward(self) -> None:
+        """Record that a block of this net runs forward in training mode now, as the latest of all converted nets."""
         _last_forward[self] = next(_forwards)
 
-    def check_trainer(self, plan: Plan, requested: Iterable[tuple[Parameter, str]]) -> None:
-        """Warn, once, where a float16 graph is recorded whose parameters a Trainer updates that does not scale.
+    def warn_of_unscaled_training(self, plan: Plan, requested: Iterable[tuple[Parameter, str]]) -> None:
+        """Warn, once, if this net computes in float16 and MXNet's own Trainer trains its parameters.
 
-        ``requested``: its parameters with their ``grad_req``.
+        That Trainer does not scale the loss, so small gradients become zero. To be called when a graph is recorded.
+
+        Parameters
+        ----------
+        plan : Plan
+            The plan of the graph.
+        requested : iterable of (Parameter, str)
+            The graph's parameters with their ``grad_req``.
         """
         if self._warned or self.policy.compute != "float16":
             return
@@ -133,14 +163,35 @@ class NetConversion(Conversion):
         device: str,
         large_inputs: bool,
     ) -> tuple[Graph, Plan]:
-        """Return the graph that runs and its plan; store the parameters as they decide.
+        """Return a block's low-precision graph and the plan that it follows; store its parameters as the plan says.
 
-        ``large_inputs``: see ``fit_to_device``. Raises ``ValueError`` where the plan is of another net:
-        a root's graph, in the mode that the plan was tuned for, must have its operators. Other graphs (of the other
-        mode, of a part of the net) follow it where they have the same operators.
+        A parameter becomes a ``LowParameter`` (float16 with an FP32 master) if the policy stores parameters so and all
+        operators that read it compute in float16.
+
+        Parameters
+        ----------
+        block : HybridBlock
+            The block to which the graph belongs.
+        symbol : Symbol
+            The block's FP32 graph.
+        params : dict of str to Parameter
+            The parameters that ``symbol`` reads, by name.
+        device : str
+            ``"cpu"`` or ``"gpu"``.
+        large_inputs : bool
+            True if the graph will run only at input shapes that need no workaround for padding; see ``LargeInputs``.
+
+        Raises
+        ------
+        ValueError
+            The plan is of another net, or a parameter is not FP32. The graph of a block that is called from Python must
+            have exactly the operators of the plan, in the mode (training or inference) that the plan was tuned for.
+            Other graphs follow the plan where they have operators of the same names and types.
+        TypeError
+            A parameter would be stored in float16 and belongs to MXNet's own Trainer.
         """
         self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
-        _check_dtypes(params.values(), trained_float64=False)
+        _check_dtypes(params.values(), allow_float64=False)
         tuned = None if self.plan is None else self.plan.tuned
         strict = id(block) in self._roots and not self._fits
         strict = strict and (tuned is None or tuned.training == autograd.is_training())
@@ -167,6 +218,11 @@ class NetConversion(Conversion):
         return graph, plan
 
     def _note_first_graph(self, block: HybridBlock, plan: Plan) -> None:
+        """Record the first graph of the root ``block``, made by ``plan``; warn when all roots have one.
+
+        A root is a block that runs as a graph and is called from Python. The warnings: nothing in the net computes in
+        low precision; a pattern of ``exclude`` matches no operator or block.
+        """
         self._waiting.discard(id(block))
         self._unmatched = [pattern for pattern in self._unmatched if pattern in plan.unmatched]
         # A tuned plan without operators in low precision says that FP32 is faster.
@@ -185,9 +241,25 @@ class NetConversion(Conversion):
     def _decide(
         self, how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool
     ) -> Plan:
-        """Return the plan for a graph; nets of other conversions may have stored some parameters in float16.
+        """Return the plan for a graph some of whose parameters may be stored in float16 for another net already.
 
-        Raises ``ValueError`` where this net needs such a parameter in another dtype.
+        Nets may share parameters. If this net stores parameters in FP32 and another net has stored a shared one in
+        float16, each operator that reads it here must compute in float16; otherwise ``ValueError`` is raised.
+
+        Parameters
+        ----------
+        how : Policy or Plan
+            What decides.
+        graph : Graph
+            The FP32 graph.
+        device : str
+            ``"cpu"`` or ``"gpu"``.
+        undecided : set of str
+            Names of the parameters that this plan may store in float16.
+        low : set of str
+            Names of the parameters that are stored in float16 already.
+        keep_output_names : bool
+            Keep outputs of the graph in FP32 where a cast would change their names.
         """
         decide = super()._decide
         stores = self.policy.stores_low(device)
@@ -210,11 +282,15 @@ class NetConversion(Conversion):
         )
 
 
-def _check_dtypes(params: Iterable[Parameter], *, trained_float64: bool = True) -> None:
+def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) -> None:
+    """Raise ``ValueError`` if a parameter is float16 or bfloat16, or, unless ``allow_float64``, trained in float64.
+
+    An untrained float64 parameter (``grad_req="null"``) is always accepted. ``LowParameter.dtype`` is float32.
+    """
     for param in params:
         dtype = np.dtype(param.dtype)
         is_trained_float64 = dtype == np.float64 and param.grad_req != "null"
-        if dtype in (np.float16, BFLOAT16) or (is_trained_float64 and not trained_float64):
+        if dtype in (np.float16, BFLOAT16) or (is_trained_float64 and not allow_float64):
             raise ValueError(
                 f"Parameter {param.name!r} is stored in {param.dtype}: convert takes an FP32 net and casts by itself; "
                 "call net.cast('float32') first, and for another cast mxmp.restore(net)"
@@ -225,21 +301,28 @@ def _check_dtypes(params: Iterable[Parameter], *, trained_float64: bool = True) 
 _RUNNING = ("running_mean", "running_var")
 
 
-def forwards_so_far() -> int:
-    """Return a number that orders this moment among the forwards of converted nets, for ``statistics_of``."""
+def next_forward_number() -> int:
+    """Return the next number of the count of training forwards of all converted nets.
+
+    Forwards before this call have smaller numbers, later ones larger. A trainer stores the number at its last update
+    and passes it to ``running_statistics_of``.
+    """
     return next(_forwards)
 
 
 def any_conversion() -> bool:
-    """Return whether any net is converted now."""
+    """Return whether any net of this process is converted now."""
     return bool(_last_forward)
 
 
-def statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
-    """Return the running statistics that a backward may write: of ``params``, and of converted nets that ran ``since``.
+def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
+    """Return the running statistics that a trainer's next backward may overwrite, as (name, array) on every device.
 
-    A backward runs through nets whose parameters are another trainer's (a generator's through the critic).
-    The graph says what is an auxiliary state; a mask that is never trained is none.
+    They are those among ``params``, the trainer's parameters; those of the converted nets that ``params`` belong to;
+    and those of all converted nets that ran forward in training mode after ``since``, a number from
+    ``next_forward_number``. The last are needed because a backward may run through a net that another trainer updates,
+    as a generator's does through the discriminator. In a converted net every aux state of its graphs counts; elsewhere
+    an untrained parameter counts if its name ends in ``running_mean`` or ``running_var``.
     """
     ran = [conversion for conversion, last in list(_last_forward.items()) if last > since]
     found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}

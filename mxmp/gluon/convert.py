@@ -23,32 +23,42 @@ __all__ = ["convert", "restore"]
 def convert(
     net: Block, policy: str | Policy | Plan = "float16", *, exclude: Iterable[str] | Callable[[str, Block], bool] = ()
 ) -> Block:
-    """Make ``net`` compute in low precision where that is safe, in place; returns ``net``.
+    """Make ``net`` compute in low precision where that is safe, in place; return ``net``.
 
-    Needs no prior ``hybridize`` or forward. Parameters, their names, sharing, ``lr_mult``,
-    ``wd_mult`` and ``grad_req`` stay, ``hybridize(...)`` may follow with any flags, and outputs are
-    FP32. A converted net always runs as a graph. Converting again replaces the policy. Nets that share
-    blocks or Parameters may each be converted, with policies of their own.
+    Neither ``hybridize`` nor a forward is needed before. The net always runs as a graph from then on. Parameters with
+    their names, sharing, ``lr_mult``, ``wd_mult`` and ``grad_req`` stay. ``hybridize(...)`` may follow with any flags.
+    Outputs are FP32. Converting again replaces the policy. Nets that share blocks or Parameters may each be converted,
+    with different policies. Does not wait for the device; graphs are made in the first forward.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
-        A HybridBlock, a SymbolBlock, or a Block whose outermost hybrid children are converted.
+        A HybridBlock, a SymbolBlock, or a Block: of that the outermost HybridBlocks inside are converted.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of this net (``mxmp.tune``), or the
-        path of a saved Plan (``"plan.json"``).
+        A recipe such as ``"float16"`` (``print(Policy.recipes())`` lists them), a policy string, a Policy, a Plan of
+        this net (``mxmp.tune``), or the path of a saved Plan (``"plan.json"``).
     exclude : iterable of str, or callable
-        Patterns of nodes or blocks to keep in FP32, added to the policy's; a block that cannot be traced
-        then runs as Python. Or a filter ``(name, block) -> bool``: its blocks run as Python, in FP32,
-        with all that they contain. What contains such a block runs as Python around it, and calls graphs.
+        Patterns such as ``"*head*"``: the operators and blocks whose names match stay in FP32, besides those that the
+        policy excludes. A block whose class is not MXNet's runs as Python if a pattern that does not end in ``*``
+        matches it. Not with a Plan. Or a filter ``(name, block) -> bool``: the blocks for which it is True run as
+        Python in FP32, with all blocks inside them. A block that contains one that runs as Python runs as Python too;
+        its other children still run as graphs.
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        ``net`` itself.
 
     Raises
     ------
     TypeError
-        ``net`` is no Block.
+        ``net`` is not a Block.
     ValueError
-        The policy cannot hold, there is nothing to convert, or parameters are not FP32. The net
-        stays as it was. Where a Plan is of another net, its first call says so.
+        The policy asks for what MXNet cannot do (bfloat16 on a GPU), there is no HybridBlock to convert, a parameter
+        is not FP32, or ``exclude`` is given with a Plan. The net stays as it was. If a Plan was made for another net,
+        the first forward raises this error.
+    OSError
+        The file of a Plan cannot be read.
     RuntimeError
         ``amp.init()`` of ``mxnet.contrib.amp`` was called in this process.
     """
@@ -68,15 +78,18 @@ def convert(
 
 
 def restore(net: Block) -> Block:
-    """Undo ``convert`` in place; returns ``net`` in FP32, with the masters' values where there are masters.
+    """Undo ``convert`` in place; return ``net`` in FP32.
 
-    A net that is not converted is left alone. Blocks and Parameters that it shares with another
-    converted net stay converted for that one.
+    Parameters that were stored in float16 get the values of their master weights. A net that is not converted stays as
+    it is. Blocks and Parameters that ``net`` shares with another converted net stay converted for that net. Does not
+    wait for the device.
 
     Raises
     ------
+    TypeError
+        ``net`` is not a Block.
     ValueError
-        ``net`` is only a part of what was converted.
+        ``net`` is only a part of what one call of ``convert`` has converted.
     """
     if not isinstance(net, Block):
         raise TypeError(f"restore takes a gluon Block, got {type(net).__name__}")

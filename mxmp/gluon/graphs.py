@@ -22,7 +22,7 @@ from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from . import _mxnet
 from .conversion import NetConversion
-from .scaling import call_with_scale, note_call
+from .scaling import call_with_scale, remember_converted_call
 
 __all__ = [
     "BUILDING",
@@ -31,8 +31,8 @@ __all__ = [
     "Graphs",
     "UntraceableError",
     "build",
+    "engine_lock",
     "is_tracing",
-    "pushing",
     "read_inputs",
     "traced_alone",
     "tracing",
@@ -40,35 +40,66 @@ __all__ = [
 
 # Global: one lock while a graph is made, for nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
-# Global: whether this thread traces. Children that are called with Symbols lead to no conversion.
+# Global: whether mxmp is tracing a block on this thread; see ``is_tracing``.
 _local = threading.local()
 
 
 class GraphKey(NamedTuple):
-    """Tells the graphs of one block apart. ``variant``: see ``_mxnet.variant``."""
+    """Identifies one graph of a block by the kind of call that it serves.
+
+    Attributes
+    ----------
+    training : bool
+        True in training mode (``autograd.is_training()``).
+    structure : str
+        How the arguments are nested, as text: ``"[0, [0, -1]]"`` for an array and a list of an array and None.
+    device : str
+        ``"cpu"`` or ``"gpu"``.
+    lacks_states : bool or None
+        For a recurrent layer, True if the call passes no initial states, else False. None for other blocks.
+    """
 
     training: bool
     structure: str
     device: str
-    variant: Any
+    lacks_states: bool | None
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
-    """The graphs of one block since it was last hybridized; a copy of the block makes its own."""
+    """The graphs that were built for one block since ``hybridize`` was last called, by kind of call.
+
+    ``copy`` and ``pickle`` give an empty dict, so that a copied block builds graphs of its own.
+    """
 
     def __reduce__(self) -> tuple:
+        """Return how to make an empty copy."""
         return Graphs, ()
 
 
 class BuiltGraph(NamedTuple):
-    """One graph of a block: the operator that it runs, and the plan that it follows.
+    """One graph of a block in low precision, ready to run, for one kind of call.
 
-    ``shapes``: of the inputs of the first call. ``requested``: the parameters, with the ``grad_req`` for which it was
-    made. ``only_for``: the shapes that it is right for, None for all. ``types``: see ``_types_of_tuples``.
+    Attributes
+    ----------
+    traced : TracedGraph
+        The FP32 graph that it was made from.
+    op : _LowPrecisionOp
+        Runs the graph.
+    plan : Plan
+        The dtypes that the graph follows.
+    shapes : dict of str to tuple
+        The shapes of the inputs in the first call, by the names of the graph's input variables (``"data"``).
+    requested : list of (Parameter, str)
+        Each parameter with the ``grad_req`` for which the graph was made.
+    only_for : LargeInputs or None
+        The test that input shapes must pass for this graph to be right, because a workaround for padding was left out.
+        None: the graph is right for all shapes.
+    types : nested tuples and lists, or None
+        The types of the namedtuples in the block's output, from ``_types_of_tuples``, so that ``run`` can restore them.
     """
 
-    traced: _mxnet.Traced
-    op: _LowOp
+    traced: _mxnet.TracedGraph
+    op: _LowPrecisionOp
     plan: Plan
     shapes: dict[str, tuple]
     requested: list[tuple[Parameter, str]]
@@ -76,30 +107,37 @@ class BuiltGraph(NamedTuple):
     types: Any
 
     def serves(self, inputs: list) -> bool:
-        """Return whether it is right for the shapes of ``inputs``, and for the gradients that are requested now."""
+        """Return whether the graph is right for the shapes of ``inputs`` and the parameters' present ``grad_req``."""
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
         return all(param.grad_req == request for param, request in self.requested)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
-        """Run the graph for flat inputs; return the block's output. ``monitor`` is called with operators' outputs."""
+        """Run the graph on the arrays ``inputs`` and return the block's output, nested as the user's code nests it.
+
+        ``inputs`` is a flat list without None. ``monitor``: the pair ``(callback, monitor_all)`` of
+        ``register_op_hook``, or None.
+        """
         out = self.op(inputs, monitor)
         flat = [out] if isinstance(out, NDArray) else out
         return _with_tuples(_mxnet.regroup(flat, self.traced.out_format), self.types)
 
 
 class UntraceableError(Exception):
-    """A block's Python code cannot run on Symbols. ``args``: the block that failed, and its error."""
+    """Says that a block's Python code cannot run on Symbols. ``args``: the block that failed, and its exception."""
 
 
 def is_tracing() -> bool:
-    """Return whether this thread makes the graph of a converted block, whose children may be called with Symbols."""
+    """Return whether mxmp is tracing a block on this thread, which calls the block's children with Symbols.
+
+    A converted child that is called with Symbols raises otherwise, if an unconverted block is being traced.
+    """
     return getattr(_local, "tracing", False)
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Let children of a block that mxmp traces within this block of code be called with Symbols, converted or not."""
+    """Make ``is_tracing()`` True on this thread within the block of code, and afterwards what it was before."""
     before, _local.tracing = is_tracing(), True
     try:
         yield
@@ -108,36 +146,58 @@ def tracing() -> Iterator[None]:
 
 
 def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversion) -> BuiltGraph:
-    """Trace the block as MXNet does, then make the operator from the low-precision graph.
+    """Trace ``block`` for a call with ``args``, and return its low-precision graph, ready to run.
 
-    Raises ``UntraceableError`` where the user's code fails on Symbols.
+    Parameters that are stored in float16 become ``LowParameter``. Parameters that wait for their shapes are
+    initialized.
+
+    Parameters
+    ----------
+    block : HybridBlock
+        The block that was called; it stays as it is, but for its Parameters.
+    args : tuple
+        The arguments of the call: arrays, None and nested lists of them.
+    device : str
+        ``"cpu"`` or ``"gpu"``.
+    conversion : NetConversion
+        Decides the dtypes.
+
+    Raises
+    ------
+    UntraceableError
+        The user's code fails on Symbols.
+    ValueError
+        A parameter is not FP32, or the conversion's Plan is of another net.
+    TypeError
+        A parameter would be stored in float16 and belongs to MXNet's own Trainer.
     """
     clone, answer = _trace(block, args)
     _mxnet.infer_shapes(clone, args)
-    traced = _mxnet.traced(clone)
+    traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
     requested = [(param, param.grad_req) for param in params.values()]
     shapes = {name: array.shape for name, array in _named_inputs(data, args).items()}
     large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
-    # It matters only where some convolution's input could be too small at other shapes, and here none is.
+    # Restricted to large inputs only if a convolution would need a workaround for small ones, and these are large.
     only_for = large if large and large.at(list(shapes.values())) else None
     graph, plan = conversion.build_graph(block, symbol, params, device, large_inputs=only_for is not None)
     scale_heads(graph)
-    op = _LowOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), _mxnet.flags(block))
+    op = _LowPrecisionOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), _mxnet.flags(block))
     return BuiltGraph(traced, op, plan, shapes, requested, only_for, _types_of_tuples(answer))
 
 
 def traced_alone(
     block: HybridBlock, args: tuple, training: bool
 ) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
-    """Return the FP32 graph of a block, its inputs and its parameters by name; the block stays as it is.
+    """Return the FP32 graph of ``block`` as a Symbol, its input arrays by name, and its parameters by name.
 
-    Parameters may have unknown shapes. Raises ``ValueError`` where the user's code fails on Symbols.
+    The block is traced for a call with ``args`` in training or inference mode, and stays as it is. No operator runs.
+    Parameters may still wait for their shapes. Raises ``ValueError`` if the user's code fails on Symbols.
     """
     try:
         with autograd.train_mode() if training else autograd.predict_mode():
-            data, symbol = _mxnet.traced(_trace(block, args)[0]).graph
+            data, symbol = _mxnet.traced_graph(_trace(block, args)[0]).graph
     except UntraceableError as error:
         culprit, reason = error.args
         raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}") from error
@@ -147,12 +207,20 @@ def traced_alone(
 
 
 def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
+    """Return a dict from the name of each variable in ``data`` (``"data0"``) to the array in ``args`` for it.
+
+    ``data`` are the graph's input variables, in the order of the arrays. None in ``args`` has no variable.
+    """
     arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
     return {variable.name: array for variable, array in zip(data, arrays)}
 
 
 def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
-    """Return a copy of the block with its FP32 graph, and what the user's code returned."""
+    """Return a copy of ``block`` on which its FP32 graph is stored, and what the user's code returned (Symbols).
+
+    The block is traced for a call with ``args``. Raises ``UntraceableError``, with the innermost block whose Python
+    code failed.
+    """
     _mxnet.refuse_contrib_amp()
     clone = _mxnet.copied(block)
     try:
@@ -167,14 +235,16 @@ def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
-    """Return the arguments for a call of a block, empty FP32 arrays on the CPU in place of shapes; and these arrays.
+    """Return the arguments for a call of a block, and the list of the arrays that were made from shapes.
 
-    ``inputs``: arrays, shapes, None, and lists of them. Raises ``ValueError`` where one is none of these.
+    ``inputs`` may hold arrays, shapes such as ``(1, 3, 224, 224)``, None, and lists of these. Each shape becomes an
+    empty FP32 array on the CPU. Raises ``ValueError`` for anything else.
     """
     made: list[NDArray] = []
     empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty  # no operator runs, so no thread starts
 
     def read(value: Any) -> Any:
+        """Return one argument with arrays in place of shapes."""
         if value is None or isinstance(value, NDArray):
             return value
         # A list of anything else is a shape, right or wrong.
@@ -190,17 +260,18 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
 
 _INPUTS = (NDArray, list, tuple, type(None))
 # Global: one lock for MXNet's engine, which is one for the process.
-_pushing = threading.RLock()
+_engine = threading.RLock()
 
 
 @contextmanager
-def pushing() -> Iterator[None]:
-    """Let one thread at a time hand operators to MXNet's engine, and flush those that MXNet holds back in bulk.
+def engine_lock() -> Iterator[None]:
+    """Let only one thread at a time pass operators to MXNet's engine, and flush those that MXNet holds back in bulk.
 
-    The engine notes each array of an operator by itself: of two threads whose operators read and write the same
-    two arrays (weights, running statistics), each may wait for the other for ever. This holds for MXNet's own nets too.
+    Without this lock two threads whose operators read and write the same two arrays (weights, running statistics) can
+    wait for each other for ever, because the engine registers the arrays of an operator one by one. Nets without mxmp
+    can wait so, too.
     """
-    with _pushing:
+    with _engine:
         try:
             yield
         finally:
@@ -208,19 +279,28 @@ def pushing() -> Iterator[None]:
                 pass
 
 
-class _LowOp:
-    """MXNet's CachedOp on the low-precision graph, called with a block's inputs.
+class _LowPrecisionOp:
+    """Runs the low-precision graph of a block through MXNet's CachedOp.
 
-    ``sources``: for each variable of the FP32 graph whether it is an input, and the input's number or the Parameter.
+    A CachedOp must not be used by several threads at once, and the backward of a recorded call may run at any time
+    after it. So each thread that records has a CachedOp of its own; calls that do not record share one.
 
-    A CachedOp is not made for several threads (src/imperative/cached_op_threadsafe.h is, and cannot record). Nothing
-    tells when the backward of a recorded call has ended: each thread records with an operator of its own. All other
-    calls share one.
+    Parameters
+    ----------
+    symbol : Symbol
+        The low-precision graph.
+    plan : Plan
+        The plan that it follows.
+    sources : dict of str to (bool, int or Parameter)
+        Where the value of each variable of the FP32 graph comes from: ``(True, i)`` for the i-th input array, ``(False,
+        parameter)`` for a Parameter.
+    flags : list of (str, value)
+        What ``hybridize`` was given, such as ``("static_alloc", True)``.
     """
 
-    def __init__(self, low: mx.sym.Symbol, plan: Plan, sources: dict[str, tuple[bool, Any]], flags: list) -> None:
-        names = low.list_inputs()
-        self.symbol = low
+    def __init__(self, symbol: mx.sym.Symbol, plan: Plan, sources: dict[str, tuple[bool, Any]], flags: list) -> None:
+        names = symbol.list_inputs()
+        self.symbol = symbol
         self._plan = plan
         self._reads_scale = SCALE_NAME in names
         self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last input
@@ -230,25 +310,35 @@ class _LowOp:
         self._flags = [("data_indices", indices[True]), ("param_indices", indices[False]), *flags]
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
-        # By the thread's number and the monitor.
+        # The keys: the thread's number, and the monitor.
         self._monitored: dict[tuple, mx.nd.CachedOp] = {}
-        weakref.finalize(self, _remove, self._monitored).atexit = False
+        weakref.finalize(self, _remove_monitored, self._monitored).atexit = False
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
+        """Run the graph on the flat list ``inputs``; return its output, or the list of its outputs.
+
+        If the graph has loss heads, it gets an array with the loss scale, too. ``monitor``: the pair ``(callback,
+        monitor_all)`` of ``register_op_hook``, or None.
+        """
         if self._reads_scale:
             out = call_with_scale(lambda scale: self._run([*inputs, scale], monitor), inputs[0].ctx)
         else:
             out = self._run(inputs, monitor)
         if autograd.is_recording():
-            note_call(out if isinstance(out, NDArray) else out[0])
+            remember_converted_call(out if isinstance(out, NDArray) else out[0])
         return out
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
+        """Run the CachedOp for this call on ``inputs`` and the Parameters; return its output or list of outputs.
+
+        ``inputs`` ends with the array of the loss scale if the graph reads it. With ``monitor``, a CachedOp runs that
+        calls it.
+        """
         values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
-        with pushing():
+        with engine_lock():
             if monitor is not None:
                 with hold_interrupts():
-                    return self._calling(monitor)(*values)
+                    return self._monitored_op(monitor)(*values)
             if not autograd.is_recording():
                 self._shared = self._shared or self._make(self._flags)
                 return self._shared(*values)
@@ -257,14 +347,20 @@ class _LowOp:
             return self._own.op(*values)
 
     def _make(self, flags: list) -> mx.nd.CachedOp:
+        """Return a new CachedOp on a copy of the graph, with ``flags`` as ``mx.nd.CachedOp`` takes them."""
         return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
-    def _calling(self, monitor: tuple) -> mx.nd.CachedOp:
-        """Return an operator that calls ``monitor``; with static memory MXNet would call it for few outputs."""
+    def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
+        """Return this thread's CachedOp that calls the callback of ``monitor``; make it if there is none.
+
+        It has no static memory, with which MXNet would call the callback for few outputs. A user's callback gets names,
+        and values in FP32, as in the network before conversion.
+        """
         key = (threading.get_ident(), monitor)
         if key not in self._monitored:
             _mxnet.silence_removed()
-            op = self._monitored[key] = self._make([flag for flag in self._flags if not flag[0].startswith("static_")])
+            op = self._make([flag for flag in self._flags if not flag[0].startswith("static_")])
+            self._monitored[key] = op
             callback, monitor_all = monitor
             if not isinstance(callback, GraphListener):
                 callback = NetworkView(self.symbol, self._plan).translated(callback)
@@ -272,13 +368,16 @@ class _LowOp:
         return self._monitored[key]
 
     def forget(self, monitor: tuple) -> None:
-        """Delete the cached operators that were created for ``monitor``."""
-        _remove(self._monitored, monitor)
+        """Delete the CachedOps that were made for ``monitor``, a pair ``(callback, monitor_all)``."""
+        _remove_monitored(self._monitored, monitor)
         _mxnet.silence_removed()
 
 
-def _remove(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None) -> None:
-    """Remove the operators that call ``monitor``, or all of them."""
+def _remove_monitored(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None) -> None:
+    """Delete the CachedOps that call ``monitor`` from the dict ``monitored``, or all of them if ``monitor`` is None.
+
+    ``monitored`` maps a thread's number and a monitor to the CachedOp.
+    """
     for key in list(monitored):
         op = monitored.pop(key, None) if monitor in (None, key[1]) else None
         if op is not None:
@@ -286,7 +385,12 @@ def _remove(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None
 
 
 def _types_of_tuples(answer: Any) -> Any:
-    """Return the types of the namedtuples in what a block returned, nested as they are; None where there are none."""
+    """Return the types of the namedtuples in what a block returned, nested as the output is; None if it has none.
+
+    MXNet turns tuples into lists. A list or tuple that is or contains a namedtuple is represented by a pair: its own
+    type if it is a namedtuple, else None; and the list of what represents its items. ``Out(a, [b, c])`` gives ``(Out,
+    [None, None])``.
+    """
     if not isinstance(answer, (list, tuple)):
         return None
     inside = [_types_of_tuples(item) for item in answer]
@@ -295,7 +399,10 @@ def _types_of_tuples(answer: Any) -> Any:
 
 
 def _with_tuples(value: Any, types: Any) -> Any:
-    """Return ``value``, nested lists, with namedtuples of these types."""
+    """Return ``value``, an output in nested lists, with the namedtuples of ``types`` in place of lists.
+
+    ``types`` is from ``_types_of_tuples``.
+    """
     if types is None:
         return value
     own, inside = types

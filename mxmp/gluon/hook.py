@@ -18,16 +18,24 @@ from . import _mxnet
 from .blocks import Division, blocks_of, hybrid_blocks
 from .conversion import NetConversion
 from .graphs import BUILDING, BuiltGraph, GraphKey, Graphs, UntraceableError, build, is_tracing
-from .parameter import change_conversions, conversions_of
+from .parameter import conversions_of, replace_conversions
 
 __all__ = ["Hook", "conversions_in", "exclude_more", "hook_of", "hooks", "install", "remove"]
 
 
 class Hook:
-    """Stands in ``block.forward``, with the conversions that the block is part of.
+    """Runs a converted HybridBlock; it is set as ``block.forward``, so every call of the block goes through it.
 
-    ``conversions`` says for each whether the block runs as Python there. The last one decides how the block runs when
-    it is called itself: a conversion's root traces all that it contains by its own policy.
+    Calling the block traces and builds a graph for this kind of call (see ``GraphKey``) if there is none yet, and runs
+    it. ``install`` makes one hook per block; ``remove`` and another ``install`` replace it.
+
+    Parameters
+    ----------
+    block : HybridBlock
+    conversions : mapping of NetConversion to bool
+        The conversions that the block is part of (several if nets share it), oldest first. True: the block runs as
+        Python in this one. When the block is called from Python, the newest conversion decides. When an enclosing block
+        is traced, that block's conversion decides.
     """
 
     def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
@@ -35,50 +43,61 @@ class Hook:
         self._block = block
         # What ``hybridize`` chose, where this hook has changed it.
         self._active: bool | None = None
-        self._join()
+        self._join_conversions()
 
     def __setstate__(self, state: dict) -> None:
-        """Restore a copy, and add its block to its conversions."""
+        """Restore the hook of a copied block, and add that block to the (copied) conversions."""
         vars(self).update(state)
-        self._join()
+        self._join_conversions()
 
-    def _join(self) -> None:
+    def _join_conversions(self) -> None:
+        """Add the block to ``blocks`` of each of its conversions."""
         for conversion in self.conversions:
             conversion.blocks.add(self._block)
 
     @property
     def conversion(self) -> NetConversion:
+        """Return the newest conversion of the block, which decides how it runs when it is called from Python."""
         return list(self.conversions)[-1]
 
     @property
-    def python(self) -> bool:
-        """Return whether the block runs as Python: it is excluded, or contains an excluded one."""
+    def runs_as_python(self) -> bool:
+        """Return whether the block runs as Python in any of its conversions: it or a block inside is excluded."""
         return any(self.conversions.values())
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """The graphs made since the block was last hybridized."""
-        return {} if self._was_hybridized() else _mxnet.cached_op(self._block)
+        """Return the block's graphs by kind of call; those made before the last ``hybridize`` or ``cast`` are gone."""
+        return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
-        """Leave the block as if this hook had never been there."""
-        if self._active is not None and not self._was_hybridized():
+        """Make the block run as if it had never been converted: its own ``forward``, and what ``hybridize`` chose last.
+
+        The names that ``block.load(prefix)`` changed are restored too. The block's graphs are deleted.
+        """
+        if self._active is not None and not self._has_no_graphs():
             _mxnet.set_active(self._block, self._active)
         _mxnet.undo_load(self._block)
-        _mxnet.give_back(self._block)
+        _mxnet.restore_calls(self._block)
 
     def __call__(self, *args: Any) -> Any:
-        """Run a graph of the block, or its class's ``forward`` where it must run as Python; return the output."""
+        """Run the block on arrays or Symbols and return its output; replaces ``block.forward``.
+
+        Arrays run through a low-precision graph. The ``forward`` of the block's class runs instead, as Python, if the
+        block or one inside is excluded, a Symbol is passed (the block is being traced), ``summary`` is running, or the
+        class overrides ``forward``; an overriding ``forward`` reaches the graph when it calls ``HybridBlock.forward``.
+        Raises ``ValueError`` if the arrays are on several contexts.
+        """
         block = self._block
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
         if has_symbol:
-            self._check_trace()
-        elif self.python:
+            self._refuse_unconverted_trace()
+        elif self.runs_as_python:
             self._set_active(False)
         elif _mxnet.children(block) and _mxnet.is_summarized(block):
-            pass  # as Python, to show what is inside
+            pass  # runs as Python, so that ``summary`` sees each child
         elif _mxnet.overrides_forward(block):
-            self._set_active(True)  # should it call HybridBlock's
+            self._set_active(True)  # HybridBlock.forward, if that forward calls it, shall run a graph
         elif has_array:
             if len(contexts) > 1:
                 raise ValueError(
@@ -89,7 +108,12 @@ class Hook:
         return _mxnet.forward(block, args)
 
     def call_graph(self, *args: Any) -> Any:
-        """Run the graph that this call needs, and return its output. Replaces MXNet's ``_call_cached_op``."""
+        """Run the graph that fits this call on ``args``, and return the block's output; build it if there is none.
+
+        Replaces MXNet's ``_call_cached_op``, which an overriding ``forward`` reaches through ``HybridBlock.forward``.
+        Raises ``ValueError`` if ``hybridize`` got a backend, an argument is no array, an array is in the shared or
+        pinned memory of a DataLoader, or the block cannot be traced.
+        """
         block, conversion = self._block, self.conversion
         if _mxnet.backend(block):
             raise ValueError(
@@ -106,10 +130,10 @@ class Hook:
             ) from error
         inputs = [array for array in flat if array is not None]
         _check_memory(block, inputs)
-        key = GraphKey(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.variant(block))
+        key = GraphKey(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.lacks_states(block))
         if key.training:
-            conversion.note_training()
-        graphs = self._keep_graphs()
+            conversion.note_training_forward()
+        graphs = self._ensure_graphs()
         built = graphs.get(key)
         if built is None or not built.serves(inputs):
             with BUILDING:
@@ -117,20 +141,29 @@ class Hook:
                 if built is None or not built.serves(inputs):
                     built = graphs[key] = self._build(args, key.device)
         if autograd.is_recording():
-            conversion.check_trainer(built.plan, built.requested)
-        self._show(built, graphs)
+            conversion.warn_of_unscaled_training(built.plan, built.requested)
+        self._set_exported(built, graphs)
         return built.run(inputs, _mxnet.monitor(block))
 
-    def _show(self, built: BuiltGraph, graphs: Graphs) -> None:
-        """Let ``export`` write this graph, and not one that ``load`` brought."""
-        shown = _mxnet.traced(self._block).graph
+    def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:
+        """Store the FP32 graph of ``built`` on the block, so that ``export`` writes the graph that was called last.
+
+        If the block holds a graph that is not in ``graphs``, ``block.load(prefix)`` has put it there; the renaming by
+        ``load`` is undone then, since the graph of ``built`` has the earlier names.
+        """
+        shown = _mxnet.traced_graph(self._block).graph
         if shown is built.traced.graph:
             return
         if shown and all(shown is not each.traced.graph for each in graphs.values()):
             _undo_load(self._block)
-        _mxnet.show(self._block, built.traced)
+        _mxnet.set_traced_graph(self._block, built.traced)
 
     def _build(self, args: tuple, device: str) -> BuiltGraph:
+        """Trace the block for a call with ``args``, and return its low-precision graph.
+
+        ``device``: ``"cpu"`` or ``"gpu"``. Raises ``ValueError`` if the user's ``hybrid_forward``, or that of a block
+        inside, fails on Symbols; the message names the block.
+        """
         _undo_load(self._block)
         try:
             return build(self._block, args, device, self.conversion)
@@ -144,26 +177,37 @@ class Hook:
             ) from reason
 
     def _set_active(self, active: bool) -> None:
-        """Set whether MXNet's own ``forward`` runs a graph; ``undo`` restores what ``hybridize`` chose."""
-        if self._was_hybridized() or _mxnet.is_active(self._block) != active:
+        """Set whether MXNet's own ``HybridBlock.forward`` runs a graph for this block, or its Python code.
+
+        ``undo`` restores what ``hybridize`` chose.
+        """
+        if self._has_no_graphs() or _mxnet.is_active(self._block) != active:
             self._active = _mxnet.is_active(self._block)
             _mxnet.set_active(self._block, active)
-            self._keep_graphs()
+            self._ensure_graphs()
 
-    def _keep_graphs(self) -> Graphs:
-        """Return the block's graphs. They replace MXNet's operator: ``hybridize`` and ``cast`` clear them too."""
-        if self._was_hybridized():
+    def _ensure_graphs(self) -> Graphs:
+        """Return the dict of the block's graphs; make an empty one if the block has none.
+
+        ``hybridize``, ``cast`` and a new child delete it. The dict is stored where MXNet keeps the CachedOp of a block,
+        so that whatever makes MXNet delete the CachedOp deletes these graphs too.
+        """
+        if self._has_no_graphs():
             with BUILDING:
-                if self._was_hybridized():
+                if self._has_no_graphs():
                     _mxnet.set_cached_op(self._block, Graphs())
         return _mxnet.cached_op(self._block)
 
-    def _was_hybridized(self) -> bool:
-        """Return whether something cleared the block's graphs, or it has none yet."""
+    def _has_no_graphs(self) -> bool:
+        """Return whether the block has no dict of graphs: it is new, or ``hybridize`` has deleted them."""
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
-    def _check_trace(self) -> None:
-        """Raise ``ValueError`` inside the graph of an unconverted block, where our casts would be lost."""
+    def _refuse_unconverted_trace(self) -> None:
+        """Raise ``ValueError`` if the block is called while MXNet traces an unconverted block that contains it.
+
+        MXNet would put the block's FP32 operators into that graph, without casts. Blocks that mxmp itself traces may
+        call it.
+        """
         outer = None if is_tracing() else _mxnet.block_being_traced()
         if outer is not None and hook_of(outer) is None:
             raise ValueError(
@@ -173,7 +217,11 @@ class Hook:
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:
-    """Raise ``ValueError`` for a DataLoader's memory: MXNet's own error does not say how to move the inputs."""
+    """Raise ``ValueError`` if an input is in the shared or pinned memory of a DataLoader.
+
+    DataLoaders with workers or ``pin_memory`` leave batches there. A graph with parameters takes inputs from its own
+    device only. MXNet's error does not say how to move the inputs.
+    """
     for array in arrays:
         if array.ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
             raise ValueError(
@@ -184,18 +232,22 @@ def _check_memory(block: HybridBlock, arrays: list) -> None:
 
 
 def _undo_load(block: HybridBlock) -> None:
+    """Restore the names that MXNet's ``load(prefix)`` has changed in ``block`` and all blocks inside it."""
     for each in blocks_of(block):
         _mxnet.undo_load(each)
 
 
 def hook_of(block: Block) -> Hook | None:
-    """Return the block's hook, None where it is not converted."""
+    """Return the block's hook; None if the block is not converted."""
     found = vars(block).get("forward")
     return found if isinstance(found, Hook) else None
 
 
 def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
-    """Yield the converted blocks of the tree with their hooks, outermost first."""
+    """Yield ``(block, hook)`` for ``net`` and each block inside it that is converted, outermost first.
+
+    Blocks that run as Python have hooks as well.
+    """
     for block in hybrid_blocks(net):
         hook = hook_of(block)
         if hook is not None:
@@ -206,7 +258,7 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 
 
 def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]]:
-    """Return the conversions in ``net`` of which it contains all blocks, and the others."""
+    """Return two lists of conversions: those of which ``net`` contains all blocks, and the others in it."""
     inside = {id(block) for block in hybrid_blocks(net)}
     found = dict.fromkeys(conversion for _, hook in hooks(net) for conversion in hook.conversions)
     complete = [c for c in found if all(id(block) in inside for block in c.blocks)]
@@ -214,43 +266,56 @@ def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]
 
 
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
-    """Replace the conversions that ``net`` contains by ``conversion``, unless one of them does the same already."""
+    """Put hooks of ``conversion`` on the blocks of ``net``, and replace conversions whose blocks are all in ``net``.
+
+    ``division`` says which blocks run as graphs and which as Python. Nothing changes if ``net`` has just one
+    conversion, with the same policy or plan and the same division. Each Parameter lists its conversions, so it is
+    changed too.
+    """
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
     complete, partial = conversions_in(net)
-    installed = {id(block): hook.python for block, hook in hooks(net)}
+    installed = {id(block): hook.runs_as_python for block, hook in hooks(net)}
     if [each.how for each in complete] == [conversion.how] and not partial and installed == runs_as_python:
         return
     for block in hybrid_blocks(net):
-        _change(block, complete, {conversion: runs_as_python[id(block)]} if id(block) in runs_as_python else {})
+        _change_block(block, complete, {conversion: runs_as_python[id(block)]} if id(block) in runs_as_python else {})
     for param in net.collect_params().values():
-        change_conversions(param, complete, [conversion])
+        replace_conversions(param, complete, [conversion])
 
 
 def remove(net: Block, conversions: Collection[NetConversion]) -> None:
-    """Undo conversions of ``net``, which contains all their blocks."""
+    """Take the blocks and Parameters of ``net`` out of ``conversions``; ``net`` must contain all blocks of these.
+
+    A Parameter that is in no conversion any more is stored in FP32 again.
+    """
     for block in hybrid_blocks(net):
-        _change(block, conversions, {})
+        _change_block(block, conversions, {})
     for param in net.collect_params().values():
-        change_conversions(param, conversions)
+        replace_conversions(param, conversions)
 
 
 def exclude_more(net: Block, nodes: Collection[str]) -> None:
-    """Keep these nodes in FP32 too, in all conversions that ``net`` contains; blocks that run as Python stay so.
+    """Keep the operators named ``nodes`` in FP32 too, in each conversion whose blocks are all in ``net``.
 
-    To be called between two steps: the values that are trained stay, gradients are lost.
+    For ``mxmp.guard``. Call this between two steps: the graphs are built anew, trained values stay, and gradients of
+    float16 parameters are lost. Blocks that run as Python still do.
     """
     complete, _ = conversions_in(net)
     for conversion in complete:
         conversion.exclude(nodes)
     for block, hook in hooks(net):
-        _change(block, complete, {c: python for c, python in hook.conversions.items() if c in complete})
+        _change_block(block, complete, {c: python for c, python in hook.conversions.items() if c in complete})
     for param in net.collect_params().values():
-        change_conversions(param, complete, [each for each in conversions_of([param]) if each in complete])
+        replace_conversions(param, complete, [each for each in conversions_of([param]) if each in complete])
 
 
-def _change(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
-    """Take ``block`` out of conversions and into others, where its graphs are made anew."""
+def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
+    """Take ``block`` out of the conversions ``old`` and put it into the conversions ``new``, with a new hook.
+
+    ``new`` maps each conversion to True if the block runs as Python in it. The block's graphs are deleted. A block that
+    is in no conversion afterwards loses its hook.
+    """
     before = hook_of(block)
     had = before.conversions if before is not None else {}
     after = Hook(block, {**{c: python for c, python in had.items() if c not in old}, **new})
@@ -259,4 +324,4 @@ def _change(block: HybridBlock, old: Collection[NetConversion], new: Mapping[Net
     if before is not None:
         before.undo()
     if after.conversions:
-        _mxnet.take_over(block, after, after.call_graph)
+        _mxnet.redirect_calls(block, after, after.call_graph)

@@ -16,11 +16,11 @@ from . import _mxnet
 __all__ = [
     "BFLOAT16",
     "LowParameter",
-    "change_conversions",
     "conversions_of",
     "exposed_pairs",
     "is_scaling",
     "master_at",
+    "replace_conversions",
     "store_full",
     "store_low",
     "weight_of",
@@ -31,12 +31,13 @@ BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 class LowParameter(gluon.Parameter):
-    """A Parameter that computes in float16 and is FP32 to everyone else.
+    """A gluon Parameter that is stored in float16 for computing, with an FP32 master per context for everything else.
 
-    ``data()`` and ``grad()`` are float16, ``masters()`` FP32. ``dtype`` says float32, and so do
-    ``set_data``, ``save_parameters``, ``load_parameters`` and ``export``. A write into ``data()``
-    (weight clipping, moving averages) reaches the master at the next update or save. Only a parameter whose
-    ``data()`` a user has called is compared with its master there, since MXNet does not notify of writes.
+    ``convert`` turns a Parameter into this class in place; ``restore`` turns it back. ``data()`` and ``grad()`` are
+    float16. ``dtype`` is float32, and ``set_data``, ``save_parameters``, ``load_parameters`` and ``export`` use the
+    FP32 master. A write into ``data()`` by a user (weight clipping, moving averages) reaches the master at the next
+    update or save. MXNet does not notify of writes, so the two are compared then, but only if a user has called
+    ``data()`` before.
     """
 
     _data: Any
@@ -45,29 +46,41 @@ class LowParameter(gluon.Parameter):
     _exposed = False
 
     def masters(self) -> list[NDArray]:
-        """Return the FP32 values, one array per context, with what was written into ``data()`` taken over."""
+        """Return the FP32 masters, one per context, after copying into them what a user wrote into ``data()``.
+
+        Does not wait for the device. Raises as ``data()`` does if the Parameter is not initialized.
+        """
         self._check_and_get(self._data, list)
         for pair in self.exposed_pairs():
             take_over(*pair)
         return self._masters
 
     def exposed_pairs(self) -> list[MasterPair]:
-        """Return each master with its float16 array, if a user may have written into that; otherwise none."""
+        """Return ``(master, float16 array)`` per context if a user has called ``data()``, else an empty list.
+
+        A user who has the array may have written into it.
+        """
         return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
 
     def master(self, device: int) -> NDArray:
-        """Return the FP32 value on one context, by its number, as the last update or ``masters`` left it."""
+        """Return the FP32 master on the context with index ``device``.
+
+        Unlike ``masters`` this does not look for what a user wrote into ``data()`` since the last update."""
         return self._masters[device]
 
     def list_data(self) -> list[NDArray]:
-        """Return the float16 arrays, one per context."""
+        """Return the float16 arrays, one per context.
+
+        If a user calls this, later updates and saves look for writes into the arrays.
+        """
         self._exposed = self._exposed or is_called_by_user()
         return super().list_data()
 
     def data(self, ctx: mx.Context | None = None) -> NDArray:
-        """Return the float16 array on one context.
+        """Return the float16 array on the context ``ctx``, by default the current one.
 
-        Raises ``ValueError`` when an unconverted block calls it, which cannot compute with float16.
+        If a user calls this, later updates and saves look for writes into the array. Raises ``ValueError`` if the
+        forward of an unconverted block calls it, which shares this Parameter and computes in FP32.
         """
         reader = _mxnet.unconverted_reader()
         if reader is not None:
@@ -80,11 +93,14 @@ class LowParameter(gluon.Parameter):
         return super().data(ctx)
 
     def __reduce__(self) -> Any:
-        """Return what makes a copy; a class that ``store_low`` made is found by the class that it was made from."""
+        """Return what ``copy`` and ``pickle`` need.
+
+        ``store_low`` may have made the class, so ``pickle`` could not find it by its name.
+        """
         return _empty, (_full_class(type(self)),), vars(self)
 
     def set_data(self, data: NDArray) -> None:
-        """Set the value on all contexts: FP32 into the masters, rounded into ``data()``."""
+        """Set the masters on all contexts to ``data`` (FP32), and the float16 arrays to its rounded values."""
         if self._data is None:
             super().set_data(data)
             return
@@ -92,10 +108,15 @@ class LowParameter(gluon.Parameter):
         assign(data, self._masters, self._data)
 
     def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
+        """Note the Trainer that will update this Parameter.
+
+        Raises ``TypeError`` for a Trainer that would not update the masters, such as MXNet's own.
+        """
         _check_trainer(self, trainer, self._low_dtype)
         super()._set_trainer(trainer)
 
     def cast(self, dtype: str) -> None:
+        """Raise ``ValueError`` unless ``dtype`` is float32, in which case there is nothing to do."""
         if dtype not in ("float32", np.float32):
             raise ValueError(
                 f"Parameter {self.name!r} has an FP32 master and cannot be cast to {dtype}: call "
@@ -103,10 +124,12 @@ class LowParameter(gluon.Parameter):
             )
 
     def _init_impl(self, data: NDArray, ctx_list: Sequence[mx.Context]) -> None:
+        """Initialize the arrays from ``data`` (FP32), which become the masters, and make float16 arrays of them."""
         super()._init_impl(data, ctx_list)
-        self._split()
+        self._make_masters()
 
     def _reduce(self) -> NDArray:
+        """Return the mean of the masters over all contexts, FP32 on the CPU: what MXNet saves and exports."""
         masters = [m.copyto(mx.cpu()) for m in self.masters()]
         if len(masters) == 1:
             return masters[0]
@@ -114,13 +137,19 @@ class LowParameter(gluon.Parameter):
         return mean.as_np_ndarray() if isinstance(masters[0], mx.np.ndarray) else mean
 
     def store_low(self, dtype: str) -> None:
-        """Begin to compute in ``dtype``; the values so far become the masters. Call once, after the class changed."""
+        """Compute in ``dtype`` from now on; the present values become the masters.
+
+        Only the function ``store_low`` calls this, once, after it has changed the class of this Parameter.
+        """
         self._low_dtype = dtype
         if self._data is not None:
-            self._split()
+            self._make_masters()
 
     def store_full(self) -> None:
-        """Become an FP32 Parameter of the class that it was before, with the masters' values."""
+        """Become an FP32 Parameter of the class that it had before ``store_low``, with the values of the masters.
+
+        The gradients are new, zero and FP32.
+        """
         masters = self.masters() if self._data is not None else None
         self.__class__ = _full_class(type(self))
         for name in ("_low_dtype", "_masters", "_exposed"):
@@ -129,8 +158,8 @@ class LowParameter(gluon.Parameter):
             with autograd.pause():
                 _mxnet.set_arrays(self, masters)
 
-    def _split(self) -> None:
-        """Make the arrays that are now in ``_data`` the masters, and float16 copies the data."""
+    def _make_masters(self) -> None:
+        """Make the FP32 arrays in ``_data`` the masters, and replace them by float16 copies with new gradients."""
         self._exposed = False
         with autograd.pause():
             self._masters = [a.detach() for a in self._data]
@@ -139,9 +168,10 @@ class LowParameter(gluon.Parameter):
 
 
 def store_low(param: gluon.Parameter, dtype: str) -> None:
-    """Turn ``param`` into a LowParameter in place: references, sharing and settings stay.
+    """Make ``param`` a ``LowParameter`` stored in ``dtype`` (``"float16"``), in place, unless it is one already.
 
-    Raises ``TypeError`` where MXNet's own Trainer holds it, which would update float16 weights without the master.
+    References, sharing and settings such as ``lr_mult`` stay; the gradients are new. Raises ``TypeError`` if MXNet's
+    own Trainer holds the Parameter: it would update the float16 array and not the master.
     """
     if not isinstance(param, LowParameter):
         _check_trainer(param, _mxnet.trainer_of(param), dtype)
@@ -150,34 +180,44 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
 
 
 def store_full(param: gluon.Parameter) -> None:
-    """Undo ``store_low``: make ``param`` FP32, with the master's value."""
+    """Undo ``store_low``: make ``param`` FP32, with the values of its masters. Other Parameters stay as they are."""
     if isinstance(param, LowParameter):
         param.store_full()
 
 
-# Global: one class for each class of Parameters, so that copies are of the same.
+# Global: the subclass of LowParameter for each class of Parameters; copies of a Parameter must have the same class.
 _low_classes: dict[type, Any] = {gluon.Parameter: LowParameter}
 
 
 def _low_class(kind: type) -> Any:
+    """Return the subclass of ``LowParameter`` and of ``kind``, a class of Parameters; made once for each ``kind``."""
     return _low_classes.get(kind) or _low_classes.setdefault(kind, type(kind.__name__, (LowParameter, kind), {}))
 
 
 def _full_class(low: type) -> type:
+    """Return the class of Parameters from which ``_low_class`` made ``low``."""
     return gluon.Parameter if low is LowParameter else low.__mro__[low.__mro__.index(LowParameter) + 1]
 
 
 def _empty(kind: type) -> gluon.Parameter:
+    """Return a Parameter of the class ``_low_class(kind)`` without attributes, for ``copy`` and ``pickle`` to fill."""
     return object.__new__(_low_class(kind))
 
 
 def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
-    """Return the NetConversions of all nets that these parameters belong to, oldest first."""
+    """Return the NetConversions of all nets that have one of ``params``, each once.
+
+    Those of one parameter are in the order in which ``convert`` was called.
+    """
     return list(dict.fromkeys(found for param in params for found in getattr(param, "mxmp_conversions", ())))
 
 
-def change_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
-    """Replace conversions of a parameter; if none of the earlier ones is kept, store it in FP32 again."""
+def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
+    """Remove the conversions ``old`` from those that ``param`` is part of, and add ``new``.
+
+    If ``param`` was part of some and all of them are in ``old``, it is stored in FP32 again; the next graph that reads
+    it decides anew.
+    """
     before = conversions_of([param])
     kept = [conversion for conversion in before if conversion not in old]
     if before and not kept:
@@ -188,11 +228,15 @@ def change_conversions(param: gluon.Parameter, old: Collection[Any], new: Collec
 
 
 def is_scaling(trainer: Any) -> bool:
-    """Return whether a Trainer scales losses and updates FP32 masters."""
+    """Return whether ``trainer`` is an mxmp.Trainer, which scales losses and updates FP32 masters; False for None."""
     return getattr(trainer, "updates_masters", False)
 
 
 def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:
+    """Raise ``TypeError`` if ``trainer`` is MXNet's own: it would update the float16 array and not the master.
+
+    ``dtype``: what ``param`` is stored in, for the message.
+    """
     if trainer is not None and not is_scaling(trainer):
         raise TypeError(
             f"Parameter {param.name!r} is stored in {dtype} with an FP32 master, which a "
@@ -202,20 +246,24 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
 
 
 def master_at(params: Sequence[gluon.Parameter], index: int, device: int) -> NDArray | None:
-    """Return the FP32 master of ``params[index]`` on its ``device``-th context, None where it has none."""
+    """Return the FP32 master of ``params[index]`` on the context with index ``device``; None if it has none."""
     param = params[index]
     return param.master(device) if isinstance(param, LowParameter) else None
 
 
 def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
-    """Return the masters with the float16 arrays of initialized parameters into which a user may have written."""
+    """Return ``(master, float16 array)``, per context, of each parameter whose ``data()`` a user has called.
+
+    A user who has the array may have written into it. ``params`` must be initialized.
+    """
     return [pair for param in params if isinstance(param, LowParameter) for pair in param.exposed_pairs()]
 
 
 def weight_of(param: gluon.Parameter) -> Weight:
-    """Return the parameter as files and other workers see it.
+    """Return ``param`` as a ``Weight``: name, shape, arrays, masters, and a function that sets its value.
 
-    One that was never initialized ignores what is assigned to it.
+    States files and kvstores work with this. The function sets FP32 values on all contexts; for a parameter that was
+    never initialized it does nothing.
     """
     ready = _mxnet.is_initialized(param)
     masters = param.masters() if ready and isinstance(param, LowParameter) else None

@@ -18,12 +18,15 @@ __all__ = ["called_graphs", "converted_graphs", "policy_of", "unconverted_blocks
 
 
 def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
-    """Return the graphs that the blocks of a converted net run; call the net with ``inputs`` if it has none yet.
+    """Return each FP32 graph that a converted net runs, with its plan. For ``mxmp.explain``.
+
+    If no graph has been built yet, the net is called with ``inputs`` (arrays) first. There is one graph per block that
+    is called from Python and per kind of call (training or inference, device, nesting of the arguments).
 
     Raises
     ------
     ValueError
-        The net is not converted; or it was never called, and there are no inputs.
+        The net is not converted; or it was never called, and ``inputs`` is empty.
     """
     if not any(hooks(net)):
         raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first, or explain a Symbol")
@@ -37,6 +40,7 @@ def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
 
 
 def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
+    """Yield the graphs that the net's blocks have built so far; none where the net was not called yet."""
     for block, hook in hooks(net):
         for key, built in hook.graphs.items():
             requested = {param.name: request for param, request in built.requested}
@@ -46,8 +50,12 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
 
 
 def unconverted_blocks(net: Block) -> list[str]:
-    """Return the names of the blocks of a converted net that run as Python, in FP32."""
-    converted = {id(block) for block, hook in hooks(net) if not hook.python}
+    """Return the names of those blocks of a converted net that run as Python, in FP32.
+
+    They are the excluded blocks, and those around and inside them. Blocks inside a block that runs as a graph are not
+    looked at.
+    """
+    converted = {id(block) for block, hook in hooks(net) if not hook.runs_as_python}
     found, stack = [], [net]
     while stack:
         block = stack.pop()
@@ -58,20 +66,21 @@ def unconverted_blocks(net: Block) -> list[str]:
 
 
 def policy_of(net: Block) -> Policy | None:
-    """Return the policy of a converted net, None for one that is not converted."""
+    """Return the policy of a converted net, from its outermost converted block; None if the net is not converted."""
     return next((hook.conversion.policy for _, hook in hooks(net)), None)
 
 
 def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
-    """Return the FP32 graphs that a call of a net with ``inputs``, arrays or shapes, runs in inference.
+    """Return the FP32 graphs that ``net(*inputs)`` runs in inference, with the shapes and dtypes that are known.
 
-    The net stays as it is. It is only traced, unless a part of it runs as Python: then it is called once, and its
-    outermost blocks that are graphs are traced with what they are called with.
+    ``inputs`` are arrays, or shapes such as ``(1, 3, 224, 224)``. The net stays as it is. If the whole net runs as one
+    graph, it is only traced and no operator runs. Otherwise the net is called once, and each outermost HybridBlock in
+    it that runs as a graph is traced with the arguments that reach it.
 
     Raises
     ------
     ValueError
-        An input is neither an array nor a shape; or no graph ran, or a block cannot be traced.
+        An input is neither an array nor a shape, no HybridBlock ran, or a block cannot be traced.
     """
     args, _ = read_inputs(inputs)
     if isinstance(net, HybridBlock) and _is_graph(net) and not _mxnet.overrides_forward(net):
@@ -80,12 +89,20 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     inside: list[HybridBlock] = []
 
     def enter(block: HybridBlock, args: tuple) -> None:
+        """Trace ``block`` and add its graph to the result, unless it runs as Python or inside one that was added.
+
+        A forward pre-hook, called before each block with its arguments.
+        """
         arguments = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)
         if arguments is not None:  # it does not run as Python
             inside.append(block)
             found.append(_called_graph(block, arguments))
 
     def leave(block: HybridBlock, args: tuple, out: Any) -> None:
+        """Note that the block whose graph was added last has returned, so that the next block is outermost again.
+
+        A forward hook, called after each block.
+        """
         if inside and inside[0] is block:
             inside.clear()
 
@@ -104,6 +121,10 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
 
 
 def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
+    """Return the FP32 inference graph of ``block`` for a call with ``args``, without running an operator.
+
+    Shapes and dtypes of its inputs are known, and those of Parameters that have a shape.
+    """
     symbol, arrays, params = traced_alone(block, args, training=False)
     known = {name: (tuple(p.shape), p.dtype) for name, p in params.items() if _is_known(p.shape)}
     known.update({name: (array.shape, array.dtype) for name, array in arrays.items()})
@@ -111,9 +132,11 @@ def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
 
 
 def _is_graph(block: HybridBlock) -> bool:
+    """Return whether ``block`` may run as a graph: it is not converted, or converted and not excluded."""
     hook = hook_of(block)
-    return hook is None or not hook.python
+    return hook is None or not hook.runs_as_python
 
 
 def _is_known(shape: Any) -> bool:
+    """Return whether ``shape`` is a tuple of positive sizes; MXNet has 0 or None where it does not know them."""
     return isinstance(shape, tuple) and bool(shape) and all(isinstance(size, int) and size > 0 for size in shape)

@@ -4,10 +4,11 @@ Each recorded forward of a converted block feeds an array of its own to ``SCALE_
 backward that reaches this forward, and 1 otherwise.
 
 Loss heads outside any converted block ignore the loss scale, and are errors. An unconverted hybridized block is one
-``_CachedOp`` node in a recorded graph. What is in the node cannot be read, but MXNet shows which gradients from above
-its backward reads. A block that reads none for those of its outputs that are used writes gradients of its own, and so
-does one with an output that is named after a loss head and whose gradient it does not read. A loss head is not found
-where the block also passes a gradient from above on, and the head is no output of the block or the user has named it.
+``_CachedOp`` node in a recorded graph. What is in the node cannot be read, but MXNet shows which head gradients its
+backward reads. A block that reads none for those of its outputs that are used writes gradients of its own, and so does
+one with an output that is named after a loss head and whose head gradient it does not read. A loss head is not found
+where the block's backward also reads a head gradient, and the loss head is no output of the block or has a name that
+the user gave.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from . import _mxnet
 __all__ = [
     "Record",
     "call_with_scale",
+    "explain_unrecorded",
     "head_gradient",
     "heads_scaled_by",
-    "naming_what_is_missing",
-    "note_call",
     "recorded_name",
     "refuse_hidden_heads",
     "refuse_unscaled_heads",
+    "remember_converted_call",
 ]
 
 # -- what autograd recorded --------------------------------------------------------------------------
@@ -46,7 +47,12 @@ _OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
 
 
 def recorded_name(array: NDArray) -> str | None:
-    """Return the name that autograd gave to an array with a gradient, or to what made it; None if there is none."""
+    """Return the name of the node in autograd's record that stands for ``array``.
+
+    The node is the operator that made the array, or a variable for a Parameter or input with a gradient. ``array`` must
+    have a gradient or come from a recorded operator; otherwise the result is None. The name is the same in
+    ``mx.autograd.get_symbol(loss)``.
+    """
     try:
         return mx.autograd.get_symbol(array).name
     except mx.MXNetError:
@@ -62,8 +68,8 @@ _NOT_RECORDED = (
 
 
 @contextmanager
-def naming_what_is_missing() -> Iterator[None]:
-    """Raise ``RuntimeError`` in place of autograd's own error where a loss was not recorded."""
+def explain_unrecorded() -> Iterator[None]:
+    """Replace MXNet's error for a loss that was not recorded by a ``RuntimeError`` with advice, within this block."""
     try:
         yield
     except mx.MXNetError as error:
@@ -77,9 +83,9 @@ def naming_what_is_missing() -> Iterator[None]:
 
 
 class Record:
-    """The graphs that ``losses`` were computed by, as ``mx.autograd.get_symbol`` shows them.
+    """The graphs that computed ``losses``, as autograd has recorded them (``mx.autograd.get_symbol``).
 
-    Each property raises ``RuntimeError`` where a loss was not recorded.
+    One object is made for each backward. Every property and method raises ``RuntimeError`` if a loss was not recorded.
     """
 
     def __init__(self, losses: Sequence[NDArray]) -> None:
@@ -87,47 +93,51 @@ class Record:
 
     @cached_property
     def _symbols(self) -> list[mx.sym.Symbol]:
-        with naming_what_is_missing():
+        """Return one Symbol per loss: the recorded graph that computed it."""
+        with explain_unrecorded():
             return [mx.autograd.get_symbol(loss) for loss in self.losses]
 
     @cached_property
     def _texts(self) -> list[str]:
+        """Return the recorded graphs as JSON, one per loss, which is faster to search than Symbols."""
         return [symbol.tojson(remove_amp_cast=False) for symbol in self._symbols]
 
     @cached_property
     def leaves(self) -> set[str]:
-        """Return the names that autograd gave to what the graphs read."""
+        """Return the names that autograd gave to the graphs' variables: Parameters and inputs (``recorded_name``)."""
         return {name for symbol in self._symbols for name in symbol.list_inputs()}
 
     @cached_property
     def operators(self) -> set[str]:
-        """Return the names of all operators in the graphs."""
+        """Return the types of all operators in the graphs, such as ``"Convolution"`` or ``"_CachedOp"``."""
         return {name for text in self._texts for name in _OPERATOR.findall(text)}
 
     @cached_property
     def _graphs(self) -> list[Graph]:
+        """Return the recorded graphs as ``Graph``, one per loss."""
         return [Graph.from_json(text) for text in self._texts]
 
     def nodes(self) -> Iterator[Node]:
-        """Yield all nodes of the graphs; takes 0.6 ms for a ResNet-50."""
+        """Yield all nodes of the graphs. Takes 0.6 ms for a ResNet-50, so callers look at ``operators`` first."""
         for graph in self._graphs:
             yield from graph.nodes()
 
-    def read_entries(self) -> set[tuple[str, int]]:
-        """Return the outputs that another node reads or that are losses, each by the name of its node and its index."""
+    def used_outputs(self) -> set[tuple[str, int]]:
+        """Return the outputs that another node reads, and the losses, each as ``(name of its node, output index)``."""
         entries: list[Entry] = [entry for node in self.nodes() for entry in node.inputs]
         entries += [head for graph in self._graphs for head in graph.heads]
         return {(entry.node.name, entry.index) for entry in entries}
 
-    def hidden_outputs(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
-        """Return, by call of a hybridized block, its outputs and whether its backward reads their gradients.
+    def outputs_of_cached_ops(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
+        """Return for each output of each hybridized block whether the block's backward reads its head gradient.
 
-        Takes a twentieth of a millisecond a call; leaves out the calls that are named in ``known``.
+        The result maps the name of the ``_CachedOp`` node of a call to a dict, which maps the names of its outputs to
+        True or False. Nodes named in ``known`` are left out. Takes a twentieth of a millisecond per call.
         """
         found: dict[str, dict[str, bool]] = {}
         for symbol, text in zip(self._symbols, self._texts):
             nodes = [name for name in _OPAQUE.findall(text) if name not in found and name not in known]
-            found.update(_mxnet.hidden_outputs(symbol, nodes) if nodes else {})
+            found.update(_mxnet.outputs_of_cached_ops(symbol, nodes) if nodes else {})
         return found
 
 
@@ -135,9 +145,10 @@ class Record:
 
 
 def head_gradient(loss: NDArray, scale: float) -> NDArray:
-    """Return what backward of ``loss * scale`` starts from, in the loss's dtype, shape and kind of array.
+    """Return the head gradient of a backward from ``loss * scale``: an array full of ``scale``.
 
-    Raises ``TypeError`` where ``loss`` is no NDArray, and ``ValueError`` where it is float16 and cannot hold the scale.
+    It has the shape, dtype, context and kind (``mx.nd`` or ``mx.np``) of ``loss``. Does not wait for the device. Raises
+    ``TypeError`` if ``loss`` is no NDArray, and ``ValueError`` if it is float16 and ``scale`` is above 2**15.
     """
     if not isinstance(loss, NDArray):
         raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
@@ -150,11 +161,11 @@ def head_gradient(loss: NDArray, scale: float) -> NDArray:
     return kind.ones_like(loss) * scale
 
 
-# Global: the scale arrays that recorded forwards read, by the names that autograd gave them, as a record is no object
-# of Python's. The oldest that no backward reached fall out.
-_recorded: dict[str, NDArray] = {}
+# Global: the scale arrays that recorded forwards read, by the names that autograd gave them; autograd's record is no
+# object of Python's that could hold them. The oldest are dropped.
+_scales: dict[str, NDArray] = {}
 # Global, likewise: the nodes that recorded forwards of converted blocks made, by name.
-_calls: dict[str, None] = {}
+_converted_calls: dict[str, None] = {}
 _LIVE_RECORDS = 1 << 14
 # Global: for these two.
 _lock = threading.Lock()
@@ -163,22 +174,28 @@ _local = threading.local()
 
 
 def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
-    """Return ``call(scale)``. ``scale`` is for ``SCALE_NAME``: FP32, shape (1,), 1 except during a scaled backward."""
+    """Call ``call(scale)``, a forward of a converted block with loss heads, and return its result.
+
+    ``scale`` is a new FP32 array of shape (1,) on ``ctx``, by which the loss heads multiply their gradients. It is 1.
+    If the forward is recorded, the array is remembered, and ``heads_scaled_by`` sets it to the loss scale during a
+    backward.
+    """
     memory = mx.nd.ones((1,), ctx=ctx)
     fed = memory.detach()  # autograd notes in the handle which record it belongs to
     out = call(fed)
     if autograd.is_recording():
-        _remember(_recorded, fed, memory)
+        _remember(_scales, fed, memory)
     return out
 
 
 @contextmanager
 def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
-    """Multiply the gradients of loss heads by ``value`` in a backward from ``record``'s losses within this block.
+    """Multiply the gradients that loss heads write by ``value`` in a backward of ``record.losses`` in this block.
 
-    The record says which forwards the backward reaches, whoever owns their parameters, and each has a scale of its
-    own; other backwards are not scaled. MXNet's engine orders the writes before and after among the reads of the
-    backward between them; nothing synchronizes. Raises ``RuntimeError`` inside another such block of this thread.
+    Loss heads of converted blocks read their scale from an array of each forward (``call_with_scale``). The arrays of
+    the forwards that the backward reaches are set to ``value``, and to 1 after it; it does not matter which trainer
+    updates the blocks' parameters. MXNet's engine orders these writes and the backward's reads, so nothing waits.
+    Raises ``RuntimeError`` inside another such block on this thread, because the loss would be scaled twice.
     """
     if getattr(_local, "open", False):
         raise RuntimeError(
@@ -186,9 +203,9 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
             "scaled loss, or trainer.backward(loss) outside"
         )
     reached: list[NDArray] = []
-    if _recorded and value != 1.0:
+    if _scales and value != 1.0:
         with _lock:
-            reached = [_recorded[name] for name in record.leaves if name in _recorded]
+            reached = [_scales[name] for name in record.leaves if name in _scales]
     _local.open = True
     try:
         _set(reached, value)
@@ -198,13 +215,20 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
         _local.open = False
 
 
-def note_call(out: NDArray) -> None:
-    """Remember that a converted block, whose loss heads are all scaled, has returned ``out``, if it is recorded."""
-    _remember(_calls, out, None)
+def remember_converted_call(out: NDArray) -> None:
+    """Remember that a converted block has returned ``out``, so that ``refuse_hidden_heads`` skips this call.
+
+    The loss heads of a converted block are scaled. Does nothing if ``out`` was not recorded.
+    """
+    _remember(_converted_calls, out, None)
 
 
 def _remember(store: dict, array: NDArray, value: Any) -> None:
-    """Keep ``value`` by the name of ``array``, unless nothing was recorded because nothing needs a gradient."""
+    """Store ``value`` in ``store`` under the name that autograd gave to ``array``.
+
+    Does nothing if ``array`` was not recorded. If ``store`` has more than ``_LIVE_RECORDS`` entries, the oldest are
+    dropped, so that forwards without a backward do not fill the memory.
+    """
     name = recorded_name(array)
     if name is not None:
         with _lock:
@@ -214,6 +238,7 @@ def _remember(store: dict, array: NDArray, value: Any) -> None:
 
 
 def _set(scales: Sequence[NDArray], value: float) -> None:
+    """Set each of the arrays ``scales`` to ``value``, outside of autograd's record."""
     with autograd.pause():
         for scale in scales:
             scale[:] = value
@@ -232,9 +257,10 @@ _NO_GRADIENT = re.compile(
 
 
 def refuse_unscaled_heads(record: Record, scale: float) -> None:
-    """Raise ``ValueError`` for a recorded loss head that would write unscaled gradients.
+    """Raise ``ValueError`` if a recorded loss head, such as ``SoftmaxOutput``, ignores the loss scale ``scale``.
 
-    For those inside an unconverted hybridized block see ``refuse_hidden_heads``. Takes 0.7 ms for a ResNet-50.
+    Only operators that were recorded one by one are examined; for those inside hybridized blocks see
+    ``refuse_hidden_heads``. Takes 0.7 ms for a ResNet-50.
     """
     if HEAD_OPERATORS.isdisjoint(record.operators):
         return
@@ -247,17 +273,26 @@ def refuse_unscaled_heads(record: Record, scale: float) -> None:
 
 
 def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]) -> None:
-    """Raise ``ValueError`` where an unconverted hybridized block writes unscaled gradients of ``trained``.
+    """Raise ``ValueError`` if a loss head in an unconverted hybridized block writes unscaled gradients of ``trained``.
 
-    ``trained``: arrays with a gradient, of parameters that the next step updates. Costs nothing where no hybridized
-    block was recorded.
+    A loss head is recognized by the block's backward, which does not read the head gradient of an output. It is missed
+    if the backward reads that of another output, and the loss head is no output or has a name that the user gave. Costs
+    nothing if no hybridized block was recorded.
+
+    Parameters
+    ----------
+    record : Record
+    scale : float
+        The loss scale, for the message.
+    trained : iterable of NDArray
+        The weight arrays that the next step updates.
     """
     if "_CachedOp" not in record.operators:
         return
-    hidden = record.hidden_outputs(known=_calls)
+    hidden = record.outputs_of_cached_ops(known=_converted_calls)
     if all(reads for outputs in hidden.values() for reads in outputs.values()):
         return
-    used = record.read_entries()
+    used = record.used_outputs()
     names_of_trained = set(map(recorded_name, trained))
     for node in list(record.nodes()):
         if node.name not in hidden:

@@ -26,10 +26,10 @@ from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
 from ..step.updater import Updaters
 from . import _mxnet, backward
-from .conversion import any_conversion, forwards_so_far, statistics_of
-from .graphs import pushing
+from .conversion import any_conversion, next_forward_number, running_statistics_of
+from .graphs import engine_lock
 from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
-from .scaling import Record, head_gradient, heads_scaled_by, naming_what_is_missing
+from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by
 
 __all__ = ["BatchProcessor", "Trainer"]
 
@@ -45,7 +45,7 @@ _NO_AMP = (
 
 
 class Trainer(StepView, gluon.Trainer):
-    """Applies an optimizer with loss scaling, FP32 masters and skipped steps on overflow.
+    """Applies an optimizer with loss scaling, FP32 master weights and skipped steps on overflow.
 
     Use it as ``gluon.Trainer``, with ``trainer.backward(loss)`` in place of ``loss.backward()``::
 
@@ -54,27 +54,31 @@ class Trainer(StepView, gluon.Trainer):
         trainer.backward(loss)
         trainer.step(batch_size)
 
-    No step applies a non-finite gradient, whatever the scaler. The gradients are checked after they
-    are reduced, on every device, so all devices and workers take the same decision.
+    No step applies a gradient with an inf or NaN, whatever the scaler. Gradients are checked after they are summed over
+    devices and workers, so all of these take the same decision.
 
     Parameters
     ----------
     params, optimizer, optimizer_params, kvstore
-        As for ``gluon.Trainer``; also ``kvstore="horovod"``. Masters need no ``multi_precision``; it does no harm.
+        As for ``gluon.Trainer``; also ``kvstore="horovod"``. Master weights do not need the optimizer's
+        ``multi_precision=True``; it does no harm.
     compression_params : None
-        Refused: a threshold on scaled gradients means nothing.
+        Must be None: gradient compression compares gradients with a threshold, which means nothing for scaled ones.
     update_on_kvstore : {None, False}
-        True would apply gradients before they are checked, and is refused.
+        True is refused: the kvstore would apply gradients before they are checked.
     loss_scale : {"dynamic"}, float, None or a scaler
-        ``"dynamic"``: a ``DynamicLossScaler()``, and no scaling where the parameters' net was
-        converted to bfloat16, whose range is FP32's. A number: static. None: scale 1.
+        ``"dynamic"``: a new ``DynamicLossScaler()``, but no scaling if the parameters' net was converted to bfloat16,
+        whose range is that of FP32. A number: this scale in every step. None: a scale of 1. A scaler, such as
+        ``DynamicLossScaler(growth_interval=500)``: trainers with the same scaler object may share one backward.
 
     Raises
     ------
     ValueError
-        For a combination that could not keep the promise above; says which and why.
+        Gradients would be applied before they are checked (an asynchronous kvstore, ``update_on_kvstore=True``, sparse
+        weights) or could not be scaled (gradient compression); MXNet has no such kvstore; or ``loss_scale`` is none of
+        the above.
     ImportError
-        ``kvstore="horovod"`` without Horovod; says how to install it.
+        ``kvstore="horovod"`` without Horovod; the message says how to install it.
     """
 
     updates_masters = True  # LowParameter refuses every other Trainer
@@ -96,57 +100,67 @@ class Trainer(StepView, gluon.Trainer):
         self._step = ScaledStep(loss_scale) if as_scaler(loss_scale) is loss_scale else None
         self.progress = Progress()
         self._statistics = RunningStatistics()
-        self._last_update = forwards_so_far()
+        self._last_update = next_forward_number()
         self._warned = False
         store = open_store(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
         self.watch_statistics()
-        backward.join(self)
+        backward.add_trainer(self)
 
     def __setstate__(self, state: dict) -> None:
-        """Restore a copy: it is the trainer of another net, whose parameters have no gradients yet."""
-        self.__dict__.update(state, _last_update=forwards_so_far(), progress=Progress())
-        backward.join(self)
+        """Restore a copy, between two steps: it is the trainer of a copied net, whose parameters have no gradients."""
+        self.__dict__.update(state, _last_update=next_forward_number(), progress=Progress())
+        backward.add_trainer(self)
 
     # -- backward -----------------------------------------------------------------------------------
 
     def backward(self, loss: NDArray | Sequence[NDArray], retain_graph: bool = False) -> None:
-        """Run backward from ``loss * loss_scale``; one loss or a list, such as one per device.
+        """Run backward from ``loss * loss_scale``. Does not wait for the device.
 
-        Several calls before a step accumulate where ``grad_req`` is ``"add"``; the scale does not
-        change in between. Does not wait for the device.
+        Several calls before one step add up where ``grad_req`` is ``"add"``; the loss scale stays the same between
+        them.
+
+        Parameters
+        ----------
+        loss : NDArray or sequence of NDArray
+            One recorded loss of any shape, or several, such as one per device.
+        retain_graph : bool
+            As for ``loss.backward``: True keeps what was recorded, for another backward.
 
         Raises
         ------
         ValueError
-            A float16 loss at a scale that float16 cannot hold: compute the loss in FP32. Or a loss head
-            outside any converted net that ignores the scale.
+            A loss is float16 and cannot hold the loss scale: compute it in FP32. Or a loss head outside any converted
+            net would ignore the loss scale.
         RuntimeError
-            After ``unscale``, ``clip_global_norm`` or ``allreduce_grads``: step first. Inside ``scale_loss``.
-            It reaches parameters whose gradients another Trainer has yet to apply, or would add to
-            gradients of ``loss.backward()``, which are not scaled. Outside ``autograd.record()``.
+            The call comes after ``unscale``, ``clip_global_norm``, or (if gradients add up) ``allreduce_grads``: step
+            first. Or inside ``scale_loss``. Or the loss was computed outside ``autograd.record()``. Or the backward
+            would overwrite gradients that another Trainer has not applied yet, or add to unscaled gradients of
+            ``loss.backward()``.
+        TypeError
+            ``loss`` is neither an NDArray nor a sequence of them.
         """
         losses, heads, record = self._begin_backward(loss)
         scaled = backward.scaled_backward(self, record)
-        with heads_scaled_by(self.loss_scale, record), scaled, pushing(), hold_interrupts(), naming_what_is_missing():
+        with heads_scaled_by(self.loss_scale, record), scaled, engine_lock(), hold_interrupts(), explain_unrecorded():
             autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
-        """Give the loss times the scale, for loops that call backward themselves.
+        """Return a context manager that gives ``loss * loss_scale``, for code that calls backward itself.
 
-        Inside or outside ``autograd.record()``::
+        A list of losses gives a list. Use it inside or outside ``autograd.record()``::
 
             with trainer.scale_loss(loss) as scaled:
                 autograd.backward(scaled)
 
         Raises
         ------
-        ValueError, RuntimeError
-            As ``backward`` does. And ``RuntimeError`` where the block calls backward of another loss than ``scaled``,
-            such as the unscaled one: ``step`` will refuse its gradients.
+        ValueError, RuntimeError, TypeError
+            As ``backward`` does. Also ``RuntimeError`` if backward is called in the block on another loss than
+            ``scaled``, such as the unscaled one; ``step`` refuses the gradients then.
         """
         losses, factors, record = self._begin_backward(loss)
         for factor in factors:
@@ -159,30 +173,37 @@ class Trainer(StepView, gluon.Trainer):
     # -- between backward and step ------------------------------------------------------------------
 
     def allreduce_grads(self) -> None:
-        """Sum the gradients over devices and workers, once a step; ``update`` then applies them."""
+        """Sum the gradients over devices and workers; ``update`` then applies them.
+
+        A second call in the same step does nothing. The gradients stay multiplied by the loss scale, unless ``unscale``
+        was called before. Waits for the device at the first call with several workers only. Raises ``RuntimeError`` if
+        ``loss.backward()``, after ``trainer.backward(loss)``, has written some of the gradients, which are not scaled.
+        """
         self._prepare()
         if not self.progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
-                backward.clear_stale(self._params)
+                backward.zero_stale(self._params)
             self._allreduce_grads()
         self.progress.note(Event.REDUCE, self.loss_scale)
         self.progress.accumulates = any(p.grad_req == "add" for p in self._params)
 
     def unscale(self) -> None:
-        """Divide the parameters' gradients by the scale in place, to look at or change true ones before ``step``.
+        """Divide the gradients by the loss scale, in place, to read or change the true ones before ``step``.
 
-        What is not finite now will be skipped by ``step``, whatever the gradients are changed to. Other gradients stay
-        scaled: for an input's, ``x.grad / trainer.loss_scale`` before ``step``.
+        If a gradient has an inf or NaN now, ``step`` will be skipped, whatever you write into the gradients. Gradients
+        of other arrays than this trainer's parameters stay scaled; for an input take ``x.grad / trainer.loss_scale``,
+        before ``step``. Does not wait for the device.
 
         Raises
         ------
         RuntimeError
-            Before a scaled backward, or a second time.
+            No scaled backward has run since the last step, at a loss scale other than 1; or ``unscale`` was called
+            since.
         ValueError
-            Gradients are float16, which cannot hold unscaled values; nothing is changed.
+            Gradients are float16, which cannot hold unscaled values. Nothing is changed.
         """
         self.progress.check(Event.UNSCALE, self.loss_scale)
-        self._refuse_lost_scale()
+        self._refuse_unscaled_gradients()
         updates = backward.due_updates(self._params, ignore_stale=True)
         found = [update.gradient for update in updates]
         grads.unscale(found, 1.0 / self.loss_scale)
@@ -192,17 +213,25 @@ class Trainer(StepView, gluon.Trainer):
         self.progress.note(Event.UNSCALE, self.loss_scale)
 
     def clip_global_norm(self, max_norm: float) -> float:
-        """Limit the global L2 norm of the true gradients to ``max_norm``; return the norm before.
+        """Limit the global L2 norm of the true (unscaled) gradients to ``max_norm``; return the norm before.
 
-        Reduces over devices first. The norm is of unscaled gradients, summed over the batch as in
-        ``gluon.utils.clip_global_norm``; the update multiplies by the factor of clipping, as by that of the scale.
-        A non-finite norm clips nothing, and ``step`` will skip. Waits for the device.
+        Sums the gradients over devices and workers first, and waits for the device. As in
+        ``gluon.utils.clip_global_norm``, the gradients are not divided by the batch size. They do not change: the
+        update multiplies them by ``max_norm / norm``. If the norm is inf or NaN, nothing is clipped and ``step`` will
+        be skipped.
+
+        Raises
+        ------
+        RuntimeError
+            No scaled backward has run since the last step, at a loss scale other than 1.
+        ValueError
+            ``max_norm`` is not positive.
         """
         check_positive("max_norm", max_norm)
         self.progress.check(Event.CLIP, self.loss_scale)
         self.allreduce_grads()
         updates = backward.due_updates(self._params, ignore_stale=True)
-        total = grads.norm([update.gradient for update in updates if update.device == 0]) * self._factor
+        total = grads.norm([update.gradient for update in updates if update.device == 0]) * self._gradient_factor
         if max_norm < total < float("inf"):
             self.progress.clip *= float(max_norm) / total
         self.progress.note(Event.CLIP, self.loss_scale)
@@ -211,47 +240,62 @@ class Trainer(StepView, gluon.Trainer):
     # -- step ---------------------------------------------------------------------------------------
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Reduce, check, and update with ``1 / (loss_scale * batch_size)``, or skip. Waits for the device once.
+        """Sum the gradients over devices and workers, check them, and update the weights, or skip the step on overflow.
+
+        The update divides the gradients by ``loss_scale * batch_size``. Waits for the device once.
+
+        Parameters
+        ----------
+        batch_size : int
+            As for ``gluon.Trainer``: the number of samples of the step; with Horovod, of one worker's part.
+        ignore_stale_grad : bool
+            True: leave parameters as they are whose gradients no backward has written since the last step. False: raise
+            ``UserWarning`` for them, as ``gluon.Trainer`` does.
 
         Raises
         ------
         RuntimeError
-            Gradients were not scaled, at a scale other than 1: those of ``loss.backward()``, before or after
-            ``backward``.
+            At a loss scale other than 1: no scaled backward has run since the last step, or ``loss.backward()`` has
+            written some of the gradients, which the update would divide by a scale that they do not have.
         FloatingPointError
-            Repeated overflow at the lowest scale; names the parameters.
+            Three steps in a row overflowed at the lowest loss scale. The message names the parameters.
+        ValueError
+            ``batch_size`` is not positive.
         """
         self._begin_update("step", batch_size)
         self.allreduce_grads()
         self._update(ignore_stale_grad)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Apply what ``allreduce_grads`` has reduced: the second half of ``step``."""
+        """Check the gradients that ``allreduce_grads`` has summed, and update the weights or skip.
+
+        This is the second half of ``step``. Arguments, errors and waiting are those of ``step``.
+        """
         self._begin_update("update", batch_size)
         self._prepare()
         self._update(ignore_stale_grad)
 
     def save_states(self, fname: str) -> None:
-        """Save optimizer states, masters, scaler and counters; the old file survives until it is written.
+        """Save the optimizer's states, master weights, scaler and step counters to the file ``fname``.
 
-        Between a backward and its step the gradients are part of the state and are not saved, so
-        that raises ``RuntimeError``.
+        Waits for the device. An existing file is replaced only when the new one is complete. Raises ``RuntimeError``
+        between a backward and its step, because the gradients would be missing from the file.
         """
         if self.progress.phase is not Phase.READY:
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")
         states.save(fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params])
 
     def load_states(self, fname: str) -> None:
-        """Continue from ``save_states``, or from the file of MXNet's own Trainer. Runs no code from the file.
+        """Continue from a file of ``save_states``, or of MXNet's own Trainer. Runs no code from the file.
 
-        Before or after the first step, with another number of devices, in FP32 or with float16
-        parameters: masters in the file set the weights, whatever those are stored in. Gradients of an
-        unfinished step are forgotten.
+        May be called before or after the first step, with another number of devices, with parameters in FP32 or
+        float16. If the file has master weights, they set the parameters, in whatever dtype these are stored. Gradients
+        that were not applied yet are dropped.
 
         Raises
         ------
         ValueError
-            The file is damaged, or of other parameters or another optimizer; nothing has changed.
+            The file is damaged, or belongs to other parameters or another optimizer. Nothing has changed.
         """
         states.load(
             fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params], self._contexts
@@ -259,26 +303,31 @@ class Trainer(StepView, gluon.Trainer):
         self.progress = Progress()  # earlier gradients belong to another scale
         self.scaled_step.group.forget_backward(self.scaled_step)
         ready = list(filter(_mxnet.is_initialized, self._params))
-        backward.forget(ready, backward.due_updates(ready, ignore_stale=True))
+        backward.make_stale(ready, backward.due_updates(ready, ignore_stale=True))
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
 
     @property
     def _amp_loss_scaler(self) -> Any:
+        """Raise ``AttributeError``: ``mxnet.contrib.amp.scale_loss`` reads this attribute, and must fail here."""
         raise AttributeError(_NO_AMP)  # for ``amp.scale_loss``; ``hasattr`` stays False
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, value: Any) -> None:
+        """Raise ``TypeError``: ``mxnet.contrib.amp.init_trainer`` sets this attribute, and must fail here."""
         raise TypeError(_NO_AMP)  # for ``amp.init_trainer``
 
     @property
     def _scale(self) -> float:
-        """The optimizer's own ``rescale_grad``, as in MXNet's Trainer."""
+        """Return the optimizer's ``rescale_grad`` without the batch size, as MXNet's Trainer stores it."""
         return self._rescale_grad
 
     @_scale.setter
     def _scale(self, value: float) -> None:
-        """Raise ``TypeError`` for ``amp.unscale`` between a backward and its step, which would not unscale."""
+        """Set ``rescale_grad``; raise ``TypeError`` between a backward and its step.
+
+        There ``mxnet.contrib.amp.unscale`` sets it, which would not unscale the gradients of this trainer.
+        """
         if self.progress.phase is not Phase.READY:
             raise TypeError(_NO_AMP)
         self._rescale_grad = value
@@ -286,7 +335,10 @@ class Trainer(StepView, gluon.Trainer):
     # -- inside -------------------------------------------------------------------------------------
 
     def _begin_backward(self, loss: Any) -> tuple[list[NDArray], list[NDArray], Record]:
-        """Return the losses as a list, what their backward starts from, and what was recorded of them."""
+        """Return the losses as a list, a head gradient (full of the loss scale) for each, and their record.
+
+        Raises ``TypeError`` or ``ValueError`` for a loss that ``backward`` does not take.
+        """
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         if not losses:
             raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
@@ -296,7 +348,10 @@ class Trainer(StepView, gluon.Trainer):
         return losses, heads, Record(losses)
 
     def _warn_of_other_trainer(self) -> None:
-        """Warn, once, where a Trainer that does not scale was made after this one, and may step by mistake."""
+        """Warn, once, if MXNet's own Trainer was made for one of the parameters after this trainer.
+
+        Calling that trainer's ``step`` by mistake would apply gradients that are not unscaled.
+        """
         if self._warned or self.loss_scale == 1.0:
             return
         for param in self._params:
@@ -311,16 +366,23 @@ class Trainer(StepView, gluon.Trainer):
                 )
                 return
 
-    def _refuse_lost_scale(self) -> None:
-        """Raise ``RuntimeError`` for gradients that the update would divide by a scale that they never had."""
+    def _refuse_unscaled_gradients(self) -> None:
+        """Raise ``RuntimeError`` if some gradients come from an unscaled backward, by ``loss.backward()``.
+
+        The update would divide them by the loss scale. If the user ran the backward of ``scale_loss`` after its
+        ``with`` block, that backward is scaled, and this method records its gradients as such.
+        """
         if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
             return
         if any(map(_mxnet.is_fresh, self.progress.factors)):  # the backward came after the block of scale_loss
-            backward.claim_fresh(self._params)
+            backward.note_scaled_gradients(self._params)
         backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 
-    def _note_needless_scale(self) -> None:
-        """Log, before the first step, that losses are scaled though no net is converted and nobody gave a scale."""
+    def _log_needless_scale(self) -> None:
+        """Log a warning, before the first step, if losses are scaled by default though no net is converted.
+
+        All parameters are FP32 then, and FP32 needs no loss scale.
+        """
         if self.scaled_step.steps or self.loss_scale == 1.0 or self._requested_scale != "dynamic" or any_conversion():
             return
         if all(np.dtype(param.dtype) == np.float32 for param in self._params):
@@ -332,42 +394,65 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def scaler_group(self) -> ScalerGroup | None:
-        """The group of all steps that share this trainer's scaler; None before it has one."""
+        """Return the group of trainers with the same scaler object; None before this trainer has a scaler.
+
+        The loss scale adjusts once all of them have stepped.
+        """
         return self._step.group if self._step is not None else None
 
     @property
     def has_other_workers(self) -> bool:
-        """Return whether gradients are summed over processes. The store need not be open yet."""
+        """Return whether the kvstore sums gradients over several processes; works also before the kvstore is opened."""
         requested = self._kvstore_params["kvstore"]
         return "dist" in requested if isinstance(requested, str) else is_distributed(requested)
 
     def renew_store(self) -> None:
-        """Open another kvstore, for gradients of other dtypes: a key keeps the dtype of its first array."""
+        """Replace the kvstore by a new, empty one, if it is open.
+
+        For ``mxmp.guard``, which changes the dtypes of gradients. A kvstore expects each key in the dtype of the first
+        array that it got for it.
+        """
         if self._kvstore is not None:
             self._kvstore_params["kvstore"] = mx.kv.create(self._kvstore.type)
             self._reset_kvstore()
 
     @property
     def scaled_step(self) -> ScaledStep:
+        """Return the ``ScaledStep`` of this trainer.
+
+        Unless ``loss_scale`` was a scaler object, the first call makes it with a scaler. By then the net is converted,
+        so it is known whether it computes in bfloat16, which needs no loss scale.
+        """
         if self._step is None:
             computes = {c.policy.compute for c in conversions_of(self._params)}
             self._step = ScaledStep(as_scaler(self._requested_scale, only_bfloat16=computes == {"bfloat16"}))
         return self._step
 
     @property
-    def _factor(self) -> float:
-        """The factor from the gradients as they are to the true, clipped ones."""
+    def _gradient_factor(self) -> float:
+        """Return the factor from the stored gradients to the true ones after clipping: ``clip / loss_scale``.
+
+        After ``unscale`` it is ``clip``. The batch size is not part of it.
+        """
         return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
+        """Check that an update may come now, and set the optimizer's ``rescale_grad`` for ``batch_size``.
+
+        ``called``: the name of the method that the user called, for messages.
+        """
         self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
-        self._note_needless_scale()
+        self._log_needless_scale()
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
-        """Check the gradients' scale, put back what was not finite, and open the store."""
-        self._refuse_lost_scale()
+        """Do what comes before gradients are summed: refuse unscaled ones, put back overflows, open the kvstore.
+
+        If a gradient had an inf or NaN when the user called ``unscale``, it becomes NaN again, so that this step is
+        skipped on every worker.
+        """
+        self._refuse_unscaled_gradients()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
         overflows, self.progress.overflows = self.progress.overflows, None
         if overflows is not None:
@@ -378,16 +463,18 @@ class Trainer(StepView, gluon.Trainer):
             self._init_params()
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
+        """Make the optimizer as MXNet does, with mxmp's updaters, which update FP32 master weights."""
         super()._init_optimizer(optimizer, optimizer_params)
         self._updaters = Updaters(self._optimizer, len(self._contexts), partial(master_at, self._params))
 
     def _init_kvstore(self) -> None:
+        """Open the kvstore, refuse one that updates weights itself, and note whether other workers take part."""
         super()._init_kvstore()
         check_kvstore(self._kvstore)
         self._distributed = is_distributed(self._kvstore)
 
     def _init_params(self) -> None:
-        """Send the parameters to the store, and wait until this worker holds rank 0's values, masters included."""
+        """Send the parameters to the kvstore; wait until this worker has rank 0's values and master weights."""
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
         if self._distributed:
@@ -397,19 +484,29 @@ class Trainer(StepView, gluon.Trainer):
             share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
 
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
-        """Return weights by their keys on the store: i for the array of parameter i, count + i for its FP32 master."""
+        """Return the ``Weight`` of each of ``params``, by its key on the kvstore.
+
+        The key is the parameter's index; for a parameter with an FP32 master, which is what is sent, it is that index
+        plus the number of all parameters.
+        """
         weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
         return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
+        """Check all gradients that a backward has written since the last step, and apply them or skip the step.
+
+        ``ignore_stale_grad``: as for ``step``. Waits for the device once.
+        """
         updates = backward.due_updates(self._params, ignore_stale=ignore_stale_grad)
-        factor = self._factor
+        factor = self._gradient_factor
 
         def trained() -> dict[int, Weight]:
+            """Return the weights that are trained, by their key on the kvstore."""
             return self._weights([param for param in self._params if param.grad_req != "null"])
 
         def apply() -> None:
-            with pushing():
+            """Run the optimizer on all gradients that were checked."""
+            with engine_lock():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
             share_drawn(self._kvstore, self._optimizer, trained)
 
@@ -424,25 +521,33 @@ class Trainer(StepView, gluon.Trainer):
                     unscaled=self.progress.unscaled,
                 )
         finally:
-            backward.forget(self._params, updates)
+            backward.make_stale(self._params, updates)
             self.progress = Progress()
-            self._last_update = forwards_so_far()
+            self._last_update = next_forward_number()
 
     def watch_statistics(self) -> RunningStatistics:
-        return self._statistics.watch(statistics_of(self._params, self._last_update))
+        """Copy the running statistics that the next backward may overwrite; return the object that keeps the copies.
+
+        If the backward leaves an inf or NaN in one of them, the step restores its last finite value.
+        """
+        return self._statistics.watch(running_statistics_of(self._params, self._last_update))
 
 
 class BatchProcessor(estimator.BatchProcessor):
-    """Runs backward, scaled, for ``Estimator(..., trainer=mxmp.Trainer(...), batch_processor=mxmp.BatchProcessor())``.
+    """Makes Gluon's Estimator scale the loss::
 
-    Everything else of an Estimator stays as it is: handlers, metrics, and the update, which its
-    ``GradientUpdateHandler`` makes with ``trainer.step``.
+        Estimator(net, loss, trainer=mxmp.Trainer(...), batch_processor=mxmp.BatchProcessor())
+
+    Only the forward and backward of a training batch are replaced. Event handlers, metrics and evaluation stay, and so
+    does the update, which the Estimator's ``GradientUpdateHandler`` makes with ``trainer.step``.
     """
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> tuple:
-        """Return data, labels, predictions and losses, a list each with one item per device, as MXNet's does.
+        """Run forward and a scaled backward for one training batch; return ``(data, label, pred, loss)``.
 
-        Raises ``TypeError`` where the Estimator's trainer cannot scale.
+        Each is a list with one NDArray per device, as in MXNet's class. ``train_batch`` is a batch of the Estimator's
+        data loader, ``batch_axis`` the axis along which it is split over devices. Does not wait for the device. Raises
+        ``TypeError`` if the trainer of ``estimator`` is not an mxmp.Trainer.
         """
         if not isinstance(estimator.trainer, Trainer):
             raise TypeError(

@@ -26,9 +26,11 @@ __all__ = ["TrainedNet"]
 
 
 class TrainedNet:
-    """The converted blocks of a net, and the trainer that steps it: a ``TrainedNetwork``.
+    """A converted net and the mxmp.Trainer that updates it, for ``watch``, ``blame`` and ``guard``.
 
-    Raises ``TypeError`` where ``trainer`` is no mxmp.Trainer, and ``ValueError`` where the net is not converted.
+    Implements the protocol ``frontend.TrainedNetwork``, which documents the methods. A place, where graphs run, is the
+    hook of a block. Raises ``TypeError`` if ``trainer`` is no mxmp.Trainer, and ``ValueError`` if ``net`` is not
+    converted.
     """
 
     def __init__(self, net: Block, trainer: Any) -> None:
@@ -42,33 +44,44 @@ class TrainedNet:
 
     @property
     def _hooks(self) -> list[tuple[HybridBlock, Hook]]:
-        return [(block, hook) for block, hook in hooks(self._net) if not hook.python]
+        """Return ``(block, hook)`` for each block of the net that runs as a graph, as the net is converted now."""
+        return [(block, hook) for block, hook in hooks(self._net) if not hook.runs_as_python]
 
     @property
     def step(self) -> ScaledStep:
+        """Return the trainer's ``ScaledStep``, which checks gradients and adjusts the loss scale."""
         return self._trainer.scaled_step
 
     @property
     def policy(self) -> Policy:
+        """Return the policy by which the net is converted now."""
         return self._hooks[0][1].conversion.policy
 
     @property
     def is_planned(self) -> bool:
+        """Return whether a Plan decides the dtypes of the net, and not the rules alone."""
         return any(hook.conversion.plan is not None for _, hook in self._hooks)
 
     @property
     def gradient_scale(self) -> float:
+        """Return the factor by which the stored gradients are too large: the loss scale, or 1 after ``unscale``."""
         return 1.0 if self._trainer.progress.unscaled else self._trainer.loss_scale
 
     def weights(self) -> list[Weight]:
+        """Return a ``Weight`` (arrays and FP32 masters on all devices) for each parameter that the trainer updates."""
         return [weight_of(param) for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
 
     def gradients(self) -> list[Gradient]:
+        """Return a ``Gradient`` (name, array) for each trained parameter of the trainer or the net, and each device."""
         trained = [param for param in self._params() if param.grad_req != "null"]
         return [Gradient(param.name, grad) for param in trained for grad in param.list_grad()]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
+        """Set all gradients to zero; after the ``with`` block restore them and the running statistics.
+
+        Backwards may run within the block without changing what the next step does. Waits for the device.
+        """
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
         stale = [array for array in trained if not _mxnet.is_fresh(array)]
@@ -77,17 +90,33 @@ class TrainedNet:
                 yield
         finally:
             for array in stale:
-                _mxnet.mark(array, fresh=False)
+                _mxnet.set_fresh(array, fresh=False)
 
     def _params(self) -> list[Parameter]:
+        """Return the initialized parameters of the trainer and of the net, each once."""
         found = {id(p): p for p in [*_mxnet.parameters_of(self._trainer), *self._net.collect_params().values()]}
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any]) -> None:
-        pass  # every block finds the graph for a call by itself
+        """Do nothing: a block chooses the graph for a batch when it is called."""
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
-        """Run the net and then the loss by itself, and both backwards, to note the gradient that the loss returns."""
+        """Run one forward and backward of a batch, and pass its input, the loss and the loss's gradient to ``note``.
+
+        The net and the loss run in two backwards, since the gradient of the loss with respect to the net's output can
+        be read in no other way.
+
+        Parameters
+        ----------
+        batch : sequence
+            The arguments of the net: arrays, None and nested lists of them.
+        loss : callable
+            Takes the net's output and returns a loss or a list of losses.
+        loss_scale : float
+            Multiplies the loss and the gradients of loss heads.
+        note : callable
+            Called with a name (``"the input"``, ``"the loss"``, ``"the gradient of the loss"``) and the array.
+        """
         flat, structure = _mxnet.flatten(tuple(batch))
         flat = [array if array is None else array.detach() for array in flat]
         for i, array in enumerate(flat):
@@ -110,14 +139,22 @@ class TrainedNet:
         _backward(outs, [array.grad for array in apart], loss_scale)
 
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
+        """Yield the training graphs of the block whose hook is ``place``: key, Symbol with casts, and plan."""
         for key, built in list(place.graphs.items()):
             if key.training:
                 yield GraphRun(built, built.op.symbol, built.plan)
 
     def count_graphs(self, place: Hook) -> int:
+        """Return the number of training graphs of the block whose hook is ``place``."""
         return sum(key.training for key in place.graphs)
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
+        """Call ``listener_at(hook)`` once per block, and the listener that it returns with each operator's outputs.
+
+        Outputs of the forward and the backward, in training only. A listener gets the name that MXNet's monitor gives
+        (``"fc1_output"``) and the array. Raises ``ValueError`` if a user has registered an op hook on a block, as MXNet
+        calls one callback only.
+        """
         for block, hook in self._hooks:
             monitor = _mxnet.monitor(block) or (Listeners(), False)
             if not isinstance(monitor[0], Listeners):
@@ -128,6 +165,7 @@ class TrainedNet:
             _mxnet.set_monitor(block, monitor)
 
     def stop_listening(self) -> None:
+        """Undo ``listen``: remove the listeners, and the callbacks of blocks to which nobody listens any more."""
         for block, hook, monitor, listener in self._listening:
             monitor[0].remove(listener)
             if monitor[0].idle:
@@ -139,15 +177,25 @@ class TrainedNet:
 
     @property
     def is_stale(self) -> bool:
+        """Return whether a block was converted again since ``listen``, so that its graphs do not call the listener."""
         return any(hook_of(block) is not hook for block, hook, _, _ in self._listening)
 
     def check_excludable(self) -> None:
+        """Raise ``ValueError`` if ``exclude`` would be wrong.
+
+        That is so with several workers, as each would exclude other operators, and if the net is only a part of a net
+        that was converted as a whole.
+        """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
         if conversions_in(self._net)[1]:
             raise ValueError(f"{self._net.name!r} is a part of a net that was converted as a whole: pass that net")
 
     def exclude(self, nodes: Collection[str]) -> None:
+        """Keep the operators named ``nodes`` in FP32 too, from the next forward on. Call this between two steps.
+
+        Gradients may change their dtype, so all trainers of the net's parameters get new kvstores.
+        """
         exclude_more(self._net, nodes)
         trainers = [_mxnet.trainer_of(param) for param in self._params()]
         for trainer in {id(each): each for each in trainers if isinstance(each, Trainer)}.values():
@@ -155,7 +203,10 @@ class TrainedNet:
 
 
 def _in_training(listener: Listener) -> Listener:
+    """Return a listener that calls ``listener`` in training mode and does nothing in inference."""
+
     def called(name: str, array: NDArray) -> None:
+        """Pass a tensor on if this is training."""
         if autograd.is_training():
             listener(name, array)
 
@@ -163,6 +214,10 @@ def _in_training(listener: Listener) -> Listener:
 
 
 def _backward(heads: Sequence[mx.nd.NDArray], gradients: Sequence[NDArray], loss_scale: float) -> None:
-    """Run backward and keep the graph: freeing it would free labels that the user's own recorded graph reads too."""
+    """Run backward from ``heads`` with the head gradients ``gradients``, and keep what autograd recorded.
+
+    ``loss_scale`` multiplies the gradients of loss heads. Freeing the record would also free labels that the user's own
+    recorded graph reads.
+    """
     with heads_scaled_by(loss_scale, Record(heads)), hold_interrupts():
         autograd.backward(heads, gradients, retain_graph=True)

@@ -53,7 +53,7 @@ def hidden(function, arrays=1):
         out = block(layers(given[0]), *given[1:])
         outputs = out if isinstance(out, list) else [out]
         loss = sum(output.mean() for output in outputs)
-    (found,) = Record([loss]).hidden_outputs().values()
+    (found,) = Record([loss]).outputs_of_cached_ops().values()
     return [reads for _, reads in sorted(found.items())]
 
 
@@ -86,4 +86,5 @@ def test_calls_in_a_row_are_told_apart():
     x.attach_grad()
     with autograd.record():
         loss = double(head(double(x)))
-    assert [list(found.values()) for found in Record([loss]).hidden_outputs().values()] == [[True], [False], [True]]
+    found = Record([loss]).outputs_of_cached_ops()
+    assert [list(each.values()) for each in found.values()] == [[True], [False], [True]]

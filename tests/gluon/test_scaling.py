@@ -42,6 +42,6 @@ def test_the_scale_does_not_outlive_an_error():
 def test_forwards_that_no_backward_reaches_do_not_pile_up(monkeypatch):
     monkeypatch.setattr(scaling, "_LIVE_RECORDS", 5)
     (*_, last), outs = forwards(*[mx.cpu(0)] * 9)
-    assert len(scaling._recorded) <= 5
+    assert len(scaling._scales) <= 5
     with heads_scaled_by(256.0, Record(outs[-1:])):
         assert last.asscalar() == 256
