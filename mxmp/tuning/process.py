@@ -42,17 +42,25 @@ _PARALLEL_COPY = 200_000
 
 
 def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[str, float]]:
-    """Return the plan that ``search.measured`` finds in a process of its own, and the times that are known then.
+    """Measure a job in a process of its own; return the fastest plan and the measured seconds by key.
 
-    A plan in which that process crashes is left out, and another process goes on without it. ``show`` is called with
-    the name of each part of the search. Warnings of the process are issued here.
+    If the process crashes, another one starts and leaves out the operators that crashed, or the plan if these are not
+    known. Blocks until the plan is found.
+
+    Parameters
+    ----------
+    job : Job
+        ``job.seconds`` has the times from earlier runs; new ones are added to it in place, and it is what is returned.
+    show : callable
+        Called with the name of each part of the search when it begins, for a progress bar.
 
     Raises
     ------
     RuntimeError
-        The process cannot start, FP32 itself crashes, or somebody ended it, as Linux does where memory runs out.
+        The process cannot start, FP32 itself crashes in it, or it was ended from outside, as Linux does where memory
+        runs out.
     ValueError, ImportError, MemoryError, OSError, mxnet.MXNetError
-        The process raised it.
+        The search raised this in the process. Another exception of the search is a ``RuntimeError`` with its traceback.
     """
     while True:
         with _started() as process:
@@ -64,7 +72,7 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
 
 @contextmanager
 def _started() -> Iterator[subprocess.Popen]:
-    """Start the process, and end it with the block, however that ends."""
+    """Start the process that measures, yield it, and kill it when the ``with`` block ends, even by an exception."""
     process = start_python(START, hint="Use tune(measure=False)")
     try:
         yield process
@@ -75,7 +83,12 @@ def _started() -> Iterator[subprocess.Popen]:
 
 
 def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
-    """Return the plan, or how the process crashed."""
+    """Send a job to the process that measures, and read its messages until it has the plan or crashes.
+
+    Return the plan, or the ``Crash`` if the process ended without one. Until then, the process's warnings are issued
+    here, its measured seconds are added to ``job.seconds``, and ``show`` is called with each part of the search. An
+    exception that the process reports is raised here.
+    """
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
     from_it: IO[bytes] = process.stdout  # type: ignore[assignment]
@@ -105,7 +118,23 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
 
 
 def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
-    """Return how a process crashed that measured ``plan``; raise ``RuntimeError`` where nothing can go on."""
+    """Return the ``Crash`` of a process that ended by itself.
+
+    Parameters
+    ----------
+    status : int
+        As ``Popen.wait`` returns it: an exit status, or a signal's number with a minus.
+    plan : frozenset of str, optional
+        The names of the operators that compute in low precision under the plan that ran; None before the first plan.
+    operators : tuple of str
+        The names of the operators that ran, as far as they are known.
+
+    Raises
+    ------
+    RuntimeError
+        Another process could not do better: this one was ended from outside (SIGKILL, SIGTERM, ...), ended before it
+        measured anything, or crashed in FP32.
+    """
     name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     if name in _ENDED:
         why = ": perhaps memory ran out; try a smaller batch" if name == "SIGKILL" else ""
@@ -122,7 +151,12 @@ def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...])
 
 
 def main() -> None:
-    """Read a job from stdin, and write messages to stdout, the plan last."""
+    """Run the process that measures: read a pickled ``Job`` from stdin, and write pickled messages to stdout.
+
+    A message is a tuple of its kind and its value. The kinds are those of ``search.Tell``, "warning" (text and
+    category), and one of two as the last: "found" with the Plan, or "failed" with an exception's type and text. What
+    others print to stdout goes to stderr. The process ends if the user's process does.
+    """
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what others print is no message
     prepare_to_crash()
@@ -131,6 +165,7 @@ def main() -> None:
     lock = threading.Lock()
 
     def tell(what: str, value: Any) -> None:
+        """Write one message, from any thread."""
         with lock:
             _send(messages, (what, value))
 
@@ -147,16 +182,23 @@ def main() -> None:
 
 
 def _send(stream: IO[bytes], message: Any) -> None:
+    """Pickle ``message`` into a pipe and flush it. Raises ``BrokenPipeError`` where the other process has ended."""
     pickle.dump(message, stream)
     stream.flush()
 
 
 def _end_with_parent() -> None:
-    """Wait until nobody holds the other end of stdin: the user's process is gone."""
+    """Wait until the user's process has closed its end of stdin, as it does when it ends, then kill this process.
+
+    It runs in a thread, since the main thread may be in a kernel.
+    """
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _start_second_team() -> None:
-    """Start the threads that training has: libgomp waits in another way where there are more than processors."""
+    """Start a second team of OpenMP threads, as a training loop does when it copies a batch from NumPy.
+
+    libgomp makes threads wait in another way where there are more of them than processors, which changes the times.
+    """
     mx.nd.array(np.zeros(_PARALLEL_COPY, "float32")).wait_to_read()
