@@ -239,8 +239,8 @@ class Timed:
     def _try(self, executor: mx.executor.Executor, before_each: Callable[[Owner | None], None]) -> None:
         """Run one step and call ``before_each`` before each operator, and after the step with None.
 
-        Its argument is the operator or cast of the FP32 graph for which the operator runs. An ``MXNetError`` of the step
-        is dropped: the next step, which has no callback, raises it too unless the monitor was its cause.
+        Its argument is the operator or cast of the FP32 graph for which the operator runs. An ``MXNetError`` of the
+        step is dropped: the next step, which has no callback, raises it too unless the monitor was its cause.
         """
         with suppress(mx.MXNetError):
             self._run(executor, lambda owner: None if owner is None else before_each(owner), monitor_all=True)

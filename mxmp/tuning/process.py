@@ -96,29 +96,29 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
         _send(to_it, job)
     while True:
         try:
-            what, value = pickle.load(from_it)
+            kind, value = pickle.load(from_it)
         except (EOFError, pickle.UnpicklingError):
             return _crash(process.wait(), plan, operators)
-        if what == "found":
+        if kind == "found":
             return value
-        if what == "failed":
-            kind, text = value
-            raise kind(text)
-        if what == "part":
+        if kind == "failed":
+            error, text = value
+            raise error(text)
+        if kind == "part":
             show(value)
-        elif what == "warning":
+        elif kind == "warning":
             text, category = value
             warnings.warn(text, category, stacklevel=4)
-        elif what == "seconds":
+        elif kind == "seconds":
             job.seconds.update(value)
-        elif what == "plan":
+        elif kind == "plan":
             plan, operators = value, ()
         else:
             operators = value
 
 
 def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
-    """Return the ``Crash`` of a process that ended by itself.
+    """Return a description of how a measuring process crashed, from which the next one knows what to leave out.
 
     Parameters
     ----------
@@ -153,9 +153,10 @@ def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...])
 def main() -> None:
     """Run the process that measures: read a pickled ``Job`` from stdin, and write pickled messages to stdout.
 
-    A message is a tuple of its kind and its value. The kinds are those of ``search.Tell``, "warning" (text and
-    category), and one of two as the last: "found" with the Plan, or "failed" with an exception's type and text. What
-    others print to stdout goes to stderr. The process ends if the user's process does.
+    A message is a tuple of its kind and its value. The kinds are "part", "plan", "operators" and "seconds", which
+    ``search.measured`` describes; "warning", with a text and a category; and as the last message "found" with the Plan,
+    or "failed" with the type and the text of an exception. What other code prints to stdout goes to stderr. If the
+    user's process ends, this one does too.
     """
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what others print is no message
@@ -164,10 +165,10 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     lock = threading.Lock()
 
-    def tell(what: str, value: Any) -> None:
-        """Write one message, from any thread."""
+    def tell(kind: str, value: Any) -> None:
+        """Send a message of this kind and value to the user's process; any thread may call it."""
         with lock:
-            _send(messages, (what, value))
+            _send(messages, (kind, value))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)  # mxmp's own; what MXNet's imports warn of is known here
@@ -177,8 +178,8 @@ def main() -> None:
             with mx.util.np_shape(job.numpy[1]), mx.util.np_array(job.numpy[2]):
                 tell("found", measured(job, tell))
         except Exception as error:
-            kind = next((each for each in _ERRORS if isinstance(error, each)), None)
-            tell("failed", (kind, str(error)) if kind else (RuntimeError, traceback.format_exc()))
+            known = next((each for each in _ERRORS if isinstance(error, each)), None)
+            tell("failed", (known, str(error)) if known else (RuntimeError, traceback.format_exc()))
 
 
 def _send(stream: IO[bytes], message: Any) -> None:

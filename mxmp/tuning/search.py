@@ -33,17 +33,30 @@ _ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 21, 60.0
 _PROFILES, _MOST_PROFILES, _QUIET = 4, 12, 2
 _CUTS = 3
 
-# Called as the search proceeds, with the kind of an event and its value: "part" and a text, when a part of the search
-# begins; "plan" and the names of the operators that compute in low precision, before a plan runs; "operators" and the
-# names of those that run next, before they do; "seconds" and the known times by key, after some were measured.
+# Called as the search proceeds, with the kind of an event and its value: see ``measured``.
 Tell = Callable[[str, Any], None]
 
 
 def measured(job: Job, tell: Tell) -> Plan:
     """Return the plan for a job whose steps are the fastest on this machine, measured in this process.
 
-    ``tell`` is called with the events of the search. Blocks until all is measured, and kernels may crash the process:
-    ``process.measured_apart`` calls it in one of its own. Raises ``mxnet.MXNetError`` if FP32 itself fails.
+    Kernels may crash the process, so ``process.measured_apart`` calls this in a process of its own. The call blocks
+    until all is measured.
+
+    Parameters
+    ----------
+    job : Job
+        The network, the policy, the device and the times that are known already.
+    tell : callable
+        ``tell(kind, value)`` is called as the search proceeds. Kind and value are ``"part"`` and a text, when a part of
+        the search begins; ``"plan"`` and the names of the operators that compute in low precision, before a plan runs;
+        ``"operators"`` and the names of those that run next, before they do; ``"seconds"`` and all known times by key,
+        after some were measured.
+
+    Raises
+    ------
+    mxnet.MXNetError
+        The network fails even in FP32.
     """
     graph = job.graph()
     shapes = shapes_of(graph, job.inputs)
@@ -121,8 +134,8 @@ class Search:
         True if a step is a forward and a backward, False if it is a forward alone.
     table : Table
         The times that are known already; receives the new ones.
-    tell : Tell
-        Called with the events of the search.
+    tell : callable
+        ``tell(kind, value)`` is called as the search proceeds, with the kinds and values that ``measured`` lists.
     crashes : iterable of Crash
         How earlier processes ended; a plan that crashed is not run again.
     notes : iterable of str
@@ -218,7 +231,8 @@ class Search:
     def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
         """Return the bound graph of ``plan``, in which the operators ``low`` compute in low precision.
 
-        What runs first is told operator by operator, so that a crash can be blamed. Raises ``mxnet.MXNetError`` if the
+        It runs one step, before each operator of which ``tell`` gets the operator's name, so that the user's process
+        knows what ran if the kernel crashes this one. Raises ``mxnet.MXNetError`` if the
         plan cannot run, or if it crashed an earlier process.
         """
         names = self._tell_plan(low)
@@ -227,17 +241,21 @@ class Search:
         return Timed(self._task.graph, plan, self._arrays, self._training, lambda owner: self._announce(owner, low))
 
     def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
-        """Tell that the plan with the operators ``low`` in low precision runs next, and return their names."""
+        """Call ``tell("plan", names)`` with the names of the operators ``low``, and return these names.
+
+        It is called before a plan runs, with the operators that compute in low precision under that plan.
+        """
         names = frozenset(self._task.names[node] for node in low)
         self._tell("plan", names)
         return names
 
     def _announce(self, owner: Owner | None, low: frozenset[Node]) -> None:
-        """Tell the names of the operators that run next, in the plan with the operators ``low`` in low precision.
+        """Call ``tell("operators", names)`` before an operator or a cast runs, so that a crash in it can be attributed.
 
-        ``owner`` is the operator or cast that runs next. For a cast, those are told that could be left in FP32 to
-        avoid it: the operator that returns the tensor in low precision, or those that read it in low precision. If
-        ``owner`` is None, all operators run at once, and no name is told.
+        ``owner`` is the operator or cast; the names are of the operator, or of those that could be left in FP32 to
+        avoid the cast: the operator that returns the tensor in low precision, or those that read it in low precision.
+        If ``owner`` is None, the whole step is going to run at once, and there are no names. ``low`` are the operators
+        that compute in low precision under the plan that runs.
         """
         if not isinstance(owner, Cast):
             nodes = [owner] if owner is not None else []
@@ -255,7 +273,7 @@ class Search:
         """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
-        if self._is_converted_different():
+        if self._has_workarounds_against_slow_kernels():
             bound[CONVERTED] = self._timed(frozenset())
         done: set[frozenset[Node]] = {frozenset()}
         for name, low in self.candidates.items():
@@ -277,10 +295,10 @@ class Search:
             if rounds >= (_ROUNDS if late or _is_steady(times) else _MOST_ROUNDS):
                 return times
 
-    def _is_converted_different(self) -> bool:
-        """Return whether any workaround against a slow kernel applies to the FP32 graph.
+    def _has_workarounds_against_slow_kernels(self) -> bool:
+        """Return whether a workaround against a slow kernel applies to the graph when all of it computes in FP32.
 
-        Only then does the candidate ``CONVERTED`` (FP32 with these workarounds) differ from plain FP32.
+        If none does, the candidate ``CONVERTED`` (FP32 with these workarounds) would be the same graph as plain FP32.
         """
         plan, graph, arrays = self._task.plan(frozenset(), {}), self._task.graph, self._arrays
         with_and_without = [
