@@ -90,9 +90,10 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         super().bind(*args, **kwargs)
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Make a bucket the current one; the first time, make and bind its module. See MXNet's method.
+        """Make the bucket with this key the current one, for which ``forward``, ``backward`` and ``update`` are.
 
-        If that fails, the bucket is not kept. A monitor that was installed is installed in the new module too.
+        The arguments are those of ``mx.mod.BucketingModule.switch_bucket``. The first time, a module is made for the
+        bucket and bound, and an installed monitor is installed in it too. If that fails, the bucket is not kept.
         """
         fresh = bucket_key not in self._buckets
         if fresh:

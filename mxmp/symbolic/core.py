@@ -33,11 +33,12 @@ class Core:
     Parameters
     ----------
     policy : str, Policy or Plan
-        As for ``Module``.
+        Which precision operators compute in: a recipe, a policy string, a Policy, a Plan, or the path of a saved Plan.
     exclude : iterable of str
-        As for ``Module``.
+        Patterns of names of operators or blocks to keep in FP32, added to those of the policy.
     loss_scale : {"dynamic"}, float, None or a scaler
-        As for ``Module``.
+        ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
+        None is no loss scaling.
 
     Attributes
     ----------
@@ -158,9 +159,9 @@ class Core:
         return None if masters is None else masters[device]
 
     def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
-        """Return each master weight with its float16 array, if a user may have written into the float16 arrays.
+        """Return each master weight with the float16 array of the same device, into which a user may have written.
 
-        If no user has accessed them, it is an empty list, and nothing needs to be compared.
+        The list is empty if no user has accessed the executors' arrays; then nothing needs to be compared.
         """
         names = self.masters.keys() & arrays.keys() if self.exposed else ()
         return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]

@@ -309,9 +309,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.load_optimizer_states(preload)
 
     def _weights_by_key(self) -> dict[str, Weight]:
-        """Return all weights by keys under which the kvstore can send them in FP32, such as ``"fc_weight:initial"``.
+        """Return all weights by the keys under which rank 0 sends them in FP32, such as ``"fc_weight:initial"``.
 
-        The key ``"fc_weight"`` is that of the gradient. A key keeps the dtype of its first array, which may be float16.
+        The kvstore knows ``"fc_weight"`` as the key of the gradient. A key keeps the dtype of its first array, and the
+        gradient may be float16.
         """
         return {f"{weight.name}:initial": weight for weight in self.core.weights(self.arrays())}
 
@@ -385,7 +386,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     # -- one step -----------------------------------------------------------------------------------
 
     def backward(self, out_grads: Any = None) -> None:
-        """Run backward with the loss multiplied by the loss scale, as ``mx.mod.Module.backward`` without a scale.
+        """Run backward with the loss multiplied by the loss scale.
 
         Parameters
         ----------
@@ -442,7 +443,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
         def apply() -> None:
-            """Update all weights with the unscaled gradients; send rank 0's weights if the optimizer drew noise."""
+            """Update all weights with the unscaled gradients; after SGLD, which draws noise, send rank 0's to all."""
             self._updater.apply(updates, 1.0 / self.core.scaled_by, reduced=kvstore is not None)
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 

@@ -153,7 +153,8 @@ def _expected_sizes(
 def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all arguments and auxiliary states, by name, that follow from the shapes of some inputs.
 
-    A shape that does not follow is ``()``, an unknown size in it 0. Raises ``mxnet.MXNetError`` if they contradict.
+    A shape that does not follow is ``()``, an unknown size in it 0. Raises ``mxnet.MXNetError`` if the Symbol cannot
+    have inputs of these shapes.
     """
     arguments, _, states = symbol.infer_shape_partial(**shapes)
     return dict(zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*arguments, *states]))

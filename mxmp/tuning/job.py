@@ -145,8 +145,8 @@ def job_of(
     text, stand_ins, inside_loops = described(subject.symbol, shapes)
     if inside_loops and measure:
         raise ValueError(
-            f"{inside_loops[0]} in the body of a loop is known to this process alone, and tune measures in a process "
-            "of its own: plan without measuring, by measure=False"
+            f"only this process can run {inside_loops[0]} in the body of a loop, and tune measures in another process: "
+            "plan without measuring, by measure=False"
         )
     return Job(
         symbol=text,

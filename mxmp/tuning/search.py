@@ -67,7 +67,9 @@ def measured(job: Job, tell: Tell) -> Plan:
     large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
     large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
     arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
-    notes = [f"{each} is known to your process alone: FP32, and timed as a stand-in" for each in job.stand_ins]
+    notes = [
+        f"only your process can run {each}: it computes in FP32, and was timed as a stand-in" for each in job.stand_ins
+    ]
     plan = Search(task, arrays, shapes, job.training, table, tell, job.crashes, notes).run()
     return replace(plan, blocks=job.blocks)
 
