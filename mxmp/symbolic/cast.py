@@ -77,7 +77,7 @@ def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
 def message_if_nothing_low(plan: Plan) -> str | None:
     """Return an error message if no operator computes in low precision under ``plan``, otherwise None.
 
-    It is None, too, for a plan of ``tune``, which has found that FP32 is fastest.
+    It is None, too, if ``tune`` made the plan, because it has measured then that FP32 is fastest.
     """
     if plan.num_low or plan.tuned is not None:
         return None

@@ -139,8 +139,8 @@ class Core:
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """Create the master weights of all parameters that are stored in low precision, and number all parameters.
 
-        ``values`` maps the name of every parameter to its FP32 value. The numbers are the optimizer's indices: the
-        order of ``arrays``, which is the same on all workers.
+        ``values`` maps the name of every parameter to its FP32 value, ``arrays`` to its arrays in the executors, one
+        per device. The numbers are the optimizer's indices: the order of ``arrays``, which is the same on all workers.
         """
         self._names = list(arrays)
         self.numbers = {name: number for number, name in enumerate(arrays)}
@@ -161,7 +161,8 @@ class Core:
     def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
         """Return each master weight with the float16 array of the same device, into which a user may have written.
 
-        The list is empty if no user has accessed the executors' arrays; then nothing needs to be compared.
+        ``arrays`` maps the name of each parameter to its arrays in the executors, one per device. The list is empty if
+        no user has accessed these; then nothing needs to be compared.
         """
         names = self.masters.keys() & arrays.keys() if self.exposed else ()
         return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
@@ -169,7 +170,8 @@ class Core:
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """Set the master weights of the parameters that ``values`` names, and round them into the float16 arrays.
 
-        ``values`` maps names to FP32 arrays; parameters without a master weight are skipped.
+        ``values`` maps names to FP32 arrays; parameters without a master weight are skipped. ``arrays`` maps the name
+        of each parameter to its arrays in the executors, one per device.
         """
         for name in self.masters.keys() & values.keys():
             assign(values[name], self.masters[name], arrays[name])
@@ -177,7 +179,8 @@ class Core:
     def mean_masters(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
         """Return the value of each master weight by parameter name, as an FP32 array on the CPU.
 
-        It is the mean over the devices, as ``mx.mod.Module`` takes it of any parameter.
+        It is the mean over the devices, as ``mx.mod.Module`` takes it of any parameter. ``arrays`` maps the name of
+        each parameter to its arrays in the executors, one per device.
         """
         held = {weight.name: weight.masters for weight in self.weights(arrays) if weight.masters}
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
@@ -185,7 +188,8 @@ class Core:
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
         """Return all parameters as ``Weight`` objects, in the order of their indices; empty before ``make_masters``.
 
-        If a user has written into float16 arrays, these values are copied into the master weights first.
+        ``arrays`` maps the name of each parameter to its arrays in the executors, one per device. If a user has written
+        into float16 arrays, these values are copied into the master weights first.
         """
         for pair in self.exposed_pairs(arrays):
             take_over(*pair)

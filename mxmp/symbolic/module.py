@@ -335,10 +335,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
     # -- another policy while it trains ------------------------------------------------------------
 
     def rebind(self, shared_module: Module | None) -> None:
-        """Bind new executors for the policy that ``core`` has now, with the shapes and arguments of the last ``bind``.
+        """Bind new executors after the policy has changed, with the shapes and arguments of the last ``bind``.
 
-        Parameters, inputs, auxiliary states and outputs are copied to the new executors; a metric may still read the
-        outputs. ``shared_module`` is the module whose memory a bucket shares, or None.
+        The policy is that of ``self.core.conversion``. Parameters, inputs, auxiliary states and outputs are copied to
+        the new executors; a metric may still read the outputs. ``shared_module`` is the module whose memory a bucket
+        shares, or None.
         """
         before = list(self._exec_group.execs)
         shapes = self.data_shapes, self.label_shapes
@@ -388,13 +389,18 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def backward(self, out_grads: Any = None) -> None:
         """Run backward with the loss multiplied by the loss scale.
 
+        The gradients in the executors are multiplied by it, too; ``update`` divides it out on the way to the weights.
+        Does not wait for the device.
+
         Parameters
         ----------
         out_grads : NDArray or list of NDArray, optional
             The gradients of the outputs, not scaled; None where all outputs are of loss heads.
 
-        Does not wait for the device. The gradients in the executors are scaled until ``update``. Raises
-        ``RuntimeError`` before ``bind`` or ``init_params``.
+        Raises
+        ------
+        RuntimeError
+            ``bind`` or ``init_params`` was not called.
         """
         _require(self, optimizer=False)
         group = self._exec_group
@@ -492,9 +498,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def save_optimizer_states(self, fname: str) -> None:
         """Save optimizer states, master weights, the scaler and the counters of steps in one file.
 
-        A run that ``load_optimizer_states`` resumes continues bit for bit. The file appears completely or not at all.
-        Waits for the device. Raises ``RuntimeError`` before ``init_optimizer``, ``OSError`` if the file cannot be
-        written.
+        A run that is resumed with ``load_optimizer_states`` continues bit for bit. The file appears completely or not
+        at all. Waits for the device. Raises ``RuntimeError`` before ``init_optimizer``, ``OSError`` if the file cannot
+        be written.
         """
         _require(self, optimizer=True)
         states.save(fname, self.scaled_step, self._updater, self.core.weights(self.arrays()))

@@ -39,7 +39,7 @@ class TrainedModule:
 
     @property
     def _module(self) -> Module:
-        """Return the module; of a ``BucketingModule``, the module of the current bucket."""
+        """Return the ``Module`` that this object is made for; of a ``BucketingModule`` the current bucket's."""
         return _mxnet.current(self._target) if isinstance(self._target, BucketingModule) else self._target
 
     @property

@@ -102,11 +102,12 @@ class Task:
         return frozenset(node for node, name in self.names.items() if not node.is_variable and plan.decisions[name].low)
 
     def plan(self, low: Collection[Node], reasons: Mapping[Node, str]) -> Plan:
-        """Return the plan in which, of the operators ``may_be_low``, those in ``low`` compute in low precision.
+        """Return the plan in which the operators ``low`` compute in low precision.
 
-        ``reasons`` maps operators to the text that the plan gives for them. For an operator without one, the plan
-        gives the reason of the rules where it agrees with them, and "chosen by tuning" where it does not. Operators in
-        the bodies of loops and conditions follow the rules; if ``low`` is empty, they compute in FP32.
+        All other operators that could do so compute in FP32. Operators in the bodies of loops and conditions follow the
+        rules; if ``low`` is empty, they compute in FP32. ``reasons`` maps operators to the text that the plan gives for
+        their dtype. For an operator without one, the plan gives the reason of the rules where it agrees with them, and
+        "chosen by tuning" where it does not.
         """
         decided = {}
         for node in self.may_be_low:
@@ -137,7 +138,7 @@ class Task:
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
         """Return the plan that follows ``decided``, a mapping from operator names to decisions, and else the rules.
 
-        The operators of ``left_out`` stay in FP32 whatever ``decided`` says.
+        The operators that the constructor got as ``left_out`` stay in FP32 whatever ``decided`` says.
         """
         return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._storage)
 

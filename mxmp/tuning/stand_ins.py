@@ -59,8 +59,9 @@ def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> t
 def with_stand_ins(graph: Graph) -> Graph:
     """Return a copy of ``graph`` with stand-ins in place of operators that only the user's process can run.
 
-    Every process can bind the copy. ``graph`` is one that was read from the JSON of ``described``. It is not changed,
-    and is itself returned if it has no such operator.
+    Such operators are Custom ones and those of ``mx.library``. A stand-in reads the same tensors and returns tensors of
+    the same shapes by operators of MXNet's own, so every process can bind the copy. ``graph`` was read from JSON that
+    ``described`` wrote. It is not changed, and is itself returned if it has no such operator.
     """
     if not any(_SHAPES in node.attrs for node in graph.nodes()):
         return graph

@@ -95,7 +95,7 @@ class Table:
         self.seconds.update({key: statistics.median(times) for key, times in found.items()})
 
     def costs(self) -> Costs:
-        """Return the costs, in seconds, of all operators and casts of the task, for ``cut.cheapest``.
+        """Return the costs, in seconds, of all operators and casts of the graph, for ``cut.cheapest``.
 
         A cast that no profiled plan had is given a cost: the median seconds per element of the known casts in its
         direction, times its size. A negative cost becomes 0, unless one operator alone decides on the cast: a cut

@@ -125,14 +125,14 @@ def tune(
 def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
     """Return the path of the file for a machine's times, and the seconds in it by key; empty if there are none.
 
+    The path is None if the file cannot be written. If the file cannot be read or written, one warning says why.
+
     Parameters
     ----------
     machine : dict
         What ``machine.describe`` returned.
     folder : path, optional
         The folder of the file (default: the user's cache folder).
-
-    The path is None if the file cannot be written. If the file cannot be read or written, one warning says why.
     """
     file, known, why = None, {}, None
     try:
