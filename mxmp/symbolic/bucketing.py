@@ -75,8 +75,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         module.core = self.core
         return module
 
-    # MXNet's methods bind the module of a bucket if there is one, and otherwise make one of MXNet's class. So a module
-    # of ours is put there first.
+    # If ``_buckets`` has no module for a bucket, MXNet's methods make one of MXNet's own class. So each method below
+    # puts an mxmp.Module there first.
 
     def _reset_bind(self) -> None:
         """Forget the modules of all buckets, as MXNet's method, and make a new one for the default bucket."""

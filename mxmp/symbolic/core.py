@@ -119,7 +119,7 @@ class Core:
             symbol,
             device,
             parameters,
-            # Masters are made once, so the first graph decides for all.
+            # All buckets share the master weights, so the first graph decides how parameters are stored.
             stored={name: stored.get(name, False) for name in parameters} if stored else {},
             keep_output_names=True,
             grad_req=grad_req,

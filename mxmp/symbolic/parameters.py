@@ -12,7 +12,7 @@ from ..step.gradients import is_finite
 
 __all__ = ["cast_parameters", "check_parameters"]
 
-# Operators whose inputs after the first, or those at these positions, are parameters.
+# Operators whose inputs after the first are parameters; and those whose inputs at some positions are.
 _AFTER_DATA = frozenset(
     [
         *("FullyConnected", "Convolution", "Deconvolution", "Embedding"),
@@ -170,7 +170,7 @@ def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():
         shape = saved[name]
-        # An axis that depends on the inputs has any size, but the same one wherever it is.
+        # A size that depends on the inputs is any, but the same in all axes with the same pair.
         expected = [size[0] if size[0] == size[1] else known.get(size, 0) for size in axes]
         if len(shape) != len(axes) or any(want not in (0, got) for want, got in zip(expected, shape)):
             wanted = ", ".join(str(size or "any") for size in expected)

@@ -184,7 +184,7 @@ class Timed:
         casted.source.update({new: casted.source[node] for new, node in stand_ins.items()})
         owners = _owners(casted)
         self.operators = Counter(owners.values())
-        # By name, so that a callback knows which operator it is about.
+        # MXNet's monitor reports operators by name: the name is the position of the owner.
         self._owners = list(owners.values())
         for number, node in enumerate(owners):
             node.name = f"n{number}"
@@ -197,7 +197,7 @@ class Timed:
         symbol = casted.graph.to_symbol()
         self._executor = _bind(symbol, arrays, arguments, gradients)
         outputs = self._executor.outputs
-        # Drawn: of equal ones, normalization leaves nothing but denormals, which FP32 takes 100 times as long for.
+        # Random: of equal gradients, normalization leaves denormals, for which FP32 takes 100 times as long.
         rng = np.random.RandomState(1)
         self._head_gradients = [
             mx.nd.array(rng.normal(0, 1, out.shape), arrays.ctx).astype(out.dtype) for out in outputs
@@ -254,12 +254,12 @@ class Timed:
         The owner is an operator or cast of the FP32 graph, or None for an operator that MXNet added by itself. With
         ``monitor_all``, ``note`` is also called before each operator, once for each of its inputs.
         """
-        owners, error = self._owners, KeptError()  # not self, which the executor would keep alive
+        owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 
         def call(name: bytes | str, handle: Any) -> None:
             """Take one report of MXNet's monitor: a name such as ``n7_output``, and the handle of an array to free."""
             with error:
-                NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # ours to free
+                NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees the handle
                 mx.nd.waitall()
                 found = re.match(r"n(\d+)_", name.decode() if isinstance(name, bytes) else name)
                 note(owners[int(found.group(1))] if found else None)

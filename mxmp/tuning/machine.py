@@ -15,7 +15,7 @@ from ..kernels.fit import SWITCH
 
 __all__ = ["cache_file", "describe"]
 
-# They change the kernels that MXNet and oneDNN pick, or their threads.
+# Environment variables that change the kernels that MXNet and oneDNN pick, or their threads.
 _VARIABLES = (
     SWITCH,
     "OMP_NUM_THREADS",

@@ -30,11 +30,11 @@ __all__ = ["START", "main", "measured_apart"]
 
 START = code_of("mxmp.tuning.process")
 
-# The process was ended by somebody, not by a kernel.
+# Signals that come from outside, not from a kernel that crashes.
 _ENDED = {"SIGHUP", "SIGINT", "SIGKILL", "SIGQUIT", "SIGTERM", "SIGXCPU"}
-# Raised again in the user's process; another is a ``RuntimeError`` there.
+# Exceptions that are raised again in the user's process; any other becomes a ``RuntimeError``.
 _ERRORS = (ValueError, ImportError, MemoryError, OSError, mx.MXNetError)
-# Elements of an array for whose copy MXNet starts a team of OpenMP threads in the main thread.
+# From about this many elements on, MXNet copies an array from NumPy with a team of OpenMP threads.
 _PARALLEL_COPY = 200_000
 
 
@@ -92,7 +92,7 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
     from_it: IO[bytes] = process.stdout  # type: ignore[assignment]
-    with suppress(BrokenPipeError):  # its end is read below
+    with suppress(BrokenPipeError):  # the process has ended, which the loop finds out
         _send(to_it, job)
     while True:
         try:
@@ -159,7 +159,7 @@ def main() -> None:
     user's process ends, this one does too.
     """
     messages = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what others print is no message
+    os.dup2(2, 1)  # what other code prints goes to stderr
     prepare_to_crash()
     job: Job = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -171,7 +171,7 @@ def main() -> None:
             _send(messages, (kind, value))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)  # mxmp's own; what MXNet's imports warn of is known here
+        warnings.simplefilter("always", UserWarning)  # mxmp's own; the user's process has seen those of imports
         warnings.showwarning = lambda message, category, *_: tell("warning", (str(message), category))
         try:
             _start_second_team()

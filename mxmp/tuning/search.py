@@ -27,10 +27,11 @@ __all__ = ["Search", "Tell", "fastest", "fewest_bytes", "measured", "quartiles",
 RULES, BYTES = "rules", "fewest bytes cast"
 CUT, CUT_AGAIN = "least time", "least time, cut again"
 
-# Rounds of steps: at least, at most, and the seconds after which there are no more than the least.
+# The least and the most rounds of steps, and the seconds after which no round follows the least.
 _ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 21, 60.0
-# Profiles of one plan: at least and at most, and how many in a row must bring nothing new.
+# The least and the most profiles of one plan, and how many in a row must lower the sum of times by less than 2 %.
 _PROFILES, _MOST_PROFILES, _QUIET = 4, 12, 2
+# The most cuts, each after the profile of the plan that the cut before it found.
 _CUTS = 3
 
 # Called as the search proceeds, with the kind of an event and its value: see ``measured``.
@@ -63,7 +64,7 @@ def measured(job: Job, tell: Tell) -> Plan:
     task = _task(job, graph, left_out=_crashing(graph, shapes, job.crashes))
     table = Table(task, shapes, job.training, dict(job.seconds))
     drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
-    # A converted block knows the sizes of a call, a cast Symbol does not.
+    # A converted block has another graph for large inputs; a cast Symbol has one for all.
     large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
     large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
     arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
@@ -213,7 +214,7 @@ class Search:
         for number in range(_MOST_PROFILES):
             before = sum(least_seconds.values())
             for owner, seconds in timed.profile().items():
-                # The least: another process can only add, and one operator is short enough to be left alone once.
+                # Other processes only make an operator slower, so the least of some times is the undisturbed one.
                 least_seconds[owner] = min(least_seconds.get(owner, seconds), seconds)
             quiet = quiet + 1 if before and sum(least_seconds.values()) > 0.98 * before else 0
             if number + 1 >= _PROFILES and quiet >= _QUIET:
@@ -322,7 +323,7 @@ class Search:
             self._notes.append(f"FP32: no plan in {compute} was faster beyond the spread of the rounds")
         learnt = all(map(self._table.knows, (frozenset(), self._task.may_be_low, self._task.matrix_operators)))
         gains = {name: quartiles([a / b for a, b in zip(times[FULL], each)]) for name, each in times.items()}
-        # What was profiled is FP32 with the workarounds against slow kernels.
+        # FP32 was profiled with the workarounds against slow kernels, and gains are relative to plain FP32.
         converted = gains.get(CONVERTED, (1.0, 1.0, 1.0))[1]
         seconds = {
             name: self._table.predict(nodes)
@@ -376,7 +377,7 @@ def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, in
         it, the profile is returned as it is.
     """
     left = dict(profile)
-    for _ in range(8):  # a part gives no more than it has, then the others give the rest
+    for _ in range(8):  # where one would fall below 0, the others share the rest in the next pass
         excess = sum(left.values()) - step
         givers = sum(operators[owner] for owner, seconds in left.items() if seconds > 0)
         if excess <= 0.001 * step or not givers:

@@ -51,7 +51,7 @@ def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> t
         returned = {index: shape for (maker, index), shape in known.items() if maker == number}
         node.setdefault("attrs", {})[_SHAPES] = json.dumps(returned)
         for maker, *_ in node["inputs"]:
-            if raw["nodes"][maker]["op"] == "null":  # a stand-in does not tell the shapes that it needs
+            if raw["nodes"][maker]["op"] == "null":  # MXNet cannot infer its shape from a stand-in
                 raw["nodes"][maker].setdefault("attrs", {})["__shape__"] = str(known[maker, 0])
     return json.dumps(raw), [_title(node) for node in unknown.values()], inside
 

@@ -17,7 +17,7 @@ __all__ = ["Table", "read", "write"]
 
 
 _DAY = 86400.0
-_CAST = " -> "  # in the keys of casts, whose seconds may be negative: the operators beside one may gain more
+_CAST = " -> "  # in the keys of casts only
 
 
 class Table:
