@@ -30,7 +30,7 @@ from .policy import Policy
 from .precision.graph import check_shapes
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import last_line, read_parameters, read_symbol, write_arrays, write_symbol
-from .symbolic.parameters import check_parameters, halved
+from .symbolic.parameters import cast_parameters, check_parameters
 from .tuning import tune
 
 
@@ -120,7 +120,7 @@ def _cast(args: argparse.Namespace) -> None:
     symbol = read_symbol(args.symbol)
     low = cast_symbol(symbol, args.policy, exclude=args.exclude, ctx=mx.Context(args.device))
     params = _parameters(args.params, symbol, _shapes(args)) if args.params else {}
-    written = halved(params, low)
+    written = cast_parameters(params, low)
     found = _explanation(symbol, args)
     files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
     with replacing_all(*files) as (symbol_file, *params_file):

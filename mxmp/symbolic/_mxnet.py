@@ -17,9 +17,9 @@ from ..precision.plan import Plan
 __all__ = [
     "INHERITED",
     "Monitored",
+    "copy_with_callback",
     "number_weights_plainly",
     "symbol_of",
-    "twin",
     "without_optimizer",
 ]
 
@@ -37,9 +37,18 @@ INHERITED = {
 
 @contextmanager
 def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
-    """Yield the kvstore that Module would make of a name; within the block it says that it runs no optimizer.
+    """Yield a kvstore that says, within the ``with`` block, that it cannot run an optimizer.
 
-    Otherwise Module lets the store update, dist_sync's servers included.
+    ``mx.mod.Module.init_optimizer``, called in the block, then updates weights in the worker. Otherwise it would let
+    the kvstore update them (with "dist_sync" on the servers), where gradients cannot be checked first.
+
+    Parameters
+    ----------
+    kvstore : KVStore, str or None
+        As ``init_optimizer`` takes it. From a name a kvstore is created where ``mx.mod.Module`` creates one: for
+        several devices or a "dist" name. Any other name, and None, is yielded as it is.
+    devices : int
+        The number of devices of the module.
     """
     if isinstance(kvstore, str) and (devices > 1 or "dist" in kvstore):
         kvstore = mx.kv.create(kvstore)
@@ -54,9 +63,11 @@ def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
 
 
 def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], devices: int) -> None:
-    """Number weight ``i`` as ``i`` on every device.
+    """Change ``optimizer.idx2name`` so that it maps ``i`` to the name of weight ``i``, whatever the device.
 
-    Without updates on the kvstore, Module numbers weight ``i`` on device ``k`` as ``i * devices + k``.
+    mxmp updates weight ``i`` under the index ``i`` on every device. ``mx.mod.Module`` has set up ``idx2name`` with the
+    index ``i * devices + k`` for weight ``i`` on device ``k``; a mapping that the user gave instead is left alone.
+    ``names`` are those of all weights, in order.
     """
     by_device = {i * devices + k: name for i, name in enumerate(names) for k in range(devices)}
     if optimizer.idx2name == by_device:
@@ -64,32 +75,47 @@ def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], 
 
 
 def group(module: mx.mod.Module) -> Any:
-    """Return what holds a module's executors and their arrays."""
+    """Return a module's ``DataParallelExecutorGroup``, which holds one executor per device, and their arrays."""
     return module._exec_group
 
 
 def mark_dirty(module: mx.mod.BaseModule) -> None:
-    """Note that the parameters that a module keeps are older than those of its executors."""
+    """Tell a module that its executors have newer parameters than the CPU copies that it keeps.
+
+    ``get_params`` and the like then copy the parameters from the devices first.
+    """
     module._params_dirty = True
 
 
 def current(module: mx.mod.BucketingModule) -> Any:
-    """Return the module of the current bucket."""
+    """Return the module of the bucket that the last ``switch_bucket`` chose."""
     return module._curr_module
 
 
 def monitor_of(module: mx.mod.BucketingModule) -> Any:
-    """Return the Monitor that was installed, None without one."""
+    """Return the ``mx.mon.Monitor`` that was installed in a BucketingModule, or None."""
     return module._monitor
 
 
 def symbol_of(executor: mx.executor.Executor) -> mx.sym.Symbol:
-    """Return the Symbol that it runs."""
+    """Return the Symbol that ``executor`` was bound to."""
     return executor._symbol
 
 
 class Monitored:
-    """A view of an executor for ``mx.mon.Monitor``: without the casts, of the FP32 network ``symbol``."""
+    """An executor as ``mx.mon.Monitor`` is to see it: it reports the user's FP32 network, without the casts.
+
+    A monitor installs itself in this object instead of the executor. All that is not defined here is the executor's.
+
+    Parameters
+    ----------
+    executor : mxnet.executor.Executor
+        Runs the Symbol with casts.
+    symbol : Symbol
+        The user's FP32 Symbol.
+    plan : Plan
+        The plan that the executor's Symbol follows.
+    """
 
     def __init__(self, executor: mx.executor.Executor, symbol: mx.sym.Symbol, plan: Plan) -> None:
         self._executor = executor
@@ -97,38 +123,53 @@ class Monitored:
         self._plan = plan
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the executor."""
         return getattr(self._executor, name)
 
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
-        """Set a callback that is called with the network's own operators only."""
+        """Let the executor call ``callback`` with the tensors of the user's operators only, as FP32 arrays.
+
+        ``callback(name, handle)`` is as MXNet's executor takes it, with names of the FP32 Symbol such as
+        ``"fc_output"``. ``monitor_all`` reports the operators' inputs too.
+        """
         view = NetworkView(symbol_of(self._executor), self._plan)
         self._executor.set_monitor_callback(view.translated(callback), monitor_all)
 
     @property
     def arg_arrays(self) -> list[mx.nd.NDArray]:
-        """Return FP32 arrays in the order of the network's arguments."""
+        """Return the values of all arguments as FP32 arrays, in the order of the user's ``symbol.list_arguments()``."""
         return [in_full(self._executor.arg_dict[name]) for name in self._symbol.list_arguments()]
 
     @property
     def aux_arrays(self) -> list[mx.nd.NDArray]:
-        """Return FP32 arrays in the order of the network's auxiliary states."""
+        """Return the auxiliary states as FP32 arrays, in the order of ``symbol.list_auxiliary_states()``."""
         return [in_full(self._executor.aux_dict[name]) for name in self._symbol.list_auxiliary_states()]
 
 
 class _MonitoredExecutor(mx.executor.Executor):
-    """An executor that delays Ctrl-C until it has run."""
+    """An executor with a callback, which delays Ctrl-C until a forward or backward has returned.
+
+    Otherwise a ``KeyboardInterrupt`` would be raised within the callback, where ctypes drops it.
+    """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run forward as ``mx.executor.Executor.forward``; a Ctrl-C during it is raised when it has returned."""
         with hold_interrupts():
             return super().forward(*args, **kwargs)
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
+        """Run backward as ``mx.executor.Executor.backward``; a Ctrl-C during it is raised when it has returned."""
         with hold_interrupts():
             super().backward(*args, **kwargs)
 
 
-def twin(executor: mx.executor.Executor, callback: Callable) -> mx.executor.Executor:
-    """Return another executor of the same graph on the same arrays, including intermediate ones, for a monitor."""
+def copy_with_callback(executor: mx.executor.Executor, callback: Callable) -> mx.executor.Executor:
+    """Return a second executor of the same graph that calls ``callback`` with each operator's output.
+
+    It shares all arrays with ``executor``: arguments, gradients, auxiliary states and memory for intermediate tensors.
+    MXNet cannot remove a callback from an executor, and with one the executor runs operator by operator. So the
+    callback is set on this second executor, and ``executor`` stays fast.
+    """
     made = executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})
     made.__class__ = _MonitoredExecutor
     made.set_monitor_callback(callback)

@@ -14,7 +14,7 @@ from ..precision.casts import declare_full
 from ..precision.graph import Graph
 from ..precision.plan import Plan, read_policy
 
-__all__ = ["cast_symbol", "nothing_low", "warn_of_unmatched"]
+__all__ = ["cast_symbol", "message_if_nothing_low", "warn_of_unmatched"]
 
 
 def cast_symbol(
@@ -24,36 +24,41 @@ def cast_symbol(
     exclude: Iterable[str] = (),
     ctx: mx.Context | None = None,
 ) -> mx.sym.Symbol:
-    """Return a new Symbol that computes in low precision where that is safe; ``sym`` is untouched.
+    """Return a copy of a Symbol with casts, which computes in low precision where the rules call that safe.
 
-    Arguments, auxiliary states and output names are those of ``sym``. Casting a cast Symbol again
-    replaces the first cast.
+    ``sym`` is not changed. The names and the order of arguments, auxiliary states and outputs are those of ``sym``. If
+    ``sym`` has casts of an earlier call, these are removed first. No operator runs. The Symbol contains no loss scale:
+    to train with float16, use ``mxmp.Module``.
 
     Parameters
     ----------
     sym : mxnet.symbol.Symbol
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of this very Symbol, or the path of a
-        saved Plan.
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan that was made for ``sym``, or the path
+        of a saved Plan.
     exclude : iterable of str
-        Patterns of nodes or blocks to keep in FP32, added to the policy's.
+        Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
+        One that matches nothing is warned of.
     ctx : mxnet.Context, optional
-        The device that will run the Symbol (default: the current context). On a CPU float16 is emulated, on a GPU it
-        is native; the two Symbols differ.
+        The device that will run the Symbol (default: the current context). Symbols for a CPU and for a GPU differ: on a
+        CPU float16 is emulated, on a GPU it is native.
 
     Raises
     ------
     TypeError
         ``sym`` is no Symbol.
     ValueError
-        The policy cannot hold on ``ctx``, an operator has no rule, or no operator would run in low precision.
+        The policy asks for something that the device does not have, an operator has no rule, the Plan is of another
+        Symbol or device, or no operator would compute in low precision.
+    OSError
+        The file of a Plan cannot be read.
     """
     if not isinstance(sym, mx.sym.Symbol):
         raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}: for a Block use mxmp.convert")
     requested, override = read_policy(policy, exclude)
     graph, plan = low_graph(Graph.from_symbol(sym), override or requested, device_of(ctx), keep_output_names=True)
     warn_of_unmatched(plan)
-    useless = nothing_low(plan)
+    useless = message_if_nothing_low(plan)
     if useless:
         raise ValueError(useless)
     declare_full(graph)
@@ -61,13 +66,19 @@ def cast_symbol(
 
 
 def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
-    """Warn of patterns in ``exclude`` that match nothing, which is rarely meant."""
+    """Issue a warning if patterns in the ``exclude`` of the plan's policy match no operator and no block.
+
+    ``stacklevel`` is that of ``warnings.warn``: which caller the warning names.
+    """
     if plan.unmatched:
         warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=stacklevel)
 
 
-def nothing_low(plan: Plan) -> str | None:
-    """Return an error message if no operator computes in low precision, unless tuning found that to be faster."""
+def message_if_nothing_low(plan: Plan) -> str | None:
+    """Return an error message if no operator computes in low precision under ``plan``, otherwise None.
+
+    It is None, too, if ``tune`` made the plan, because it has measured then that FP32 is fastest.
+    """
     if plan.num_low or plan.tuned is not None:
         return None
     reasons = sorted({d.reason for d in plan.decisions.values()})[:5]

@@ -25,15 +25,20 @@ __all__ = [
 
 
 class SavesParams(mx.mod.BaseModule):
-    """A module whose ``save_params`` notices a full disk."""
+    """A base class of ``Module`` and ``BucketingModule``: its ``save_params`` raises an error if the disk is full.
+
+    MXNet's own ``save_params`` then leaves a truncated file without an error.
+    """
 
     def save_params(self, fname: str) -> None:
-        """Save an FP32 file, as ``mx.mod.BaseModule.save_params``.
+        """Save all parameters and auxiliary states in FP32, in the format of ``mx.mod.BaseModule.save_params``.
+
+        The file appears complete or not at all. Waits for the device.
 
         Raises
         ------
         OSError
-            The disk is full or the folder cannot be written; names the file. The old file stays as it was.
+            The disk is full or the folder cannot be written; names the file. An old file of that name is unchanged.
         """
         args, auxs = self.get_params()
         named = {**{f"arg:{k}": v for k, v in args.items()}, **{f"aux:{k}": v for k, v in auxs.items()}}
@@ -42,20 +47,25 @@ class SavesParams(mx.mod.BaseModule):
 
 
 def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> None:
-    """Save a Symbol as ``symbol.save`` does, whose own writer does not notice a full disk."""
+    """Write a Symbol as JSON, the same text as ``symbol.save`` writes. Raises ``OSError`` if the disk is full.
+
+    ``symbol.save`` itself leaves a truncated file then, without an error. If ``remove_amp_cast``, the operators
+    ``amp_cast`` are left out, and so are the casts that ``cast_symbol`` inserted.
+    """
     with open(path, "w", encoding="utf-8") as file:
         file.write(symbol.tojson(remove_amp_cast=remove_amp_cast))
 
 
 def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -> None:
-    """Save as ``mx.nd.save``, which closes a file without checking that its last buffer was written.
+    """Write arrays with ``mx.nd.save``, by name or as a list, and check that the file is complete.
 
-    Names come last, so a file that ends with them is complete. A file without names is read back.
+    ``mx.nd.save`` does not notice that the disk is full when it closes the file. MXNet writes the names last, so a file
+    that ends with them is complete; a file of a list, which has no names, is read back. Waits for the device.
 
     Raises
     ------
     OSError
-        Something is missing.
+        The file is incomplete or cannot be written. What was written of it remains.
     """
     names = [name.encode() for name in arrays] if isinstance(arrays, Mapping) else []
     end = struct.pack("=Q", len(names)) + b"".join(struct.pack("=Q", len(name)) + name for name in names)
@@ -73,7 +83,16 @@ def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -
 
 
 def read_symbol(path: str) -> mx.sym.Symbol:
-    """Return the Symbol in a JSON file. Raises ``ValueError``, which names the file, where it is missing or damaged."""
+    """Return the Symbol in a JSON file, which may be of unknown origin.
+
+    Raises
+    ------
+    ValueError
+        There is no such file, or it holds no valid Symbol; names the file. MXNet's own reader would crash on some
+        damaged files.
+    OSError
+        The file cannot be read.
+    """
     if not os.path.isfile(path):
         raise ValueError(f"no file {path!r}; expected a Symbol in JSON, NAME-symbol.json")
     try:
@@ -87,23 +106,29 @@ def read_symbol(path: str) -> mx.sym.Symbol:
 
 
 def _check_graph(raw: Any) -> None:
-    """Raise ``ValueError`` if it is no graph: of a broken file MXNet's own reader may make garbage, or crash."""
-    nodes, heads = _list(raw, "nodes"), _list(raw, "heads")
+    """Raise ``ValueError`` unless ``raw``, parsed JSON, has the form of Symbol JSON: nodes, and references to nodes.
+
+    MXNet's own reader checks none of this: it may crash on a damaged file, or make garbage of it.
+    """
+    nodes, heads = _list_at(raw, "nodes"), _list_at(raw, "heads")
     if not nodes or not heads:
         raise ValueError(f"it has no {'heads' if nodes else 'nodes'}")
     for number, node in enumerate(nodes):
         if not isinstance(node, dict) or not all(isinstance(node.get(key), str) for key in ("op", "name")):
             raise ValueError(f"node {number} has no op or no name")
-        _check_places(_list(node, "inputs"), number)
-        _check_places([[place] for place in _list(node, "control_deps")], number)
-        for body in _list(node, "subgraphs"):
+        _check_references(_list_at(node, "inputs"), number)
+        _check_references([[place] for place in _list_at(node, "control_deps")], number)
+        for body in _list_at(node, "subgraphs"):
             _check_graph(body)
-    _check_places(heads, len(nodes))
-    _check_places([[place] for place in _list(raw, "arg_nodes")], len(nodes))
+    _check_references(heads, len(nodes))
+    _check_references([[place] for place in _list_at(raw, "arg_nodes")], len(nodes))
 
 
 def _check_outputs(symbol: mx.sym.Symbol) -> None:
-    """Raise ``ValueError`` if an operator reads an output that another does not have, which MXNet does not notice."""
+    """Raise ``ValueError`` if an operator of ``symbol`` reads an output that another operator does not have.
+
+    An example is the second output of an operator with one output. MXNet does not notice it when it reads a file.
+    """
     there = {(node, output) for node, output, *_ in json.loads(symbol.get_internals().tojson())["heads"]}
     graph = json.loads(symbol.tojson())
     for entry in [*graph["heads"], *(entry for node in graph["nodes"] for entry in node["inputs"])]:
@@ -111,15 +136,23 @@ def _check_outputs(symbol: mx.sym.Symbol) -> None:
             raise ValueError(f"it reads output {entry[1]} of node {entry[0]}, which has fewer")
 
 
-def _list(raw: Any, key: str) -> list:
+def _list_at(raw: Any, key: str) -> list:
+    """Return the list that a JSON object has under ``key``, an empty one if it has no such key.
+
+    Raises ``ValueError`` if ``raw`` is no JSON object or the value is no list.
+    """
     found = raw.get(key, []) if isinstance(raw, dict) else None
     if not isinstance(found, list):
         raise ValueError(f"it has no list of {key}, but {shorten(raw if found is None else found)}")
     return found
 
 
-def _check_places(entries: list, count: int) -> None:
-    """Raise ``ValueError`` unless each entry begins with the number of one of the first ``count`` nodes."""
+def _check_references(entries: list, count: int) -> None:
+    """Raise ``ValueError`` unless each entry is a list of whole numbers, the first of them below ``count``.
+
+    In Symbol JSON an input, such as ``[3, 0, 0]``, is such an entry. Its first number is that of a node, and a node
+    reads only nodes with smaller numbers: ``count`` is how many there are.
+    """
     for entry in entries:
         places = entry if isinstance(entry, list) and entry else [-1]
         if not all(type(place) is int and 0 <= place < 2**31 for place in places) or places[0] >= count:
@@ -127,7 +160,15 @@ def _check_places(entries: list, count: int) -> None:
 
 
 def read_parameters(path: str) -> dict[str, NDArray]:
-    """Return a checkpoint's parameters. Raises ``ValueError``, which names the file, where it is missing or damaged."""
+    """Return the parameters and auxiliary states in a file of a checkpoint, which may be of unknown origin.
+
+    The keys are ``"arg:NAME"`` for parameters and ``"aux:NAME"`` for auxiliary states.
+
+    Raises
+    ------
+    ValueError
+        There is no such file, it is damaged, or it holds arrays without such names; names the file.
+    """
     if not os.path.isfile(path):
         raise ValueError(f"no file {path!r}; expected parameters, NAME-0000.params")
     try:
@@ -140,5 +181,5 @@ def read_parameters(path: str) -> dict[str, NDArray]:
 
 
 def last_line(error: Exception) -> str:
-    """Return the last line of an error's text: MXNet's own is after a stack trace."""
+    """Return the last line of an error's text: an ``MXNetError`` has its message there, after a stack trace of C++."""
     return (str(error).strip().splitlines() or [""])[-1]

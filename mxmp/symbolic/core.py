@@ -18,28 +18,47 @@ from ..precision.plan import Plan, read_policy
 from ..step.masters import MasterPair, Weight, assign, take_over
 from ..step.scaler import as_scaler
 from ..step.step import ScaledStep
-from .cast import nothing_low, warn_of_unmatched
+from .cast import message_if_nothing_low, warn_of_unmatched
 
 __all__ = ["Core"]
 
 
 class Core:
-    """The state that all buckets share, by what ``policy``, ``exclude`` and ``loss_scale`` of a module may be.
+    """What a ``Module`` adds to MXNet's: the conversion, the master weights, and the loss-scaled step.
+
+    Every ``Module`` makes one. The modules of a ``BucketingModule`` share one, and so does a module that is bound with
+    ``shared_module``. In all methods, ``arrays`` maps the name of each parameter to the arrays that a module's
+    executors compute with, one per device; those of parameters in low precision are float16.
+
+    Parameters
+    ----------
+    policy : str, Policy or Plan
+        Which precision operators compute in: a recipe, a policy string, a Policy, a Plan, or the path of a saved Plan.
+    exclude : iterable of str
+        Patterns of names of operators or blocks to keep in FP32, added to those of the policy.
+    loss_scale : {"dynamic"}, float, None or a scaler
+        ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
+        None is no loss scaling.
 
     Attributes
     ----------
     step : ScaledStep
+        Checks gradients and applies or skips the update; has the scaler and the counters.
     scaled_by : float
-        Loss scale of the last backward.
+        The loss scale of the last backward, by which existing gradients are too large; 1 before the first one.
     conversion : Conversion
+        The policy or plan, and the dtype in which each parameter is stored.
     masters : dict of str to list of NDArray
-        FP32 values of the parameters that are stored in low precision, one per device; empty before ``make_masters``.
+        The master weights by parameter name, one FP32 array per device, of the parameters that are stored in low
+        precision. Empty before ``make_masters``.
     numbers : dict of str to int
-        The number of each parameter by its name; a bucket may have them in another order.
-    twins : mapping of Executor to (Listeners, Executor)
-        Executors that call listeners, each with these and the executor that it replaces.
+        The optimizer's index of each parameter, by its name. It is the same in all buckets, whatever their order of
+        parameters. Empty before ``make_masters``.
+    listening_executors : weak mapping of Executor to (Listeners, Executor)
+        The executors that report tensors to diagnostics now, each with its callback and with the executor in whose
+        place it runs.
     exposed : bool
-        Whether a user has read the arrays that compute, and may have written into them.
+        True once a user has accessed a module's executors, and so may have written into their float16 arrays.
     """
 
     def __init__(self, policy: str | Policy | Plan, exclude: Iterable[str], loss_scale: Any) -> None:
@@ -50,14 +69,16 @@ class Core:
         self.masters: dict[str, list[NDArray]] = {}
         self.numbers: dict[str, int] = {}
         self.exposed = False
-        self.twins: weakref.WeakKeyDictionary[mx.executor.Executor, tuple[Listeners, mx.executor.Executor]]
-        self.twins = weakref.WeakKeyDictionary()
+        self.listening_executors: weakref.WeakKeyDictionary[
+            mx.executor.Executor, tuple[Listeners, mx.executor.Executor]
+        ]
+        self.listening_executors = weakref.WeakKeyDictionary()
         self._names: list[str] = []
         self._warned = False
 
     @property
     def low_names(self) -> set[str]:
-        """Return the names of the parameters that are stored in low precision."""
+        """Return the names of the parameters that are stored in low precision; empty before the first ``bind``."""
         return {name for name, low in self.conversion.stored_low.items() if low}
 
     def low_symbol(
@@ -68,16 +89,37 @@ class Core:
         for_training: bool,
         grad_req: Mapping[str, str],
     ) -> tuple[mx.sym.Symbol, Plan]:
-        """Return the Symbol that executors run, with casts and, for training, the scale at loss heads; and its plan.
+        """Return the Symbol with casts that executors are to run for an FP32 Symbol, and the plan that it follows.
 
-        Warns where nothing computes in low precision, or a pattern of ``exclude`` matches nothing.
+        The first Symbol decides which parameters are stored in low precision; the Symbols of other buckets follow.
+        The first call warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
+
+        Parameters
+        ----------
+        symbol : Symbol
+            The user's FP32 Symbol.
+        device : {"cpu", "gpu"}
+            The device that will run it.
+        parameters : collection of str
+            The names of the Symbol's parameters.
+        for_training : bool
+            If True and the Symbol has loss heads, the returned Symbol has one more argument, ``heads.SCALE_NAME``, by
+            which the gradients of the loss heads are multiplied.
+        grad_req : mapping of str to str
+            ``"write"``, ``"add"`` or ``"null"`` for each parameter; empty if the requests are not known.
+
+        Raises
+        ------
+        ValueError
+            The policy asks for something that the device does not have, an operator has no rule, or a Plan is of
+            another Symbol or device.
         """
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
             symbol,
             device,
             parameters,
-            # Masters are made once, so the first graph decides for all.
+            # All buckets share the master weights, so the first graph decides how parameters are stored.
             stored={name: stored.get(name, False) for name in parameters} if stored else {},
             keep_output_names=True,
             grad_req=grad_req,
@@ -86,7 +128,7 @@ class Core:
         if not self._warned:
             self._warned = True
             warn_of_unmatched(plan, stacklevel=4)
-            useless = nothing_low(plan)
+            useless = message_if_nothing_low(plan)
             if useless:
                 warnings.warn(useless, stacklevel=3)
         if for_training:
@@ -95,7 +137,11 @@ class Core:
         return graph.to_symbol(), plan
 
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
-        """Make FP32 masters for ``arrays``, in an order that all workers share, who number their keys by it."""
+        """Create the master weights of all parameters that are stored in low precision, and number all parameters.
+
+        ``values`` maps the name of every parameter to its FP32 value, ``arrays`` to its arrays in the executors, one
+        per device. The numbers are the optimizer's indices: the order of ``arrays``, which is the same on all workers.
+        """
         self._names = list(arrays)
         self.numbers = {name: number for number, name in enumerate(arrays)}
         self.masters = {
@@ -105,31 +151,51 @@ class Core:
         }
 
     def master(self, index: int, device: int) -> NDArray | None:
-        """Return the master of parameter number ``index`` on a device, None where it has none."""
+        """Return the master weight of the parameter with this index on the device with number ``device``.
+
+        It is None for a parameter that is stored in FP32.
+        """
         masters = self.masters.get(self._names[index])
         return None if masters is None else masters[device]
 
     def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
-        """Return each master with the array that computes, if a user may have written into those; otherwise none."""
+        """Return each master weight with the float16 array of the same device, into which a user may have written.
+
+        ``arrays`` maps the name of each parameter to its arrays in the executors, one per device. The list is empty if
+        no user has accessed these; then nothing needs to be compared.
+        """
         names = self.masters.keys() & arrays.keys() if self.exposed else ()
         return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
 
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
-        """Set the masters of those that are named in ``values``."""
+        """Set the master weights of the parameters that ``values`` names, and round them into the float16 arrays.
+
+        ``values`` maps names to FP32 arrays; parameters without a master weight are skipped. ``arrays`` maps the name
+        of each parameter to its arrays in the executors, one per device.
+        """
         for name in self.masters.keys() & values.keys():
             assign(values[name], self.masters[name], arrays[name])
 
-    def values(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
-        """Return the FP32 values of those that have masters: the devices' mean, as MXNet's Module takes it."""
+    def mean_masters(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
+        """Return the value of each master weight by parameter name, as an FP32 array on the CPU.
+
+        It is the mean over the devices, as ``mx.mod.Module`` takes it of any parameter. ``arrays`` maps the name of
+        each parameter to its arrays in the executors, one per device.
+        """
         held = {weight.name: weight.masters for weight in self.weights(arrays) if weight.masters}
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
-        """Return all parameters, in the order of their numbers, with what was written into ``arrays`` taken over."""
+        """Return all parameters as ``Weight`` objects, in the order of their indices; empty before ``make_masters``.
+
+        ``arrays`` maps the name of each parameter to its arrays in the executors, one per device. If a user has written
+        into float16 arrays, these values are copied into the master weights first.
+        """
         for pair in self.exposed_pairs(arrays):
             take_over(*pair)
 
         def weight(name: str) -> Weight:
+            """Return the ``Weight`` of one parameter."""
             copies, masters = arrays[name], self.masters.get(name)
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 

@@ -36,30 +36,45 @@ __all__ = ["Module"]
 
 
 class Module(SavesParams, StepView, mx.mod.Module):
-    """``mx.mod.Module`` in mixed precision: the same constructor and methods, three more keywords.
+    """``mx.mod.Module`` in mixed precision: the same constructor and methods, with three more keywords.
+
+    The symbol, the parameters and the checkpoints are those of the FP32 network. Executors run a private Symbol with
+    casts. ``update`` checks the gradients, and skips the step if one is not finite.
 
     Parameters
     ----------
-    symbol, data_names, label_names, ...
-        As for ``mx.mod.Module``. ``compression_params`` is refused.
+    symbol : Symbol
+        The FP32 network.
+    *args, **kwargs
+        ``data_names``, ``label_names`` and the other arguments of ``mx.mod.Module``. ``compression_params`` must be
+        None.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of this very Symbol, or the path of a
-        saved Plan.
+        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan that was made for ``symbol``, or the
+        path of a saved Plan.
     exclude : iterable of str
-        Patterns of nodes or blocks to keep in FP32, added to the policy's.
+        Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
     loss_scale : {"dynamic"}, float, None or a scaler
-        As for ``mxmp.Trainer``. It multiplies the ``grad_scale`` of the heads, and is divided out through the
-        optimizer's ``rescale_grad``, on top of the user's.
+        ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
+        None is no loss scaling. The loss scale multiplies what loss heads write and what ``backward`` is given, and is
+        divided out in the update. ``grad_scale`` of heads and ``rescale_grad`` of the optimizer keep their meaning.
 
     Attributes
     ----------
     plan : Plan or None
         The dtype that each operator computes in, and why; None before ``bind``.
+    core : Core
+        The masters, the conversion and the loss-scaled step, which all buckets of a ``BucketingModule`` share.
+    requested_gradients : mapping of str to str
+        ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name, as ``bind`` was called; empty before
+        ``bind``, and where ``grad_req`` was not one string.
 
     Raises
     ------
+    TypeError
+        ``symbol`` is no Symbol.
     ValueError
-        The policy cannot hold, or an argument would apply gradients before they are checked.
+        The policy asks for something that the device does not have, or ``compression_params`` is given, which would
+        change gradients before they are checked.
     """
 
     def __init__(
@@ -90,21 +105,41 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
-        """Load as ``mx.mod.Module.load``; takes ``policy``, ``exclude`` and ``loss_scale`` too."""
+        """Return a Module with the Symbol and the parameters of a checkpoint, as ``mx.mod.Module.load`` does.
+
+        Parameters
+        ----------
+        prefix : str
+        epoch : int
+            The files are ``PREFIX-symbol.json`` and ``PREFIX-0001.params`` for epoch 1. They are FP32.
+        load_optimizer_states : bool
+            True lets ``init_optimizer`` load ``PREFIX-0001.states``, too.
+        **kwargs
+            The other arguments of ``Module``: ``policy``, ``exclude``, ``loss_scale``, ``context``, ...
+
+        Raises
+        ------
+        mxnet.MXNetError
+            A file is missing or damaged.
+        """
         symbol, args, auxs = mx.model.load_checkpoint(prefix, epoch)
         module = cls(symbol, **kwargs)
         module.start_from(args, auxs, f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None)
         return module
 
     def start_from(self, arg_params: dict, aux_params: dict, states: str | None = None) -> None:
-        """Start from these FP32 parameters, and the optimizer states in a file, before ``bind``."""
+        """Set the FP32 parameters and auxiliary states, by name, that a module has from ``bind`` on.
+
+        Call it before ``bind``. ``states`` is the path of a file of ``save_optimizer_states``, which ``init_optimizer``
+        will load; None loads none.
+        """
         self._arg_params, self._aux_params = arg_params, aux_params
         self.params_initialized = True
         self._preload_opt_states = states
 
     @property
     def policy(self) -> Policy:
-        """Return the policy that it binds by, or that its Plan was made for."""
+        """Return the policy of the module, or the policy that its Plan was made for."""
         return self.core.conversion.policy
 
     # -- binding and parameters ---------------------------------------------------------------------
@@ -119,7 +154,16 @@ class Module(SavesParams, StepView, mx.mod.Module):
         shared_module: Module | None = None,
         grad_req: Any = "write",
     ) -> None:
-        """Bind as ``mx.mod.Module.bind``, executors of the graph with casts."""
+        """Bind executors of the FP32 Symbol with casts; the arguments are those of ``mx.mod.Module.bind``.
+
+        The first ``bind`` decides which parameters are stored in low precision, and sets ``plan``. It warns if no
+        operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
+
+        Raises
+        ------
+        ValueError
+            An operator has no rule, or the Plan is of another Symbol or device.
+        """
         self.core = self.core if shared_module is None else shared_module.core
         fresh = self._arg_params is None
         original = self._symbol
@@ -143,15 +187,15 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 self._arg_params[name] = mx.nd.zeros(self._arg_params[name].shape)
 
     def install_monitor(self, mon: Any) -> None:
-        """Install as ``mx.mod.Module.install_monitor`` a monitor, which lists the network's own operators.
+        """Install a ``mx.mon.Monitor``, which then reports the operators of the user's Symbol.
 
-        Nodes that mxmp inserted are left out. Values are FP32 arrays, rounded as the operators of the compute dtype
-        round them, and gradients are those of the loss times the loss scale.
+        Operators that mxmp inserted, such as casts, are left out. All values are FP32 arrays; those of operators in
+        low precision are rounded to the compute dtype. Gradients are those of the loss times the loss scale.
 
         Raises
         ------
         RuntimeError
-            Before ``bind``.
+            The module is not bound.
         """
         if self.plan is None:
             raise RuntimeError("call bind() first: a monitor is installed in executors")
@@ -159,6 +203,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             mon.install(_mxnet.Monitored(executor, self._symbol, self.plan))
 
     def init_params(self, *args: Any, **kwargs: Any) -> None:
+        """Initialize parameters as ``mx.mod.Module.init_params``: in FP32, also where they are stored in float16."""
         super().init_params(*args, **kwargs)
         self.core.set_masters(self._arg_params, self.arrays())
 
@@ -170,7 +215,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Set parameters as ``mx.mod.Module.set_params``: FP32 values, which the masters receive unrounded."""
+        """Set parameters and auxiliary states to FP32 values; the arguments are those of ``mx.mod.Module.set_params``.
+
+        Master weights get the values as they are, and float16 parameters get them rounded.
+        """
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if allow_missing:
             low = {k: v for k, v in (arg_params or {}).items() if k in self.core.low_names}
@@ -179,23 +227,37 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.core.set_masters(low, self.arrays())
 
     def _sync_params_from_devices(self) -> None:
+        """Copy the parameters from the devices to the FP32 copies that the module keeps on the CPU.
+
+        MXNet's methods call it before they read these copies. For a parameter that is stored in float16, the copy is
+        the mean of the devices' master weights; before ``init_optimizer`` there are none, and the copy is kept.
+        Waits for the device.
+        """
         low = {name: self._arg_params[name].copy() for name in self.core.low_names}
         super()._sync_params_from_devices()
-        self._arg_params.update({**low, **self.core.values(self.arrays())})
+        self._arg_params.update({**low, **self.core.mean_masters(self.arrays())})
 
     @property
     def _exec_group(self) -> Any:
-        """Return what holds the executors; there is no other access to their arrays, so a user may write into them."""
+        """Return MXNet's ``DataParallelExecutorGroup``, which holds the executors and their arrays.
+
+        If neither MXNet nor mxmp reads this property, a user does, who may then write into float16 arrays of
+        parameters; ``core.exposed`` remembers that, and steps then copy what was written into the master weights.
+        """
         if is_called_by_user():
             self.core.exposed = True
         return self._group
 
     @_exec_group.setter
     def _exec_group(self, group: Any) -> None:
+        """Set the executor group, as the ``bind`` of MXNet's Module does."""
         self._group = group
 
     def arrays(self) -> dict[str, list[NDArray]]:
-        """Return the arrays that the executors compute with: by parameter, one per device."""
+        """Return the arrays that the executors compute with, by parameter name: one per device.
+
+        They are float16 for parameters that are stored in low precision.
+        """
         return dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
 
     # -- optimizer ----------------------------------------------------------------------------------
@@ -207,14 +269,20 @@ class Module(SavesParams, StepView, mx.mod.Module):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """Initialize as ``mx.mod.Module.init_optimizer`` an optimizer, which never updates on the kvstore.
+        """Create the optimizer and the master weights; the arguments are those of ``mx.mod.Module.init_optimizer``.
+
+        The kvstore only sums gradients: weights are updated in the worker, after the check. ``"horovod"`` is a kvstore
+        here, too. With several workers all start from the parameters of rank 0, and the call waits for these.
 
         Raises
         ------
+        RuntimeError
+            ``bind`` or ``init_params`` was not called.
         ValueError
-            For ``dist_async``, which applies gradients before any check, and for a store that MXNet does not have.
+            The kvstore is ``dist_async``, which applies gradients before any check, or one that MXNet does not have; or
+            a parameter is row-sparse.
         ImportError
-            ``"horovod"`` without Horovod; tells how to install it.
+            ``"horovod"`` without Horovod; says how to install it.
         """
         _require(self, optimizer=False)
         if self.optimizer_initialized and not force_init:
@@ -228,7 +296,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if self._params_dirty:
             self._sync_params_from_devices()
         preload, self._preload_opt_states = self._preload_opt_states, None
-        with _mxnet.without_optimizer(kvstore, len(self._context)) as store, self.keys_as_gradients():
+        with _mxnet.without_optimizer(kvstore, len(self._context)) as store, self._params_in_gradient_dtype():
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
         self.core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, list(arrays), len(self._context))
@@ -241,12 +309,20 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.load_optimizer_states(preload)
 
     def _weights_by_key(self) -> dict[str, Weight]:
-        """Return all weights, to send rank 0's: by keys of their own, as a key keeps the dtype of its first array."""
+        """Return all weights by the keys under which rank 0 sends them in FP32, such as ``"fc_weight:initial"``.
+
+        The kvstore knows ``"fc_weight"`` as the key of the gradient. A key keeps the dtype of its first array, and the
+        gradient may be float16.
+        """
         return {f"{weight.name}:initial": weight for weight in self.core.weights(self.arrays())}
 
     @contextmanager
-    def keys_as_gradients(self) -> Iterator[None]:
-        """Let the kvstore's keys have the gradients' dtype: an FP32 key to which float16 is pushed hangs the job."""
+    def _params_in_gradient_dtype(self) -> Iterator[None]:
+        """Give the module's CPU copies of parameters the dtype of their gradients within the ``with`` block.
+
+        MXNet initializes the keys of a kvstore with these copies, and gradients are pushed under the same keys. A
+        float16 gradient that is pushed to an FP32 key of a distributed store hangs the job.
+        """
         original = self._arg_params
         self._arg_params = {
             k: v.astype(self.policy.compute) if k in self.core.low_names else v for k, v in original.items()
@@ -259,9 +335,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
     # -- another policy while it trains ------------------------------------------------------------
 
     def rebind(self, shared_module: Module | None) -> None:
-        """Bind again as it is bound, by the policy of now. Arguments, running statistics and outputs stay.
+        """Bind new executors after the policy has changed, with the shapes and arguments of the last ``bind``.
 
-        A metric may read the outputs after the step.
+        The policy is that of ``self.core.conversion``. Parameters, inputs, auxiliary states and outputs are copied to
+        the new executors; a metric may still read the outputs. ``shared_module`` is the module whose memory a bucket
+        shares, or None.
         """
         before = list(self._exec_group.execs)
         shapes = self.data_shapes, self.label_shapes
@@ -274,7 +352,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 value.copyto(array)
 
     def remake_masters(self, weights: Mapping[str, Sequence[NDArray]]) -> None:
-        """Make masters for the arrays of now, with FP32 values of each weight on each device."""
+        """Create the master weights anew after ``rebind``, since other parameters may be stored in low precision now.
+
+        ``weights`` maps the name of each parameter to its FP32 values, one per device, from which master weights and
+        the executors' arrays are set.
+        """
         arrays = self.arrays()
         self.core.make_masters(self._arg_params, arrays)
         for name, copies in arrays.items():
@@ -286,23 +368,40 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
     def renew_store(self) -> None:
-        """Open another kvstore, if there is one: a key keeps the dtype of its first array, the gradient's."""
+        """Replace the kvstore, if the module has one, by a new one of the same type.
+
+        This is needed after ``rebind`` if gradients have other dtypes now: a key keeps the dtype of its first array.
+        """
         if self._kvstore is None:
             return
         self._kvstore = mx.kv.create(self._kvstore.type)
-        with self.keys_as_gradients():
+        with self._params_in_gradient_dtype():
             for name in self._exec_group.param_names:
                 self._kvstore.init(name, self._arg_params[name])
 
     @property
     def has_other_workers(self) -> bool:
-        """Return whether gradients are summed over processes."""
+        """Return whether the gradients are summed over several processes, by a distributed kvstore or Horovod."""
         return is_distributed(self._kvstore)
 
     # -- one step -----------------------------------------------------------------------------------
 
     def backward(self, out_grads: Any = None) -> None:
-        """Run backward as ``mx.mod.Module.backward``, with the loss times the loss scale. Does not synchronize."""
+        """Run backward with the loss multiplied by the loss scale.
+
+        The gradients in the executors are multiplied by it, too; ``update`` divides it out on the way to the weights.
+        Does not wait for the device.
+
+        Parameters
+        ----------
+        out_grads : NDArray or list of NDArray, optional
+            The gradients of the outputs, not scaled; None where all outputs are of loss heads.
+
+        Raises
+        ------
+        RuntimeError
+            ``bind`` or ``init_params`` was not called.
+        """
         _require(self, optimizer=False)
         group = self._exec_group
         self.scaled_step.note_own_backward(adds="add" in group.grad_req.values())
@@ -316,18 +415,26 @@ class Module(SavesParams, StepView, mx.mod.Module):
         super().backward(out_grads)
 
     def set_head_scale(self, scale: float) -> None:
-        """Let the next backward multiply the gradients of loss heads that ignore ``out_grads`` by ``scale``."""
+        """Set the factor by which backward multiplies the gradients that loss heads write, on all devices.
+
+        Loss heads ignore ``out_grads``, so a factor in these would not reach them. It holds until it is set again.
+        """
         for executor in self._exec_group.execs:
             if SCALE_NAME in executor.arg_dict:
                 executor.arg_dict[SCALE_NAME][:] = scale
 
     def update(self) -> None:
-        """Reduce, check, and update, or skip. Synchronizes once.
+        """Sum the gradients over devices and workers, check them, and update the weights or skip the step.
+
+        The step is skipped if a gradient has an inf or NaN on any device; then no weight and no optimizer state
+        changes. Either way the scaler adjusts the loss scale. Waits for the device once.
 
         Raises
         ------
+        RuntimeError
+            ``bind``, ``init_params`` or ``init_optimizer`` was not called.
         FloatingPointError
-            Repeated overflow at the lowest scale; names the parameters.
+            Several steps in a row overflowed at the lowest loss scale; names the parameters.
         """
         _require(self, optimizer=True)
         group, kvstore = self._exec_group, self._kvstore
@@ -342,6 +449,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
         def apply() -> None:
+            """Update all weights with the unscaled gradients; after SGLD, which draws noise, send rank 0's to all."""
             self._updater.apply(updates, 1.0 / self.core.scaled_by, reduced=kvstore is not None)
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
@@ -354,13 +462,18 @@ class Module(SavesParams, StepView, mx.mod.Module):
             )
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
-        """Return the inputs' gradients as ``mx.mod.Module.get_input_grads``: true ones, as unscaled copies."""
+        """Return the gradients of the inputs, divided by the loss scale, as new arrays.
+
+        The form is that of ``mx.mod.Module.get_input_grads``: a list over the inputs; without ``merge_multi_context``,
+        each entry is a list over the devices. Does not wait for the device.
+        """
         found = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self.core.scaled_by
         return [g * factor if isinstance(g, NDArray) else [each * factor for each in g] for g in found]
 
     @property
     def scaled_step(self) -> ScaledStep:
+        """Return the object that checks gradients and has the scaler and the counters of steps."""
         return self.core.step
 
     # -- files --------------------------------------------------------------------------------------
@@ -368,7 +481,13 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def save_checkpoint(
         self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
     ) -> None:
-        """Save FP32 files that ``mx.mod.Module.load`` opens without mxmp; each appears completely or not at all."""
+        """Save the FP32 Symbol and the FP32 parameters in files that ``mx.mod.Module.load`` opens without mxmp.
+
+        The files are ``PREFIX-symbol.json``, ``PREFIX-0001.params`` for epoch 1, and ``PREFIX-0001.states`` if
+        ``save_optimizer_states``. Each appears completely or not at all. ``remove_amp_cast`` leaves out operators
+        ``amp_cast`` that the user's own Symbol has. Waits for the device. Raises ``OSError``, which names the file, if
+        one cannot be written.
+        """
         with replacing(f"{prefix}-symbol.json") as path:
             write_symbol(path, self._symbol, remove_amp_cast)
         self.save_params(f"{prefix}-{epoch:04d}.params")
@@ -377,19 +496,28 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self.logger.info("Saved checkpoint %s-%04d", prefix, epoch)
 
     def save_optimizer_states(self, fname: str) -> None:
-        """Save optimizer states, masters, scaler and counters, for ``load_optimizer_states``. Synchronizes."""
+        """Save optimizer states, master weights, the scaler and the counters of steps in one file.
+
+        A run that is resumed with ``load_optimizer_states`` continues bit for bit. The file appears completely or not
+        at all. Waits for the device. Raises ``RuntimeError`` before ``init_optimizer``, ``OSError`` if the file cannot
+        be written.
+        """
         _require(self, optimizer=True)
         states.save(fname, self.scaled_step, self._updater, self.core.weights(self.arrays()))
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Continue from ``save_optimizer_states``, or from the file of MXNet's ``Module``, on any number of devices.
+        """Load a file of ``save_optimizer_states``, or of the same method of ``mx.mod.Module``.
 
-        States, masters, counters and the loss scale are the file's. Learning rate, schedule, weight decay and the
-        other arguments of the optimizer are those of ``init_optimizer``, as in MXNet. A schedule that equals the
-        file's continues from that one's state; another counts from now on, from ``begin_num_update``.
+        The number of devices may differ from that of the saved run. Optimizer states, master weights, counters and the
+        loss scale are set to those of the file. The learning rate, its schedule, the weight decay and the other
+        arguments of the optimizer stay those that ``init_optimizer`` got, as in MXNet. A schedule with the same
+        settings as the saved one continues where that one ended; another one counts from now on, starting at
+        ``begin_num_update``.
 
         Raises
         ------
+        RuntimeError
+            ``bind``, ``init_params`` or ``init_optimizer`` was not called.
         ValueError
             The file is damaged, or of other parameters or another optimizer; nothing has changed.
         """
@@ -400,7 +528,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
 
 def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
-    """Raise ``RuntimeError`` before ``bind``, ``init_params`` and, if ``optimizer``, ``init_optimizer``."""
+    """Raise ``RuntimeError`` if ``module`` is not bound, or its parameters are not initialized; names what to call.
+
+    With ``optimizer``, the error is raised, too, if the module has no optimizer.
+    """
     done = {
         "bind": module.binded,
         "init_params": module.params_initialized,

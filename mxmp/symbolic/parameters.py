@@ -10,9 +10,9 @@ from mxnet.ndarray import NDArray
 from ..precision.graph import Graph
 from ..step.gradients import is_finite
 
-__all__ = ["check_parameters", "halved"]
+__all__ = ["cast_parameters", "check_parameters"]
 
-# Operators whose inputs after the first, or those at these positions, are parameters.
+# Operators whose inputs after the first are parameters; and those whose inputs at some positions are.
 _AFTER_DATA = frozenset(
     [
         *("FullyConnected", "Convolution", "Deconvolution", "Embedding"),
@@ -30,10 +30,24 @@ _HALF = "2"  # float16 in a variable's __dtype__
 def check_parameters(
     symbol: mx.sym.Symbol, params: Mapping[str, NDArray], shapes: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    """Raise ``ValueError`` if ``params``, by ``arg:NAME`` and ``aux:NAME``, are not those of a Symbol.
+    """Check that a checkpoint's parameters are those of a Symbol, by name and by shape.
 
-    ``shapes``: of its inputs. Without them the sizes that follow from the Symbol alone are checked. Returns whether any
-    size was checked: none is in a graph that takes inputs of one size only.
+    Return whether shapes could be checked. Without ``shapes``, shapes of the first input are tried, and the sizes that
+    do not depend on them are checked. False means that the Symbol takes none of the tried ones, as one that takes
+    inputs of one size only; names were checked then.
+
+    Parameters
+    ----------
+    symbol : Symbol
+    params : mapping of str to NDArray
+        The parameters by ``"arg:NAME"`` and the auxiliary states by ``"aux:NAME"``.
+    shapes : mapping of str to tuple of int
+        The shapes of the Symbol's inputs by name; empty if they are not known.
+
+    Raises
+    ------
+    ValueError
+        A parameter is missing, is none of the Symbol's, has the wrong prefix, or has a shape that does not fit.
     """
     kinds = dict.fromkeys(symbol.list_arguments(), "arg")
     kinds.update(dict.fromkeys(symbol.list_auxiliary_states(), "aux"))
@@ -46,23 +60,26 @@ def check_parameters(
         if key[:3] != kinds[name]:
             what = "an auxiliary state" if kinds[name] == "aux" else "an argument"
             raise ValueError(f"{name} is {what} of the symbol: expected '{kinds[name]}:{name}', got {key!r}")
-    needed = {name for name, kind in kinds.items() if kind == "aux"} | set(_parameters(symbol))
+    needed = {name for name, kind in kinds.items() if kind == "aux"} | set(_parameter_names(symbol))
     missing = sorted(needed - set(saved) - set(shapes))
     if missing:
         raise ValueError(f"it lacks {', '.join(missing[:5])}")
-    wrong = [_first_unfit(sizes, saved) for sizes in _sizes(symbol, saved, shapes)]
+    wrong = [_first_mismatch(sizes, saved) for sizes in _expected_sizes(symbol, saved, shapes)]
     if wrong and all(wrong):
         raise ValueError(wrong[-1])
     return bool(wrong)
 
 
-def halved(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArray]:
-    """Return the parameters as the cast Symbol ``low`` stores them: those in float16 that it declares so.
+def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArray]:
+    """Return a checkpoint's FP32 parameters in the dtypes in which a Symbol of ``cast_symbol`` stores them.
+
+    Those that ``low`` declares as float16 are new float16 arrays, all others are the given arrays. The keys of
+    ``params`` and of the result are ``"arg:NAME"`` and ``"aux:NAME"``. Waits for the device.
 
     Raises
     ------
     ValueError
-        A value is beyond float16's range; names the parameter.
+        A finite value is beyond float16's range; names the parameter.
     """
     attrs = low.attr_dict()
     found = {}
@@ -80,8 +97,11 @@ def halved(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArr
     return found
 
 
-def _parameters(symbol: mx.sym.Symbol) -> Iterator[str]:
-    """Yield the names of variables that operators read as weights, biases and the like."""
+def _parameter_names(symbol: mx.sym.Symbol) -> Iterator[str]:
+    """Yield the names of the variables that operators read as weights, biases, gammas and the like, not as data.
+
+    A name is repeated for each operator that reads the variable.
+    """
     for node in Graph.from_symbol(symbol).nodes():
         for position, entry in enumerate(node.inputs):
             if entry.node.is_variable and (
@@ -90,14 +110,21 @@ def _parameters(symbol: mx.sym.Symbol) -> Iterator[str]:
                 yield entry.node.name
 
 
-# For each parameter the two sizes of every axis that follow from two different inputs.
+# For each parameter, by name, a pair for every axis: its size for one input shape, and for another input shape.
 _Sizes = Mapping[str, "list[tuple[int, int]]"]
 
 
-def _sizes(
+def _expected_sizes(
     symbol: mx.sym.Symbol, saved: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[_Sizes]:
-    """Yield the sizes that follow from inputs of ``shapes``, or from made-up ones with each possible number of axes."""
+    """Yield the shapes that parameters should have, for one pair of input shapes after the other.
+
+    Each item maps a parameter's name to one pair of sizes for every axis. The two sizes are inferred from two
+    different shapes of the input; where they are equal, the size does not depend on the input. If ``shapes`` gives the
+    shapes of the inputs, there is one item, and all pairs are equal. Otherwise shapes of the first input with one to
+    five axes are tried, and each that MXNet can infer from gives an item. ``saved`` are the shapes in the checkpoint,
+    whose names are no inputs.
+    """
     inputs = [name for name in symbol.list_arguments() if name not in saved]
     if shapes:
         trials = [(shapes, shapes)]
@@ -124,16 +151,26 @@ def _sizes(
 
 
 def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all arguments and auxiliary states, by name, that follow from the shapes of some inputs.
+
+    A shape that does not follow is ``()``, an unknown size in it 0. Raises ``mxnet.MXNetError`` if the Symbol cannot
+    have inputs of these shapes.
+    """
     arguments, _, states = symbol.infer_shape_partial(**shapes)
     return dict(zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*arguments, *states]))
 
 
-def _first_unfit(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
-    """Return an error message for the first parameter that does not fit, or an empty string."""
+def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
+    """Return an error message for the first parameter whose saved shape is not the expected one; empty if all fit.
+
+    ``sizes`` maps a parameter's name to a pair of sizes for every axis, inferred from two input shapes. If the two
+    are equal, the saved size must be that. Otherwise any size is right, but axes with the same pair must have the same
+    one.
+    """
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():
         shape = saved[name]
-        # An axis that depends on the inputs has any size, but the same one wherever it is.
+        # A size that depends on the inputs is any, but the same in all axes with the same pair.
         expected = [size[0] if size[0] == size[1] else known.get(size, 0) for size in axes]
         if len(shape) != len(axes) or any(want not in (0, got) for want, got in zip(expected, shape)):
             wanted = ", ".join(str(size or "any") for size in expected)

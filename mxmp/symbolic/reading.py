@@ -10,7 +10,10 @@ __all__ = ["bound_graphs"]
 
 
 def bound_graphs(target: Module | BucketingModule) -> list[ConvertedGraph]:
-    """Return the graph of a bound module, or one for each bucket.
+    """Return the FP32 graph and the plan of a bound module; of a ``BucketingModule`` one for each bucket so far.
+
+    ``explain`` and ``advise`` read them, and nothing runs. The name of a bucket's graph is, for example,
+    ``"softmax, bucket 10"``.
 
     Raises
     ------

@@ -5,12 +5,12 @@ the plan comes back.
 
 =============  ===================================================================================
 ``cut``        finds the assignment of dtypes with the least total cost, exactly
-``stand_ins``  takes the place of operators that only the user's process knows
-``choices``    says what there is to choose, and which bytes casts move
+``stand_ins``  replaces operators that only the user's process can run
+``choices``    says which operators may compute in either dtype, and how many bytes casts move
 ``job``        describes a network and what its plan is for, as data for another process
 ``clock``      measures how long operators take in their place in the network, and steps
-``table``      holds these times by signature; ``machine``: where they are kept
-``search``     learns, cuts, and lets steps decide
+``table``      holds these times; ``machine`` says in which file they are kept
+``search``     profiles some plans, cuts, and compares whole steps of the best
 ``process``    runs the search in a process of its own, which may crash
 =============  ===================================================================================
 """

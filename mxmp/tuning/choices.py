@@ -14,7 +14,7 @@ from ..precision.decide import decide, may_compute_low
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
-from .cut import Choice, Costs, least
+from .cut import Choice, Costs, cheapest
 from .stand_ins import with_stand_ins
 
 __all__ = ["Task", "cast_bytes", "shapes_of", "signature"]
@@ -24,21 +24,48 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Task:
-    """A graph, a policy, and the plans among which one can be chosen.
+    """What ``tune`` plans in one run: a graph, the policy for it, and the plans among which it can choose.
+
+    The choice is between plans that the rules call safe. They differ only in the operators of ``may_be_low``, each of
+    which computes in low precision or in FP32.
 
     Parameters
     ----------
+    graph : Graph
+        The network in FP32, without casts.
+    policy : Policy
+        What it excludes stays in FP32 under every plan.
+    device : {"cpu", "gpu"}
+        The device whose kernels run the graph.
+    parameters : collection of str, optional
+        The names of the variables that are parameters. Without it, those that matrix operators read as weight or bias
+        are.
+    keep_output_names : bool
+        True keeps operators in FP32 of which the graph returns another output than the first, because a cast behind
+        it would change the output's name.
     slow_too : bool
-        For ``may_compute_low``.
+        True lets operators compute in low precision whose low-precision kernel is correct but known to be slow; False
+        keeps them in FP32.
     left_out : mapping of str to str
-        Operators that stay in FP32, by name, with the reason.
+        The operators that stay in FP32 under every plan for another reason, as a mapping from the operator's name to
+        that reason, for example ``"its low-precision kernel crashes here (SIGSEGV)"``.
 
     Attributes
     ----------
-    rules : Plan
-        The plan by the rules.
+    graph, policy, device
+        As given.
+    names : dict of Node to str
+        The unique name of every node of the graph, as plans use it.
+    rules_plan : Plan
+        The plan that the rules make without any measuring.
+    rule_of_node : mapping of Node to Rule
+        The rule of every operator of the graph.
+    may_be_low : frozenset of Node
+        The operators that compute in low precision under some plans.
+    matrix_operators : frozenset of Node
+        Those of ``may_be_low`` that are matrix operators (convolution, fully connected and the like).
     choice : Choice
-        Every operator that may compute low may compute in FP32 as well.
+        All assignments in which each operator of ``may_be_low`` is free.
     """
 
     def __init__(
@@ -59,105 +86,107 @@ class Task:
         self._storage: dict[str, Any] = {"parameters": parameters, "keep_output_names": keep_output_names}
         left = {node: left_out[name] for node, name in self.names.items() if name in left_out}
         self._left_out = {self.names[node]: Decision(node.op, False, reason) for node, reason in left.items()}
-        self.rules = self._decide({})
-        may = may_compute_low(graph, policy, device, keep_output_names=keep_output_names, slow_too=slow_too)
-        may = {node: found for node, found in may.items() if node not in left}
-        soft = _soft(graph, may) | {node for node in self.low_nodes(self.rules) if node in may}
-        self._matrix = frozenset(node for node in soft if may[node][0] is Kind.LOW)
-        self._planned = PlannedGraph(graph, self.rules)
-        self._stored = self._may_be_stored(soft)
-        self.choice = Choice(self._planned, soft, stored=self._stored)
-
-    @property
-    def rules_of(self) -> Mapping[Node, Rule]:
-        """The table entry of the rules for every operator."""
-        return self._planned.rules
-
-    @property
-    def wide(self) -> frozenset[Node]:
-        """Every operator that may compute low."""
-        return self.choice.free
-
-    @property
-    def narrow(self) -> frozenset[Node]:
-        """Those of ``wide`` that the rules put in low precision: matrix operators."""
-        return self._matrix
+        self.rules_plan = self._decide({})
+        safe = may_compute_low(graph, policy, device, keep_output_names=keep_output_names, slow_too=slow_too)
+        safe = {node: found for node, found in safe.items() if node not in left}
+        low_by_rules = {node for node in self.low_nodes(self.rules_plan) if node in safe}
+        self.may_be_low = _around_matrix_operators(graph, safe) | low_by_rules
+        self.matrix_operators = frozenset(node for node in self.may_be_low if safe[node][0] is Kind.LOW)
+        self._planned = PlannedGraph(graph, self.rules_plan)
+        self.rule_of_node: Mapping[Node, Rule] = self._planned.rules
+        self._may_be_stored_low = self._storable_low()
+        self.choice = Choice(self._planned, self.may_be_low, may_be_stored_low=self._may_be_stored_low)
 
     def low_nodes(self, plan: Plan) -> frozenset[Node]:
-        """Return the operators that compute low under a plan of this graph."""
+        """Return the operators of the graph that compute in low precision under ``plan``, a plan of this graph."""
         return frozenset(node for node, name in self.names.items() if not node.is_variable and plan.decisions[name].low)
 
     def plan(self, low: Collection[Node], reasons: Mapping[Node, str]) -> Plan:
-        """Return the plan in which ``low``, and nothing else of the choice, computes low.
+        """Return the plan in which the operators ``low`` compute in low precision.
 
-        The bodies of control flow follow the rules, unless nothing at all computes low.
+        All other operators that could do so compute in FP32. Operators in the bodies of loops and conditions follow the
+        rules; if ``low`` is empty, they compute in FP32. ``reasons`` maps operators to the text that the plan gives for
+        their dtype. For an operator without one, the plan gives the reason of the rules where it agrees with them, and
+        "chosen by tuning" where it does not.
         """
         decided = {}
-        for node in self.choice.free:
+        for node in self.may_be_low:
             name = self.names[node]
-            before = self.rules.decisions[name]
+            before = self.rules_plan.decisions[name]
             if before.low is not (node in low) or node in reasons:
                 decided[name] = Decision(node.op, node in low, reasons.get(node, "chosen by tuning"))
             else:
                 decided[name] = before
         if not low:
             own = set(self.names.values())
-            inside = {name: d for name, d in self.rules.decisions.items() if name not in own}
+            inside = {name: d for name, d in self.rules_plan.decisions.items() if name not in own}
             decided.update({name: Decision(d.op, False, "all of the graph is FP32") for name, d in inside.items()})
         return self._decide(decided)
 
     def least_bytes(self, shapes: Mapping[Entry, tuple[int, ...]]) -> frozenset[Node]:
-        """Return the low operators of the plan whose casts move the fewest bytes forward.
+        """Return the low-precision operators of the plan whose casts move the fewest bytes in one forward.
 
-        The matrix operators stay low; of equal plans it is the one with more low operators.
+        Only plans are compared in which all matrix operators compute in low precision. Of plans that move equally many
+        bytes, it is the one with the most operators in low precision. ``shapes`` has the shape of every tensor. Raises
+        ``ImportError`` where python-igraph is not installed.
         """
-        choice = Choice(self._planned, self.wide - self._matrix, self._matrix, self._stored)
+        free = self.may_be_low - self.matrix_operators
+        choice = Choice(self._planned, free, self.matrix_operators, self._may_be_stored_low)
         moved = cast_bytes(shapes)
-        return least(choice, Costs({}, dict.fromkeys(choice.free, 1e-2), moved, moved))
+        return cheapest(choice, Costs({}, dict.fromkeys(choice.free, 1e-2), moved, moved))
 
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
+        """Return the plan that follows ``decided``, a mapping from operator names to decisions, and else the rules.
+
+        The operators that the constructor got as ``left_out`` stay in FP32 whatever ``decided`` says.
+        """
         return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._storage)
 
-    def _may_be_stored(self, soft: Collection[Node]) -> set[Node]:
-        """Return the variables that some plan of the choice stores low."""
+    def _storable_low(self) -> set[Node]:
+        """Return the variables that some plan stores in low precision; none where the policy keeps all in FP32."""
         if not self.policy.stores_low(self.device):
             return set()
-        wide = self._decide({self.names[node]: Decision(node.op, True, "") for node in soft})
-        return {node for node, name in self.names.items() if node.is_variable and name in wide.low_variables}
+        most = self._decide({self.names[node]: Decision(node.op, True, "") for node in self.may_be_low})
+        return {node for node, name in self.names.items() if node.is_variable and name in most.low_variables}
 
 
-def _soft(graph: Graph, may: Mapping[Node, tuple[Kind, Rule]]) -> frozenset[Node]:
-    """Return those of ``may`` that compute on what matrix operators return, or that matrix operators read.
+def _around_matrix_operators(graph: Graph, safe: Mapping[Node, tuple[Kind, Rule]]) -> frozenset[Node]:
+    """Return the matrix operators, and the operators around them that can share their dtype without rounding data.
 
-    A label, a mask or a position may pass through operators that follow, and rounding it would change what it says.
-    So an operator that follows stays in FP32 unless all that it reads may be low, or all that reads it.
+    ``safe`` maps each operator that its rule and the device's kernels allow in low precision to its kind and rule. Of
+    these, the result has all of kind ``LOW``; those whose inputs all come from operators in the result; and those
+    whose outputs are read by operators in the result alone. Other operators stay in FP32 under every plan, because
+    what passes through them may be a label, a mask or a position, which rounding would change.
     """
-    soft: set[Node] = set()
+    found: set[Node] = set()
     heads = {entry.node for entry in graph.heads}
     used: dict[Node, list[tuple[Node, int]]] = {}
     for entry, users in graph.consumers().items():
         used.setdefault(entry.node, []).extend(users)
-    nodes = [node for node in graph.nodes() if node in may]
+    nodes = [node for node in graph.nodes() if node in safe]
     for node in nodes:
-        kind, rule = may[node]
-        votes = [e for i, e in enumerate(node.inputs) if i not in rule.keep and i not in rule.params]
-        may_be_low = [e.node in soft and e.index not in may[e.node][1].keep_outputs for e in votes]
-        if kind is Kind.LOW or (votes and all(may_be_low)):
-            soft.add(node)
+        kind, rule = safe[node]
+        read = [e for i, e in enumerate(node.inputs) if i not in rule.keep and i not in rule.params]
+        can_be_low = [e.node in found and e.index not in safe[e.node][1].keep_outputs for e in read]
+        if kind is Kind.LOW or (read and all(can_be_low)):
+            found.add(node)
     for node in reversed(nodes):
         users = used.get(node, [])
-        if users and node not in heads and all(user in soft and i not in may[user][1].keep for user, i in users):
-            soft.add(node)
-    return frozenset(soft)
+        if users and node not in heads and all(user in found and i not in safe[user][1].keep for user, i in users):
+            found.add(node)
+    return frozenset(found)
 
 
 def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry, tuple[int, ...]]:
-    """Return the shape of every tensor that is read or returned.
+    """Return the shape of every tensor that an operator of ``graph`` reads or that ``graph`` returns.
+
+    ``known`` maps the names of the graph's inputs to their shapes, for example ``{"data": (32, 3, 224, 224)}``.
+    Nothing runs.
 
     Raises
     ------
     ValueError
-        The known shapes of inputs do not fit, or are too few.
+        The known shapes contradict the graph, or are too few to infer all others; names the inputs without a shape.
     """
     entries = list(dict.fromkeys([*graph.consumers(), *graph.heads]))
     symbol = with_stand_ins(Graph(entries, graph.attrs, numpy=graph.numpy)).to_symbol()
@@ -177,12 +206,19 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
 
 
 def cast_bytes(shapes: Mapping[Entry, tuple[int, ...]]) -> dict[Entry, float]:
-    """Return the bytes that a cast of each tensor reads and writes."""
+    """Return, for each tensor of ``shapes``, how many bytes one cast of it reads and writes: 6 for each element.
+
+    A cast between FP32 and a 16-bit dtype moves 4 + 2 bytes an element in either direction.
+    """
     return {entry: float(_CAST * prod(shape)) for entry, shape in shapes.items()}
 
 
 def signature(node: Node, shapes: Mapping[Entry, tuple[int, ...]]) -> str:
-    """Return the type, attributes and shapes of an operator: others with the same run the same kernels."""
+    """Return a text with the type, the parameters and the input shapes of an operator, for example ``relu {} 8x64``.
+
+    Operators with equal signatures run the same kernels on equally large arrays, so one measured time serves them all.
+    ``shapes`` has the shape of every tensor.
+    """
     attrs = {name: value for name, value in sorted(node.attrs.items()) if not name.startswith("__")}
     inputs = ["x".join(map(str, shapes[entry])) for entry in node.inputs]
     return f"{node.op} {json.dumps(attrs)} {' '.join(inputs)}"

@@ -33,31 +33,50 @@ __all__ = ["Arrays", "Cast", "Owner", "Timed"]
 
 
 class Cast(NamedTuple):
-    """The cast of a tensor of the planned graph, forward and backward."""
+    """The cast of one tensor, as an owner of measured time: of its forward and its backward together.
+
+    Attributes
+    ----------
+    entry : Entry
+        The tensor, in the FP32 graph (which has no casts).
+    to_fp32 : bool
+        True if it is cast from low precision to FP32, False if from FP32 to low precision.
+    """
 
     entry: Entry
-    to_full: bool
+    to_fp32: bool
 
 
-# What a measured time belongs to: an operator of the planned graph, or a cast.
+# What a measured time belongs to: an operator of the FP32 graph, or a cast.
 Owner = Union[Node, Cast]
 
 
 class Arrays:
-    """The inputs, weights, gradients and running statistics that all plans of a graph share; none is the user's.
+    """Arrays for a graph to be timed on: inputs, parameters, gradients and auxiliary states, all on one device.
+
+    They are made once, and every plan of the graph that is timed is bound to them, so that all plans compute the same.
+    None of them is an array of the user's: given values are copied, all others are drawn from a fixed seed.
 
     Parameters
     ----------
     graph : Graph
+        The network in FP32.
     ctx : mxnet.Context
+        The device.
     grad_req : mapping of str to str
-        The requested gradients of variables, by name; others have none.
+        ``"write"``, ``"add"`` or ``"null"`` for variables by name; a variable that is missing has no gradient.
     values : mapping of str to NDArray
-        The inputs that are known.
+        The inputs with known values, by name.
     shapes : mapping of str to tuple of int
-        The shapes of the other inputs, whose values are drawn, as those of parameters are.
+        The shapes of the other inputs, by name. Their values are drawn, and so are those of all parameters.
     large_inputs : bool
-        For ``fit_to_device``.
+        Whether the inputs are so large that no convolution needs the workarounds for padding around small inputs
+        (``kernels.padding.LargeInputs``).
+
+    Attributes
+    ----------
+    arguments, gradients, states : dict of str to NDArray
+        By name: the inputs and parameters; the gradients of those that have one; the auxiliary states.
     """
 
     def __init__(
@@ -95,16 +114,24 @@ class Arrays:
 
 
 def _read_exactly(graph: Graph) -> set[str]:
-    """Return the variables that no operator reads as values to compute with: labels, indices, gamma and beta."""
-    rules = {}
+    """Return the names of the variables that operators read only at inputs which stay FP32 under every plan.
+
+    These are labels, indices, lengths, gamma, beta and the like: random values would not be valid for all of them.
+    """
+    found = {}
     for entry, users in graph.consumers().items():
         if entry.node.is_variable:
-            rules[entry.node.name] = all(position in rule_of(node.op).keep for node, position in users)
-    return {name for name, exactly in rules.items() if exactly}
+            found[entry.node.name] = all(position in rule_of(node.op).keep for node, position in users)
+    return {name for name, exactly in found.items() if exactly}
 
 
 def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactly: bool) -> np.ndarray:
-    """Return values that keep activations and gradients far from overflow and from denormals, which are slow."""
+    """Return FP32 values for the variable ``name`` with which no activation or gradient overflows or is denormal.
+
+    Denormals would make operators slow. A weight gets normal values with a variance of 2 / fan-in, another variable
+    standard normal ones. If ``exactly``, the variable is a label, an index or a statistic: a name that ends in "gamma"
+    or "var" then gets ones, any other zeros.
+    """
     if exactly:
         return np.full(shape, float(name.endswith(("gamma", "var"))), "float32")
     fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else 1
@@ -112,27 +139,35 @@ def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactl
 
 
 class Timed:
-    """The graph that runs under one plan, bound.
+    """The graph of one plan, bound on the shared arrays, whose steps can be timed as a whole or operator by operator.
+
+    The constructor runs one step, so that no later one includes first-time work of the kernels.
 
     Parameters
     ----------
     graph : Graph
+        The network in FP32.
     plan : Plan
+        Which operators of ``graph`` compute in low precision.
     arrays : Arrays
+        Made for ``graph``.
     training : bool
-        Whether a step is a forward and a backward, or a forward alone.
+        True if a step is a forward and a backward, False if it is a forward alone.
     before_each : callable, optional
-        Called in a first step, operator by operator, with the owner of what runs next; with None after that step.
+        If given, one more step runs first, operator by operator. Before each operator runs, this is called with the
+        operator or cast of the FP32 graph that its time belongs to; after the step it is called with None. So the
+        caller knows what ran when a kernel crashes the process.
 
     Attributes
     ----------
-    operators : Counter
-        The number of operators that run for each owner.
+    operators : Counter of Owner to int
+        For each operator and cast of the FP32 graph, how many operators the bound graph runs for it: a workaround may
+        need several.
 
     Raises
     ------
     mxnet.MXNetError
-        From any method: a kernel is missing, or memory.
+        From the constructor and every method: a kernel is missing or fails, or memory runs out.
     """
 
     def __init__(
@@ -149,7 +184,7 @@ class Timed:
         casted.source.update({new: casted.source[node] for new, node in stand_ins.items()})
         owners = _owners(casted)
         self.operators = Counter(owners.values())
-        # By name, so that a callback knows which operator it is about.
+        # MXNet's monitor reports operators by name: the name is the position of the owner.
         self._owners = list(owners.values())
         for number, node in enumerate(owners):
             node.name = f"n{number}"
@@ -162,7 +197,7 @@ class Timed:
         symbol = casted.graph.to_symbol()
         self._executor = _bind(symbol, arrays, arguments, gradients)
         outputs = self._executor.outputs
-        # Drawn: of equal ones, normalization leaves nothing but denormals, which FP32 takes 100 times as long for.
+        # Random: of equal gradients, normalization leaves denormals, for which FP32 takes 100 times as long.
         rng = np.random.RandomState(1)
         self._head_gradients = [
             mx.nd.array(rng.normal(0, 1, out.shape), arrays.ctx).astype(out.dtype) for out in outputs
@@ -172,19 +207,24 @@ class Timed:
         self.step()
 
     def step(self) -> float:
-        """Return the seconds of one forward, and in training one backward."""
+        """Run one step, a forward and in training a backward, and return how many seconds it took.
+
+        Waits for the device.
+        """
         return self._step(self._executor)
 
     def profile(self) -> dict[Owner, float]:
-        """Return the seconds of each operator and each cast, forward and backward together, in one step.
+        """Run one step and return the seconds of each operator and cast in it, forward and backward together.
 
-        What MXNet adds (sums of gradients) counts for the operator whose backward follows. From then on every step
-        runs operator by operator.
+        An operator that MXNet adds by itself, to sum gradients, counts for the operator whose backward runs next.
+        Waits for the device after each operator. The executor keeps the callback, so from then on ``step`` waits after
+        each operator too, and takes longer.
         """
         spent: dict[Owner, float] = {}
         times = {"last": 0.0, "pending": 0.0}
 
         def note(owner: Owner | None) -> None:
+            """Add the seconds since the last call to the time of ``owner``; if it is None, to that of the next call."""
             times["pending"] += time.perf_counter() - times["last"]
             if owner is not None:
                 spent[owner] = spent.get(owner, 0.0) + times["pending"]
@@ -197,22 +237,29 @@ class Timed:
         return spent
 
     def _try(self, executor: mx.executor.Executor, before_each: Callable[[Owner | None], None]) -> None:
-        with suppress(mx.MXNetError):  # of the monitor, or the step that follows raises it too
+        """Run one step and call ``before_each`` before each operator, and after the step with None.
+
+        Its argument is the operator or cast of the FP32 graph for which the operator runs. An ``MXNetError`` of the
+        step is dropped: the next step, which has no callback, raises it too unless the monitor was its cause.
+        """
+        with suppress(mx.MXNetError):
             self._run(executor, lambda owner: None if owner is None else before_each(owner), monitor_all=True)
         before_each(None)
 
     def _run(
         self, executor: mx.executor.Executor, note: Callable[[Owner | None], None], monitor_all: bool = False
     ) -> None:
-        """Run one step operator by operator, and call ``note`` with the owner of each output that is there.
+        """Run one step operator by operator, and call ``note`` after each operator with the owner of its time.
 
-        None stands for what belongs to nobody. ``monitor_all``: of each input too, before it is read.
+        The owner is an operator or cast of the FP32 graph, or None for an operator that MXNet added by itself. With
+        ``monitor_all``, ``note`` is also called before each operator, once for each of its inputs.
         """
-        owners, error = self._owners, KeptError()  # not self, which the executor would keep alive
+        owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 
         def call(name: bytes | str, handle: Any) -> None:
+            """Take one report of MXNet's monitor: a name such as ``n7_output``, and the handle of an array to free."""
             with error:
-                NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # ours to free
+                NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees the handle
                 mx.nd.waitall()
                 found = re.match(r"n(\d+)_", name.decode() if isinstance(name, bytes) else name)
                 note(owners[int(found.group(1))] if found else None)
@@ -222,6 +269,7 @@ class Timed:
         error.raise_it()
 
     def _step(self, executor: mx.executor.Executor) -> float:
+        """Run one step of an executor and return its seconds. Waits for the device; delays Ctrl-C until the end."""
         mx.nd.waitall()
         with hold_interrupts():
             start = time.perf_counter()
@@ -233,9 +281,10 @@ class Timed:
 
 
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
-    """Return what the time of each operator of the emitted graph belongs to.
+    """Return a mapping from each operator of the graph with casts to the owner of the time that it takes.
 
-    What mxmp puts before a cast or an operator, to have it right, belongs to that one.
+    The owner is an operator or a cast of the FP32 graph. An operator that a workaround inserted belongs to the owner of
+    the operator that reads it.
     """
     casts = {}
     for cast in casted.casts:
@@ -257,7 +306,12 @@ def _owners(casted: CastGraph) -> dict[Node, Owner]:
 def _bind(
     symbol: mx.sym.Symbol, arrays: Arrays, arguments: dict[str, NDArray], gradients: dict[str, NDArray]
 ) -> mx.executor.Executor:
-    """Bind without MXNet's fusion, which neither Gluon nor mxmp's ``Module`` uses."""
+    """Return an executor of ``symbol``, bound without MXNet's oneDNN fusion.
+
+    Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion. ``arguments`` maps the name of every argument
+    to its array, and ``gradients`` maps those that need a gradient to the array for it. The device, the requested
+    gradients and the auxiliary states are those of ``arrays``.
+    """
     if arrays.ctx.device_type == "cpu":
         symbol = Unfused(symbol)
     requests = {name: arrays.grad_req.get(name, "null") if name in gradients else "null" for name in arguments}

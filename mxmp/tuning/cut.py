@@ -1,7 +1,7 @@
 """The assignment of dtypes with the least total cost, exactly: a minimum cut.
 
-Every operator that may compute in either dtype is on one side of the cut, low or FP32, and pays its cost there. A
-tensor that is returned on one side and read on the other is cast: once, for any number of readers, as
+Every operator that may compute in either dtype is on one side of the cut, low precision or FP32, and pays its cost
+there. A tensor that is returned on one side and read on the other is cast: once, for any number of readers, as
 ``casts.insert_casts`` does. Kolmogorov and Zabih (PAMI 2004) say which such sums a cut can minimise.
 """
 
@@ -13,71 +13,91 @@ from typing import Any, Collection, Iterator, Mapping, NamedTuple
 from ..precision.graph import Entry, Node
 from ..precision.plan import PlannedGraph
 
-__all__ = ["Choice", "Costs", "Tensor", "least"]
+__all__ = ["Choice", "Costs", "Tensor", "cheapest"]
 
 
 class Tensor(NamedTuple):
-    """The operator that returns a tensor, and those that read it.
+    """What decides whether one tensor of a graph is cast: the node that it comes from, and the operators that read it.
 
     Attributes
     ----------
     source : Node or None
-        The tensor is low where this one is; None where it is FP32 under every assignment.
+        The operator that returns the tensor, or the variable that holds it. The tensor is in low precision where this
+        node is assigned to low precision. None where the tensor is FP32 under every assignment, because its operator
+        computes in FP32 always or returns this output in FP32 always.
     readers : tuple of Node
-        The operators that read it in the dtype that they compute in.
-    full : bool
-        Whether it is read in FP32 under every assignment too.
+        The operators that read the tensor in the dtype in which they compute, so in low precision under some
+        assignment; each once.
+    read_in_fp32 : bool
+        True if something reads the tensor in FP32 under every assignment: an operator that always computes in FP32, an
+        input such as a label that is always FP32, or the graph's outputs where the policy returns FP32.
     """
 
     source: Node | None
     readers: tuple[Node, ...]
-    full: bool
+    read_in_fp32: bool
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of each choice, in any one unit; 0 for those that are not in the mappings.
+    """What each operator costs in each dtype, and each tensor's cast in each direction.
 
-    An operator may have a negative cost, and so may a cast on which one operator alone decides (``Choice.decides``):
-    the operators around it gain more than the cast costs.
+    All costs are in one unit, for example seconds or bytes. An operator or tensor that a mapping lacks costs 0 there.
+    An operator may have a negative cost. So may a cast on which one operator alone decides
+    (``Choice.sole_decider``): measured seconds of a cast are negative where the operators around it gain more time
+    than the cast takes.
 
     Attributes
     ----------
-    low, full : mapping of Node to float
-        Of operators.
-    to_low, to_full : mapping of Entry to float
-        Of the cast of a tensor, forward and backward.
+    low, fp32 : mapping of Node to float
+        The cost of each operator when it computes in low precision, and when it computes in FP32.
+    to_low, to_fp32 : mapping of Entry to float
+        The cost of casting each tensor to low precision, and to FP32: forward and, where it is a training step that
+        is costed, backward together.
     """
 
     low: Mapping[Node, float]
-    full: Mapping[Node, float]
+    fp32: Mapping[Node, float]
     to_low: Mapping[Entry, float]
-    to_full: Mapping[Entry, float]
+    to_fp32: Mapping[Entry, float]
 
 
 class Choice:
-    """The assignments that are possible in a graph.
+    """All assignments of dtypes to the operators of one graph that a cut may choose from, and the casts of each.
+
+    An assignment is a set of nodes: the operators that compute in low precision. All other operators compute in FP32.
+
+    Parameters
+    ----------
+    planned : PlannedGraph
+        The graph, with the rule of each operator. The decisions of its plan are not read.
+    free, always_low, may_be_stored_low
+        The sets that the attributes of these names hold.
 
     Attributes
     ----------
     free : frozenset of Node
-        The operators that may compute in either dtype.
-    fixed : frozenset of Node
-        The operators that compute low under every assignment; all others compute in FP32.
-    stored : frozenset of Node
-        The variables that are stored low where all their readers are low.
+        The operators that compute in low precision under some assignments and in FP32 under the others.
+    always_low : frozenset of Node
+        The operators that compute in low precision under every assignment. An operator that is neither here nor in
+        ``free`` computes in FP32 under every assignment.
+    may_be_stored_low : frozenset of Node
+        The variables (weights, biases) that are stored in low precision under those assignments in which all
+        operators that read them compute in low precision. They then need no cast.
     tensors : dict of Entry to Tensor
+        Every tensor that an operator reads or that the graph returns.
     """
 
     def __init__(
         self,
         planned: PlannedGraph,
         free: Collection[Node],
-        fixed: Collection[Node] = (),
-        stored: Collection[Node] = (),
+        always_low: Collection[Node] = (),
+        may_be_stored_low: Collection[Node] = (),
     ) -> None:
-        self.free, self.fixed, self.stored = frozenset(free), frozenset(fixed), frozenset(stored)
-        self._either = self.free | self.fixed
+        self.free, self.always_low = frozenset(free), frozenset(always_low)
+        self.may_be_stored_low = frozenset(may_be_stored_low)
+        self._low_somewhere = self.free | self.always_low
         heads = set(planned.graph.heads) if planned.plan.policy.output == "float32" else set()
         readers = planned.graph.consumers()
         self.tensors = {
@@ -85,109 +105,143 @@ class Choice:
             for entry in dict.fromkeys([*readers, *planned.graph.heads])
         }
 
-    def _tensor(self, planned: PlannedGraph, entry: Entry, users: list[tuple[Node, int]], head: bool) -> Tensor:
-        node = entry.node
-        follows = [node for node, position in users if self._reads(planned, node, position)]
-        made = node in self.stored or (node in self._either and entry.index not in planned.rules[node].keep_outputs)
-        return Tensor(node if made else None, tuple(dict.fromkeys(follows)), head or len(follows) < len(users))
+    def _tensor(
+        self, planned: PlannedGraph, entry: Entry, users: list[tuple[Node, int]], is_fp32_output: bool
+    ) -> Tensor:
+        """Return the ``Tensor`` that describes ``entry``.
 
-    def _reads(self, planned: PlannedGraph, node: Node, position: int) -> bool:
-        return node in self._either and position not in planned.rules[node].keep
+        ``users`` are the operators that read ``entry``, each with the position of that input. ``is_fp32_output`` is
+        True if the graph returns ``entry`` and must return it in FP32.
+        """
+        node, rules = entry.node, planned.rules
+        readers = [user for user, i in users if user in self._low_somewhere and i not in rules[user].keep]
+        computed_low = node in self._low_somewhere and entry.index not in rules[node].keep_outputs
+        source = node if computed_low or node in self.may_be_stored_low else None
+        return Tensor(source, tuple(dict.fromkeys(readers)), is_fp32_output or len(readers) < len(users))
 
     def cost(self, low: Collection[Node], costs: Costs) -> float:
-        """Return the cost of the assignment in which ``low``, and nothing else, computes low."""
-        nodes = sum((costs.low if node in low else costs.full).get(node, 0.0) for node in self._either)
+        """Return the total cost of one assignment, in the unit of ``costs``.
+
+        It is the sum over the operators of ``free`` and ``always_low`` and over the casts; operators that always
+        compute in FP32 are left out, since they cost the same under every assignment. ``low`` is the assignment: all
+        operators that compute in low precision, those of ``always_low`` included.
+        """
+        nodes = sum((costs.low if node in low else costs.fp32).get(node, 0.0) for node in self._low_somewhere)
         return nodes + sum(
-            (costs.to_full if to_full else costs.to_low).get(entry, 0.0) for entry, to_full in self.casts(low)
+            (costs.to_fp32 if to_fp32 else costs.to_low).get(entry, 0.0) for entry, to_fp32 in self.casts(low)
         )
 
-    def decides(self, entry: Entry, to_full: bool) -> Node | None:
-        """Return the operator that decides alone whether a tensor is cast so; None if several do, or none.
+    def sole_decider(self, entry: Entry, to_fp32: bool) -> Node | None:
+        """Return the one operator whose dtype decides whether a tensor is cast; None if it is not one operator alone.
 
-        The tensor is cast where that operator computes low.
+        ``to_fp32`` says which cast is meant: True the one from low precision to FP32, False the one from FP32 to low
+        precision. The tensor ``entry`` is cast so in exactly those assignments in which the returned operator
+        computes in low precision. Only such a cast may have a negative cost.
         """
         tensor = self.tensors[entry]
-        if tensor.source in self.stored:
+        if tensor.source in self.may_be_stored_low:
             return None
-        if to_full:
-            return tensor.source if tensor.full else None
+        if to_fp32:
+            return tensor.source if tensor.read_in_fp32 else None
         return tensor.readers[0] if tensor.source is None and len(tensor.readers) == 1 else None
 
     def casts(self, low: Collection[Node]) -> Iterator[tuple[Entry, bool]]:
-        """Yield the tensors that are cast, and whether to FP32."""
+        """Yield each cast that the graph has under one assignment, as the tensor that is cast and its direction.
+
+        The direction is True for a cast to FP32 and False for a cast to low precision. ``low`` is the assignment: all
+        operators that compute in low precision. A tensor has at most one cast, however many operators read it.
+        """
         for entry, tensor in self.tensors.items():
             is_low = [node in low for node in tensor.readers]
-            if tensor.source in self.stored:
-                made_low = all(is_low) and not tensor.full
+            if tensor.source in self.may_be_stored_low:
+                made_low = all(is_low) and not tensor.read_in_fp32
             else:
                 made_low = tensor.source is not None and tensor.source in low
-            if made_low and (tensor.full or not all(is_low)):
+            if made_low and (tensor.read_in_fp32 or not all(is_low)):
                 yield entry, True
             if not made_low and any(is_low):
                 yield entry, False
 
 
-def least(choice: Choice, costs: Costs) -> frozenset[Node]:
-    """Return the operators that compute low in the assignment with the least total cost.
+def cheapest(choice: Choice, costs: Costs) -> frozenset[Node]:
+    """Return the assignment with the least total cost: the operators that compute in low precision under it.
+
+    It is the exact minimum of ``choice.cost`` over all assignments of ``choice``, found by a minimum cut; the operators
+    of ``choice.always_low`` are in it.
 
     Raises
     ------
     ValueError
-        A cast has a negative cost, and several operators decide on it.
+        A cast on which several operators decide has a negative cost; a cut cannot minimise such a sum.
     ImportError
         python-igraph, which finds the cut, is not installed.
     """
     network = _Network()
-    extra = {node: costs.low.get(node, 0.0) - costs.full.get(node, 0.0) for node in choice.free}
-    for to_full, of_casts in ((True, costs.to_full), (False, costs.to_low)):
-        for entry, cost in of_casts.items():
-            node = choice.decides(entry, to_full)
+    extra = {node: costs.low.get(node, 0.0) - costs.fp32.get(node, 0.0) for node in choice.free}
+    for to_fp32, cast_costs in ((True, costs.to_fp32), (False, costs.to_low)):
+        for entry, cost in cast_costs.items():
+            node = choice.sole_decider(entry, to_fp32)
             if node in extra:
                 extra[node] += cost
             elif cost < 0 and node is None:
                 raise ValueError(f"{entry.node.name}: a cast on which several operators decide costs {cost}")
     for node, more in extra.items():
-        network.pay(node, network.FULL, more)
+        network.pay(node, network.FP32, more)
         network.pay(network.LOW, node, -more)
-    for node in choice.fixed:
+    for node in choice.always_low:
         network.forbid(network.LOW, node)
     for entry, tensor in choice.tensors.items():
-        source = network.FULL if tensor.source is None else tensor.source
-        if tensor.source in choice.stored:
-            for reader in [*tensor.readers, *([network.FULL] if tensor.full else [])]:
+        source = network.FP32 if tensor.source is None else tensor.source
+        if tensor.source in choice.may_be_stored_low:
+            for reader in [*tensor.readers, *([network.FP32] if tensor.read_in_fp32 else [])]:
                 network.forbid(source, reader)
-        elif tensor.source is not None and choice.decides(entry, True) is None:
+        elif tensor.source is not None and choice.sole_decider(entry, True) is None:
             cast = (entry, "to FP32")
-            network.pay(source, cast, costs.to_full.get(entry, 0.0))
+            network.pay(source, cast, costs.to_fp32.get(entry, 0.0))
             for reader in tensor.readers:
                 network.forbid(cast, reader)
-        if choice.decides(entry, False) is None:
+        if choice.sole_decider(entry, False) is None:
             cast = (entry, "to low")
             network.pay(cast, source, costs.to_low.get(entry, 0.0))
             for reader in tensor.readers:
                 network.forbid(reader, cast)
-    return network.side_of_low() & (choice.free | choice.fixed)
+    return network.low_side() & (choice.free | choice.always_low)
 
 
 class _Network:
-    """A network of capacities: ``pay`` a cost where the first is low and the second in FP32, or ``forbid`` it."""
+    """A flow network whose minimum cut puts each of its vertices on the low-precision side or on the FP32 side.
 
-    LOW, FULL = "low", "full"
+    A vertex is any hashable object: an operator, a cast, or one of the two ends ``LOW`` and ``FP32``, which are always
+    on their own sides. ``pay`` and ``forbid`` add the edges; ``low_side`` cuts. ``cheapest`` makes one per call.
+    """
+
+    LOW, FP32 = "low", "fp32"
 
     def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {self.LOW: 0, self.FULL: 1}
+        self._numbers: dict[Any, int] = {self.LOW: 0, self.FP32: 1}
         self._edges: list[tuple[int, int]] = []
         self._capacities: list[float | None] = []
 
-    def pay(self, low: Any, full: Any, cost: float) -> None:
+    def pay(self, low: Any, fp32: Any, cost: float) -> None:
+        """Add ``cost`` to every cut that has vertex ``low`` on the low-precision side and ``fp32`` on the FP32 side.
+
+        A cost of 0 or less adds nothing.
+        """
         if cost > 0:
-            self._add(low, full, cost)
+            self._add(low, fp32, cost)
 
-    def forbid(self, low: Any, full: Any) -> None:
-        self._add(low, full, None)
+    def forbid(self, low: Any, fp32: Any) -> None:
+        """Exclude every cut that has vertex ``low`` on the low-precision side and ``fp32`` on the FP32 side."""
+        self._add(low, fp32, None)
 
-    def side_of_low(self) -> frozenset[Any]:
-        """Return everything that is on the low side of a minimum cut."""
+    def low_side(self) -> frozenset[Any]:
+        """Return all vertices on the low-precision side of a minimum cut, ``LOW`` included.
+
+        Raises
+        ------
+        ImportError
+            python-igraph is not installed.
+        """
         try:
             import igraph
         except ImportError as error:
@@ -198,8 +252,9 @@ class _Network:
         cut = set(graph.mincut(0, 1, capacities).partition[0])
         return frozenset(what for what, number in self._numbers.items() if number in cut)
 
-    def _add(self, low: Any, full: Any, capacity: float | None) -> None:
-        numbers = (self._numbers.setdefault(each, len(self._numbers)) for each in (low, full))
+    def _add(self, low: Any, fp32: Any, capacity: float | None) -> None:
+        """Add an edge from vertex ``low`` to vertex ``fp32``, with its capacity; None stands for an infinite one."""
+        numbers = (self._numbers.setdefault(each, len(self._numbers)) for each in (low, fp32))
         first, second = numbers
         self._edges.append((first, second))
         self._capacities.append(capacity)

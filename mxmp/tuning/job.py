@@ -21,16 +21,19 @@ __all__ = ["Crash", "Job", "job_of"]
 
 
 class Crash(NamedTuple):
-    """How a process ended that measured a plan.
+    """One crash of the process in which ``tune`` measures: the plan that ran, where in it, and how the process ended.
+
+    Made in the user's process, which starts another one that leaves the crashed operators in FP32.
 
     Attributes
     ----------
     low : frozenset of str
-        The operators that compute low under that plan, by name.
+        The names of the operators that compute in low precision under the plan that ran.
     operators : tuple of str
-        The operator that ran, or those around the cast that ran; empty where this is not known.
+        The name of the operator that ran when the process ended. If a cast ran, the names of the operators that it
+        comes from or goes to. Empty if the process did not tell.
     how : str
-        For example "by SIGSEGV".
+        The signal that ended the process, for example ``"SIGSEGV"``, or its exit status, ``"exit status 1"``.
     """
 
     low: frozenset[str]
@@ -40,34 +43,40 @@ class Crash(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A network, and what its plan is for. ``pickle`` takes it; but for ``values``, nothing in it is the user's object.
+    """All that the process in which ``tune`` measures must know: the network, and how and where it is going to run.
+
+    ``job_of`` makes it in the user's process, and ``pickle`` brings it to the other one. Nothing in it is an object of
+    the user's, but for the arrays in ``values``.
 
     Attributes
     ----------
     symbol : str
-        JSON of the network, in FP32 or converted, as ``described`` writes it.
-    numpy : tuple of bool
-        Whether it is a Symbol of the NumPy kind, and MXNet's NumPy semantics where ``tune`` was called: of shapes, of
-        arrays.
+        JSON of the network, in FP32 or converted, as ``stand_ins.described`` writes it.
+    numpy : tuple of three bool
+        Whether the network is a Symbol of MXNet's NumPy kind; whether MXNet's NumPy shapes, and whether its NumPy
+        arrays, were switched on where ``tune`` was called.
     policy : Policy
     ctx : mxnet.Context
+        The device to measure on.
     training : bool
+        True if a step is a forward and a backward, False if it is a forward alone.
     inputs : mapping of str to tuple of int
-        The shapes of the inputs, by name; other variables are parameters and states.
+        The shape of every input by its name. All other variables are parameters and auxiliary states.
     values : mapping of str to NDArray
-        Of inputs that were given as arrays.
+        The inputs that the user gave as arrays, by name; the values of others are drawn.
     grad_req : mapping of str to str
-        The requested gradients of variables, by name.
+        ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name; a variable that is missing has no gradient.
     parameters : list of str, optional
-        The names of a block's parameters; None for a Symbol, which keeps the names of its outputs.
+        The names of a block's parameters. None if ``tune`` was called with a Symbol, whose output names the plan then
+        must keep.
     blocks : tuple of str
-        For ``Plan``.
+        The prefixes of the block and of all blocks in it, as ``Plan.blocks`` holds them; empty for a Symbol.
     stand_ins : list of str
-        The operators that only the user's process knows, for a note.
+        Types and names of the operators that only the user's process can run, which are timed as stand-ins.
     seconds : dict of str to float
-        Times that are known, by signature: see ``Table``.
+        The times that are known from earlier runs, by the keys that ``table.Table`` makes. New times are added to it.
     crashes : tuple of Crash
-        What ended earlier processes, and is left out.
+        How the earlier processes for this job ended. Operators that crashed stay in FP32.
     """
 
     symbol: str
@@ -85,11 +94,11 @@ class Job:
     crashes: tuple[Crash, ...] = ()
 
     def graph(self) -> Graph:
-        """Return the graph in FP32, without anything that mxmp inserts; every call returns another one."""
+        """Return the network's FP32 graph, without the nodes that mxmp inserted. Every call reads a new graph."""
         return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
 
     def after(self, crash: Crash) -> Job:
-        """Return what is left to do after a crash."""
+        """Return a copy of this job that lists ``crash`` too, for the next process, which avoids what crashed."""
         return replace(self, crashes=(*self.crashes, crash))
 
 
@@ -102,16 +111,28 @@ def job_of(
     training: bool,
     measure: bool,
 ) -> Job:
-    """Return the job for a block or a Symbol, which stays as it is; nothing runs.
+    """Return the job for one call of ``tune``. ``target`` is not changed, and no operator runs.
 
-    ``inputs``, ``named``, ``measure``: as ``tune`` takes them.
+    Parameters
+    ----------
+    target : HybridBlock or Symbol
+    inputs : tuple
+        The positional inputs of ``tune``: for a block, arrays or shapes, or lists of them.
+    named : mapping of str to NDArray or tuple of int
+        The inputs of a Symbol by name, as arrays or shapes.
+    policy, ctx, training
+        As the attributes of ``Job``.
+    measure : bool
+        True if the job will be measured in another process. A Custom operator, or one of a library, in the body of a
+        loop is then an error: that process cannot run it, and there is no stand-in for it.
 
     Raises
     ------
     TypeError
-        ``target`` is neither.
+        ``target`` is neither a Block nor a Symbol.
     ValueError
-        The block cannot be traced, there is no such input, or an operator cannot be measured in another process.
+        The block cannot be traced, an input is named that the network does not have, the inputs are no arrays or
+        shapes, or an operator in the body of a loop cannot be measured in another process.
     """
     if isinstance(target, mx.sym.Symbol):
         subject = _of_symbol(target, inputs, named)
@@ -124,8 +145,8 @@ def job_of(
     text, stand_ins, inside_loops = described(subject.symbol, shapes)
     if inside_loops and measure:
         raise ValueError(
-            f"{inside_loops[0]} in the body of a loop is known to this process alone, and tune measures in a process "
-            "of its own: plan without measuring, by measure=False"
+            f"only this process can run {inside_loops[0]} in the body of a loop, and tune measures in another process: "
+            "plan without measuring, by measure=False"
         )
     return Job(
         symbol=text,
@@ -143,7 +164,24 @@ def job_of(
 
 
 class _Subject(NamedTuple):
-    """The network of ``target`` as plain data. ``grad_req``: by parameter name; empty if no gradient is requested."""
+    """What ``job_of`` reads from the block or Symbol that ``tune`` was called with, before it makes a ``Job`` of it.
+
+    Attributes
+    ----------
+    symbol : Symbol
+        The network: the Symbol itself, or the graph of the block.
+    shapes : mapping of str to tuple of int
+        The shape of every input by its name.
+    values : mapping of str to NDArray
+        The inputs that the user gave as arrays, by name.
+    parameters : list of str, optional
+        The names of the block's parameters; None for a Symbol.
+    grad_req : mapping of str to str
+        ``"write"``, ``"add"`` or ``"null"`` for each parameter of the block by its name. Empty for a Symbol, whose
+        parameters all get ``"write"``.
+    blocks : tuple of str
+        The prefixes of the block and of all blocks in it, outermost first; empty for a Symbol.
+    """
 
     symbol: mx.sym.Symbol
     shapes: Mapping[str, tuple[int, ...]]
@@ -154,6 +192,12 @@ class _Subject(NamedTuple):
 
 
 def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, named: Mapping[str, Any]) -> _Subject:
+    """Return what a ``Job`` needs to know of a Symbol.
+
+    ``inputs`` are the positional arguments that ``tune`` got after the Symbol. ``named`` are its keywords, which map
+    the names of inputs to shapes or arrays. Raises ``ValueError`` where ``inputs`` is not empty, since a Symbol's
+    inputs need names, or where a keyword is neither a shape nor an array.
+    """
     if inputs:
         raise ValueError("name the inputs of a Symbol: tune(symbol, data=(32, 3, 224, 224))")
     values = {name: value for name, value in named.items() if isinstance(value, NDArray)}
@@ -162,6 +206,13 @@ def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, named: Mapping[str, Any]) -
 
 
 def _of_block(block: Any, inputs: tuple, named: Mapping[str, Any], training: bool) -> _Subject:
+    """Return what a ``Job`` needs to know of a block; its graph is traced in training mode if ``training``.
+
+    ``inputs`` are the positional arguments that ``tune`` got after the block: arrays or shapes, or lists of them.
+    ``named`` are its keywords, of which a block has none. Raises ``TypeError`` where ``block`` is no Block, and
+    ``ValueError`` where it is no HybridBlock, cannot be traced, or the inputs are missing, named, or neither arrays nor
+    shapes.
+    """
     if not isinstance(block, Block):
         raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
     if named or not inputs:

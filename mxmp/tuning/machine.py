@@ -15,7 +15,7 @@ from ..kernels.fit import SWITCH
 
 __all__ = ["cache_file", "describe"]
 
-# They change the kernels that MXNet and oneDNN pick, or their threads.
+# Environment variables that change the kernels that MXNet and oneDNN pick, or their threads.
 _VARIABLES = (
     SWITCH,
     "OMP_NUM_THREADS",
@@ -27,7 +27,12 @@ _VARIABLES = (
 
 
 def describe(ctx: mx.Context) -> dict[str, Any]:
-    """Return the processor, threads, and builds of MXNet and mxmp: times hold where all of them are the same."""
+    """Return all that measured times depend on, as data for JSON: times hold only where all of it is the same.
+
+    The keys are ``"device"`` (``"cpu"`` or ``"gpu"``, of ``ctx``), ``"processor"`` (the CPU's model), ``"processors"``
+    (how many this process may use), ``"environment"`` (the set environment variables that change kernels or threads),
+    ``"mxnet"`` (its version), ``"mxmp"`` (a hash of its code) and ``"features"`` (those that MXNet is built with).
+    """
     return {
         "device": ctx.device_type,
         "processor": _processor(),
@@ -40,12 +45,21 @@ def describe(ctx: mx.Context) -> dict[str, Any]:
 
 
 def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None) -> str:
-    """Return the path of the file for a machine, in ``folder`` (default: the user's cache folder), which is made.
+    """Return the path of the file for a machine's times, ``FOLDER/times-HASH.json``. The file need not exist.
+
+    Parameters
+    ----------
+    machine : dict
+        What ``describe`` returned; its hash is in the file's name.
+    folder : path, optional
+        Where the file is (default: the user's cache folder). It is created if it does not exist.
 
     Raises
     ------
     ImportError
-        platformdirs, which knows that folder, is not installed.
+        platformdirs, which finds the user's cache folder, is needed and not installed.
+    OSError
+        The folder cannot be created.
     """
     if folder is None:
         try:
@@ -59,13 +73,17 @@ def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None)
 
 
 def _source() -> str:
-    """Return a hash of the code that makes graphs, and of the code that times them."""
+    """Return a hash of mxmp's code that makes the timed graphs and that times them: other code, other times."""
     package = Path(__file__).parents[1]
     files = sorted(path for name in ("precision", "kernels", "tuning") for path in (package / name).glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in [*files, package / "pipeline.py"])).hexdigest()[:12]
 
 
 def _processor(cpuinfo: str = "/proc/cpuinfo") -> str:
+    """Return the model of the CPU as Linux's file ``cpuinfo`` has it, for example ``"Intel(R) Xeon(R) Gold 6248"``.
+
+    Where that file cannot be read, it is what ``platform`` says, which may be no more than ``"x86_64"``.
+    """
     try:
         with open(cpuinfo, encoding="utf-8") as file:
             for line in file:

@@ -30,11 +30,11 @@ __all__ = ["START", "main", "measured_apart"]
 
 START = code_of("mxmp.tuning.process")
 
-# The process was ended by somebody, not by a kernel.
+# Signals that come from outside, not from a kernel that crashes.
 _ENDED = {"SIGHUP", "SIGINT", "SIGKILL", "SIGQUIT", "SIGTERM", "SIGXCPU"}
-# Raised again in the user's process; another is a ``RuntimeError`` there.
+# Exceptions that are raised again in the user's process; any other becomes a ``RuntimeError``.
 _ERRORS = (ValueError, ImportError, MemoryError, OSError, mx.MXNetError)
-# Elements of an array for whose copy MXNet starts a team of OpenMP threads in the main thread.
+# From about this many elements on, MXNet copies an array from NumPy with a team of OpenMP threads.
 _PARALLEL_COPY = 200_000
 
 
@@ -42,17 +42,25 @@ _PARALLEL_COPY = 200_000
 
 
 def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[str, float]]:
-    """Return the plan that ``search.measured`` finds in a process of its own, and the times that are known then.
+    """Measure a job in a process of its own; return the fastest plan and the measured seconds by key.
 
-    A plan in which that process crashes is left out, and another process goes on without it. ``show`` is called with
-    the name of each part of the search. Warnings of the process are issued here.
+    If the process crashes, another one starts and leaves out the operators that crashed, or the plan if these are not
+    known. Blocks until the plan is found.
+
+    Parameters
+    ----------
+    job : Job
+        ``job.seconds`` has the times from earlier runs; new ones are added to it in place, and it is what is returned.
+    show : callable
+        Called with the name of each part of the search when it begins, for a progress bar.
 
     Raises
     ------
     RuntimeError
-        The process cannot start, FP32 itself crashes, or somebody ended it, as Linux does where memory runs out.
+        The process cannot start, FP32 itself crashes in it, or it was ended from outside, as Linux does where memory
+        runs out.
     ValueError, ImportError, MemoryError, OSError, mxnet.MXNetError
-        The process raised it.
+        The search raised this in the process. Another exception of the search is a ``RuntimeError`` with its traceback.
     """
     while True:
         with _started() as process:
@@ -64,7 +72,7 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
 
 @contextmanager
 def _started() -> Iterator[subprocess.Popen]:
-    """Start the process, and end it with the block, however that ends."""
+    """Start the process that measures, yield it, and kill it when the ``with`` block ends, even by an exception."""
     process = start_python(START, hint="Use tune(measure=False)")
     try:
         yield process
@@ -75,37 +83,58 @@ def _started() -> Iterator[subprocess.Popen]:
 
 
 def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
-    """Return the plan, or how the process crashed."""
+    """Send a job to the process that measures, and read its messages until it has the plan or crashes.
+
+    Return the plan, or the ``Crash`` if the process ended without one. Until then, the process's warnings are issued
+    here, its measured seconds are added to ``job.seconds``, and ``show`` is called with each part of the search. An
+    exception that the process reports is raised here.
+    """
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
     from_it: IO[bytes] = process.stdout  # type: ignore[assignment]
-    with suppress(BrokenPipeError):  # its end is read below
+    with suppress(BrokenPipeError):  # the process has ended, which the loop finds out
         _send(to_it, job)
     while True:
         try:
-            what, value = pickle.load(from_it)
+            kind, value = pickle.load(from_it)
         except (EOFError, pickle.UnpicklingError):
             return _crash(process.wait(), plan, operators)
-        if what == "found":
+        if kind == "found":
             return value
-        if what == "failed":
-            kind, text = value
-            raise kind(text)
-        if what == "part":
+        if kind == "failed":
+            error, text = value
+            raise error(text)
+        if kind == "part":
             show(value)
-        elif what == "warning":
+        elif kind == "warning":
             text, category = value
             warnings.warn(text, category, stacklevel=4)
-        elif what == "seconds":
+        elif kind == "seconds":
             job.seconds.update(value)
-        elif what == "plan":
+        elif kind == "plan":
             plan, operators = value, ()
         else:
             operators = value
 
 
 def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
-    """Return how a process crashed that measured ``plan``; raise ``RuntimeError`` where nothing can go on."""
+    """Return a description of how a measuring process crashed, from which the next one knows what to leave out.
+
+    Parameters
+    ----------
+    status : int
+        As ``Popen.wait`` returns it: an exit status, or a signal's number with a minus.
+    plan : frozenset of str, optional
+        The names of the operators that compute in low precision under the plan that ran; None before the first plan.
+    operators : tuple of str
+        The names of the operators that ran, as far as they are known.
+
+    Raises
+    ------
+    RuntimeError
+        Another process could not do better: this one was ended from outside (SIGKILL, SIGTERM, ...), ended before it
+        measured anything, or crashed in FP32.
+    """
     name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     if name in _ENDED:
         why = ": perhaps memory ran out; try a smaller batch" if name == "SIGKILL" else ""
@@ -122,41 +151,55 @@ def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...])
 
 
 def main() -> None:
-    """Read a job from stdin, and write messages to stdout, the plan last."""
+    """Run the process that measures: read a pickled ``Job`` from stdin, and write pickled messages to stdout.
+
+    A message is a tuple of its kind and its value. The kinds are "part", "plan", "operators" and "seconds", which
+    ``search.measured`` describes; "warning", with a text and a category; and as the last message "found" with the Plan,
+    or "failed" with the type and the text of an exception. What other code prints to stdout goes to stderr. If the
+    user's process ends, this one does too.
+    """
     messages = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what others print is no message
+    os.dup2(2, 1)  # what other code prints goes to stderr
     prepare_to_crash()
     job: Job = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     lock = threading.Lock()
 
-    def tell(what: str, value: Any) -> None:
+    def tell(kind: str, value: Any) -> None:
+        """Send a message of this kind and value to the user's process; any thread may call it."""
         with lock:
-            _send(messages, (what, value))
+            _send(messages, (kind, value))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)  # mxmp's own; what MXNet's imports warn of is known here
+        warnings.simplefilter("always", UserWarning)  # mxmp's own; the user's process has seen those of imports
         warnings.showwarning = lambda message, category, *_: tell("warning", (str(message), category))
         try:
             _start_second_team()
             with mx.util.np_shape(job.numpy[1]), mx.util.np_array(job.numpy[2]):
                 tell("found", measured(job, tell))
         except Exception as error:
-            kind = next((each for each in _ERRORS if isinstance(error, each)), None)
-            tell("failed", (kind, str(error)) if kind else (RuntimeError, traceback.format_exc()))
+            known = next((each for each in _ERRORS if isinstance(error, each)), None)
+            tell("failed", (known, str(error)) if known else (RuntimeError, traceback.format_exc()))
 
 
 def _send(stream: IO[bytes], message: Any) -> None:
+    """Pickle ``message`` into a pipe and flush it. Raises ``BrokenPipeError`` where the other process has ended."""
     pickle.dump(message, stream)
     stream.flush()
 
 
 def _end_with_parent() -> None:
-    """Wait until nobody holds the other end of stdin: the user's process is gone."""
+    """Wait until the user's process has closed its end of stdin, as it does when it ends, then kill this process.
+
+    It runs in a thread, since the main thread may be in a kernel.
+    """
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _start_second_team() -> None:
-    """Start the threads that training has: libgomp waits in another way where there are more than processors."""
+    """Start a second team of OpenMP threads, as a training loop does when it copies a batch from NumPy.
+
+    libgomp makes threads wait in another way where there are more of them than processors, which changes the times.
+    """
     mx.nd.array(np.zeros(_PARALLEL_COPY, "float32")).wait_to_read()

@@ -17,56 +17,84 @@ from ..precision.plan import Plan
 from ..precision.tuned import CONVERTED, FULL, Tuned
 from .choices import Task, cast_bytes, shapes_of, signature
 from .clock import Arrays, Cast, Owner, Timed
-from .cut import Costs, least
+from .cut import Costs, cheapest
 from .job import Crash, Job
 from .stand_ins import with_stand_ins
 from .table import Table
 
-__all__ = ["Search", "Tell", "faster", "fewest_bytes", "measured", "quartiles", "without_waiting"]
+__all__ = ["Search", "Tell", "fastest", "fewest_bytes", "measured", "quartiles", "without_waiting"]
 
 RULES, BYTES = "rules", "fewest bytes cast"
 CUT, CUT_AGAIN = "least time", "least time, cut again"
 
-# Rounds of steps: at least, at most, and the seconds after which there are no more than the least.
+# The least and the most rounds of steps, and the seconds after which no round follows the least.
 _ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 21, 60.0
-# Profiles of one plan: at least and at most, and how many in a row must bring nothing new.
+# The least and the most profiles of one plan, and how many in a row must lower the sum of times by less than 2 %.
 _PROFILES, _MOST_PROFILES, _QUIET = 4, 12, 2
+# The most cuts, each after the profile of the plan that the cut before it found.
 _CUTS = 3
 
-# Called with the name and the value of what happens: "part", a text, where a part of the search begins; "plan", the
-# names of the low operators of the plan that is going to run; "operators", the names of those that are going to run;
-# "seconds", by signature, where times were measured.
+# Called as the search proceeds, with the kind of an event and its value: see ``measured``.
 Tell = Callable[[str, Any], None]
 
 
 def measured(job: Job, tell: Tell) -> Plan:
-    """Return the plan whose steps are the fastest here, measured in this process."""
+    """Return the plan for a job whose steps are the fastest on this machine, measured in this process.
+
+    Kernels may crash the process, so ``process.measured_apart`` calls this in a process of its own. The call blocks
+    until all is measured.
+
+    Parameters
+    ----------
+    job : Job
+        The network, the policy, the device and the times that are known already.
+    tell : callable
+        ``tell(kind, value)`` is called as the search proceeds. Kind and value are ``"part"`` and a text, when a part of
+        the search begins; ``"plan"`` and the names of the operators that compute in low precision, before a plan runs;
+        ``"operators"`` and the names of those that run next, before they do; ``"seconds"`` and all known times by key,
+        after some were measured.
+
+    Raises
+    ------
+    mxnet.MXNetError
+        The network fails even in FP32.
+    """
     graph = job.graph()
     shapes = shapes_of(graph, job.inputs)
     task = _task(job, graph, left_out=_crashing(graph, shapes, job.crashes))
     table = Table(task, shapes, job.training, dict(job.seconds))
     drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
-    # A converted block knows the sizes of a call, a cast Symbol does not.
+    # A converted block has another graph for large inputs; a cast Symbol has one for all.
     large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
     large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
     arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
-    notes = [f"{each} is known to your process alone: FP32, and timed as a stand-in" for each in job.stand_ins]
+    notes = [
+        f"only your process can run {each}: it computes in FP32, and was timed as a stand-in" for each in job.stand_ins
+    ]
     plan = Search(task, arrays, shapes, job.training, table, tell, job.crashes, notes).run()
     return replace(plan, blocks=job.blocks)
 
 
 def fewest_bytes(job: Job) -> Plan:
-    """Return the plan whose casts move the fewest bytes, with every matrix operator low that may be; nothing runs."""
+    """Return the plan for a job whose casts move the fewest bytes, with all matrix operators in low precision.
+
+    Nothing is measured or run: it is what ``tune(measure=False)`` returns. A matrix operator that the rules or the
+    policy keep in FP32 stays there.
+    """
     graph = job.graph()
     shapes = shapes_of(graph, job.inputs)
     task, moved = _task(job, graph, slow_too=True), cast_bytes(shapes)
-    plans = {RULES: task.low_nodes(task.rules), BYTES: task.least_bytes(shapes)}
+    plans = {RULES: task.low_nodes(task.rules_plan), BYTES: task.least_bytes(shapes)}
     amounts = {name: int(task.choice.cost(low, Costs({}, {}, moved, moved))) for name, low in plans.items()}
     tuned = Tuned(BYTES, job.training, cast_bytes=amounts)
     return replace(task.plan(plans[BYTES], {}), tuned=tuned, blocks=job.blocks)
 
 
 def _task(job: Job, graph: Graph, **options: Any) -> Task:
+    """Return the task of planning ``graph``, the FP32 graph of ``job``.
+
+    ``options`` are the keywords ``slow_too`` and ``left_out`` of ``Task``.
+    """
     return Task(
         graph,
         job.policy,
@@ -78,7 +106,11 @@ def _task(job: Job, graph: Graph, **options: Any) -> Task:
 
 
 def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Crash]) -> dict[str, str]:
-    """Return the operators whose low kernels end the process, and why they are left out."""
+    """Return the operators that must stay in FP32 because their low-precision kernel crashed, and the reason of each.
+
+    It maps names to reasons, such as ``"its low-precision kernel crashes here (SIGSEGV)"``. Operators that run the same
+    kernel on the same shapes as a crashed one are in it, too.
+    """
     names = graph.names()
     signatures = {name: signature(node, shapes) for node, name in names.items() if not node.is_variable}
     found = {signatures[name]: crash for crash in crashes for name in crash.operators if name in crash.low}
@@ -87,7 +119,37 @@ def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Cra
 
 
 class Search:
-    """The candidates of one task, timed on ``arrays``."""
+    """One search for the fastest plan of a task, from measuring operators to comparing whole steps. ``run`` does it.
+
+    The search profiles three plans: FP32, as much low precision as possible, and matrix operators alone. A minimum cut
+    of the measured costs gives a new plan, which is profiled too and the cut repeated. Then whole steps of all
+    candidates are timed, and the fastest wins.
+
+    Parameters
+    ----------
+    task : Task
+        The graph and the plans to choose from.
+    arrays : Arrays
+        The inputs and parameters to which the graphs of all plans are bound.
+    shapes : mapping of Entry to tuple of int
+        The shape of every tensor of the graph.
+    training : bool
+        True if a step is a forward and a backward, False if it is a forward alone.
+    table : Table
+        The times that are known already; receives the new ones.
+    tell : callable
+        ``tell(kind, value)`` is called as the search proceeds, with the kinds and values that ``measured`` lists.
+    crashes : iterable of Crash
+        How earlier processes ended; a plan that crashed is not run again.
+    notes : iterable of str
+        Sentences for ``Tuned.notes`` of the returned plan; the search appends its own.
+
+    Attributes
+    ----------
+    candidates : dict of str to frozenset of Node
+        Each plan that may win, by the name that a printed plan shows (``"rules"``, ``"least time"``, ...): the
+        operators that compute in low precision under it.
+    """
 
     def __init__(
         self,
@@ -109,20 +171,24 @@ class Search:
         self._notes = list(notes)
         self.candidates = {
             FULL: frozenset(),
-            RULES: task.low_nodes(task.rules),
+            RULES: task.low_nodes(task.rules_plan),
             BYTES: task.least_bytes(shapes),
         }
 
     def run(self) -> Plan:
-        """Return the plan whose steps are the fastest; FP32 unless that is beyond the spread of the rounds."""
-        if not self.candidates[RULES] and not self._task.wide:
+        """Measure, and return the plan whose steps are the fastest, with all that was measured in ``Plan.tuned``.
+
+        It is FP32 unless another plan is faster in three of four rounds. If low precision fails while operators are
+        profiled, the steps of the candidates so far are compared. Raises ``mxnet.MXNetError`` if FP32 itself fails.
+        """
+        if not self.candidates[RULES] and not self._task.may_be_low:
             self._notes.append("nothing may compute low")
             return self._end(FULL, {})
         try:
-            for low in (frozenset(), self._task.wide, self._task.narrow):
+            for low in (frozenset(), self._task.may_be_low, self._task.matrix_operators):
                 self._learn(low)
             for _ in range(_CUTS):
-                cut = least(self._task.choice, self._table.costs())
+                cut = cheapest(self._task.choice, self._table.costs())
                 if self.candidates.setdefault(CUT, cut) != cut:
                     self.candidates[CUT_AGAIN] = cut
                 if self._table.knows(cut):
@@ -131,12 +197,16 @@ class Search:
         except mx.MXNetError as error:
             self._notes.append(f"{self._task.policy.compute} fails here ({_first_line(error)})")
         times = self._compare_steps()
-        return self._end(faster(times), times)
+        return self._end(fastest(times), times)
 
     def _learn(self, low: frozenset[Node]) -> None:
+        """Profile the plan in which the operators ``low`` compute in low precision, and add its times to the table.
+
+        Does nothing if the table has them all. Takes for each operator and cast the least of several profiles.
+        """
         if self._table.knows(low):
             return
-        self._tell("part", f"operators of a plan with {len(low)} of {len(self._task.wide)} low")
+        self._tell("part", f"operators of a plan with {len(low)} of {len(self._task.may_be_low)} low")
         timed = self._timed(low)
         step = min(timed.step() for _ in range(_PROFILES))
         least_seconds: dict[Owner, float] = {}
@@ -144,7 +214,7 @@ class Search:
         for number in range(_MOST_PROFILES):
             before = sum(least_seconds.values())
             for owner, seconds in timed.profile().items():
-                # The least: another process can only add, and one operator is short enough to be left alone once.
+                # Other processes only make an operator slower, so the least of some times is the undisturbed one.
                 least_seconds[owner] = min(least_seconds.get(owner, seconds), seconds)
             quiet = quiet + 1 if before and sum(least_seconds.values()) > 0.98 * before else 0
             if number + 1 >= _PROFILES and quiet >= _QUIET:
@@ -153,36 +223,61 @@ class Search:
         self._tell("seconds", self._table.seconds)
 
     def _timed(self, low: frozenset[Node]) -> Timed:
-        """Bind the plan of these operators; without any, FP32 as it runs beside low operators."""
+        """Return the bound graph of the plan in which the operators ``low`` compute in low precision.
+
+        If ``low`` is empty, it is FP32 with the workarounds against slow kernels (the candidate ``CONVERTED``), which
+        every graph with operators in low precision has.
+        """
         tuned = None if low else Tuned(CONVERTED, self._training)
         return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))
 
     def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
+        """Return the bound graph of ``plan``, in which the operators ``low`` compute in low precision.
+
+        It runs one step, before each operator of which ``tell`` gets the operator's name, so that the user's process
+        knows what ran if the kernel crashes this one. Raises ``mxnet.MXNetError`` if the
+        plan cannot run, or if it crashed an earlier process.
+        """
         names = self._tell_plan(low)
         if names in self._crashes:
             raise mx.MXNetError(f"crash: {self._crashes[names].how}")
         return Timed(self._task.graph, plan, self._arrays, self._training, lambda owner: self._announce(owner, low))
 
     def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
+        """Call ``tell("plan", names)`` with the names of the operators ``low``, and return these names.
+
+        It is called before a plan runs, with the operators that compute in low precision under that plan.
+        """
         names = frozenset(self._task.names[node] for node in low)
         self._tell("plan", names)
         return names
 
     def _announce(self, owner: Owner | None, low: frozenset[Node]) -> None:
-        """Tell which operators run next, None for all at once; for a cast, the low operators that need it."""
+        """Call ``tell("operators", names)`` before an operator or a cast runs, so that a crash in it can be attributed.
+
+        ``owner`` is the operator or cast; the names are of the operator, or of those that could be left in FP32 to
+        avoid the cast: the operator that returns the tensor in low precision, or those that read it in low precision.
+        If ``owner`` is None, the whole step is going to run at once, and there are no names. ``low`` are the operators
+        that compute in low precision under the plan that runs.
+        """
         if not isinstance(owner, Cast):
             nodes = [owner] if owner is not None else []
-        elif owner.to_full:
+        elif owner.to_fp32:
             nodes = [owner.entry.node]
         else:
             nodes = [node for node, _ in self._readers.get(owner.entry, ()) if node in low]
         self._tell("operators", tuple(self._task.names[node] for node in nodes))
 
     def _compare_steps(self) -> dict[str, list[float]]:
-        """Return the seconds of a step of each candidate, in rounds of one step of each."""
+        """Time whole steps of all candidates; return the seconds of each step by the candidate's name.
+
+        In each round every candidate runs one step, so the lists are equally long and entry ``i`` is of round ``i``.
+        There are 7 to 21 rounds, fewer where the times hardly vary. A candidate that fails is left out, with a note in
+        the plan. Raises ``mxnet.MXNetError`` if FP32 fails.
+        """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
-        if self._is_converted_different():
+        if self._has_workarounds_against_slow_kernels():
             bound[CONVERTED] = self._timed(frozenset())
         done: set[frozenset[Node]] = {frozenset()}
         for name, low in self.candidates.items():
@@ -204,8 +299,11 @@ class Search:
             if rounds >= (_ROUNDS if late or _is_steady(times) else _MOST_ROUNDS):
                 return times
 
-    def _is_converted_different(self) -> bool:
-        """Return whether FP32 has workarounds against slow kernels, as a graph with low operators has."""
+    def _has_workarounds_against_slow_kernels(self) -> bool:
+        """Return whether a workaround against a slow kernel applies to the graph when all of it computes in FP32.
+
+        If none does, the candidate ``CONVERTED`` (FP32 with these workarounds) would be the same graph as plain FP32.
+        """
         plan, graph, arrays = self._task.plan(frozenset(), {}), self._task.graph, self._arrays
         with_and_without = [
             emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs, avoid_slow_kernels=avoid)
@@ -214,13 +312,18 @@ class Search:
         return len({tuple(casted.workarounds) for casted in with_and_without}) > 1
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
+        """Return the plan of the candidate named ``chosen``, with all measurements in its ``tuned``.
+
+        ``times`` are the seconds of the steps of each candidate, as ``_compare_steps`` returns them; empty if none were
+        timed.
+        """
         low = self.candidates.get(chosen, frozenset())
         compute = self._task.policy.compute
         if times and not low:
             self._notes.append(f"FP32: no plan in {compute} was faster beyond the spread of the rounds")
-        learnt = all(map(self._table.knows, (frozenset(), self._task.wide, self._task.narrow)))
+        learnt = all(map(self._table.knows, (frozenset(), self._task.may_be_low, self._task.matrix_operators)))
         gains = {name: quartiles([a / b for a, b in zip(times[FULL], each)]) for name, each in times.items()}
-        # What was profiled is FP32 with the workarounds against slow kernels.
+        # FP32 was profiled with the workarounds against slow kernels, and gains are relative to plain FP32.
         converted = gains.get(CONVERTED, (1.0, 1.0, 1.0))[1]
         seconds = {
             name: self._table.predict(nodes)
@@ -240,27 +343,41 @@ class Search:
             {name: int(self._task.choice.cost(nodes, self._moved)) for name, nodes in self.candidates.items()},
             tuple(self._notes),
         )
-        failed = dict.fromkeys(self._task.wide - low, f"{compute} could not be timed here")
+        failed = dict.fromkeys(self._task.may_be_low - low, f"{compute} could not be timed here")
         return replace(self._task.plan(low, self._reasons(low) if learnt else failed), tuned=tuned)
 
     def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
-        """Return why operators that may compute low do not."""
+        """Return why each operator that may compute in low precision stays in FP32 in the plan with ``low``.
+
+        Such a reason is ``"slower in bfloat16 here (0.31 ms, 0.12 in FP32)"``.
+        """
         compute = self._task.policy.compute
         reasons = {}
-        for node in self._task.wide - low:
-            in_low, in_full = (1e3 * self._table.of_node(node, is_low) for is_low in (True, False))
+        for node in self._task.may_be_low - low:
+            in_low, in_full = (1e3 * self._table.seconds_of(node, is_low) for is_low in (True, False))
             slower = f"slower in {compute} here ({in_low:.2f} ms, {in_full:.2f} in FP32)"
             reasons[node] = slower if in_low >= in_full else f"{compute} does not pay for the casts here"
         return reasons
 
 
 def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], step: float) -> dict[Owner, float]:
-    """Return a profile without the time of waiting for every operator: the same for each, so that the sum is a step.
+    """Return a profile from which the time of waiting after every operator is taken out.
 
-    ``operators``: the number of operators of each part. ``step``: seconds of a step in which nobody waits.
+    A profile waits for the device after each operator, and a whole step only at its end. So the sum of the profile is
+    too large; the excess is taken from all operators in equal shares, but none falls below 0.
+
+    Parameters
+    ----------
+    profile : mapping of Owner to float
+        The measured seconds of each operator and cast.
+    operators : mapping of Owner to int
+        How many operators the bound graph runs for each of them.
+    step : float
+        The seconds of a whole step, which the returned seconds add up to, within 0.1 %. If ``profile`` does not exceed
+        it, the profile is returned as it is.
     """
     left = dict(profile)
-    for _ in range(8):  # a part gives no more than it has, then the others give the rest
+    for _ in range(8):  # where one would fall below 0, the others share the rest in the next pass
         excess = sum(left.values()) - step
         givers = sum(operators[owner] for owner, seconds in left.items() if seconds > 0)
         if excess <= 0.001 * step or not givers:
@@ -270,14 +387,18 @@ def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, in
     return left
 
 
-def faster(times: Mapping[str, Sequence[float]]) -> str:
-    """Return the name of the fastest plan by the median of its rounds, each against FP32 in the same round.
+def fastest(times: Mapping[str, Sequence[float]]) -> str:
+    """Return the name of the candidate that wins the comparison of whole steps.
 
-    Another than FP32 must be faster than it in three of four rounds. FP32 is the graph as it is, unless it is faster
-    with workarounds against slow kernels, likewise.
+    ``times`` maps each candidate's name to the seconds of its steps, one for each round. ``FULL`` is plain FP32, and
+    ``CONVERTED``, if it is there, FP32 with the workarounds against slow kernels. Candidates with low precision are
+    ranked by the median over the rounds of plain FP32's time divided by theirs. The best of them wins if it is faster
+    than FP32 in at least three of four rounds, otherwise FP32 does. FP32 is ``CONVERTED`` here if that is faster than
+    ``FULL`` in at least three of four rounds.
     """
 
     def gains(name: str, against: str) -> tuple[float, float, float]:
+        """Return how many times as fast as the candidate ``against`` the other one is: quartiles over the rounds."""
         return quartiles([a / b for a, b in zip(times[against], times[name])])
 
     full = CONVERTED if CONVERTED in times and gains(CONVERTED, FULL)[0] > 1 else FULL
@@ -287,7 +408,10 @@ def faster(times: Mapping[str, Sequence[float]]) -> str:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the lower one, the median and the upper one."""
+    """Return the lower quartile, the median and the upper quartile of a non-empty list.
+
+    If the list has one value only, all three are that value.
+    """
     if len(values) < 2:
         return (values[0],) * 3
     low, middle, high = statistics.quantiles(values, n=4)
@@ -295,6 +419,10 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
+    """Return whether more rounds are unnecessary: each candidate's quartiles differ by 4 % of its median at most.
+
+    ``times`` maps each candidate's name to the seconds of its steps. False after a single round.
+    """
     spreads = [quartiles(each) for each in times.values()]
     return all(len(each) > 1 for each in times.values()) and all(
         high - low <= 0.04 * middle for low, middle, high in spreads
@@ -302,4 +430,5 @@ def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's text that contains "error", or the whole text; its last 120 characters."""
     return next((line for line in str(error).splitlines() if "rror" in line), str(error))[-120:]

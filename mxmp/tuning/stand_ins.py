@@ -23,13 +23,24 @@ _PYTHON = ("Custom", "_npi_Custom", "_NDArray", "_Native")
 
 
 def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, list[str], list[str]]:
-    """Return the JSON of a Symbol for another process, with the shapes that its unknown operators return.
+    """Return a Symbol as JSON that another process can read, and its operators that only this process can run.
 
-    And the types and names of these operators, of those in the graph and of those in bodies of loops.
+    Those are Custom operators and operators of a library that ``mx.library`` loaded. ``shapes`` maps the names of the
+    inputs to their shapes.
+
+    Returns
+    -------
+    text : str
+        Symbol JSON. Each operator that only this process can run has an attribute with the shapes of its outputs,
+        from which ``put_stand_ins`` makes its stand-in.
+    titles : list of str
+        Type and name of each of these operators, for example ``"my_op 'custom0'"``.
+    titles_in_bodies : list of str
+        The same for those in the bodies of loops and conditions. They have no stand-ins.
     """
     text = symbol.tojson(remove_amp_cast=False)
     raw = json.loads(text)
-    unknown = {number: node for number, node in enumerate(raw["nodes"]) if _is_unknown(node)}
+    unknown = {number: node for number, node in enumerate(raw["nodes"]) if _runs_here_only(node)}
     inside = [_title(node) for node in _in_bodies(raw)]
     if not unknown:
         return text, [], inside
@@ -40,13 +51,18 @@ def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> t
         returned = {index: shape for (maker, index), shape in known.items() if maker == number}
         node.setdefault("attrs", {})[_SHAPES] = json.dumps(returned)
         for maker, *_ in node["inputs"]:
-            if raw["nodes"][maker]["op"] == "null":  # a stand-in does not tell the shapes that it needs
+            if raw["nodes"][maker]["op"] == "null":  # MXNet cannot infer its shape from a stand-in
                 raw["nodes"][maker].setdefault("attrs", {})["__shape__"] = str(known[maker, 0])
     return json.dumps(raw), [_title(node) for node in unknown.values()], inside
 
 
 def with_stand_ins(graph: Graph) -> Graph:
-    """Return a copy of ``graph`` that every process can bind; the graph itself where it has no such operator."""
+    """Return a copy of ``graph`` with stand-ins in place of operators that only the user's process can run.
+
+    Such operators are Custom ones and those of ``mx.library``. A stand-in reads the same tensors and returns tensors of
+    the same shapes by operators of MXNet's own, so every process can bind the copy. ``graph`` was read from JSON that
+    ``described`` wrote. It is not changed, and is itself returned if it has no such operator.
+    """
     if not any(_SHAPES in node.attrs for node in graph.nodes()):
         return graph
     copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
@@ -55,7 +71,12 @@ def with_stand_ins(graph: Graph) -> Graph:
 
 
 def put_stand_ins(graph: Graph) -> dict[Node, Node]:
-    """Put stand-ins in the place of operators with noted shapes; return each new node and what it stands for."""
+    """Replace, in place, each operator that only the user's process can run by a stand-in of MXNet's own operators.
+
+    Such an operator is known by the attribute that ``described`` gave it. Its stand-in reads the same tensors, returns
+    tensors of the same shapes, and has gradients, so that the graph can be bound and timed. Return a mapping from each
+    new node to the operator that it is part of the stand-in for.
+    """
     made: dict[Node, Node] = {}
     for node in [each for each in graph.nodes() if _SHAPES in each.attrs]:
         outputs = json.loads(node.attrs[_SHAPES]).items()
@@ -67,9 +88,14 @@ def put_stand_ins(graph: Graph) -> dict[Node, Node]:
 
 
 def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Entry:
-    """Return the sum of all that ``node`` reads, in this shape; note the new nodes in ``made``."""
+    """Return a tensor of ``shape`` that stands for one output of the operator ``node``, which it does not change.
+
+    Its value is the FP32 sum of all elements of all inputs of ``node``, in every position; 1 if ``node`` reads nothing.
+    So every input has a gradient. Each new node is added to ``made``, with ``node`` as its value.
+    """
 
     def new(op: str, inputs: list[Entry], **attrs: str) -> Entry:
+        """Return the output of a new operator, marked as inserted by mxmp."""
         each = Node(op, f"{node.name}_stand_in{len(made)}", {**attrs, MARK: "copy"}, inputs)
         made[each] = node
         return Entry(each)
@@ -81,17 +107,25 @@ def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Ent
     return new("broadcast_to", [one], shape=str(shape)) if prod(shape) > 1 else one
 
 
-def _is_unknown(node: Mapping[str, Any]) -> bool:
+def _runs_here_only(node: Mapping[str, Any]) -> bool:
+    """Return whether a node of Symbol JSON is an operator that another process cannot run: a Custom or library one."""
     op = node["op"]
     return op != "null" and (op in _PYTHON or op not in RULES)
 
 
 def _title(node: Mapping[str, Any]) -> str:
+    """Return type and name of an operator of Symbol JSON for a message, for example ``"my_op 'custom0'"``.
+
+    The type of a Custom operator is the name under which the user registered it.
+    """
     return f"{node.get('attrs', {}).get('op_type', node['op'])} {node['name']!r}"
 
 
 def _in_bodies(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the unknown operators in the bodies of a graph's loops."""
+    """Yield the operators in the bodies of loops and conditions, nested ones too, that another process cannot run.
+
+    ``raw`` is a parsed Symbol JSON; what is yielded are entries of its "nodes".
+    """
     for body in [body for node in raw["nodes"] for body in node.get("subgraphs", ())]:
-        yield from filter(_is_unknown, body["nodes"])
+        yield from filter(_runs_here_only, body["nodes"])
         yield from _in_bodies(body)

@@ -17,16 +17,37 @@ __all__ = ["Table", "read", "write"]
 
 
 _DAY = 86400.0
-_CAST = " -> "  # in the keys of casts, whose seconds may be negative: the operators beside one may gain more
+_CAST = " -> "  # in the keys of casts only
 
 
 class Table:
-    """Seconds of operators by type, attributes, shapes and dtype; of casts by shape, source and readers.
+    """The measured seconds of the operators and casts of one task, and the costs that follow for plans of it.
 
-    The time of an operator is that in a graph of one dtype: in FP32 where everything is, low where everything is low
-    that may be. The difference to its time beside a cast, whose layout it reads there, belongs to that cast. So
-    ``predict`` gives the measured times of the plans that were profiled, but for differences between operators of one
-    signature.
+    ``learn`` adds the profile of one plan; ``costs`` and ``predict`` then cost other plans. Operators of equal type,
+    parameters, shapes and dtype share one time, and so do casts of equal shape, direction, source and readers.
+
+    An operator keeps the time that was learned first. ``search.Search`` begins with the plan in which all is FP32 and
+    the plan with as much low precision as possible, so these are times without casts beside the operator. Beside a cast
+    an operator may take longer or shorter, because it reads another memory layout; this difference is added to the
+    cast. So ``predict`` returns the measured times of the plans that were profiled, but for differences between
+    operators that share a time.
+
+    Parameters
+    ----------
+    task : Task
+        The graph and the plans to choose from.
+    shapes : mapping of Entry to tuple of int
+        The shape of every tensor of the graph.
+    training : bool
+        Whether the times are of a forward and a backward. Times of the two modes have different keys.
+    known : dict of str to float
+        Seconds by key, from earlier runs on this machine; empty if there are none. New times are added to it in place.
+
+    Attributes
+    ----------
+    seconds : dict of str to float
+        ``known`` with all that was learned. A key is a text such as ``"training relu {} 8x64 bfloat16"``; the key of a
+        cast contains ``" -> "``.
     """
 
     def __init__(
@@ -43,12 +64,19 @@ class Table:
         self._mode = mode
 
     def knows(self, low: Collection[Node]) -> bool:
-        """Return whether the time of every operator and cast of a plan was measured."""
+        """Return whether the table has the seconds of every operator and every cast of a plan.
+
+        ``low`` are the operators that compute in low precision under that plan.
+        """
         operators = all(self._key(node, node in low) in self.seconds for node in self._signatures)
         return operators and all(self._cast_key(Cast(*cast)) in self.seconds for cast in self._task.choice.casts(low))
 
     def learn(self, low: Collection[Node], profile: Mapping[Owner, float]) -> None:
-        """Add the times of a plan's parts."""
+        """Add the measured seconds of one plan's operators and casts to the table.
+
+        ``low`` are the operators that compute in low precision under the plan. ``profile`` maps each operator and cast
+        to its seconds in one step. An operator whose time the table has keeps it; a cast gets the new one.
+        """
         found: dict[str, list[float]] = {}
         for node in self._signatures:
             found.setdefault(self._key(node, node in low), []).append(profile.get(node, 0.0))
@@ -67,51 +95,60 @@ class Table:
         self.seconds.update({key: statistics.median(times) for key, times in found.items()})
 
     def costs(self) -> Costs:
-        """Return the costs for the cut.
+        """Return the costs, in seconds, of all operators and casts of the graph, for ``cut.cheapest``.
 
-        A cast that no profiled plan has costs as much per byte as others of its direction. A cast with a negative cost
-        is free, unless one operator alone decides on it.
+        A cast that no profiled plan had is given a cost: the median seconds per element of the known casts in its
+        direction, times its size. A negative cost becomes 0, unless one operator alone decides on the cast: a cut
+        cannot minimise it. Raises ``KeyError`` for an operator that was not measured in both dtypes.
         """
         rates: dict[bool, list[float]] = {True: [], False: []}
-        casts = [Cast(e, to_full) for e in self._task.choice.tensors for to_full in rates if not e.node.is_variable]
+        casts = [Cast(e, to_fp32) for e in self._task.choice.tensors for to_fp32 in rates if not e.node.is_variable]
         for cast in casts:
             known = self.seconds.get(self._cast_key(cast))
             if known is not None:
-                rates[cast.to_full].append(known / prod(self._shapes[cast.entry]))
-        usual = {to_full: max(statistics.median(each), 0.0) if each else 1e-9 for to_full, each in rates.items()}
+                rates[cast.to_fp32].append(known / prod(self._shapes[cast.entry]))
+        usual = {to_fp32: max(statistics.median(each), 0.0) if each else 1e-9 for to_fp32, each in rates.items()}
 
-        def of(entry: Entry, to_full: bool) -> float:
-            cost = self.seconds.get(self._cast_key(Cast(entry, to_full)), usual[to_full] * prod(self._shapes[entry]))
-            return cost if self._task.choice.decides(entry, to_full) else max(cost, 0.0)
+        def cost_of_cast(entry: Entry, to_fp32: bool) -> float:
+            """Return the cost of casting a tensor, to FP32 or to low precision."""
+            cost = self.seconds.get(self._cast_key(Cast(entry, to_fp32)), usual[to_fp32] * prod(self._shapes[entry]))
+            return cost if self._task.choice.sole_decider(entry, to_fp32) else max(cost, 0.0)
 
         tensors = self._task.choice.tensors
         return Costs(
-            {node: self.seconds[self._key(node, True)] for node in self._task.wide},
+            {node: self.seconds[self._key(node, True)] for node in self._task.may_be_low},
             {node: self.seconds[self._key(node, False)] for node in self._signatures},
-            {entry: of(entry, False) for entry in tensors},
-            {entry: of(entry, True) for entry in tensors},
+            {entry: cost_of_cast(entry, False) for entry in tensors},
+            {entry: cost_of_cast(entry, True) for entry in tensors},
         )
 
     def predict(self, low: Collection[Node]) -> float:
-        """Return the seconds of a step."""
+        """Return the seconds that one step of a plan takes, as the sum of its operators and casts.
+
+        ``low`` are the operators that compute in low precision under that plan.
+        """
         costs = self.costs()
-        others = sum(costs.full[node] for node in self._signatures if node not in self._task.wide)
+        others = sum(costs.fp32[node] for node in self._signatures if node not in self._task.may_be_low)
         return others + self._task.choice.cost(low, costs)
 
-    def of_node(self, node: Node, low: bool) -> float:
-        """Return the seconds of one operator."""
+    def seconds_of(self, node: Node, low: bool) -> float:
+        """Return the measured seconds of one operator in low precision, or in FP32 if ``low`` is False."""
         return self.seconds[self._key(node, low)]
 
     def _beside(self, casts: list[Cast], low: Collection[Node]) -> dict[Node, list[Cast]]:
-        """Return the operators that return a tensor that is cast, or read the cast, with these casts."""
+        """Return a mapping from each operator beside a cast to the casts beside it.
+
+        An operator is beside a cast if it returns the tensor that is cast, or reads the cast tensor. ``casts`` are all
+        casts of a plan, and ``low`` are the operators that compute in low precision under it.
+        """
         beside: dict[Node, list[Cast]] = {}
-        rules = self._task.rules_of
+        rules = self._task.rule_of_node
         for cast in casts:
             maker = cast.entry.node
             readers = {
                 node
                 for node, position in self._readers.get(cast.entry, ())
-                if (node in low and position not in rules[node].keep) is not cast.to_full
+                if (node in low and position not in rules[node].keep) is not cast.to_fp32
             }
             for node in [*readers, maker]:
                 if not node.is_variable:
@@ -119,25 +156,35 @@ class Table:
         return beside
 
     def _key(self, node: Node, low: bool) -> str:
+        """Return the key of an operator's seconds, for example ``"training relu {} 8x64 bfloat16"``.
+
+        Its last word is the compute dtype if ``low``, otherwise "float32".
+        """
         return f"{self._signatures[node]} {self._task.policy.compute if low else 'float32'}"
 
     def _cast_key(self, cast: Cast) -> str:
+        """Return the key of a cast's seconds, for example ``"training Convolution -> float32 8x64 -> BatchNorm"``.
+
+        It has the operator that returns the tensor, the dtype of the result, the shape, and the operators that read the
+        tensor, in both dtypes.
+        """
         maker = cast.entry.node.op
         readers = sorted({node.op for node, _ in self._readers.get(cast.entry, ())})
-        dtype = "float32" if cast.to_full else self._task.policy.compute
+        dtype = "float32" if cast.to_fp32 else self._task.policy.compute
         shape = "x".join(map(str, self._shapes[cast.entry]))
         return f"{self._mode} {maker}{_CAST}{dtype} {shape}{_CAST}{' '.join(readers)}"
 
 
 def read(path: str) -> dict[str, float]:
-    """Return the seconds that ``write`` wrote; none where there is no file.
+    """Return the seconds of operators and casts, by their keys, that ``write`` wrote; empty if there is no file.
 
     Raises
     ------
     ValueError
-        The file holds something else, or impossible times.
+        The file holds something else, or impossible times: a day or more, an operator with negative seconds, or no
+        operator with more than zero.
     OSError
-        The file cannot be read.
+        The file exists and cannot be read.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -156,10 +203,14 @@ def read(path: str) -> dict[str, float]:
 
 
 def _is_time(value: Any) -> bool:
+    """Return whether a value from JSON is a number of seconds, of either sign, of less than a day."""
     return type(value) in (int, float) and abs(value) < _DAY  # neither NaN nor infinity is
 
 
 def write(path: str, machine: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-    """Write these seconds, with the description of the machine; the file appears complete or not at all."""
+    """Write a JSON file with the seconds of ``Table.seconds`` and the machine, which ``machine.describe`` returned.
+
+    The file appears complete or not at all. Raises ``OSError``, which names ``path``, if it cannot be written.
+    """
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump({"machine": machine, "seconds": dict(sorted(seconds.items()))}, file, indent=1)

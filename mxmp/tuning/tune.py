@@ -37,59 +37,69 @@ def tune(
 ) -> Plan:
     """Return the fastest plan of those that the rules call safe, for these shapes on this machine.
 
-    Each operator and each cast is timed in its place in the network, forward and backward: once with all of it in
-    FP32, once with all in low precision that may be, and once with the matrix operators alone. A minimum cut of these
-    costs is the assignment with the least time. At the end steps of the network decide between that, the rules' plan,
-    the one with the fewest bytes cast, and FP32, which wins where nothing is faster beyond the spread.
+    Each operator and each cast is timed in its place in the network, forward and backward: once with the whole network
+    in FP32, once with every operator in low precision that is safe there, and once with the matrix operators alone in
+    low precision. A minimum cut of these costs is the plan with the least time. At the end whole steps of the network
+    are timed under that plan, the rules' plan, the plan whose casts move the fewest bytes, and FP32. FP32 is chosen
+    unless the fastest of the others beats it in at least three of four rounds.
 
-    It measures in a process of its own, which starts with this one's environment: same threads, same instruction sets.
-    A kernel that crashes there is left out. ``target`` stays as it is, no random number of this process is drawn, and
-    no thread is left behind. Ctrl-C ends both at once.
+    ``tune`` measures in a process of its own, with the environment of this one, so with as many threads and the same
+    instruction sets. If a kernel crashes there, its operator stays in FP32. ``target`` is not changed, no random number
+    of this process is drawn, and no thread is left behind. The call blocks until the plan is found, in seconds to
+    minutes; Ctrl-C ends both processes.
 
-    Operators that this process alone knows (Custom ones, those of ``mx.library``) compute in FP32; a stand-in that
-    reads and returns the same shapes is timed in their place.
+    Operators that only this process can run (Custom ones, those of ``mx.library``) compute in FP32. In their place a
+    stand-in is timed that reads and returns tensors of the same shapes.
 
     Parameters
     ----------
     target : HybridBlock or Symbol
-        In FP32 or converted; its shapes need not be known yet.
+        The network, in FP32 or converted already. The shapes of its parameters need not be known yet.
     *inputs : NDArray, or tuple or list of int
-        For a block: what it will be called with, or its shapes; lists of them where the block takes lists.
-    policy, exclude
-        As for ``convert``. What the policy keeps in FP32 stays there.
+        For a block: the arrays that it will be called with, or their shapes; lists of them where the block takes lists.
+        Of an array the values are used, too.
+    policy : str or Policy
+        A recipe, a policy string or a Policy, as for ``convert``. What it keeps in FP32 stays in FP32.
+    exclude : iterable of str
+        Patterns of operators or blocks to keep in FP32, added to those of the policy.
     training : bool
-        Whether a step is a forward and a backward, or a forward alone.
+        True for the plan that is fastest for a forward and a backward, False for a forward in inference mode alone.
     measure : bool
-        Without it nothing runs: the plan is the one whose casts move the fewest bytes, with every matrix operator low
-        that may be. Bytes are not time: on a CPU it computes ReLU6's ``clip`` in bfloat16, which is right and slow.
+        False runs nothing. The plan is then the one whose casts move the fewest bytes, with all matrix operators in low
+        precision that may be. Fewer bytes need not be less time: on a CPU this plan computes ReLU6's ``clip`` in
+        bfloat16, which is correct and slow.
     ctx : mxnet.Context, optional
-        Where it will run (default: the current context).
+        The device that the plan is for, and on which it is measured (default: the current context).
     cache : bool or path
-        Whether times are kept, or the folder for them (default: the user's cache folder). They hold for one machine,
-        number of threads and build of MXNet. Where they cannot be read or written, ``tune`` warns and measures.
+        True keeps the measured times in the user's cache folder and uses them in the next call, False does neither. A
+        path is another folder for them. Times hold for one machine, number of threads and build of MXNet. If they
+        cannot be read or written, ``tune`` warns and measures.
     progress : bool
-        Show a bar on a terminal, where tqdm is installed.
+        True shows a progress bar if this is a terminal and tqdm is installed.
     **shapes : tuple of int or NDArray
-        For a Symbol: its inputs; for example ``data=(32, 3, 224, 224)``.
+        For a Symbol: the shape or array of each input by its name, for example ``data=(32, 3, 224, 224)``. Every input
+        that is no parameter must be given.
 
     Returns
     -------
     Plan
-        ``print`` it, save it, give it to ``convert``, ``cast_symbol`` or ``Module`` for a policy. One in which nothing
-        is low runs the FP32 graph as it is.
+        The dtype of every operator, with the measured times in ``Plan.tuned``. Print it, save it, or give it to
+        ``convert``, ``cast_symbol`` or ``Module`` as their policy. With a plan in which nothing computes in low
+        precision they run the FP32 graph.
 
     Raises
     ------
     TypeError
-        ``target`` is neither.
+        ``target`` is neither a HybridBlock nor a Symbol.
     ValueError
-        The shapes do not fit, the block cannot be traced, the policy cannot hold, or ``ctx`` is not there.
+        The shapes do not fit the network, the block cannot be traced, the policy does not fit the device (bfloat16 on a
+        GPU) or is a Plan, or there is no such device as ``ctx`` here.
     ImportError
-        ``pip install 'mxmp[tune]'`` is missing.
+        A package is missing that ``pip install 'mxmp[tune]'`` installs.
     RuntimeError
         The process for measuring cannot start, FP32 itself crashes in it, or it was killed, as when memory runs out.
     mxnet.MXNetError
-        FP32 itself fails.
+        The network fails even in FP32.
     """
     policy, plan = read_policy(policy, exclude)
     if plan is not None:
@@ -113,7 +123,17 @@ def tune(
 
 
 def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
-    """Return the file for this machine's times, None where it cannot be written, and its times. Warn at most once."""
+    """Return the path of the file for a machine's times, and the seconds in it by key; empty if there are none.
+
+    The path is None if the file cannot be written. If the file cannot be read or written, one warning says why.
+
+    Parameters
+    ----------
+    machine : dict
+        What ``machine.describe`` returned.
+    folder : path, optional
+        The folder of the file (default: the user's cache folder).
+    """
     file, known, why = None, {}, None
     try:
         file = cache_file(machine, folder)

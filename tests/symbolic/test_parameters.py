@@ -11,7 +11,7 @@ from oracle import S
 
 import mxmp
 from mxmp.__main__ import main
-from mxmp.symbolic.parameters import check_parameters, halved
+from mxmp.symbolic.parameters import cast_parameters, check_parameters
 
 IMAGE = (2, 3, 16, 16)
 
@@ -128,7 +128,7 @@ def test_a_weight_beyond_float16_is_refused_by_name(value, tmp_path, capsys):
 def test_what_float16_can_hold_is_written_and_what_was_infinite_stays(dtype, tmp_path):
     values = np.array([65504.0, 65519.0, -65504.0, np.inf, -np.inf, np.nan], dtype)
     low = mxmp.cast_symbol(S.FullyConnected(S.var("data"), num_hidden=6, name="fc"), "float16", ctx=mx.gpu())
-    found = halved({"arg:fc_bias": mx.nd.array(values, dtype=dtype)}, low)["arg:fc_bias"]
+    found = cast_parameters({"arg:fc_bias": mx.nd.array(values, dtype=dtype)}, low)["arg:fc_bias"]
     assert found.dtype == np.float16
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(found.asnumpy(), values.astype("float16"))

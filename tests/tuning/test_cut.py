@@ -18,7 +18,7 @@ from mxmp.precision.casts import insert_casts, strip
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.plan import Decision, Plan, PlannedGraph
 from mxmp.tuning.choices import Task, cast_bytes, shapes_of
-from mxmp.tuning.cut import Choice, Costs, least
+from mxmp.tuning.cut import Choice, Costs, cheapest
 
 OPS = ["Convolution", "FullyConnected", "relu", "elemwise_add", "BatchNorm", "SliceChannel", "exp", "Embedding"]
 
@@ -53,8 +53,8 @@ def random_choice(seed: int) -> tuple[Choice, Costs]:
     def draw(keys) -> dict:
         return {key: float(rng.randint(0, 12)) for key in keys if rng.randint(5)}
 
-    def draw_casts(to_full: bool) -> dict:
-        alone = {entry: choice.decides(entry, to_full) is not None for entry in choice.tensors}
+    def draw_casts(to_fp32: bool) -> dict:
+        alone = {entry: choice.sole_decider(entry, to_fp32) is not None for entry in choice.tensors}
         return {entry: cost - 6 * alone[entry] for entry, cost in draw(choice.tensors).items()}
 
     return choice, Costs(draw(nodes), draw(nodes), draw_casts(False), draw_casts(True))
@@ -63,7 +63,7 @@ def random_choice(seed: int) -> tuple[Choice, Costs]:
 def brute(choice: Choice, costs: Costs) -> float:
     free = list(choice.free)
     return min(
-        choice.cost(choice.fixed | {node for node, low in zip(free, picked) if low}, costs)
+        choice.cost(choice.always_low | {node for node, low in zip(free, picked) if low}, costs)
         for picked in itertools.product((False, True), repeat=len(free))
     )
 
@@ -72,8 +72,8 @@ def brute(choice: Choice, costs: Costs) -> float:
 def test_the_cut_is_as_good_as_the_best_of_all_on_1000_random_graphs(block):
     for seed in range(250 * block, 250 * (block + 1)):
         choice, costs = random_choice(seed)
-        found = least(choice, costs)
-        assert choice.fixed <= found <= choice.fixed | choice.free
+        found = cheapest(choice, costs)
+        assert choice.always_low <= found <= choice.always_low | choice.free
         assert choice.cost(found, costs) == brute(choice, costs), seed
 
 
@@ -83,7 +83,7 @@ def test_a_cast_that_pays_for_itself_is_refused_where_several_decide_on_it():
     choice = Task(Graph.from_symbol(both), Policy("bfloat16"), "cpu").choice
     (entry,) = (entry for entry in choice.tensors if entry.node.name == "weight")
     with pytest.raises(ValueError, match="several operators decide"):
-        least(choice, Costs({}, {}, {entry: -1.0}, {}))
+        cheapest(choice, Costs({}, {}, {entry: -1.0}, {}))
 
 
 def bytes_emitted(graph: Graph, plan: Plan, shapes: dict) -> int:
@@ -110,13 +110,13 @@ def test_the_bytes_of_the_model_are_those_of_the_emitted_graph_and_no_plan_has_f
     for policy in POLICIES:
         task = Task(graph, policy, "cpu")
         costs = Costs({}, {}, moved, moved)
-        of_rules = bytes_emitted(graph, task.rules, shapes)
+        of_rules = bytes_emitted(graph, task.rules_plan, shapes)
         best = task.least_bytes(shapes)
-        for low in (best, task.wide, task.narrow, task.low_nodes(task.rules), frozenset()):
+        for low in (best, task.may_be_low, task.matrix_operators, task.low_nodes(task.rules_plan), frozenset()):
             assert task.choice.cost(low, costs) == bytes_emitted(graph, task.plan(low, {}), shapes)
         assert task.choice.cost(best, costs) <= of_rules
-        assert task.low_nodes(task.rules) <= task.wide
-        assert task.narrow <= best
+        assert task.low_nodes(task.rules_plan) <= task.may_be_low
+        assert task.matrix_operators <= best
 
 
 def bytes_of_amp(symbol, shapes: dict) -> int:
@@ -151,7 +151,7 @@ def test_no_zoo_network_moves_more_bytes_than_by_the_rules(name):
         for device in ("cpu", "gpu")[: 1 + (policy.compute == "float16")]:
             task = Task(graph, policy, device, parameters=list(net.collect_params()))
             best = task.plan(task.least_bytes(shapes), {})
-            assert bytes_emitted(graph, best, shapes) <= bytes_emitted(graph, task.rules, shapes)
+            assert bytes_emitted(graph, best, shapes) <= bytes_emitted(graph, task.rules_plan, shapes)
 
 
 def test_labels_and_positions_stay_as_they_are():
@@ -162,15 +162,15 @@ def test_labels_and_positions_stay_as_they_are():
     other = S.Embedding(position, input_dim=9, output_dim=4, name="embedding")
     handed_out = S.reshape(S.var("mask"), shape=(-1,), name="mask_flat")
     task = Task(Graph.from_symbol(S.Group([loss, other, handed_out])), Policy("bfloat16"), "cpu")
-    assert {node.name for node in task.wide} == {"fc", "relu"}
+    assert {node.name for node in task.may_be_low} == {"fc", "relu"}
 
 
 def test_what_matrix_operators_are_about_to_read_may_be_low():
     norm = S.relu(S.LayerNorm(S.var("data"), name="norm"), name="relu")
     graph = Graph.from_symbol(S.FullyConnected(norm, num_hidden=4, name="fc"))
     task = Task(graph, Policy("bfloat16"), "cpu")
-    assert {node.name for node in task.wide} == {"fc", "relu"}
-    assert not task.rules.decisions["relu"].low
+    assert {node.name for node in task.may_be_low} == {"fc", "relu"}
+    assert not task.rules_plan.decisions["relu"].low
 
 
 def test_shapes_that_do_not_fit_or_are_too_few_are_named():

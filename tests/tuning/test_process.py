@@ -216,7 +216,9 @@ def test_a_custom_operator_is_fp32_and_timed_as_a_stand_in(training):
     net.initialize()
     plan = mxmp.tune(net, (2, 6), cache=False, training=training, progress=False)
     assert not plan.decisions["net_twice"].low
-    assert "tuned_twice 'net_twice' is known to your process alone: FP32, and timed as a stand-in" in str(plan)
+    assert "only your process can run tuned_twice 'net_twice': it computes in FP32, and was timed as a stand-in" in str(
+        plan
+    )
     assert "fails" not in str(plan)
     assert {"float32", "rules"} <= set(plan.tuned.steps)
     out, total = mxmp.convert(net, plan)(mx.nd.ones((2, 6)))

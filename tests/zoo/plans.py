@@ -33,7 +33,7 @@ def random_plan_of_symbol(symbol: mx.sym.Symbol, policy: mxmp.Policy, seed: int)
 def _drawn(graph: Graph, policy: mxmp.Policy, seed: int, **storage: Any) -> mxmp.Plan:
     task = Task(strip(graph), policy, "cpu", slow_too=True, **storage)
     draw = random.Random(seed)
-    low = frozenset(node for node in task.graph.nodes() if node in task.wide and draw.random() < 0.5)
+    low = frozenset(node for node in task.graph.nodes() if node in task.may_be_low and draw.random() < 0.5)
     plan = task.plan(low, {})
     return mxmp.Plan(plan.policy, plan.device, plan.decisions, plan.low_variables, (), Tuned("random", True))
 
