@@ -18,6 +18,7 @@ __all__ = [
     "INHERITED",
     "Monitored",
     "copy_with_callback",
+    "is_training",
     "number_weights_plainly",
     "symbol_of",
     "without_optimizer",
@@ -150,17 +151,30 @@ class _MonitoredExecutor(mx.executor.Executor):
     """An executor with a callback, which delays Ctrl-C until a forward or backward has returned.
 
     Otherwise a ``KeyboardInterrupt`` would be raised within the callback, where ctypes drops it.
+
+    Attributes
+    ----------
+    is_training : bool
+        Whether the last forward was called with ``is_train=True``.
     """
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    is_training = False
+
+    def forward(self, is_train: bool = False, **kwargs: Any) -> Any:
         """Run forward as ``mx.executor.Executor.forward``; a Ctrl-C during it is raised when it has returned."""
+        self.is_training = bool(is_train)
         with hold_interrupts():
-            return super().forward(*args, **kwargs)
+            return super().forward(is_train, **kwargs)
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """Run backward as ``mx.executor.Executor.backward``; a Ctrl-C during it is raised when it has returned."""
         with hold_interrupts():
             super().backward(*args, **kwargs)
+
+
+def is_training(executor: mx.executor.Executor) -> bool:
+    """Return whether the last forward of an executor from ``copy_with_callback`` was in training mode."""
+    return executor.is_training
 
 
 def copy_with_callback(executor: mx.executor.Executor, callback: Callable) -> mx.executor.Executor:

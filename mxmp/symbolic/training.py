@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Collection, Iterator, Sequence
 
 import mxnet as mx
+from mxnet.ndarray import NDArray
 
 from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, unchanged
 from ..policy import Policy
@@ -132,7 +133,7 @@ class TrainedModule:
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Let each executor of the current bucket call a listener with the outputs and gradients of all operators.
 
-        ``listener_at(executor)`` returns the listener, ``listener(name, array)``. An executor that has no listener yet
+        Not in inference. ``listener_at(executor)`` returns the listener, ``listener(name, array)``. An executor that has no listener yet
         is replaced by one with a callback, which runs operator by operator, until ``stop_listening``.
         """
         module, execs = self._module, _mxnet.group(self._module).execs
@@ -142,7 +143,7 @@ class TrainedModule:
                 listeners = Listeners()
                 execs[i] = _mxnet.copy_with_callback(executor, listeners)
                 twins[execs[i]] = listeners, executor
-            listener = listener_at(execs[i])
+            listener = _in_training(execs[i], listener_at(execs[i]))
             twins[execs[i]][0].add(listener)
             self._listening.append((module, i, execs[i], listener))
 
@@ -201,3 +202,14 @@ class TrainedModule:
         monitor = _mxnet.monitor_of(target) if isinstance(target, BucketingModule) else None
         for module in bound if monitor is not None else ():
             module.install_monitor(monitor)
+
+
+def _in_training(executor: mx.executor.Executor, listener: Listener) -> Listener:
+    """Return a listener that calls ``listener`` unless the last forward of ``executor`` was an inference."""
+
+    def called(name: str, array: NDArray) -> None:
+        """Pass a tensor on if this is training."""
+        if _mxnet.is_training(executor):
+            listener(name, array)
+
+    return called

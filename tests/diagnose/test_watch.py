@@ -480,3 +480,17 @@ def test_after_unscale_all_gradients_are_those_of_the_scaled_loss():
         for name in wanted:
             np.testing.assert_array_equal(found[name].histogram.counts, wanted[name].histogram.counts)
     assert unscaled.underflow_unscaled == scaled.underflow_unscaled
+
+
+def test_an_inference_of_a_module_between_two_steps_is_not_part_of_the_next_snapshot():
+    x, y = batch()
+    module = module_of(three(), x, y)
+    with watch(module, every=1) as watched:
+        module_step(module, x, y)
+        module.forward(mx.io.DataBatch([x * 100], [y]), is_train=False)
+        module_step(module, x, y)
+    before, after = watched.snapshots
+    for kind in ("activation", "gradient"):
+        counted = [{name: t.histogram.counted for name, t in tensors(each, kind).items()} for each in (before, after)]
+        assert counted[0] == counted[1]
+        assert counted[0]
