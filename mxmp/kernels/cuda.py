@@ -10,35 +10,44 @@ from ..precision.graph import Entry, Node
 from .workaround import Fitting
 
 __all__ = [
-    *("fused_slices", "global_averages", "into_global_poolings", "into_norm_and_relu", "norms_with_relu", "with_steps"),
+    *("global_averages", "norms_with_relu", "slices_without_step", "split_norms_with_relu", "use_global_pooling"),
+    "write_steps",
 ]
 
 
-def fused_slices(fitting: Fitting) -> list[Node]:
-    """Return the ``slice`` operators that MXNet's pointwise fusion may take: those whose ``step`` is not set."""
-    return [node for node in fitting.graph.nodes() if node.op == "slice" and not _sizes(node.attrs.get("step", ""))]
+def slices_without_step(fitting: Fitting) -> list[Node]:
+    """Return the ``slice`` operators whose ``step`` attribute is not set.
+
+    MXNet's pointwise fusion on a GPU takes only these into a generated kernel, which may be wrong.
+    """
+    return [node for node in fitting.graph.nodes() if node.op == "slice" and not _items(node.attrs.get("step", ""))]
 
 
-def with_steps(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Write the step of 1 out: the fusion leaves such a slice to its own kernel."""
+def write_steps(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Set ``step`` of these ``slice`` nodes to its default, 1 along each axis, in place.
+
+    The values stay, but MXNet's pointwise fusion leaves a slice with a ``step`` to the operator's own kernel.
+    """
     for node in nodes:
-        ones = ", ".join("1" for _ in _sizes(node.attrs["begin"]))
+        ones = ", ".join("1" for _ in _items(node.attrs["begin"]))
         replace_operator(node, "slice", **{**node.attrs, "step": f"({ones},)"})
 
 
-def _sizes(text: str) -> list[str]:
+def _items(text: str) -> list[str]:
+    """Return the items of a tuple in Symbol JSON: ``["1", "None"]`` for ``"(1, None)"``, none for ``""``."""
     return re.findall(r"-?\d+|None", text)
 
 
 def norms_with_relu(fitting: Fitting) -> list[Node]:
-    """Return the ``BatchNormWithReLU`` operators."""
+    """Return the ``_contrib_BatchNormWithReLU`` operators of the graph, which have no GPU kernel."""
     return [node for node in fitting.graph.nodes() if node.op == "_contrib_BatchNormWithReLU"]
 
 
-def into_norm_and_relu(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Compute BatchNorm, then relu."""
+def split_norms_with_relu(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Replace each ``BatchNormWithReLU`` in ``nodes`` by a ``BatchNorm`` and a ``relu`` that reads its output."""
 
     def relu(node: Node) -> Entry:
+        """Make ``node`` a BatchNorm, in place; return the output of a new relu that reads its output."""
         replace_operator(node, "BatchNorm", **node.attrs)
         return Entry(Node("relu", f"{node.name}_relu", {MARK: "copy"}, [Entry(node)]))
 
@@ -46,11 +55,17 @@ def into_norm_and_relu(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def global_averages(fitting: Fitting) -> list[Node]:
-    """Return the float16 adaptive poolings, of which each is an average of everything."""
+    """Return the ``AdaptiveAvgPooling2D`` operators that compute in float16.
+
+    Their output size is 1 x 1, so each averages over the whole picture: other sizes stay in FP32 by the rules.
+    """
     return [node for node in fitting.low if node.op == "_contrib_AdaptiveAvgPooling2D"]
 
 
-def into_global_poolings(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Compute the average by cuDNN, which sums in FP32."""
+def use_global_pooling(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Replace these averages over whole pictures by ``Pooling`` with ``global_pool``, in place.
+
+    cuDNN computes ``Pooling`` and sums in FP32, where ``AdaptiveAvgPooling2D`` sums in float16.
+    """
     for node in nodes:
         replace_operator(node, "Pooling", kernel="(1, 1)", global_pool="True", pool_type="avg")

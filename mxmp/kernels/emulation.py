@@ -1,8 +1,8 @@
-"""float16 on a CPU, which has no float16 matrix kernels: each operator as a Tensor Core computes it.
+"""float16 on a CPU, where MXNet has no float16 kernels for matrix operators: emulation of a Tensor Core.
 
-Each low node reads float16, computes in FP32 and rounds once, forward and backward. The tensors between nodes are real
-float16, so gradients that meet are rounded, and summed in float16, as on a GPU. Afterwards the graph is made faster
-without a change of any value.
+Each low-precision operator reads float16, computes in FP32 and rounds its result once, forward and backward. The
+tensors between operators are real float16. So where a tensor has several readers, their gradients are rounded and then
+summed in float16, as on a GPU. Afterwards casts that change no value are skipped, to save time.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from ..precision.rules import is_volume
 from .workaround import Fitting
 
 __all__ = [
-    *("failing_deconvolutions", "in_float64", "low_nodes", "maxima_of_padding", "not_below_lowest"),
+    *("clamp_to_lowest", "compute_in_float64", "failing_deconvolutions", "low_nodes", "poolings_of_padding"),
     *("round_every_node", "selecting_nodes", "skip_needless_roundings"),
 ]
 
 
 def low_nodes(fitting: Fitting) -> list[Node]:
-    """Return the operators that compute in float16."""
+    """Return the operators that compute in float16, by the plan."""
     return list(fitting.low)
 
 
 def round_every_node(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Widen what each low node reads, and round what it returns."""
+    """Emulate float16 in each low-precision operator: cast its inputs to FP32, and its outputs to float16, in place.
+
+    Inputs and outputs that its rule keeps in FP32 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. A rounded output
+    that is an output of the graph keeps its name: the cast gets the name. Fills ``fitting.widenings`` and
+    ``fitting.roundings``.
+    """
     graph, low = fitting.graph, fitting.low
     heads = set(graph.heads)
     outputs: dict[Node, list[Entry]] = {}
@@ -46,7 +51,11 @@ def round_every_node(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def _widen(fitting: Fitting, entry: Entry, node: Node, position: int) -> Entry:
-    """Return a cast for this reader alone: of readers that share one, MXNet sums the gradients before it rounds."""
+    """Return the output of a new cast to FP32 of ``entry``, for input ``position`` of ``node`` alone; note the cast.
+
+    Each reader needs its own cast. With a shared one, MXNet would sum the gradients of all readers in FP32 and round
+    the sum, where a GPU rounds each gradient.
+    """
     name = f"{node.name}_in{position}_to_{FULL}"
     cast = Node("Cast", name, {"dtype": FULL, MARK: "cast", APART: name}, [entry])
     fitting.widenings.add(cast)
@@ -54,6 +63,11 @@ def _widen(fitting: Fitting, entry: Entry, node: Node, position: int) -> Entry:
 
 
 def _round(fitting: Fitting, entry: Entry, *, is_head: bool) -> Entry:
+    """Return the output of a new cast to float16 of an operator's FP32 output ``entry``; note the cast.
+
+    Where ``entry`` is the first output of its operator and an output of the graph (``is_head``), the cast takes the
+    operator's name, so that the graph's outputs keep their names; the operator becomes ``NAME_float32``.
+    """
     node, dtype = entry.node, fitting.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""
     cast = Node("Cast", f"{node.name}{suffix}_rounded", {"dtype": dtype, MARK: "cast"}, [entry])
@@ -65,21 +79,31 @@ def _round(fitting: Fitting, entry: Entry, *, is_head: bool) -> Entry:
 
 
 def failing_deconvolutions(fitting: Fitting) -> list[Node]:
-    """Return the low 1-D and 2-D deconvolutions. MXNet's own kernel, which float64 gets, takes no 3-D one."""
+    """Return the 1-D and 2-D deconvolutions that compute in low precision.
+
+    Their backward fails in oneDNN, as their weight is the output of a cast. 3-D ones stay in FP32 by the rules.
+    """
     operators = ("Deconvolution", "_npx_deconvolution")
     return [node for node in fitting.low if node.op in operators and not is_volume(node.attrs)]
 
 
-def in_float64(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Compute in float64, by MXNet's own kernel."""
+def compute_in_float64(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Cast the inputs of these deconvolutions to float64 instead of FP32, in place.
+
+    MXNet computes float64 by its own kernel, which oneDNN's fault does not concern. The result is rounded to float16
+    as before.
+    """
     for node in nodes:
         for cast in (entry.node for entry in node.inputs if entry.node in fitting.widenings):
             name = f"{cast.name[: -len(FULL)]}float64"
             cast.name, cast.attrs["dtype"], cast.attrs[APART] = name, "float64", name
 
 
-def maxima_of_padding(fitting: Fitting) -> list[Node]:
-    """Return the low max poolings of which a window can lie in padding alone."""
+def poolings_of_padding(fitting: Fitting) -> list[Node]:
+    """Return the low-precision max poolings in which a window may cover nothing but padding.
+
+    Only ``pooling_convention="full"``, which rounds the number of windows up, has such windows.
+    """
 
     def may(node: Node) -> bool:
         is_max = node.op in ("Pooling", "_npx_pooling") and node.attrs.get("pool_type", "max") == "max"
@@ -88,8 +112,11 @@ def maxima_of_padding(fitting: Fitting) -> list[Node]:
     return [node for node in fitting.low if may(node)]
 
 
-def not_below_lowest(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Take float16's lowest value for anything below it, in front of the rounding."""
+def clamp_to_lowest(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Raise outputs of these poolings that are below -65504, float16's lowest value, to it before they are rounded.
+
+    For a window in padding alone the FP32 kernel returns FP32's lowest value, which a cast would turn into -inf.
+    """
     for node in nodes:
         for cast in fitting.roundings.get(node, ()):
             name = cast.name if cast.attrs[MARK] == "head" else node.name
@@ -100,12 +127,21 @@ def not_below_lowest(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def selecting_nodes(fitting: Fitting) -> list[Node]:
-    """Return the low nodes that only select values (``Rule.exact``)."""
+    """Return the low-precision operators whose output values are a selection of the input values.
+
+    These are the operators with ``Rule.exact``, such as relu, reshape and concat. They give the same numbers whether
+    values are rounded before or after them.
+    """
     return [node for node in fitting.roundings if fitting.low[node].exact]
 
 
 def skip_needless_roundings(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Hand the FP32 output of such a node straight to its one reader: rounding before or after it is the same."""
+    """Take out, in place, the cast to float16 behind each of these operators, and the cast back to FP32 after it.
+
+    The operators (see ``selecting_nodes``) return FP32 values that float16 holds exactly, and the casts in front of
+    them round their gradients, so no number changes. An output with several readers, or one that is an output of the
+    graph, keeps its casts. A cast to FP32 that is not of the emulation stays, and reads FP32.
+    """
     readers = fitting.graph.consumers()
     heads = set(fitting.graph.heads)
     for node in nodes:

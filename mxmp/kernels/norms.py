@@ -1,4 +1,7 @@
-"""BatchNorm between casts, which cuDNN computes in one kernel: it reads float16, computes in FP32 and rounds once."""
+"""BatchNorm between a cast to FP32 and one to float16: cuDNN has one kernel for the three, and emulation rounds as it.
+
+cuDNN's BatchNorm reads float16, computes in FP32 with FP32 parameters, and rounds its output once.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,22 @@ from ..precision.graph import Entry, Node
 from ..precision.rules import RULES, Kind, missing_kernel
 from .workaround import Fitting
 
-__all__ = ["as_in_kernels", "between_casts", "into_kernels", "sharing_casts"]
+__all__ = ["drop_casts", "norms_between_casts", "norms_sharing_casts", "separate_casts"]
 
 
-def between_casts(fitting: Fitting) -> list[Node]:
-    """Return the norms that read a cast of ours to FP32, and that one to float16 reads, where cuDNN has the kernel."""
+def norms_between_casts(fitting: Fitting) -> list[Node]:
+    """Return the BatchNorms that one cuDNN kernel can compute together with the casts around them.
+
+    The data of such a BatchNorm comes through a cast to FP32 that mxmp inserted, and at least one reader of its output
+    is a cast to float16. BatchNorms for which cuDNN has no such kernel are left out, and those whose output is an
+    output of the graph. None are returned where the user's policy sets ``norm``.
+    """
     if fitting.casted.norm is not None:
         return []
     readers, heads = fitting.graph.consumers(), set(fitting.graph.heads)
 
     def is_between(node: Node) -> bool:
+        """Return True for a BatchNorm between such casts for which a GPU has a float16 kernel."""
         if missing_kernel(node.op, node.attrs, "float16", "gpu") or Entry(node) in heads:
             return False
         users = (user for user, _ in readers.get(Entry(node), ()))
@@ -28,18 +37,26 @@ def between_casts(fitting: Fitting) -> list[Node]:
     return [node for node in norms if is_between(node)]
 
 
-def sharing_casts(fitting: Fitting) -> list[Node]:
-    """Return those of them that share the cast in front with another operator, or that FP32 operators read too."""
+def norms_sharing_casts(fitting: Fitting) -> list[Node]:
+    """Return the BatchNorms of ``norms_between_casts`` that FP32 operators use too.
+
+    Either another operator reads the same cast to FP32 as the BatchNorm, or something else than a cast to float16
+    reads its output.
+    """
     readers = fitting.graph.consumers()
     return [
         node
-        for node in between_casts(fitting)
+        for node in norms_between_casts(fitting)
         if len(readers[node.inputs[0]]) > 1 or not all(_casts_to(user, "float16") for user, _ in readers[Entry(node)])
     ]
 
 
-def as_in_kernels(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Give each norm a cast of its own, which rounds its gradient before sums, and all readers the rounded output."""
+def separate_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Give each BatchNorm in ``nodes`` casts that round what cuDNN's kernel rounds, in place.
+
+    Each BatchNorm reads a new cast to FP32 that no other operator reads, so its gradient is rounded to float16 before
+    MXNet sums it with other gradients. Readers of its FP32 output read the float16 output, cast to FP32, instead.
+    """
     readers = fitting.graph.consumers()
     for node in nodes:
         shared = node.inputs[0].node
@@ -53,9 +70,12 @@ def as_in_kernels(fitting: Fitting, nodes: Sequence[Node]) -> None:
                 user.inputs[position] = Entry(widened)
 
 
-def into_kernels(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Take out the casts around these norms."""
-    as_in_kernels(fitting, nodes)
+def drop_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
+    """Let each BatchNorm in ``nodes`` read and return float16: take out the casts before and after it, in place.
+
+    On a GPU, cuDNN's kernel then casts. gamma, beta and the running statistics stay FP32.
+    """
+    separate_casts(fitting, nodes)
     readers = fitting.graph.consumers()
     for node in nodes:
         node.inputs[0] = node.inputs[0].node.inputs[0]
@@ -65,4 +85,5 @@ def into_kernels(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def _casts_to(node: Node, dtype: str) -> bool:
+    """Return True for a ``Cast`` to ``dtype`` that mxmp inserted."""
     return is_ours(node) and node.op == "Cast" and node.attrs["dtype"] == dtype

@@ -1,4 +1,4 @@
-"""Outputs and gradients that MXNet's CPU kernels leave unwritten, in FP32 too: they are what was in memory."""
+"""Outputs and gradients that MXNet's CPU kernels do not write, in FP32 too: they hold whatever was in memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads
 from ..precision.graph import Entry, Node
 from .workaround import Fitting
 
-__all__ = ["regions_of_interest", "request_both_gradients", "untrained_weights", "zero_unassigned_regions"]
+__all__ = ["operators_with_frozen_input", "regions_of_interest", "request_both_gradients", "zero_unassigned_regions"]
 
-# Of these inputs MXNet's CPU kernel writes the second's gradient only where the first's is requested.
+# From an operator to the positions of two inputs. MXNet's CPU kernel writes the gradient of the second one only where
+# that of the first one is requested.
 _WRITTEN_TOGETHER = {
     "FullyConnected": (1, 2),
     "_npx_fully_connected": (1, 2),
@@ -19,10 +20,11 @@ _WRITTEN_TOGETHER = {
 }
 
 
-def untrained_weights(fitting: Fitting) -> list[Node]:
-    """Return the operators of which MXNet may not compute the first gradient although it computes the second.
+def operators_with_frozen_input(fitting: Fitting) -> list[Node]:
+    """Return the operators of ``_WRITTEN_TOGETHER`` whose first input there may have no requested gradient.
 
-    A weight that is known to be trained needs nothing.
+    An example is a FullyConnected with a bias and a frozen weight: its kernel leaves the bias's gradient unwritten.
+    Left out are operators whose first input is a variable with a known ``grad_req`` other than "null".
     """
 
     def needs(node: Node) -> bool:
@@ -33,7 +35,11 @@ def untrained_weights(fitting: Fitting) -> list[Node]:
 
 
 def request_both_gradients(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Read both inputs through one operator of two outputs: it requests both gradients, and copies."""
+    """Let each of these operators read its two inputs of ``_WRITTEN_TOGETHER`` through one ``amp_multicast``, in place.
+
+    The backward of ``amp_multicast`` needs the gradients of both its outputs, so MXNet requests both from the operator.
+    The values are only copied.
+    """
     for node in nodes:
         first, second = _WRITTEN_TOGETHER[node.op]
         # amp_multicast's own backward ignores grad_req="add", a copy's does not.
@@ -47,32 +53,40 @@ def request_both_gradients(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
-    """Return whether it is a variable, perhaps after casts, that is known to take a gradient."""
+    """Return True if ``weight`` is a variable, or mxmp's cast of one, whose known ``grad_req`` is not "null"."""
     while is_ours(weight.node):
         weight = weight.node.inputs[0]
     return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
 
 
 def regions_of_interest(fitting: Fitting) -> list[Node]:
-    """Return the ``ROIAlign`` operators."""
+    """Return the ``ROIAlign`` operators, whose regions of interest may be marked as belonging to no image."""
     return [node for node in fitting.graph.nodes() if node.op == "_contrib_ROIAlign"]
 
 
 def zero_unassigned_regions(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Write zeros where ``ROIAlign`` skips a region."""
+    """Make the output of each of these ``ROIAlign`` nodes 0 for regions whose batch index is negative, in place.
+
+    Such a region belongs to no image here, and the kernel does not write its output.
+    """
     replace_heads(fitting.graph, fitting.graph.insert_behind(nodes, _assigned_only))
 
 
 def _assigned_only(node: Node) -> Entry:
-    """Return an ``ROIAlign`` that reads a valid box in place of each one without a picture, and gives zeros there."""
+    """Rewrite one ``ROIAlign`` in place; return a tensor with its output, and 0 for regions with a negative index.
+
+    ``node`` reads a valid box in the place of each such region (the kernel would write a stray zero for it), and new
+    nodes behind ``node`` replace what it computes from that box by zeros.
+    """
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
+        """Return the output of a new node: operator ``kind``, the name ``NODE_ROLE``, attributes as in Symbol JSON."""
         return Entry(Node(kind, f"{node.name}_{role}", {**attrs, MARK: "cast"}, list(inputs)))
 
     rois = node.inputs[1]
     index = op("slice_axis", "index", rois, axis="1", begin="0", end="1")
     assigned = op("_greater_equal_scalar", "assigned", op("Reshape", "indices", index, shape="(-1,)"), scalar="0")
-    box = op("_arange", "box", start="0", stop="5", dtype=FULL)  # of picture 0, from (1, 2) to (3, 4)
+    box = op("_arange", "box", start="0", stop="5", dtype=FULL)  # of image 0, from (1, 2) to (3, 4)
     boxes = op("broadcast_add", "boxes", op("zeros_like", "none", rois), op("Reshape", "row", box, shape="(1, 5)"))
     node.inputs[1] = op("where", "rois", assigned, rois, boxes)
     node.inputs[1].node.attrs[PASSED] = "1"
