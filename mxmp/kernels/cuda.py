@@ -16,19 +16,20 @@ __all__ = [
 
 
 def slices_without_step(fitting: Fitting) -> list[Node]:
-    """Return the ``slice`` operators whose ``step`` attribute is not set.
+    """Return the ``slice`` operators of the graph whose attribute ``step`` is not set.
 
-    MXNet's pointwise fusion on a GPU takes only these into a generated kernel, which may be wrong.
+    MXNet's pointwise fusion on a GPU joins only these with other operators in one generated kernel, which may not
+    compile, or may read wrong elements.
     """
     return [node for node in fitting.graph.nodes() if node.op == "slice" and not _items(node.attrs.get("step", ""))]
 
 
-def write_steps(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Set ``step`` of these ``slice`` nodes to its default, 1 along each axis, in place.
+def write_steps(fitting: Fitting, slices: Sequence[Node]) -> None:
+    """Set ``step`` of these ``slice`` slices to its default, 1 along each axis, in place.
 
     The values stay, but MXNet's pointwise fusion leaves a slice with a ``step`` to the operator's own kernel.
     """
-    for node in nodes:
+    for node in slices:
         ones = ", ".join("1" for _ in _items(node.attrs["begin"]))
         replace_operator(node, "slice", **{**node.attrs, "step": f"({ones},)"})
 
@@ -43,29 +44,30 @@ def norms_with_relu(fitting: Fitting) -> list[Node]:
     return [node for node in fitting.graph.nodes() if node.op == "_contrib_BatchNormWithReLU"]
 
 
-def split_norms_with_relu(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Replace each ``BatchNormWithReLU`` in ``nodes`` by a ``BatchNorm`` and a ``relu`` that reads its output."""
+def split_norms_with_relu(fitting: Fitting, norms: Sequence[Node]) -> None:
+    """Replace each ``BatchNormWithReLU`` in ``norms`` by a ``BatchNorm`` and a ``relu`` that reads its output."""
 
     def relu(node: Node) -> Entry:
         """Make ``node`` a BatchNorm, in place; return the output of a new relu that reads its output."""
         replace_operator(node, "BatchNorm", **node.attrs)
         return Entry(Node("relu", f"{node.name}_relu", {MARK: "copy"}, [Entry(node)]))
 
-    replace_heads(fitting.graph, fitting.graph.insert_behind(nodes, relu))
+    replace_heads(fitting.graph, fitting.graph.insert_behind(norms, relu))
 
 
 def global_averages(fitting: Fitting) -> list[Node]:
-    """Return the ``AdaptiveAvgPooling2D`` operators that compute in float16.
+    """Return the ``AdaptiveAvgPooling2D`` operators of the graph that compute in float16.
 
-    Their output size is 1 x 1, so each averages over the whole picture: other sizes stay in FP32 by the rules.
+    Each averages over the whole image (output size 1 x 1), as those with other output sizes stay in FP32. On a GPU
+    their kernel sums in float16.
     """
     return [node for node in fitting.low if node.op == "_contrib_AdaptiveAvgPooling2D"]
 
 
-def use_global_pooling(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Replace these averages over whole pictures by ``Pooling`` with ``global_pool``, in place.
+def use_global_pooling(fitting: Fitting, poolings: Sequence[Node]) -> None:
+    """Replace these ``AdaptiveAvgPooling2D``, of output size 1 x 1, by a global average ``Pooling``, in place.
 
-    cuDNN computes ``Pooling`` and sums in FP32, where ``AdaptiveAvgPooling2D`` sums in float16.
+    Both compute the average of each channel, but cuDNN's kernel of ``Pooling`` sums in FP32 instead of float16.
     """
-    for node in nodes:
+    for node in poolings:
         replace_operator(node, "Pooling", kernel="(1, 1)", global_pool="True", pool_type="avg")

@@ -21,12 +21,12 @@ __all__ = [
 
 
 def low_nodes(fitting: Fitting) -> list[Node]:
-    """Return the operators that compute in float16, by the plan."""
+    """Return all operators of the graph that compute in float16 by the plan: on a CPU, each is emulated."""
     return list(fitting.low)
 
 
 def round_every_node(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Emulate float16 in each low-precision operator: cast its inputs to FP32, and its outputs to float16, in place.
+    """Emulate each float16 operator: cast its inputs from float16 to FP32 and its outputs to float16, in place.
 
     Inputs and outputs that its rule keeps in FP32 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. A rounded output
     that is an output of the graph keeps its name: the cast gets the name. Fills ``fitting.widenings`` and
@@ -51,10 +51,10 @@ def round_every_node(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def _widen(fitting: Fitting, entry: Entry, node: Node, position: int) -> Entry:
-    """Return the output of a new cast to FP32 of ``entry``, for input ``position`` of ``node`` alone; note the cast.
+    """Return the output of a new cast to FP32 of the float16 tensor ``entry``, to be input ``position`` of ``node``.
 
-    Each reader needs its own cast. With a shared one, MXNet would sum the gradients of all readers in FP32 and round
-    the sum, where a GPU rounds each gradient.
+    The cast is added to ``fitting.widenings``, and no other operator may read it: of several readers, MXNet would sum
+    the gradients in FP32 and round the sum, where a GPU rounds each gradient.
     """
     name = f"{node.name}_in{position}_to_{FULL}"
     cast = Node("Cast", name, {"dtype": FULL, MARK: "cast", APART: name}, [entry])
@@ -63,10 +63,11 @@ def _widen(fitting: Fitting, entry: Entry, node: Node, position: int) -> Entry:
 
 
 def _round(fitting: Fitting, entry: Entry, *, is_head: bool) -> Entry:
-    """Return the output of a new cast to float16 of an operator's FP32 output ``entry``; note the cast.
+    """Return the output of a new cast to float16 of an operator's FP32 output ``entry``.
 
-    Where ``entry`` is the first output of its operator and an output of the graph (``is_head``), the cast takes the
-    operator's name, so that the graph's outputs keep their names; the operator becomes ``NAME_float32``.
+    The cast is added to ``fitting.roundings``. Where ``entry`` is the first output of its operator, and an output of
+    the graph (``is_head``), the cast takes the operator's name, so that the graph's outputs keep their names; the
+    operator becomes ``NAME_float32``.
     """
     node, dtype = entry.node, fitting.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""
@@ -79,28 +80,29 @@ def _round(fitting: Fitting, entry: Entry, *, is_head: bool) -> Entry:
 
 
 def failing_deconvolutions(fitting: Fitting) -> list[Node]:
-    """Return the 1-D and 2-D deconvolutions that compute in low precision.
+    """Return the 1-D and 2-D deconvolutions of the graph that compute in emulated float16.
 
-    Their backward fails in oneDNN, as their weight is the output of a cast. 3-D ones stay in FP32 by the rules.
+    Their weight is the output of a cast to FP32, for which oneDNN's backward of a deconvolution fails. 3-D ones are
+    never among them: they stay in FP32.
     """
     operators = ("Deconvolution", "_npx_deconvolution")
     return [node for node in fitting.low if node.op in operators and not is_volume(node.attrs)]
 
 
-def compute_in_float64(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Cast the inputs of these deconvolutions to float64 instead of FP32, in place.
+def compute_in_float64(fitting: Fitting, deconvolutions: Sequence[Node]) -> None:
+    """Change the casts to FP32 in front of these deconvolutions to casts to float64, in place.
 
-    MXNet computes float64 by its own kernel, which oneDNN's fault does not concern. The result is rounded to float16
-    as before.
+    MXNet then computes the deconvolutions by its own float64 kernel, as oneDNN's backward in FP32 fails. The casts
+    behind them round to float16 as before.
     """
-    for node in nodes:
+    for node in deconvolutions:
         for cast in (entry.node for entry in node.inputs if entry.node in fitting.widenings):
             name = f"{cast.name[: -len(FULL)]}float64"
             cast.name, cast.attrs["dtype"], cast.attrs[APART] = name, "float64", name
 
 
 def poolings_of_padding(fitting: Fitting) -> list[Node]:
-    """Return the low-precision max poolings in which a window may cover nothing but padding.
+    """Return the max poolings of the graph, in emulated float16, in which a window may cover nothing but padding.
 
     Only ``pooling_convention="full"``, which rounds the number of windows up, has such windows.
     """
@@ -112,12 +114,13 @@ def poolings_of_padding(fitting: Fitting) -> list[Node]:
     return [node for node in fitting.low if may(node)]
 
 
-def clamp_to_lowest(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Raise outputs of these poolings that are below -65504, float16's lowest value, to it before they are rounded.
+def clamp_to_lowest(fitting: Fitting, poolings: Sequence[Node]) -> None:
+    """Insert, between each max pooling in ``poolings`` and the casts that round it, a maximum with -65504.
 
-    For a window in padding alone the FP32 kernel returns FP32's lowest value, which a cast would turn into -inf.
+    -65504 is float16's lowest value. For a window that covers only padding, the pooling's kernel returns FP32's lowest
+    value, which a cast to float16 would turn into -inf.
     """
-    for node in nodes:
+    for node in poolings:
         for cast in fitting.roundings.get(node, ()):
             name = cast.name if cast.attrs[MARK] == "head" else node.name
             attrs = {"scalar": "-65504.0", MARK: "copy"}
@@ -127,7 +130,7 @@ def clamp_to_lowest(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def selecting_nodes(fitting: Fitting) -> list[Node]:
-    """Return the low-precision operators whose output values are a selection of the input values.
+    """Return the operators of the graph, in emulated float16, whose output values are a selection of their inputs'.
 
     These are the operators with ``Rule.exact``, such as relu, reshape and concat. They give the same numbers whether
     values are rounded before or after them.
@@ -136,11 +139,11 @@ def selecting_nodes(fitting: Fitting) -> list[Node]:
 
 
 def skip_needless_roundings(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Take out, in place, the cast to float16 behind each of these operators, and the cast back to FP32 after it.
+    """Take out the emulation's cast to float16 behind each operator in ``nodes``, and the one back to FP32, in place.
 
-    The operators (see ``selecting_nodes``) return FP32 values that float16 holds exactly, and the casts in front of
-    them round their gradients, so no number changes. An output with several readers, or one that is an output of the
-    graph, keeps its casts. A cast to FP32 that is not of the emulation stays, and reads FP32.
+    The operators only select values, so they return FP32 values that float16 holds exactly. The casts in front of them
+    round their gradients. So no number changes, and two casts are saved. An output that has several readers, or that is
+    an output of the graph, keeps its casts.
     """
     readers = fitting.graph.consumers()
     heads = set(fitting.graph.heads)

@@ -23,10 +23,10 @@ _RESHAPES = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
 
 
 def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
-    """Return the output of a new node that copies ``entry`` into the plain layout, named ``NAME_ROLE`` after ``node``.
+    """Return the output of a new node that copies the tensor ``entry`` into the plain (row-major) layout.
 
-    The new node is a ``slice_axis`` over the whole array, which MXNet computes without oneDNN. Its gradient is plain
-    too.
+    The new node, named ``NAME_ROLE`` after ``node``, is a ``slice_axis`` over the whole array. MXNet computes it
+    without oneDNN, so the copy has no layout of oneDNN's, and nor has the gradient that its backward returns.
     """
     attrs = {"axis": "0", "begin": "0", "end": "None", MARK: "cast"}
     return Entry(Node("slice_axis", f"{node.name}_{role}", attrs, [entry]))
@@ -53,18 +53,24 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
 
 
 def reshapes_after_volumes(fitting: Fitting) -> list[Node]:
-    """Return the ``Reshape``, ``Flatten`` and ``expand_dims`` operators that depend on a 3-D convolution or pooling."""
+    """Return the ``Reshape``, ``Flatten`` and ``expand_dims`` operators that depend on a 3-D convolution or pooling.
+
+    In bfloat16 they fail where they read oneDNN's blocked layout of five axes.
+    """
     return [node for node in _after_volumes(fitting.graph) if node.op in _RESHAPES]
 
 
-def copy_inputs(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Let each of these nodes read a copy, in the plain layout, of its first input; changes the nodes in place."""
-    for node in nodes:
+def copy_inputs(fitting: Fitting, reshapes: Sequence[Node]) -> None:
+    """Let each of these reshapes read a copy of its data in the plain (row-major) layout, in place."""
+    for node in reshapes:
         node.inputs[0] = plain_copy(node.inputs[0], node)
 
 
 def reshapes_before_convolutions(fitting: Fitting) -> list[Node]:
-    """Return, in graph order, the bfloat16 reshapes and ``expand_dims`` on which a bfloat16 convolution depends."""
+    """Return, in graph order, the bfloat16 ``Reshape`` and ``expand_dims`` on which a bfloat16 convolution depends.
+
+    The gradient that such a convolution returns may have a blocked layout, on which the backward of a reshape fails.
+    """
     found: list[Node] = []
     needed = {node for node in fitting.low if node.op == "Convolution"}
     for node in reversed(list(fitting.graph.nodes())):
@@ -75,26 +81,29 @@ def reshapes_before_convolutions(fitting: Fitting) -> list[Node]:
     return found[::-1]
 
 
-def copy_reshaped(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Let all readers of these reshapes read a copy of their output.
+def copy_reshaped(fitting: Fitting, reshapes: Sequence[Node]) -> None:
+    """Insert a copy behind each of these reshapes: all operators that read the reshape's output read the copy instead.
 
-    In the backward, the copy gives the reshape a gradient in the plain layout.
+    In the backward, the reshape gets its gradient from the copy, in the plain (row-major) layout.
     """
-    fitting.graph.insert_behind(nodes, lambda node: plain_copy(Entry(node), node, "flat"))
+    fitting.graph.insert_behind(reshapes, lambda node: plain_copy(Entry(node), node, "flat"))
 
 
 def norms_after_volumes(fitting: Fitting) -> list[Node]:
-    """Return the ``BatchNorm`` operators that depend on a 3-D convolution or pooling."""
+    """Return the ``BatchNorm`` operators that depend on a 3-D convolution or pooling.
+
+    Their backward fails on oneDNN's blocked layout of five axes.
+    """
     return [node for node in _after_volumes(fitting.graph) if node.op == "BatchNorm"]
 
 
-def copy_around_norms(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Let each BatchNorm in ``nodes`` read a plain copy of its data, and its readers a plain copy of its output.
+def copy_around_norms(fitting: Fitting, norms: Sequence[Node]) -> None:
+    """Insert a copy in the plain (row-major) layout in front of and behind each BatchNorm in ``norms``.
 
-    So neither its input nor the gradient of its output has a blocked 3-D layout, on which its backward fails.
+    So neither the BatchNorm's data nor the gradient of its output has a blocked layout, on which its backward fails.
     """
-    fitting.graph.insert_behind(nodes, lambda norm: plain_copy(Entry(norm), norm))
-    for norm in nodes:
+    fitting.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
+    for norm in norms:
         norm.inputs[0] = plain_copy(norm.inputs[0], norm, "given")
 
 
@@ -102,34 +111,38 @@ def copy_around_norms(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def grouped_with_cast_weight(fitting: Fitting) -> list[Node]:
-    """Return the grouped convolutions whose weight is a cast of a variable."""
+    """Return the convolutions with several groups whose weight is a cast of a variable to bfloat16.
+
+    If the same FP32 variable was used in inference, its array may have a blocked layout that the cast cannot read.
+    """
     return [node for node in _grouped(fitting.graph) if casts_variable(node.inputs[1].node)]
 
 
-def copy_weights(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Let the cast of each of these convolutions' weights read a copy of the weight, which has the plain layout.
+def copy_weights(fitting: Fitting, convolutions: Sequence[Node]) -> None:
+    """Insert a copy between the weight of each of these convolutions and the cast of the weight to bfloat16.
 
-    MXNet's ``Cast`` instead of ``amp_cast`` would not need the copy, but truncates to bfloat16 instead of rounding.
+    oneDNN's ``amp_cast`` fails on the blocked layout that a grouped weight may have; the copy has the plain (row-major)
+    layout. MXNet's ``Cast`` would not need the copy, but truncates to bfloat16 instead of rounding.
     """
-    for cast in dict.fromkeys(node.inputs[1].node for node in nodes):
+    for cast in dict.fromkeys(node.inputs[1].node for node in convolutions):
         weight = cast.inputs[0]
         cast.inputs[0] = Entry(Node("_copy", f"{weight.node.name}_plain", {MARK: "cast"}, [weight]))
 
 
 def small_block_convolutions(fitting: Fitting) -> list[Node]:
-    """Return the grouped 2-D convolutions whose output oneDNN stores in blocks of 4 or 8 channels.
+    """Return the 2-D convolutions with several groups whose arrays oneDNN stores in blocks of 4 or 8 channels.
 
-    Their number of output channels per group is a multiple of 4 but not of 16.
+    These have 4, 8, 12, 20, ... output channels per group. oneDNN's BatchNorm is slow on arrays in such blocks.
     """
     return [node for node in _grouped(fitting.graph) if _is_2d(node) and _has_small_blocks(node)]
 
 
-def copy_around_convolutions(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Let each of these convolutions read a plain copy of its data, and its readers a copy of its output.
+def copy_around_convolutions(fitting: Fitting, convolutions: Sequence[Node]) -> None:
+    """Insert a copy in front of and behind each of these convolutions, so that no BatchNorm reads its small blocks.
 
-    Where the number of channels is a multiple of 16 (in FP32: of 8), the copy of the output is in blocks of channels
-    in which BatchNorm is fast; otherwise it is plain. A ResNeXt's block of 128 channels in 32 groups takes 17 ms
-    instead of 280 (``scripts/dev.py bench layouts``).
+    The copy in front has the plain (row-major) layout. The copy behind has blocks of channels in which BatchNorm is
+    fast, if the number of output channels is a multiple of 16 (in FP32: of 8), and the plain layout otherwise. A
+    ResNeXt's block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench layouts``).
     """
 
     def copied(node: Node) -> Entry:
@@ -139,18 +152,18 @@ def copy_around_convolutions(fitting: Fitting, nodes: Sequence[Node]) -> None:
         dtype = fitting.casted.compute if low else FULL
         return _blocked_copy(Entry(node), node, node.name, dtype) if fits else plain_copy(Entry(node), node)
 
-    fitting.graph.insert_behind(nodes, copied)
-    for node in nodes:
+    fitting.graph.insert_behind(convolutions, copied)
+    for node in convolutions:
         node.inputs[0] = plain_copy(node.inputs[0], node, "given")
 
 
 def _grouped(graph: Graph) -> list[Node]:
-    """Return the convolutions with more than one group, depthwise ones included."""
+    """Return the ``Convolution`` nodes with more than one group, depthwise ones included."""
     return [n for n in graph.nodes() if n.op == "Convolution" and n.attrs.get("num_group", "1") != "1"]
 
 
 def _has_small_blocks(node: Node) -> bool:
-    """Return True for a grouped convolution with 4, 8, 12, 20, ... output channels per group."""
+    """Return True for a convolution with several groups of 4, 8, 12, 20, ... (not 16, 32, ...) output channels each."""
     groups = int(node.attrs.get("num_group", "1"))
     each = int(node.attrs["num_filter"]) // groups
     return groups > 1 and each % 4 == 0 and each % 16 != 0
@@ -160,29 +173,30 @@ def _has_small_blocks(node: Node) -> bool:
 
 
 def unblocked_norms(fitting: Fitting) -> list[Node]:
-    """Return the ``BatchNorm`` operators over axis 1 that read a convolution's output through the emulation's casts.
+    """Return the ``BatchNorm`` operators over axis 1 that read a 2-D convolution's output, rounded to emulated float16.
 
-    The output of a cast has the plain layout, in which oneDNN's BatchNorm is slow.
+    The cast that rounds returns the plain (row-major) layout, in which oneDNN's BatchNorm is slow.
     """
     norms = (n for n in fitting.graph.nodes() if n.op == "BatchNorm" and n.attrs.get("axis", "1") == "1")
     return [norm for norm in norms if _convolution_before(norm) is not None]
 
 
-def block_inputs(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Let each BatchNorm in ``nodes`` read a copy of its data in oneDNN's blocked layout.
+def block_inputs(fitting: Fitting, norms: Sequence[Node]) -> None:
+    """Insert in front of each BatchNorm in ``norms`` a copy of its data in blocks of channels, oneDNN's fast layout.
 
-    With it, a training step of a ResNet-50 in emulated float16 took 1.93 times as long as in FP32, without it 2.08.
+    With the copies, a training step of a ResNet-50 in emulated float16 took 1.93 times as long as in FP32; without
+    them, 2.08 times.
     """
-    for norm in nodes:
+    for norm in norms:
         convolution = _convolution_before(norm)
         if convolution is not None:
             norm.inputs[0] = _blocked_copy(norm.inputs[0], convolution, norm.name)
 
 
 def _convolution_before(norm: Node) -> Node | None:
-    """Return the 2-D convolution whose output ``norm`` reads through a rounding cast, with or without a cast to FP32.
+    """Return the 2-D convolution whose output a BatchNorm reads through a cast to float16; None if there is none.
 
-    None where ``norm`` reads anything else.
+    A cast back to FP32 may follow the cast to float16.
     """
     widened = norm.inputs[0]
     rounded = widened.node.inputs[0] if is_ours(widened.node) else widened
@@ -197,7 +211,7 @@ def _is_2d(convolution: Node) -> bool:
 
 
 def _blocked_copy(entry: Entry, convolution: Node, name: str, dtype: str = FULL) -> Entry:
-    """Return the output of a new node that copies ``entry``, of ``dtype``, into oneDNN's blocks of channels.
+    """Return the output of a new node that copies the tensor ``entry``, of ``dtype``, into oneDNN's blocks of channels.
 
     ``entry`` is the output of ``convolution``, or a cast of it, and has as many channels. The new node, named
     ``NAME_blocked`` after ``name``, is a depthwise 1 x 1 convolution whose weight is all ones.

@@ -16,11 +16,11 @@ __all__ = ["drop_casts", "norms_between_casts", "norms_sharing_casts", "separate
 
 
 def norms_between_casts(fitting: Fitting) -> list[Node]:
-    """Return the BatchNorms that one cuDNN kernel can compute together with the casts around them.
+    """Return the BatchNorms that read a cast to FP32 by mxmp, and whose output at least one cast to float16 reads.
 
-    The data of such a BatchNorm comes through a cast to FP32 that mxmp inserted, and at least one reader of its output
-    is a cast to float16. BatchNorms for which cuDNN has no such kernel are left out, and those whose output is an
-    output of the graph. None are returned where the user's policy sets ``norm``.
+    A float16 kernel of cuDNN does the same as these three operators. Left out are BatchNorms for which a GPU has no
+    such kernel, and those whose output is an output of the graph. The list is empty if the user's policy sets ``norm``,
+    as then the user has decided whether there are casts.
     """
     if fitting.casted.norm is not None:
         return []
@@ -38,10 +38,10 @@ def norms_between_casts(fitting: Fitting) -> list[Node]:
 
 
 def norms_sharing_casts(fitting: Fitting) -> list[Node]:
-    """Return the BatchNorms of ``norms_between_casts`` that FP32 operators use too.
+    """Return those BatchNorms of ``norms_between_casts`` whose casts do not round all that cuDNN's kernel rounds.
 
-    Either another operator reads the same cast to FP32 as the BatchNorm, or something else than a cast to float16
-    reads its output.
+    Either another operator reads the same cast to FP32, so that the BatchNorm's gradient is summed with that of the
+    other before it is rounded; or an FP32 operator reads the BatchNorm's output without the cast to float16.
     """
     readers = fitting.graph.consumers()
     return [
@@ -51,14 +51,14 @@ def norms_sharing_casts(fitting: Fitting) -> list[Node]:
     ]
 
 
-def separate_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Give each BatchNorm in ``nodes`` casts that round what cuDNN's kernel rounds, in place.
+def separate_casts(fitting: Fitting, norms: Sequence[Node]) -> None:
+    """Rewrite the casts around each BatchNorm in ``norms``, in place, so that they round what cuDNN's kernel rounds.
 
-    Each BatchNorm reads a new cast to FP32 that no other operator reads, so its gradient is rounded to float16 before
-    MXNet sums it with other gradients. Readers of its FP32 output read the float16 output, cast to FP32, instead.
+    Each BatchNorm gets its own cast to FP32, so its gradient is rounded to float16 before MXNet sums it with others.
+    FP32 operators that read the BatchNorm's output read it rounded to float16 and cast back to FP32 instead.
     """
     readers = fitting.graph.consumers()
-    for node in nodes:
+    for node in norms:
         shared = node.inputs[0].node
         name = f"{shared.name}_for_{node.name}"
         node.inputs[0] = Entry(Node("Cast", name, {**shared.attrs, APART: name}, list(shared.inputs)))
@@ -70,14 +70,14 @@ def separate_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
                 user.inputs[position] = Entry(widened)
 
 
-def drop_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Let each BatchNorm in ``nodes`` read and return float16: take out the casts before and after it, in place.
+def drop_casts(fitting: Fitting, norms: Sequence[Node]) -> None:
+    """Take out the casts before and after each BatchNorm in ``norms``, in place, so that it reads and returns float16.
 
-    On a GPU, cuDNN's kernel then casts. gamma, beta and the running statistics stay FP32.
+    cuDNN's float16 kernel computes in FP32 inside. gamma, beta and the running statistics stay FP32.
     """
-    separate_casts(fitting, nodes)
+    separate_casts(fitting, norms)
     readers = fitting.graph.consumers()
-    for node in nodes:
+    for node in norms:
         node.inputs[0] = node.inputs[0].node.inputs[0]
         for cast, _ in readers[Entry(node)]:
             for user, position in readers[Entry(cast)]:

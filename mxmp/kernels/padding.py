@@ -35,33 +35,34 @@ def convolutions_with_unused_taps(fitting: Fitting) -> list[Node]:
     return [] if fitting.large_inputs else [node for node in _may_read_padding(fitting.graph) if _is_bfloat16(node)]
 
 
-def select_used_taps(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Make the weight gradients of taps that read padding alone 0 in these convolutions, in place.
+def select_used_taps(fitting: Fitting, convolutions: Sequence[Node]) -> None:
+    """Give taps (kernel positions) of these convolutions that read padding alone the weight gradient 0, in place.
 
-    Where such a tap exists depends on the input's size, so the rewritten graph reads the size at each run. The forward
-    stays as it is. Costs about 2 ns per weight and training step.
+    oneDNN does not write their gradient. Which taps they are depends on the size of the data, so the rewritten graph
+    reads the size at each run. The forward values stay as they are. Costs about 2 ns per weight and training step.
     """
-    for node in nodes:
+    for node in convolutions:
         _select(node, [least_inputs(*axis) for axis in _axes(node)])
 
 
 def padded_volumes(fitting: Fitting) -> list[Node]:
-    """Return the padded 3-D convolutions and deconvolutions whose weight gradient is wrong for small inputs.
+    """Return the padded 3-D convolutions and deconvolutions whose weight gradient oneDNN gets wrong for small inputs.
 
-    None if ``fitting.large_inputs`` says that the inputs are large enough.
+    The list is empty if ``fitting.large_inputs`` says that the inputs are large enough.
     """
     return [] if fitting.large_inputs else _around_both_ends(fitting.graph)
 
 
-def pad_separately(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Set the padding of these operators to 0, in place, where oneDNN is right, and pad by an operator of its own.
+def pad_separately(fitting: Fitting, volumes: Sequence[Node]) -> None:
+    """Set the attribute ``pad`` of these 3-D convolutions and deconvolutions to 0, and pad by new operators, in place.
 
-    A convolution reads the output of a new ``Pad``; the output of a deconvolution is cropped by a new ``slice``.
+    A new ``Pad`` in front of a convolution pads its data; a new ``slice`` behind a deconvolution crops its output.
+    Without padding of their own, oneDNN's gradients of the operators are right.
     """
-    for node in nodes:
+    for node in volumes:
         if node.op == "Convolution":
             _pad(node)
-    deconvolutions = [node for node in nodes if node.op == "Deconvolution"]
+    deconvolutions = [node for node in volumes if node.op == "Deconvolution"]
     replace_heads(fitting.graph, fitting.graph.insert_behind(deconvolutions, _crop))
 
 
@@ -74,8 +75,8 @@ class LargeInputs:
     """A check whether a network's inputs are so large that oneDNN's faults around padding do not occur.
 
     If ``at(shapes)`` returns True, the graph needs neither of the workarounds ``unused_taps`` and ``padded_volumes`` at
-    these shapes, and can be built with ``large_inputs=True``. A converted block makes one such object for each FP32
-    graph that it traces on a CPU. ``bool(object)`` is False if no shape is too small for the graph.
+    these shapes, and ``fit_to_device(large_inputs=True)`` leaves them out. A converted block makes one such object for
+    each FP32 graph that it traces on a CPU. The object is False (``bool``) if no shape is too small for the graph.
 
     Parameters
     ----------
@@ -192,7 +193,7 @@ def _axes(node: Node) -> list[tuple[int, int, int, int]]:
 
 
 def _read(node: Node, name: str, default: int) -> Sequence[int]:
-    """Return attribute ``name`` of a convolution, such as "pad", with one number per spatial axis.
+    """Return the attribute ``name`` of a convolution, such as ``"pad"``, as one number per spatial axis.
 
     ``default`` is the number along each axis where the attribute is missing or empty.
     """

@@ -22,23 +22,26 @@ def inserted_casts(fitting: Fitting) -> list[Node]:
     return [node for node in fitting.graph.nodes() if is_ours(node)]
 
 
-def use_amp_cast(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Make each of these ``Cast`` nodes an ``amp_cast``, in place: oneDNN computes it, faster, and rounds."""
-    for node in nodes:
+def use_amp_cast(fitting: Fitting, casts: Sequence[Node]) -> None:
+    """Make each of these ``Cast`` casts an ``amp_cast``, in place: oneDNN computes it, faster, and rounds."""
+    for node in casts:
         node.op = "amp_cast"
 
 
 def truncating_operators(fitting: Fitting) -> list[Node]:
-    """Return the bfloat16 ``sigmoid``, ``tanh`` and ``elemwise_sub`` operators, whose kernels truncate results."""
+    """Return the ``sigmoid``, ``tanh`` and ``elemwise_sub`` operators that compute in bfloat16.
+
+    Their kernels truncate results to bfloat16 instead of rounding to nearest.
+    """
     return [node for node in fitting.low if node.op in ("sigmoid", "tanh", "elemwise_sub")]
 
 
-def replace_truncating_operators(fitting: Fitting, nodes: Sequence[Node]) -> None:
+def replace_truncating_operators(fitting: Fitting, operators: Sequence[Node]) -> None:
     """Replace these operators, in place, by operators of the same function whose oneDNN kernels round.
 
     ``sigmoid`` and ``tanh`` become an ``Activation``; ``a - b`` becomes ``a + (-b)``, where the negation is exact.
     """
-    for node in nodes:
+    for node in operators:
         if node.op == "elemwise_sub":
             right = Node("negative", f"{node.name}_negated", {MARK: "copy"}, [node.inputs[1]])
             replace_operator(node, "elemwise_add")
@@ -48,10 +51,10 @@ def replace_truncating_operators(fitting: Fitting, nodes: Sequence[Node]) -> Non
 
 
 def slow_clips(fitting: Fitting) -> list[Node]:
-    """Return the ``clip`` operators (such as ReLU6) that compute in FP32 and can be split into two operators.
+    """Return the ``clip`` operators (such as ReLU6) that compute in FP32 and can be split into a maximum and a minimum.
 
-    Their bounds are given as short decimal numbers that FP32 holds exactly, so that the two operators read the same
-    values from them as ``clip`` does, and the lower bound is not above the upper one.
+    Their bounds are short decimal numbers that FP32 holds exactly, so that all three operators read the same values
+    from them, and the lower bound is not above the upper one.
     """
 
     def is_bounded(node: Node) -> bool:
@@ -62,7 +65,7 @@ def slow_clips(fitting: Fitting) -> list[Node]:
     return [node for node in full if node.op == "clip" and is_bounded(node)]
 
 
-def clip_by_two_bounds(fitting: Fitting, nodes: Sequence[Node]) -> None:
+def clip_by_two_bounds(fitting: Fitting, clips: Sequence[Node]) -> None:
     """Replace each ``clip(x, a_min, a_max)`` by ``minimum(maximum(x, a_min), a_max)``, in place, which is faster.
 
     Values are the same, except for the sign of a zero. Finite gradients are the same, at the bounds too. The kernel of
@@ -75,7 +78,7 @@ def clip_by_two_bounds(fitting: Fitting, nodes: Sequence[Node]) -> None:
     the clipped values. A BatchNorm in front of it with other blocks would then compute its backward by oneDNN's slow
     reference kernel (between a pointwise and a depthwise convolution: 100 ms instead of 0.5).
     """
-    for node in nodes:
+    for node in clips:
         source = node.inputs[0] if is_ours(node.inputs[0].node) else plain_copy(node.inputs[0], node)
         lower = {"scalar": node.attrs["a_min"], MARK: "copy"}
         larger = Node("_maximum_scalar", f"{node.name}_larger", lower, [source])
@@ -107,15 +110,15 @@ def shared_casts(fitting: Fitting) -> list[Node]:
     ]
 
 
-def split_shared_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Give every four readers of one of these casts a cast of their own, in place: the first four keep the old one.
+def split_shared_casts(fitting: Fitting, casts: Sequence[Node]) -> None:
+    """Add casts of the same variable, in place, until each cast has at most four readers.
 
     MXNet sums the gradients of a tensor's readers in the tensor's dtype: those of the readers of one cast in bfloat16,
     those of several casts of one FP32 variable in FP32. A weight of an unrolled recurrent network has as many readers
     as the sequence has time steps.
     """
     readers = fitting.graph.consumers()
-    for cast in nodes:
+    for cast in casts:
         entry = Entry(cast)
         for number, (node, position) in enumerate(readers[Entry(cast)][_SUMMED_LOW:]):
             if number % _SUMMED_LOW == 0:
@@ -140,14 +143,14 @@ def casts_losing_gradients(fitting: Fitting) -> list[Node]:
     return [n for n in fitting.graph.nodes() if n.op == "amp_cast" and is_ours(n) and n.inputs and loses(n)]
 
 
-def copy_before_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
+def copy_before_casts(fitting: Fitting, casts: Sequence[Node]) -> None:
     """Let each of these casts read a copy of its input, in place; casts of the same tensor share one copy.
 
     The backward of ``amp_cast`` in oneDNN ignores ``grad_req="add"`` and leaves the gradient as it was; the backward of
     a copy adds. A copy costs about 0.4 ns per element, forward and backward together.
     """
     copies: dict[tuple[Entry, str], Entry] = {}
-    for node in nodes:
+    for node in casts:
         entry = node.inputs[0]
         key = (entry, node.attrs.get(APART, ""))
         if key not in copies:

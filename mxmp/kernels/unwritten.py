@@ -21,10 +21,10 @@ _WRITTEN_TOGETHER = {
 
 
 def operators_with_frozen_input(fitting: Fitting) -> list[Node]:
-    """Return the operators of ``_WRITTEN_TOGETHER`` whose first input there may have no requested gradient.
+    """Return the operators whose CPU kernel may leave the gradient of one input unwritten, as another input is frozen.
 
-    An example is a FullyConnected with a bias and a frozen weight: its kernel leaves the bias's gradient unwritten.
-    Left out are operators whose first input is a variable with a known ``grad_req`` other than "null".
+    An example is a FullyConnected with a frozen weight, whose kernel does not write the gradient of the bias. Where
+    ``fitting.grad_req`` says that the first of the two inputs gets a gradient, the operator is left out.
     """
 
     def needs(node: Node) -> bool:
@@ -34,13 +34,14 @@ def operators_with_frozen_input(fitting: Fitting) -> list[Node]:
     return [node for node in fitting.graph.nodes() if needs(node)]
 
 
-def request_both_gradients(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Let each of these operators read its two inputs of ``_WRITTEN_TOGETHER`` through one ``amp_multicast``, in place.
+def request_both_gradients(fitting: Fitting, operators: Sequence[Node]) -> None:
+    """Let each of these operators read the two inputs whose gradients its kernel writes together through one new node.
 
-    The backward of ``amp_multicast`` needs the gradients of both its outputs, so MXNet requests both from the operator.
-    The values are only copied.
+    The new node is an ``amp_multicast``, which copies both. Its backward needs the gradients of both its outputs, so
+    MXNet requests both from the operator, even if one of the inputs is frozen. An example of the two inputs are weight
+    and bias of a FullyConnected.
     """
-    for node in nodes:
+    for node in operators:
         first, second = _WRITTEN_TOGETHER[node.op]
         # amp_multicast's own backward ignores grad_req="add", a copy's does not.
         read = [
@@ -60,16 +61,16 @@ def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
 
 
 def regions_of_interest(fitting: Fitting) -> list[Node]:
-    """Return the ``ROIAlign`` operators, whose regions of interest may be marked as belonging to no image."""
+    """Return the ``ROIAlign`` operators: MXNet's CPU kernel does not write outputs of regions with batch index -1."""
     return [node for node in fitting.graph.nodes() if node.op == "_contrib_ROIAlign"]
 
 
-def zero_unassigned_regions(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Make the output of each of these ``ROIAlign`` nodes 0 for regions whose batch index is negative, in place.
+def zero_unassigned_regions(fitting: Fitting, aligns: Sequence[Node]) -> None:
+    """Make the output of each of these ``ROIAlign`` aligns 0 for regions whose batch index is negative, in place.
 
-    Such a region belongs to no image here, and the kernel does not write its output.
+    A negative batch index marks a region without an image. The kernel does not write its output.
     """
-    replace_heads(fitting.graph, fitting.graph.insert_behind(nodes, _assigned_only))
+    replace_heads(fitting.graph, fitting.graph.insert_behind(aligns, _assigned_only))
 
 
 def _assigned_only(node: Node) -> Entry:
