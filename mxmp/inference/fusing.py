@@ -61,7 +61,7 @@ def inner_operators(node: Node) -> list[str]:
 
 
 def _insert_barriers(graph: Graph, apart: bool) -> None:
-    """Insert barriers, in place, behind operators that MXNet must not fuse with their readers.
+    """Insert identity operators, "barriers", in place, behind operators that MXNet must not fuse with their readers.
 
     These are operators whose output has several readers or is an output of the graph too, operators whose output a
     BatchNorm normalizes and, if ``apart``, all layers.
@@ -84,7 +84,7 @@ def _insert_barriers(graph: Graph, apart: bool) -> None:
 
 
 def _remove_barriers(graph: Graph) -> None:
-    """Let operators that read barriers read the operators behind which the barriers stand, in place."""
+    """Take out, in place, the identity operators that ``_insert_barriers`` inserted before the graph was fused."""
 
     def source(entry: Entry) -> Entry:
         while _BARRIER in entry.node.attrs:

@@ -34,13 +34,13 @@ def optimize_for_inference(
 ) -> OptimizedBlock | OptimizedSymbol:
     """Return a network for inference on this CPU: the fastest of many graphs that is still accurate enough.
 
-    The graphs that are tried compute in FP32, bfloat16 or INT8, or part of their layers in FP32. In each of them,
-    BatchNorm is folded into the layers before it, operators are fused by oneDNN where that is right, and weights are
-    stored in the dtype in which they are used. A bfloat16 or INT8 graph is returned only if it is faster than every
-    FP32 graph. ``target`` stays as it is.
+    FP32, bfloat16 and INT8 are tried, and mixtures in which the least accurate layers stay in FP32. BatchNorm is folded
+    into the layers before it, operators are fused by oneDNN where that is right, and weights are stored in the dtype in
+    which they are used. A bfloat16 or INT8 graph is returned only if it is faster than every FP32 graph. ``target``
+    stays as it is.
 
     The graphs run in another process, so that a kernel that crashes ends only that process; the report then has a line
-    on it. The call returns after all runs, usually after some minutes.
+    on it. The call returns when all have run.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ _NO_REPORT = InferenceReport("", "", [], [], {}, [])
 
 
 def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
-    """Return the arguments ``dtypes`` of ``optimize_for_inference`` as a list; a single name counts as a list of one.
+    """Return the argument ``dtypes`` of ``optimize_for_inference`` as a list; a single name becomes a list of one.
 
     Raises ``ValueError`` for a dtype that cannot be tried, and for a ``max_drop`` that is negative or NaN.
     """
@@ -134,9 +134,9 @@ def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
 def _split(batches: Sequence[Batch]) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
     """Decide which batches calibrate INT8 and which measure accuracy.
 
-    Returns all batches, the positions in them of those that calibrate, the positions of those that measure, and notes
-    for the report. A single batch with several rows stays the first of the batches, to be timed, and its two halves are
-    added. A single row both calibrates and measures, which a note says.
+    Returns the list of batches, the positions in it of those that calibrate, the positions of those that measure, and
+    notes for the report. Of several batches, the last third measures. Behind a single batch, which stays to be timed,
+    its two halves are added; if it has one row, it both calibrates and measures, and a note says so.
     """
     if len(batches) > 1:
         held = max(len(batches) // 3, 1)

@@ -101,7 +101,7 @@ class InferenceReport:
     notes: List[str]
 
     def save(self, path: str) -> None:
-        """Write the report as JSON to the file ``path``, which appears whole or not at all."""
+        """Write the report as JSON to the file ``path``, which appears whole or, with ``OSError``, not at all."""
         raw = asdict(self)
         raw["candidates"] = [each._asdict() for each in self.candidates]
         raw["layers"] = [each._asdict() for each in self.layers]

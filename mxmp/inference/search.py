@@ -136,9 +136,10 @@ class Search:
     # -- FP32 ---------------------------------------------------------------------------------------
 
     def _try_float32(self) -> None:
-        """Run the FP32 graph as it is, folded, and folded and fused; note its outputs, to which others are compared.
+        """Run the network in FP32 as it is, with BatchNorm folded, and folded and fused.
 
-        The graph that bfloat16 and INT8 start from is the folded one, or the original one if folding changed outputs.
+        Keeps the outputs of the first, to which those of all other graphs are compared. bfloat16 and INT8 graphs will
+        be made from the folded graph, or from the network as it is if folding changes the outputs.
         """
         self._tell("float32")
         graph, params = self._original
@@ -368,10 +369,10 @@ class Search:
         return not row.verdict
 
     def _judge(self, name: str, outputs: Mapping[int, Sequence[np.ndarray]]) -> Candidate:
-        """Return the accuracy of the candidate ``name``, with a verdict if the limits are not kept.
+        """Return a ``Candidate`` that holds the accuracy of the graph ``name`` and, if it is too low, a verdict.
 
-        ``outputs`` maps from the position of a batch to the candidate's outputs. With ``evaluate``, its value for the
-        candidate decides. Otherwise the SQNR must reach ``min_sqnr``, and the share of samples whose largest score is
+        ``outputs`` maps from the position of a batch to the graph's outputs. With ``evaluate``, its value for the
+        graph decides. Otherwise the SQNR must reach ``min_sqnr``, and the share of samples whose largest score is
         at another place than in FP32 must not exceed ``max_drop``.
         """
         limits = self._limits

@@ -104,7 +104,9 @@ def _batches(calibration: Any) -> list[Any]:
 
 
 def _read_block(block: Any, batches: list[Any]) -> Subject:
-    """Return a block and its calibration data. The graph is traced in a copy of the block, with the first batch.
+    """Return a block and its calibration data as a ``Subject``.
+
+    The graph is traced for inference, in a copy of the block, with the first batch.
 
     Raises ``TypeError`` if ``block`` is no Block, and ``ValueError`` if it has no graph or no values, or the batches
     have different numbers of arrays.
@@ -138,7 +140,9 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
 
 
 def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
-    """Return a Symbol, its parameters and its calibration data. Arguments that are not in ``args`` are inputs.
+    """Return a Symbol, its parameters and its calibration data as a ``Subject``.
+
+    Arguments of the Symbol that are not in ``args`` are inputs, labels included; a batch need not hold all of them.
 
     Raises ``ValueError`` if the parameters or the names in a batch do not fit the Symbol.
     """
@@ -259,7 +263,7 @@ class _Served:
     report: InferenceReport
 
     def _take(self, graph: Graph, params: Params, report: InferenceReport) -> None:
-        """Set the attributes. The arrays of ``params`` are copied."""
+        """Set the attributes of this object from a graph, copies of its parameters, and the report."""
         self.symbol = graph.to_symbol()
         states = set(self.symbol.list_auxiliary_states())
         self.arg_params = {name: value.copy() for name, value in params.items() if name not in states}
@@ -320,6 +324,13 @@ class OptimizedBlock(_Served, SymbolBlock):
 
     Calls take the arrays that the network took, of any batch size, and return its output; several outputs are a flat
     list. It cannot be trained: gradients do not flow through it.
+
+    Parameters
+    ----------
+    graph, params, report
+        The graph for inference, its parameters by name, and how it was found.
+    inputs : mapping of str to dtype
+        The dtypes of the graph's inputs by name, in the order in which calls take them.
 
     Attributes
     ----------
