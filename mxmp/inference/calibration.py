@@ -77,7 +77,7 @@ def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, 
 
 
 def _cut(threshold: float, low: float, high: float) -> tuple[float, float]:
-    """Return the range from -threshold to threshold without what is below ``low`` or above ``high``, a tensor's ends."""
+    """Return the range from -threshold to threshold, cut to the range from ``low`` to ``high`` of a tensor."""
     return max(-threshold, low), min(threshold, high)
 
 

@@ -55,6 +55,7 @@ class Runner:
         self._folder = tempfile.TemporaryDirectory(prefix="mxmp-")
         self._process: subprocess.Popen | None = None
         self._graphs: dict[str, dict[str, Any]] = {}
+        self._added = 0
         # From the id of each array that was written to the array, the file, and its name in the file. The array is kept
         # so that no other one gets its id.
         self._saved: dict[int, tuple[NDArray, str, str]] = {}
@@ -73,7 +74,8 @@ class Runner:
 
         An array that was written for an earlier graph is not written again.
         """
-        number = str(len(self._graphs))
+        number = str(self._added)
+        self._added += 1
         fresh = [array for array in params.values() if id(array) not in self._saved]
         file = self._path(f"{number}.params")
         for place, array in enumerate(fresh):

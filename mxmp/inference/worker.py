@@ -39,6 +39,7 @@ class Bound:
     """
 
     def __init__(self, symbol: str, params: Mapping[str, tuple[str, str]]) -> None:
+        self.file = symbol
         self._symbol = mx.sym.load(symbol)
         files = {path: mx.nd.load(path) for path in {path for path, _ in params.values()}}
         self._params = {name: files[path][key] for name, (path, key) in params.items()}
@@ -164,15 +165,16 @@ class Worker:
             self._graphs.pop(name, None)
 
     def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
-        """Return the ``Bound`` of a graph, the one of the graph's name if there is one; a new one if ``anew``.
+        """Return the ``Bound`` of a graph, the same one at each call; a new one if ``anew``.
 
         An executor keeps its monitor callback, so graphs that are observed are bound anew.
         """
         if anew:
             return Bound(graph["symbol"], graph["params"])
-        if graph["name"] not in self._graphs:
-            self._graphs[graph["name"]] = Bound(graph["symbol"], graph["params"])
-        return self._graphs[graph["name"]]
+        bound = self._graphs.get(graph["name"])
+        if bound is None or bound.file != graph["symbol"]:
+            bound = self._graphs[graph["name"]] = Bound(graph["symbol"], graph["params"])
+        return bound
 
     def _run_observed(self, executor: mx.executor.Executor, note: Callable[[str, NDArray], None]) -> None:
         """Run the forward of an executor and call ``note`` with the name and the array of each operator's output.
