@@ -13,7 +13,7 @@ import mxnet as mx
 from ..precision.casts import CastGraph
 from ..precision.graph import Graph
 from .table import WORKAROUNDS
-from .workaround import Fitting
+from .workaround import FittedGraph
 
 __all__ = ["SWITCH", "UNKNOWN", "device_of", "fit_to_device"]
 
@@ -67,14 +67,14 @@ def fit_to_device(
     """
     if device == "cpu" and casted.compute == "bfloat16" and casted.low:
         _warn_of_slow_bfloat16()
-    fitting = Fitting(casted, grad_req, large_inputs)
+    fitted = FittedGraph(casted, grad_req, large_inputs)
     left_out = _switched_off(os.environ.get(SWITCH, ""))
     for row in WORKAROUNDS:
         applies = avoid_slow_kernels or row.effect != "slow"
         if applies and row.device == device and casted.compute in row.dtypes and row.name not in left_out:
-            nodes = list(row.where(fitting))
+            nodes = list(row.where(fitted))
             if nodes:
-                row.rewrite(fitting, nodes)
+                row.rewrite(fitted, nodes)
                 casted.workarounds[row.name] = nodes
     return casted.graph
 

@@ -11,7 +11,7 @@ from typing import Iterator, Sequence
 from ..precision.casts import FULL, MARK, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import is_volume
-from .workaround import Fitting
+from .workaround import FittedGraph
 
 __all__ = [
     *("block_inputs", "casts_variable", "copy_around_convolutions", "copy_around_norms", "copy_inputs"),
@@ -52,57 +52,57 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
             yield node
 
 
-def reshapes_after_volumes(fitting: Fitting) -> list[Node]:
+def reshapes_after_volumes(fitted: FittedGraph) -> list[Node]:
     """Return the ``Reshape``, ``Flatten`` and ``expand_dims`` operators that depend on a 3-D convolution or pooling.
 
     In bfloat16 they fail where they read oneDNN's blocked layout of five axes.
     """
-    return [node for node in _after_volumes(fitting.graph) if node.op in _RESHAPES]
+    return [node for node in _after_volumes(fitted.graph) if node.op in _RESHAPES]
 
 
-def copy_inputs(fitting: Fitting, reshapes: Sequence[Node]) -> None:
+def copy_inputs(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
     """Let each of these reshapes read a copy of its data in the plain (row-major) layout, in place."""
     for node in reshapes:
         node.inputs[0] = plain_copy(node.inputs[0], node)
 
 
-def reshapes_before_convolutions(fitting: Fitting) -> list[Node]:
+def reshapes_before_convolutions(fitted: FittedGraph) -> list[Node]:
     """Return, in graph order, the bfloat16 ``Reshape`` and ``expand_dims`` on which a bfloat16 convolution depends.
 
     The gradient that such a convolution returns may have a blocked layout, on which the backward of a reshape fails.
     """
     found: list[Node] = []
-    needed = {node for node in fitting.low if node.op == "Convolution"}
-    for node in reversed(list(fitting.graph.nodes())):
+    needed = {node for node in fitted.low if node.op == "Convolution"}
+    for node in reversed(list(fitted.graph.nodes())):
         if node in needed:
             needed.update(entry.node for entry in node.inputs)
-            if node in fitting.low and node.op in ("Reshape", "reshape", "expand_dims"):
+            if node in fitted.low and node.op in ("Reshape", "reshape", "expand_dims"):
                 found.append(node)
     return found[::-1]
 
 
-def copy_reshaped(fitting: Fitting, reshapes: Sequence[Node]) -> None:
+def copy_reshaped(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
     """Insert a copy behind each of these reshapes: all operators that read the reshape's output read the copy instead.
 
     In the backward, the reshape gets its gradient from the copy, in the plain (row-major) layout.
     """
-    fitting.graph.insert_behind(reshapes, lambda node: plain_copy(Entry(node), node, "flat"))
+    fitted.graph.insert_behind(reshapes, lambda node: plain_copy(Entry(node), node, "flat"))
 
 
-def norms_after_volumes(fitting: Fitting) -> list[Node]:
+def norms_after_volumes(fitted: FittedGraph) -> list[Node]:
     """Return the ``BatchNorm`` operators that depend on a 3-D convolution or pooling.
 
     Their backward fails on oneDNN's blocked layout of five axes.
     """
-    return [node for node in _after_volumes(fitting.graph) if node.op == "BatchNorm"]
+    return [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
 
 
-def copy_around_norms(fitting: Fitting, norms: Sequence[Node]) -> None:
+def copy_around_norms(fitted: FittedGraph, norms: Sequence[Node]) -> None:
     """Insert a copy in the plain (row-major) layout in front of and behind each BatchNorm in ``norms``.
 
     So neither the BatchNorm's data nor the gradient of its output has a blocked layout, on which its backward fails.
     """
-    fitting.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
+    fitted.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
     for norm in norms:
         norm.inputs[0] = plain_copy(norm.inputs[0], norm, "given")
 
@@ -110,15 +110,15 @@ def copy_around_norms(fitting: Fitting, norms: Sequence[Node]) -> None:
 # -- Grouped convolutions ---------------------------------------------------------------------------
 
 
-def grouped_with_cast_weight(fitting: Fitting) -> list[Node]:
+def grouped_with_cast_weight(fitted: FittedGraph) -> list[Node]:
     """Return the convolutions with several groups whose weight is a cast of a variable to bfloat16.
 
     If the same FP32 variable was used in inference, its array may have a blocked layout that the cast cannot read.
     """
-    return [node for node in _grouped(fitting.graph) if casts_variable(node.inputs[1].node)]
+    return [node for node in _grouped(fitted.graph) if casts_variable(node.inputs[1].node)]
 
 
-def copy_weights(fitting: Fitting, convolutions: Sequence[Node]) -> None:
+def copy_weights(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
     """Insert a copy between the weight of each of these convolutions and the cast of the weight to bfloat16.
 
     oneDNN's ``amp_cast`` fails on the blocked layout that a grouped weight may have; the copy has the plain (row-major)
@@ -129,15 +129,15 @@ def copy_weights(fitting: Fitting, convolutions: Sequence[Node]) -> None:
         cast.inputs[0] = Entry(Node("_copy", f"{weight.node.name}_plain", {MARK: "cast"}, [weight]))
 
 
-def small_block_convolutions(fitting: Fitting) -> list[Node]:
+def small_block_convolutions(fitted: FittedGraph) -> list[Node]:
     """Return the 2-D convolutions with several groups whose arrays oneDNN stores in blocks of 4 or 8 channels.
 
     These have 4, 8, 12, 20, ... output channels per group. oneDNN's BatchNorm is slow on arrays in such blocks.
     """
-    return [node for node in _grouped(fitting.graph) if _is_2d(node) and _has_small_blocks(node)]
+    return [node for node in _grouped(fitted.graph) if _is_2d(node) and _has_small_blocks(node)]
 
 
-def copy_around_convolutions(fitting: Fitting, convolutions: Sequence[Node]) -> None:
+def copy_around_convolutions(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
     """Insert a copy in front of and behind each of these convolutions, so that no BatchNorm reads its small blocks.
 
     The copy in front has the plain (row-major) layout. The copy behind has blocks of channels in which BatchNorm is
@@ -147,12 +147,12 @@ def copy_around_convolutions(fitting: Fitting, convolutions: Sequence[Node]) -> 
 
     def copied(node: Node) -> Entry:
         """Return the output of a new node that copies the output of the convolution ``node``."""
-        low = node in fitting.low
+        low = node in fitted.low
         fits = int(node.attrs["num_filter"]) % (16 if low else 8) == 0
-        dtype = fitting.casted.compute if low else FULL
+        dtype = fitted.casted.compute if low else FULL
         return _blocked_copy(Entry(node), node, node.name, dtype) if fits else plain_copy(Entry(node), node)
 
-    fitting.graph.insert_behind(convolutions, copied)
+    fitted.graph.insert_behind(convolutions, copied)
     for node in convolutions:
         node.inputs[0] = plain_copy(node.inputs[0], node, "given")
 
@@ -172,16 +172,16 @@ def _has_small_blocks(node: Node) -> bool:
 # -- BatchNorm in emulated float16 -------------------------------------------------------------------
 
 
-def unblocked_norms(fitting: Fitting) -> list[Node]:
+def unblocked_norms(fitted: FittedGraph) -> list[Node]:
     """Return the ``BatchNorm`` operators over axis 1 that read a 2-D convolution's output, rounded to emulated float16.
 
     The cast that rounds returns the plain (row-major) layout, in which oneDNN's BatchNorm is slow.
     """
-    norms = (n for n in fitting.graph.nodes() if n.op == "BatchNorm" and n.attrs.get("axis", "1") == "1")
+    norms = (n for n in fitted.graph.nodes() if n.op == "BatchNorm" and n.attrs.get("axis", "1") == "1")
     return [norm for norm in norms if _convolution_before(norm) is not None]
 
 
-def block_inputs(fitting: Fitting, norms: Sequence[Node]) -> None:
+def block_inputs(fitted: FittedGraph, norms: Sequence[Node]) -> None:
     """Insert in front of each BatchNorm in ``norms`` a copy of its data in blocks of channels, oneDNN's fast layout.
 
     With the copies, a training step of a ResNet-50 in emulated float16 took 1.93 times as long as in FP32; without

@@ -10,21 +10,21 @@ from typing import Sequence
 from ..precision.casts import APART, FULL, MARK, is_ours
 from ..precision.graph import Entry, Node
 from ..precision.rules import RULES, Kind, missing_kernel
-from .workaround import Fitting
+from .workaround import FittedGraph
 
 __all__ = ["drop_casts", "norms_between_casts", "norms_sharing_casts", "separate_casts"]
 
 
-def norms_between_casts(fitting: Fitting) -> list[Node]:
+def norms_between_casts(fitted: FittedGraph) -> list[Node]:
     """Return the BatchNorms that read a cast to FP32 by mxmp, and whose output at least one cast to float16 reads.
 
     A float16 kernel of cuDNN does the same as these three operators. Left out are BatchNorms for which a GPU has no
     such kernel, and those whose output is an output of the graph. The list is empty if the user's policy sets ``norm``,
     as then the user has decided whether there are casts.
     """
-    if fitting.casted.norm is not None:
+    if fitted.casted.norm is not None:
         return []
-    readers, heads = fitting.graph.consumers(), set(fitting.graph.heads)
+    readers, heads = fitted.graph.consumers(), set(fitted.graph.heads)
 
     def is_between(node: Node) -> bool:
         """Return True for a BatchNorm between such casts for which a GPU has a float16 kernel."""
@@ -33,31 +33,31 @@ def norms_between_casts(fitting: Fitting) -> list[Node]:
         users = (user for user, _ in readers.get(Entry(node), ()))
         return _casts_to(node.inputs[0].node, FULL) and any(_casts_to(user, "float16") for user in users)
 
-    norms = (node for node in fitting.casted.source if node.op in RULES and RULES[node.op].kind is Kind.NORM)
+    norms = (node for node in fitted.casted.source if node.op in RULES and RULES[node.op].kind is Kind.NORM)
     return [node for node in norms if is_between(node)]
 
 
-def norms_sharing_casts(fitting: Fitting) -> list[Node]:
+def norms_sharing_casts(fitted: FittedGraph) -> list[Node]:
     """Return those BatchNorms of ``norms_between_casts`` whose casts do not round all that cuDNN's kernel rounds.
 
     Either another operator reads the same cast to FP32, so that the BatchNorm's gradient is summed with that of the
     other before it is rounded; or an FP32 operator reads the BatchNorm's output without the cast to float16.
     """
-    readers = fitting.graph.consumers()
+    readers = fitted.graph.consumers()
     return [
         node
-        for node in norms_between_casts(fitting)
+        for node in norms_between_casts(fitted)
         if len(readers[node.inputs[0]]) > 1 or not all(_casts_to(user, "float16") for user, _ in readers[Entry(node)])
     ]
 
 
-def separate_casts(fitting: Fitting, norms: Sequence[Node]) -> None:
+def separate_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
     """Rewrite the casts around each BatchNorm in ``norms``, in place, so that they round what cuDNN's kernel rounds.
 
     Each BatchNorm gets its own cast to FP32, so its gradient is rounded to float16 before MXNet sums it with others.
     FP32 operators that read the BatchNorm's output read it rounded to float16 and cast back to FP32 instead.
     """
-    readers = fitting.graph.consumers()
+    readers = fitted.graph.consumers()
     for node in norms:
         shared = node.inputs[0].node
         name = f"{shared.name}_for_{node.name}"
@@ -70,13 +70,13 @@ def separate_casts(fitting: Fitting, norms: Sequence[Node]) -> None:
                 user.inputs[position] = Entry(widened)
 
 
-def drop_casts(fitting: Fitting, norms: Sequence[Node]) -> None:
+def drop_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
     """Take out the casts before and after each BatchNorm in ``norms``, in place, so that it reads and returns float16.
 
     cuDNN's float16 kernel computes in FP32 inside. gamma, beta and the running statistics stay FP32.
     """
-    separate_casts(fitting, norms)
-    readers = fitting.graph.consumers()
+    separate_casts(fitted, norms)
+    readers = fitted.graph.consumers()
     for node in norms:
         node.inputs[0] = node.inputs[0].node.inputs[0]
         for cast, _ in readers[Entry(node)]:

@@ -16,7 +16,7 @@ import mxnet as mx
 from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads, replace_operator
 from ..precision.graph import Entry, Graph, Node, output_shapes
 from ..precision.rules import is_volume
-from .workaround import Fitting
+from .workaround import FittedGraph
 
 __all__ = [
     *("LargeInputs", "convolutions_with_unused_taps", "least_inputs", "pad_separately", "padded_volumes"),
@@ -26,16 +26,16 @@ __all__ = [
 _DTYPE = {"dtype": "bfloat16", MARK: "cast"}
 
 
-def convolutions_with_unused_taps(fitting: Fitting) -> list[Node]:
+def convolutions_with_unused_taps(fitted: FittedGraph) -> list[Node]:
     """Return the 1-D and 2-D bfloat16 convolutions in which a tap (kernel position) may read nothing but padding.
 
     Whether a tap does depends on the input's size, which is not known here. So all convolutions in which it could are
-    returned, and none if ``fitting.large_inputs`` says that the inputs are large enough.
+    returned, and none if ``fitted.large_inputs`` says that the inputs are large enough.
     """
-    return [] if fitting.large_inputs else [node for node in _may_read_padding(fitting.graph) if _is_bfloat16(node)]
+    return [] if fitted.large_inputs else [node for node in _may_read_padding(fitted.graph) if _is_bfloat16(node)]
 
 
-def select_used_taps(fitting: Fitting, convolutions: Sequence[Node]) -> None:
+def select_used_taps(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
     """Give taps (kernel positions) of these convolutions that read padding alone the weight gradient 0, in place.
 
     oneDNN does not write their gradient. Which taps they are depends on the size of the data, so the rewritten graph
@@ -45,15 +45,15 @@ def select_used_taps(fitting: Fitting, convolutions: Sequence[Node]) -> None:
         _select(node, [least_inputs(*axis) for axis in _axes(node)])
 
 
-def padded_volumes(fitting: Fitting) -> list[Node]:
+def padded_volumes(fitted: FittedGraph) -> list[Node]:
     """Return the padded 3-D convolutions and deconvolutions whose weight gradient oneDNN gets wrong for small inputs.
 
-    The list is empty if ``fitting.large_inputs`` says that the inputs are large enough.
+    The list is empty if ``fitted.large_inputs`` says that the inputs are large enough.
     """
-    return [] if fitting.large_inputs else _around_both_ends(fitting.graph)
+    return [] if fitted.large_inputs else _around_both_ends(fitted.graph)
 
 
-def pad_separately(fitting: Fitting, volumes: Sequence[Node]) -> None:
+def pad_separately(fitted: FittedGraph, volumes: Sequence[Node]) -> None:
     """Set the attribute ``pad`` of these 3-D convolutions and deconvolutions to 0, and pad by new operators, in place.
 
     A new ``Pad`` in front of a convolution pads its data; a new ``slice`` behind a deconvolution crops its output.
@@ -63,7 +63,7 @@ def pad_separately(fitting: Fitting, volumes: Sequence[Node]) -> None:
         if node.op == "Convolution":
             _pad(node)
     deconvolutions = [node for node in volumes if node.op == "Deconvolution"]
-    replace_heads(fitting.graph, fitting.graph.insert_behind(deconvolutions, _crop))
+    replace_heads(fitted.graph, fitted.graph.insert_behind(deconvolutions, _crop))
 
 
 def _is_bfloat16(node: Node) -> bool:
@@ -104,8 +104,9 @@ class LargeInputs:
     def at(self, shapes: Sequence[tuple]) -> bool:
         """Return True if, with inputs of these shapes, the graph needs neither workaround.
 
-        ``shapes``: one per name in ``names``. False where a convolution's sizes do not follow from them, and where
-        they do not fit the graph. Answers are kept, so asking again is fast.
+        ``shapes`` holds one shape for each of the ``names`` of the constructor. False also where the sizes that a
+        convolution reads do not follow from these shapes, or the shapes do not fit the graph. Answers are kept, so that
+        a block can ask at every call.
         """
         if not self:
             return True

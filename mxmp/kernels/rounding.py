@@ -8,7 +8,7 @@ from typing import Sequence
 from ..precision.casts import APART, MARK, is_ours, replace_operator
 from ..precision.graph import Entry, Node
 from .layouts import casts_variable, plain_copy
-from .workaround import Fitting
+from .workaround import FittedGraph
 
 __all__ = [
     *("casts_losing_gradients", "clip_by_two_bounds", "copy_before_casts", "inserted_casts"),
@@ -17,26 +17,29 @@ __all__ = [
 ]
 
 
-def inserted_casts(fitting: Fitting) -> list[Node]:
-    """Return the casts that mxmp inserted into the graph, to and from bfloat16."""
-    return [node for node in fitting.graph.nodes() if is_ours(node)]
+def inserted_casts(fitted: FittedGraph) -> list[Node]:
+    """Return the casts between FP32 and bfloat16 that mxmp inserted into the graph."""
+    return [node for node in fitted.graph.nodes() if is_ours(node)]
 
 
-def use_amp_cast(fitting: Fitting, casts: Sequence[Node]) -> None:
-    """Make each of these ``Cast`` casts an ``amp_cast``, in place: oneDNN computes it, faster, and rounds."""
+def use_amp_cast(fitted: FittedGraph, casts: Sequence[Node]) -> None:
+    """Make each of these casts an ``amp_cast`` instead of a ``Cast``, in place.
+
+    oneDNN computes ``amp_cast``: it rounds to nearest, and is faster. ``Cast`` to bfloat16 truncates.
+    """
     for node in casts:
         node.op = "amp_cast"
 
 
-def truncating_operators(fitting: Fitting) -> list[Node]:
+def truncating_operators(fitted: FittedGraph) -> list[Node]:
     """Return the ``sigmoid``, ``tanh`` and ``elemwise_sub`` operators that compute in bfloat16.
 
     Their kernels truncate results to bfloat16 instead of rounding to nearest.
     """
-    return [node for node in fitting.low if node.op in ("sigmoid", "tanh", "elemwise_sub")]
+    return [node for node in fitted.low if node.op in ("sigmoid", "tanh", "elemwise_sub")]
 
 
-def replace_truncating_operators(fitting: Fitting, operators: Sequence[Node]) -> None:
+def replace_truncating_operators(fitted: FittedGraph, operators: Sequence[Node]) -> None:
     """Replace these operators, in place, by operators of the same function whose oneDNN kernels round.
 
     ``sigmoid`` and ``tanh`` become an ``Activation``; ``a - b`` becomes ``a + (-b)``, where the negation is exact.
@@ -50,7 +53,7 @@ def replace_truncating_operators(fitting: Fitting, operators: Sequence[Node]) ->
             replace_operator(node, "Activation", act_type=node.op)
 
 
-def slow_clips(fitting: Fitting) -> list[Node]:
+def slow_clips(fitted: FittedGraph) -> list[Node]:
     """Return the ``clip`` operators (such as ReLU6) that compute in FP32 and can be split into a maximum and a minimum.
 
     Their bounds are short decimal numbers that FP32 holds exactly, so that all three operators read the same values
@@ -61,11 +64,11 @@ def slow_clips(fitting: Fitting) -> list[Node]:
         low, high = (node.attrs.get(bound, "") for bound in ("a_min", "a_max"))
         return _is_exact(low) and _is_exact(high) and float(low) <= float(high)
 
-    full = [node for node in fitting.casted.source if node not in fitting.low]
+    full = [node for node in fitted.casted.source if node not in fitted.low]
     return [node for node in full if node.op == "clip" and is_bounded(node)]
 
 
-def clip_by_two_bounds(fitting: Fitting, clips: Sequence[Node]) -> None:
+def clip_by_two_bounds(fitted: FittedGraph, clips: Sequence[Node]) -> None:
     """Replace each ``clip(x, a_min, a_max)`` by ``minimum(maximum(x, a_min), a_max)``, in place, which is faster.
 
     Values are the same, except for the sign of a zero. Finite gradients are the same, at the bounds too. The kernel of
@@ -101,23 +104,26 @@ _SUMMED_LOW = 4
 _ADDED_IN_PLACE = 4
 
 
-def shared_casts(fitting: Fitting) -> list[Node]:
-    """Return the casts of variables, such as weights, whose output more than four operators read."""
+def shared_casts(fitted: FittedGraph) -> list[Node]:
+    """Return the casts of variables, such as weights, whose output more than four operators read.
+
+    MXNet sums the gradients of these operators in bfloat16.
+    """
     return [
         entry.node
-        for entry, users in fitting.graph.consumers().items()
+        for entry, users in fitted.graph.consumers().items()
         if len(users) > _SUMMED_LOW and casts_variable(entry.node)
     ]
 
 
-def split_shared_casts(fitting: Fitting, casts: Sequence[Node]) -> None:
+def split_shared_casts(fitted: FittedGraph, casts: Sequence[Node]) -> None:
     """Add casts of the same variable, in place, until each cast has at most four readers.
 
     MXNet sums the gradients of a tensor's readers in the tensor's dtype: those of the readers of one cast in bfloat16,
     those of several casts of one FP32 variable in FP32. A weight of an unrolled recurrent network has as many readers
     as the sequence has time steps.
     """
-    readers = fitting.graph.consumers()
+    readers = fitted.graph.consumers()
     for cast in casts:
         entry = Entry(cast)
         for number, (node, position) in enumerate(readers[Entry(cast)][_SUMMED_LOW:]):
@@ -127,23 +133,23 @@ def split_shared_casts(fitting: Fitting, casts: Sequence[Node]) -> None:
             node.inputs[position] = entry
 
 
-def casts_losing_gradients(fitting: Fitting) -> list[Node]:
-    """Return the ``amp_cast`` nodes of mxmp whose gradient MXNet may have to add to an array, so that it could be lost.
+def casts_losing_gradients(fitted: FittedGraph) -> list[Node]:
+    """Return mxmp's ``amp_cast`` nodes whose gradient may be lost, as MXNet may add it to an array with other gradients.
 
     These are the casts of variables whose ``grad_req`` is "add" or not known, and the casts of tensors with four or
     more readers, whose gradients MXNet may add in place, one after another.
     """
-    readers = fitting.graph.consumers()
+    readers = fitted.graph.consumers()
 
     def loses(node: Node) -> bool:
         entry = node.inputs[0]
-        requested = fitting.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
+        requested = fitted.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
         return requested == "add" or len(readers[entry]) >= _ADDED_IN_PLACE
 
-    return [n for n in fitting.graph.nodes() if n.op == "amp_cast" and is_ours(n) and n.inputs and loses(n)]
+    return [n for n in fitted.graph.nodes() if n.op == "amp_cast" and is_ours(n) and n.inputs and loses(n)]
 
 
-def copy_before_casts(fitting: Fitting, casts: Sequence[Node]) -> None:
+def copy_before_casts(fitted: FittedGraph, casts: Sequence[Node]) -> None:
     """Let each of these casts read a copy of its input, in place; casts of the same tensor share one copy.
 
     The backward of ``amp_cast`` in oneDNN ignores ``grad_req="add"`` and leaves the gradient as it was; the backward of

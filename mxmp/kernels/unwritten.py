@@ -6,7 +6,7 @@ from typing import Mapping, Sequence
 
 from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads
 from ..precision.graph import Entry, Node
-from .workaround import Fitting
+from .workaround import FittedGraph
 
 __all__ = ["operators_with_frozen_input", "regions_of_interest", "request_both_gradients", "zero_unassigned_regions"]
 
@@ -20,21 +20,21 @@ _WRITTEN_TOGETHER = {
 }
 
 
-def operators_with_frozen_input(fitting: Fitting) -> list[Node]:
+def operators_with_frozen_input(fitted: FittedGraph) -> list[Node]:
     """Return the operators whose CPU kernel may leave the gradient of one input unwritten, as another input is frozen.
 
     An example is a FullyConnected with a frozen weight, whose kernel does not write the gradient of the bias. Where
-    ``fitting.grad_req`` says that the first of the two inputs gets a gradient, the operator is left out.
+    ``fitted.grad_req`` says that the first of the two inputs gets a gradient, the operator is left out.
     """
 
     def needs(node: Node) -> bool:
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
-        return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitting.grad_req)
+        return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitted.grad_req)
 
-    return [node for node in fitting.graph.nodes() if needs(node)]
+    return [node for node in fitted.graph.nodes() if needs(node)]
 
 
-def request_both_gradients(fitting: Fitting, operators: Sequence[Node]) -> None:
+def request_both_gradients(fitted: FittedGraph, operators: Sequence[Node]) -> None:
     """Let each of these operators read the two inputs whose gradients its kernel writes together through one new node.
 
     The new node is an ``amp_multicast``, which copies both. Its backward needs the gradients of both its outputs, so
@@ -60,17 +60,17 @@ def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
     return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
 
 
-def regions_of_interest(fitting: Fitting) -> list[Node]:
+def regions_of_interest(fitted: FittedGraph) -> list[Node]:
     """Return the ``ROIAlign`` operators: MXNet's CPU kernel does not write outputs of regions with batch index -1."""
-    return [node for node in fitting.graph.nodes() if node.op == "_contrib_ROIAlign"]
+    return [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
 
 
-def zero_unassigned_regions(fitting: Fitting, aligns: Sequence[Node]) -> None:
-    """Make the output of each of these ``ROIAlign`` aligns 0 for regions whose batch index is negative, in place.
+def zero_unassigned_regions(fitted: FittedGraph, aligns: Sequence[Node]) -> None:
+    """Make the output of each of these ``ROIAlign`` operators 0 for regions whose batch index is negative, in place.
 
     A negative batch index marks a region without an image. The kernel does not write its output.
     """
-    replace_heads(fitting.graph, fitting.graph.insert_behind(aligns, _assigned_only))
+    replace_heads(fitted.graph, fitted.graph.insert_behind(aligns, _assigned_only))
 
 
 def _assigned_only(node: Node) -> Entry:

@@ -9,12 +9,12 @@ from ..precision.casts import CastGraph
 from ..precision.graph import Graph, Node
 from ..precision.rules import Rule
 
-__all__ = ["Fitting", "Workaround"]
+__all__ = ["FittedGraph", "Workaround"]
 
 
 @dataclass
-class Fitting:
-    """One converted graph while ``fit_to_device`` rewrites it: what the workarounds read and change.
+class FittedGraph:
+    """A converted graph that ``fit_to_device`` rewrites for a device: what the workarounds read and change.
 
     ``fit_to_device`` makes one object per graph, passes it to each workaround in turn, and then drops it.
 
@@ -73,9 +73,9 @@ class Workaround:
     test : str
         The pytest id of a test that fails without the workaround.
     where : callable
-        Takes the ``Fitting`` and returns the nodes of its graph that the fault concerns.
+        Takes the ``FittedGraph`` and returns the nodes of its graph that the fault concerns.
     rewrite : callable
-        Takes the ``Fitting`` and those nodes, and rewrites the graph around them in place.
+        Takes the ``FittedGraph`` and those nodes, and rewrites the graph around them in place.
     device : {"cpu", "gpu"}
         The device whose kernels have the fault.
     """
@@ -86,6 +86,6 @@ class Workaround:
     fault: str
     source: str
     test: str
-    where: Callable[[Fitting], Sequence[Node]]
-    rewrite: Callable[[Fitting, Sequence[Node]], None]
+    where: Callable[[FittedGraph], Sequence[Node]]
+    rewrite: Callable[[FittedGraph, Sequence[Node]], None]
     device: str = "cpu"
