@@ -83,7 +83,9 @@ def showing(progress: bool, total: int | None = None) -> Iterator[Callable[[str]
         return
 
     class Bar(tqdm):
-        monitor_interval = 0  # tqdm's own thread would stay
+        """A bar without the thread that tqdm starts for its first bar and never ends."""
+
+        monitor_interval = 0
 
     with Bar(total=total, disable=None, unit="part") as bar:
 

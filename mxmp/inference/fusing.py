@@ -87,6 +87,7 @@ def _remove_barriers(graph: Graph) -> None:
     """Take out, in place, the identity operators that ``_insert_barriers`` inserted before the graph was fused."""
 
     def source(entry: Entry) -> Entry:
+        """Return the tensor that ``entry`` is, through any number of barriers."""
         while _BARRIER in entry.node.attrs:
             entry = entry.node.inputs[0]
         return entry

@@ -184,6 +184,7 @@ class Worker:
         failed = KeptError()
 
         def call(name: bytes | str, handle: Any) -> None:
+            """Call ``note`` for one output; MXNet gives its name and the handle of its array."""
             with failed:
                 array = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
                 note(name.decode() if isinstance(name, bytes) else name, array)

@@ -107,11 +107,12 @@ def poolings_of_padding(fitted: FittedGraph) -> list[Node]:
     Only ``pooling_convention="full"``, which rounds the number of windows up, has such windows.
     """
 
-    def may(node: Node) -> bool:
+    def may_cover_padding(node: Node) -> bool:
+        """Return True for a max pooling that rounds the number of windows up."""
         is_max = node.op in ("Pooling", "_npx_pooling") and node.attrs.get("pool_type", "max") == "max"
         return is_max and node.attrs.get("pooling_convention") == "full"
 
-    return [node for node in fitted.low if may(node)]
+    return [node for node in fitted.low if may_cover_padding(node)]
 
 
 def clamp_to_lowest(fitted: FittedGraph, poolings: Sequence[Node]) -> None:

@@ -14,8 +14,8 @@ from ..precision.rules import is_volume
 from .workaround import FittedGraph
 
 __all__ = [
-    *("block_inputs", "casts_variable", "copy_around_convolutions", "copy_around_norms", "copy_inputs"),
-    *("copy_reshaped", "copy_weights", "grouped_with_cast_weight", "norms_after_volumes", "plain_copy"),
+    *("block_inputs", "copy_around_convolutions", "copy_around_norms", "copy_inputs", "copy_reshaped", "copy_weights"),
+    *("grouped_with_cast_weight", "is_cast_of_variable", "norms_after_volumes", "plain_copy"),
     *("reshapes_after_volumes", "reshapes_before_convolutions", "small_block_convolutions", "unblocked_norms"),
 ]
 
@@ -32,7 +32,7 @@ def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
     return Entry(Node("slice_axis", f"{node.name}_{role}", attrs, [entry]))
 
 
-def casts_variable(node: Node) -> bool:
+def is_cast_of_variable(node: Node) -> bool:
     """Return True for a cast that mxmp inserted behind a variable, such as a weight."""
     return is_ours(node) and bool(node.inputs) and node.inputs[0].node.is_variable
 
@@ -115,7 +115,7 @@ def grouped_with_cast_weight(fitted: FittedGraph) -> list[Node]:
 
     If the same FP32 variable was used in inference, its array may have a blocked layout that the cast cannot read.
     """
-    return [node for node in _grouped(fitted.graph) if casts_variable(node.inputs[1].node)]
+    return [node for node in _grouped(fitted.graph) if is_cast_of_variable(node.inputs[1].node)]
 
 
 def copy_weights(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:

@@ -7,7 +7,7 @@ from typing import Sequence
 
 from ..precision.casts import APART, MARK, is_ours, replace_operator
 from ..precision.graph import Entry, Node
-from .layouts import casts_variable, plain_copy
+from .layouts import is_cast_of_variable, plain_copy
 from .workaround import FittedGraph
 
 __all__ = [
@@ -61,6 +61,7 @@ def slow_clips(fitted: FittedGraph) -> list[Node]:
     """
 
     def is_bounded(node: Node) -> bool:
+        """Return True for a clip whose bounds FP32 holds exactly, ``"0"`` and ``"6"`` for example, but not ``"0.1"``."""
         low, high = (node.attrs.get(bound, "") for bound in ("a_min", "a_max"))
         return _is_exact(low) and _is_exact(high) and float(low) <= float(high)
 
@@ -112,7 +113,7 @@ def shared_casts(fitted: FittedGraph) -> list[Node]:
     return [
         entry.node
         for entry, users in fitted.graph.consumers().items()
-        if len(users) > _SUMMED_LOW and casts_variable(entry.node)
+        if len(users) > _SUMMED_LOW and is_cast_of_variable(entry.node)
     ]
 
 
@@ -134,7 +135,7 @@ def split_shared_casts(fitted: FittedGraph, casts: Sequence[Node]) -> None:
 
 
 def casts_losing_gradients(fitted: FittedGraph) -> list[Node]:
-    """Return mxmp's ``amp_cast`` nodes whose gradient may be lost, as MXNet may add it to an array with other gradients.
+    """Return mxmp's ``amp_cast`` nodes whose gradient may be lost, as MXNet may add it to other gradients.
 
     These are the casts of variables whose ``grad_req`` is "add" or not known, and the casts of tensors with four or
     more readers, whose gradients MXNet may add in place, one after another.
@@ -142,6 +143,7 @@ def casts_losing_gradients(fitted: FittedGraph) -> list[Node]:
     readers = fitted.graph.consumers()
 
     def loses(node: Node) -> bool:
+        """Return True if MXNet may add the gradient of the cast ``node`` to other gradients."""
         entry = node.inputs[0]
         requested = fitted.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
         return requested == "add" or len(readers[entry]) >= _ADDED_IN_PLACE

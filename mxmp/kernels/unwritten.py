@@ -27,11 +27,12 @@ def operators_with_frozen_input(fitted: FittedGraph) -> list[Node]:
     ``fitted.grad_req`` says that the first of the two inputs gets a gradient, the operator is left out.
     """
 
-    def needs(node: Node) -> bool:
+    def may_lose_gradient(node: Node) -> bool:
+        """Return True if the kernel of ``node`` writes the gradients of two inputs together, and one may be frozen."""
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
         return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitted.grad_req)
 
-    return [node for node in fitted.graph.nodes() if needs(node)]
+    return [node for node in fitted.graph.nodes() if may_lose_gradient(node)]
 
 
 def request_both_gradients(fitted: FittedGraph, operators: Sequence[Node]) -> None:
