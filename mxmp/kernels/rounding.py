@@ -61,7 +61,7 @@ def slow_clips(fitted: FittedGraph) -> list[Node]:
     """
 
     def is_bounded(node: Node) -> bool:
-        """Return True for a clip whose bounds FP32 holds exactly, ``"0"`` and ``"6"`` for example, but not ``"0.1"``."""
+        """Return True for a clip whose bounds are such numbers, as ``"0"`` and ``"6"`` are and ``"0.1"`` is not."""
         low, high = (node.attrs.get(bound, "") for bound in ("a_min", "a_max"))
         return _is_exact(low) and _is_exact(high) and float(low) <= float(high)
 
