@@ -1,13 +1,17 @@
-"""Graphs for inference on a CPU: folded, fused where that is right, and in the fastest dtype that is accurate enough.
+"""Graphs for inference on a CPU: BatchNorm folded, operators fused, in the fastest dtype that is accurate enough.
 
 =================  ================================================================================
-``folding``        BatchNorm into weights, and what only parameters feed computed once
-``fusing``         MXNet's own oneDNN fusion, kept from where it is wrong
-``lowering``       the graph in bfloat16; ``quantizing``: in INT8, by MXNet's own passes
-``calibration``    ranges for INT8, and the SQNR
-``worker``         the process in which candidates run; ``runner``: the user's end of it
-``targets``        nets and Symbols in, blocks and Symbols to serve out
-``search``         what is tried, what is right, what is fast; ``report``: all that as data
+``optimize``       the public function
+``folding``        BatchNorm folded into weights, and operators on parameters alone computed once
+``fusing``         MXNet's oneDNN fusion, kept from fusing where the result would be wrong
+``lowering``       the graph in bfloat16
+``quantizing``     the graph in INT8, by MXNet's own passes
+``calibration``    the ranges of tensors for INT8, and the signal to quantization noise ratio (SQNR)
+``worker``         the process in which candidate graphs run
+``runner``         the object in the user's process that starts and asks this process
+``targets``        reads networks and calibration data, makes the blocks and Symbols that are returned
+``search``         which graphs are tried, and which one is chosen
+``report``         the results of a search as data, text and picture
 =================  ================================================================================
 """
 

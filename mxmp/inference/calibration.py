@@ -1,4 +1,4 @@
-"""From what tensors hold to the ranges that INT8 has to hold: three calibrators on one pass over the data."""
+"""Ranges of tensors for INT8, by three calibrators from one pass over the data; and the SQNR of outputs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,31 @@ from mxnet.contrib.quantization import combine_histogram
 
 __all__ = ["CALIBRATORS", "Statistics", "sqnr"]
 
-# MXNet takes 8001, for which its search for the least entropy takes a second a tensor.
+# Bins of a histogram. With MXNet's 8001, its search for the range of least entropy takes a second per tensor.
 _BINS = 2001
-# Of each tensor and batch this many values, evenly spread, enter the histogram; its ends see all of them.
+# At most about this many values of a tensor and batch, evenly spread, enter the histogram; smallest and largest are
+# found among all values.
 _SAMPLES = 100_000
 _INT8_BINS, _UINT8_BINS = 255, 511
 _PERCENTILE = 0.9999
 
 
 class Statistics:
-    """Histograms of tensors by name, symmetrical around 0, and their exact ends."""
+    """Histograms of the values of tensors over several batches, from which calibrators compute ranges for INT8.
+
+    Attributes
+    ----------
+    histograms : dict of str to tuple
+        From the name of a tensor to (counts, edges, low, high, end), as ``mxnet.contrib.quantization`` has them: NumPy
+        arrays of the counts and the edges of bins that reach from -end to end, and the exact smallest and largest
+        value.
+    """
 
     def __init__(self) -> None:
         self.histograms: dict[str, tuple] = {}
 
     def add(self, name: str, values: np.ndarray) -> None:
-        """Count the values of one batch."""
+        """Add the values that the tensor ``name`` has in one more batch to the tensor's histogram."""
         low, high = float(values.min()), float(values.max())
         flat = values.reshape(-1)
         flat = flat[:: max(flat.size // _SAMPLES, 1)]
@@ -37,22 +46,30 @@ class Statistics:
             self.histograms[name] = (counts, edges, low, high, end)
 
     def ranges(self, calibrator: str) -> dict[str, tuple[float, float]]:
-        """Return the range of every tensor by one of ``CALIBRATORS``."""
+        """Return (smallest, largest) value that INT8 should represent, for each tensor by name.
+
+        ``calibrator`` is a key of ``CALIBRATORS``, such as ``"entropy"``. Values beyond the range are clipped.
+        """
         return {name: CALIBRATORS[calibrator](*histogram) for name, histogram in self.histograms.items()}
 
 
 def _min_max(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
+    """Return the range from the smallest to the largest value of a tensor. Arguments: see ``Statistics.histograms``."""
     return low, high
 
 
 def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the range that loses the least information (Kullback-Leibler), by MXNet's own operator."""
+    """Return the range in which INT8 loses the least information of a histogram, by Kullback-Leibler divergence.
+
+    MXNet's operator ``calibrate_entropy`` finds it. Arguments: see ``Statistics.histograms``.
+    """
     bins = _UINT8_BINS if low >= 0 else _INT8_BINS
     threshold, _ = mx.nd.contrib.calibrate_entropy(mx.nd.array(counts), mx.nd.array(edges), num_quantized_bins=bins)
     return _cut(float(threshold.asnumpy().reshape(-1)[0]), low, high)
 
 
 def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
+    """Return the range that holds at least 99.99 % of the values. Arguments: see ``Statistics.histograms``."""
     half = len(counts) // 2
     folded = counts[half + 1 :] + counts[:half][::-1]
     share = (np.cumsum(folded) + counts[half]) / max(counts.sum(), 1)
@@ -60,9 +77,11 @@ def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, 
 
 
 def _cut(threshold: float, low: float, high: float) -> tuple[float, float]:
+    """Return the range from -threshold to threshold, cut to the range from ``low`` to ``high`` of a tensor."""
     return max(-threshold, low), min(threshold, high)
 
 
+# From the name of a calibrator to the function that returns a range for one of ``Statistics.histograms``.
 CALIBRATORS: Mapping[str, Callable[..., tuple[float, float]]] = {
     "min/max": _min_max,
     "entropy": _entropy,
@@ -71,9 +90,11 @@ CALIBRATORS: Mapping[str, Callable[..., tuple[float, float]]] = {
 
 
 def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
-    """Return the signal to quantization noise ratio in dB: infinite where the two are equal.
+    """Return the signal to quantization noise ratio of ``value`` against ``reference``, two arrays of one shape, in dB.
 
-    Infinities (of masks) must be the same ones; where they are not, and for NaN, it is -inf.
+    10 * log10(sum(reference**2) / sum((reference - value)**2)), computed in float64; inf where the arrays are equal.
+    Infinite elements, as masks have, must be equal and are left out of the sums. The ratio is -inf where they differ,
+    or where ``value`` holds a NaN or an infinity that ``reference`` does not.
     """
     exact, finite = reference.astype("float64"), np.isfinite(reference)
     if not np.array_equal(exact[~finite], value[~finite]) or not np.isfinite(value[finite]).all():

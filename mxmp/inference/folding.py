@@ -1,4 +1,4 @@
-"""A graph for inference alone: BatchNorm is part of the weights, and what only parameters feed is computed once."""
+"""Rewrites of an FP32 graph for inference: BatchNorm becomes part of weights, constants are computed once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPE_CODES = {"float32": "0", "float16": "2", "bfloat16": "12"}
 
 
 def copied(graph: Graph) -> Graph:
-    """Return another graph with equal nodes; operators that share a name get names of their own."""
+    """Return a copy of a graph, of new nodes. Operators that share a name get unique ones: ``fc`` and ``fc:1``."""
     copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
     for node, name in copy.names().items():
         if not node.is_variable:
@@ -32,9 +32,10 @@ def copied(graph: Graph) -> Graph:
 
 
 def without_identities(graph: Graph) -> Graph:
-    """Return the graph without what copies its input in inference: Dropout and identities.
+    """Return a copy of a graph without Dropout, ``_copy`` and ``BlockGrad``, which in inference only copy their input.
 
-    An output keeps its name, by an identity that MXNet's fusion leaves alone.
+    One that is an output of the graph stays, so that the output keeps its name; it becomes a ``BlockGrad``, which
+    MXNet's fusion does not touch.
     """
     copy = copied(graph)
     heads = {head.node for head in copy.heads}
@@ -46,22 +47,26 @@ def without_identities(graph: Graph) -> Graph:
 
 
 def _source(entry: Entry, heads: set[Node]) -> Entry:
+    """Return the tensor that ``entry`` is a copy of, through all identities that are not among ``heads``."""
     while entry.node not in heads and _is_identity(entry.node):
         entry = entry.node.inputs[0]
     return entry
 
 
 def _is_identity(node: Node) -> bool:
+    """Return True for an operator that copies its input in inference. Dropout with ``mode="always"`` does not."""
     if node.op in ("Dropout", "_npx_dropout"):
         return node.attrs.get("mode", "training") == "training"
     return node.op in ("_copy", "BlockGrad")
 
 
 def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
-    """Return the graph and parameters in which each BatchNorm is part of the layer before it, where that is exact.
+    """Return a copy of an FP32 graph, and its parameters, in which BatchNorms are folded into the layers before them.
 
-    Computed in float64 and rounded to FP32 once. The layer is a Convolution or FullyConnected whose output nothing but
-    the BatchNorm reads, over whose channels it normalizes.
+    Such a layer is a Convolution or FullyConnected whose output only the BatchNorm reads and whose channels it
+    normalizes; it gets a new weight and bias, ``NAME_folded_weight`` and ``NAME_folded_bias``, that are computed in
+    float64 and rounded to FP32. A BatchNorm that is not behind such a layer stays. Parameters that the new graph does
+    not read are left out.
     """
     copy, values = copied(graph), dict(params)
     readers = copy.consumers()
@@ -83,6 +88,11 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
 
 
 def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values: Params) -> bool:
+    """Return True if the BatchNorm ``norm`` can be folded into ``layer``, the operator that it reads.
+
+    ``readers``: the graph's ``consumers()``. ``heads``: its outputs. ``values``: its parameters by name; all of those
+    of both operators must be there.
+    """
     channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     is_layer = (layer.op == "Convolution" and channels_first) or (
         layer.op == "FullyConnected" and _is_true(layer.attrs.get("flatten", "True"))
@@ -100,7 +110,10 @@ def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values:
 
 
 def _fold(norm: Node, layer: Node, values: Params) -> Params:
-    """Give ``layer`` the weights of both, in place; returns their values, by names of their own."""
+    """Let ``layer`` compute what it and the BatchNorm ``norm`` behind it compute, by a new weight and bias, in place.
+
+    Returns the values of these two, FP32, by name. ``values``: the parameters of the graph by name.
+    """
     gamma, beta, mean, variance = (values[entry.node.name].asnumpy().astype("float64") for entry in norm.inputs[1:5])
     if _is_true(norm.attrs.get("fix_gamma", "True")):
         gamma = np.ones_like(gamma)
@@ -116,12 +129,16 @@ def _fold(norm: Node, layer: Node, values: Params) -> Params:
 
 
 def _is_true(text: str) -> bool:
+    """Return True if the value of an attribute in Symbol JSON means True."""
     return text in ("True", "true", "1")
 
 
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
-    """Return the graph in which what is made of parameters alone is a parameter itself: casts of weights, and the one
-    vector that RNN reads.
+    """Return a copy of a graph, and its parameters, in which operators on parameters alone are computed beforehand.
+
+    These are mxmp's casts of weights, and operators that only move values, such as those that join the weights of an
+    RNN to the one vector that it reads. Each result that another operator reads becomes a new parameter. Parameters
+    that only these operators read are left out. Computes on the CPU.
     """
     copy = copied(graph)
     constant: set[Node] = set()

@@ -1,10 +1,13 @@
 """MXNet's own oneDNN fusion, kept from fusing where the result would be wrong.
 
-MXNet 1.9.1 gives every reader of a fused operator its one output. Where the graph also reads a value from the middle
-of what was fused, that reader gets the wrong one: a convolution that feeds an activation and a skip connection
-(``src/operator/subgraph/build_subgraph.cc`` leaves the addition out, since it would close a cycle, and the selector
-no longer sees a branch), a FullyConnected with two readers, a layer whose value is also an output. A barrier stands on
-every edge from such a value while MXNet fuses, and is taken out again: it costs nothing, and no right fusion is lost.
+A fused operator of MXNet 1.9.1 has one output, that of the last operator in it. If another operator of the graph reads
+the output of an earlier one in it, MXNet gives it the fused output, which is wrong. This happens to a convolution that
+feeds an activation and a skip connection (``src/operator/subgraph/build_subgraph.cc`` leaves the addition out, since it
+would close a cycle, and the selector no longer sees a branch), to a FullyConnected with two readers, and to a layer
+whose output is also an output of the graph.
+
+So barriers, which are identity operators that MXNet does not fuse, are inserted behind such outputs before MXNet fuses
+the graph, and are taken out afterwards. They cost nothing, and no right fusion is lost.
 """
 
 from __future__ import annotations
@@ -16,21 +19,24 @@ from .folding import copied
 
 __all__ = ["FUSED", "fuse", "inner_operators"]
 
-# What MXNet's pass makes.
+# The fused operators that MXNet's pass makes.
 FUSED = ("_sg_mkldnn_conv", "_sg_mkldnn_fully_connected")
 _LAYERS = ("Convolution", "FullyConnected")
 _BARRIER = "__mxmp_barrier__"
 
 
 def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Graph:
-    """Return the graph as MXNet fuses it; a fused operator has the name of the last one in it.
+    """Return a copy of a graph that MXNet's oneDNN pass has fused where that is right.
+
+    A fused operator is a convolution or FullyConnected and the operators behind it that oneDNN computes with it, such
+    as an activation. It has the name of the last of them.
 
     Parameters
     ----------
     quantizable : bool
-        Fuse what INT8 kernels can compute.
+        Fuse only operators that INT8 kernels can compute together, as ``quantize`` needs it.
     apart : bool
-        Fuse nothing, so that whoever binds the graph finds nothing left to fuse.
+        Put each layer into a fused operator of its own. Wherever this graph is bound, MXNet does not fuse it further.
     """
     copy = copied(graph)
     _insert_barriers(copy, apart)
@@ -45,13 +51,21 @@ def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Gra
 
 
 def inner_operators(node: Node) -> list[str]:
-    """Return the names of the operators that a fused one is made of, in order; of another one its own name."""
+    """Return the names of the operators that a fused operator was made of, in graph order.
+
+    For an operator that is not fused, the list holds its own name.
+    """
     if node.op not in FUSED or not node.subgraphs:
         return [node.name]
     return [item["name"] for item in node.subgraphs[0]["nodes"] if item["op"] != VARIABLE]
 
 
 def _insert_barriers(graph: Graph, apart: bool) -> None:
+    """Insert identity operators, "barriers", in place, behind operators that MXNet must not fuse with their readers.
+
+    These are operators whose output has several readers or is an output of the graph too, operators whose output a
+    BatchNorm normalizes and, if ``apart``, all layers.
+    """
     readers = graph.consumers()
     reads: dict[Node, int] = {}
     for entry, users in readers.items():
@@ -63,14 +77,17 @@ def _insert_barriers(graph: Graph, apart: bool) -> None:
             continue
         keep = reads[entry.node] > 1 or (apart and entry.node.op in _LAYERS)
         for user, position in users:
-            # A norm that could not be folded into its layer is one that MXNet would fold wrongly.
+            # A BatchNorm that fold_norms left in the graph is one that MXNet would fold wrongly.
             if keep or (position == 0 and user.op == "BatchNorm"):
                 name = f"{user.name}_{position}_barrier"
                 user.inputs[position] = Entry(Node("BlockGrad", name, {_BARRIER: "1"}, [entry]))
 
 
 def _remove_barriers(graph: Graph) -> None:
+    """Take out, in place, the identity operators that ``_insert_barriers`` inserted before the graph was fused."""
+
     def source(entry: Entry) -> Entry:
+        """Return the tensor that ``entry`` is, through any number of barriers."""
         while _BARRIER in entry.node.attrs:
             entry = entry.node.inputs[0]
         return entry

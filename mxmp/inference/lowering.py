@@ -1,4 +1,4 @@
-"""The graph in bfloat16, for fusion: weights are cast once, and what MXNet fuses with a layer has the layer's dtype."""
+"""A graph for inference in bfloat16: weights are stored in bfloat16, and fused operators have one dtype."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ _POLICY = Policy("bfloat16")
 def lower(
     graph: Graph, params: Params, full: Collection[str] = (), *, quantizable: bool = False
 ) -> tuple[Graph, Params]:
-    """Return the graph, fused, and its parameters, in bfloat16 where the rules call it safe; outputs are FP32.
+    """Return a fused copy of an FP32 graph, and its parameters, in bfloat16 where the rules call that safe.
+
+    Outputs are FP32. Weights of bfloat16 operators are bfloat16 arrays, so nothing casts them in a run.
 
     Parameters
     ----------
     graph, params
-        In FP32, folded, not fused.
+        The FP32 graph and its parameters by name. BatchNorm is folded (``fold_norms``); nothing is fused yet.
     full : collection of str
-        Operators that stay FP32, with what is fused with them.
+        Names of operators that stay in FP32. Operators that MXNet fuses with one of them stay in FP32 too.
     quantizable : bool
-        See ``fuse``.
+        Fuse only operators that INT8 kernels can compute together (see ``fuse``).
     """
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
@@ -38,7 +40,7 @@ def lower(
     decided = {name: Decision(names[name].op, False, "kept in FP32 for accuracy") for name in kept}
     plan = decide(graph, _POLICY, "cpu", parameters=params, keep_output_names=True, decided=decided)
     for layer, *others in groups:
-        # Alone clip is slow in bfloat16, and its bounds are truncated; oneDNN computes it within the layer, in FP32.
+        # clip's own bfloat16 kernel is slow and truncates the bounds. Fused with a layer, oneDNN computes it in FP32.
         clips = [name for name in others if names[name].op == "clip" and plan.decisions[layer].low]
         decided.update({name: Decision("clip", True, "fused with the layer before it") for name in clips})
     plan = decide(graph, _POLICY, "cpu", parameters=params, keep_output_names=True, decided=decided)

@@ -1,4 +1,4 @@
-"""``optimize_for_inference``: the fastest graph that is still right."""
+"""The public function ``optimize_for_inference``."""
 
 from __future__ import annotations
 
@@ -32,54 +32,69 @@ def optimize_for_inference(
     aux_params: Mapping[str, NDArray] | None = None,
     progress: bool = True,
 ) -> OptimizedBlock | OptimizedSymbol:
-    """Return the fastest graph for a CPU that is still right, of those in FP32, bfloat16 and INT8.
+    """Return a network for inference on this CPU: the fastest of many graphs that is still accurate enough.
 
-    BatchNorm is folded into the layers before it, MXNet's oneDNN fusion is applied where it is right, weights are cast
-    once, and INT8 is MXNet's own. What is slower than the faster of FP32 unfused and fused is not served. ``target``
-    is left as it is. Candidates run in a process of their own, so a crash of a kernel is a reason, not an end.
+    FP32, bfloat16 and INT8 are tried, and mixtures in which the least accurate layers stay in FP32. BatchNorm is folded
+    into the layers before it, operators are fused by oneDNN where that is right, and weights are stored in the dtype in
+    which they are used. A bfloat16 or INT8 graph is returned only if it is faster than every FP32 graph. ``target``
+    stays as it is.
+
+    The graphs run in another process, so that a kernel that crashes ends only that process; the report then has a line
+    on it. The call returns when all have run.
 
     Parameters
     ----------
     target : HybridBlock or Symbol
-        In FP32 or converted.
+        A network with FP32 weights on the CPU. If mxmp has converted it, it is optimized as it was before.
     calibration : iterable of batches
-        Each is what the network is called with: an array, a tuple of arrays, a ``DataBatch``, or for a Symbol a dict
-        by name. Two thirds of them calibrate, the others measure; one batch alone is cut in two. The first one is
-        timed, so it should have the shape that is served.
+        Inputs of the network, without labels. A batch is an array, a tuple of arrays, a ``DataBatch`` or, for a
+        Symbol, a dict from the names of inputs to arrays. The first two thirds of the batches calibrate INT8, the
+        others measure accuracy; a single batch is cut in two. The first batch is timed, so it should have the shape
+        with which you will call the network.
     dtypes : iterable of str
-        Of ``"int8"`` and ``"bfloat16"``; FP32 is always among the candidates, and alone with ``()``.
+        The dtypes to try, of ``"int8"`` and ``"bfloat16"``. FP32 is always tried; with ``()`` nothing else is.
     evaluate : callable, optional
-        From what this function returns (a block to call, or an ``OptimizedSymbol``) to a number, higher is better. It
-        is called in this process, for FP32 and for each candidate. It chooses, so judge the result on other data.
+        Takes an ``OptimizedBlock`` or ``OptimizedSymbol``, as this function returns it, and returns its accuracy as a
+        number, higher is better. It is called in this process for FP32 and for each candidate. The candidates are
+        chosen by this number, so judge the result on data that ``evaluate`` does not see.
     max_drop : float
-        What ``evaluate`` may lose, in its unit. Without it: the share of top answers that may be others than FP32's.
+        With ``evaluate``, how much lower than for FP32 its number may be. Without, the share of samples (from 0 to 1)
+        whose largest score may be at another place than in FP32.
     min_sqnr : float
-        Without ``evaluate``: the least signal to noise ratio of the outputs against FP32's, in dB.
+        Without ``evaluate``, the least signal to quantization noise ratio of the outputs against FP32's, in dB.
     arg_params, aux_params : mapping of str to NDArray
-        The parameters of a Symbol.
+        The parameters and the running statistics of a Symbol, by name. A block has its own.
     progress : bool
-        Show a bar on a terminal, where tqdm is installed.
+        Show a progress bar on a terminal, if tqdm is installed.
 
     Returns
     -------
     OptimizedBlock or OptimizedSymbol
-        ``print(found.report)``; ``found.export(prefix)`` writes files that plain MXNet loads.
+        A block for a block, to be called as the block is; an object with a Symbol and its parameters for a Symbol. Its
+        attribute ``report`` is an ``InferenceReport``; its method ``export`` writes files that MXNet loads without
+        mxmp.
 
     Raises
     ------
     TypeError
-        ``target`` is neither.
+        ``target`` is neither a Block nor a Symbol.
     ValueError
-        There is no calibration data, it does not fit or is not finite, a dtype is unknown, the block cannot be traced,
-        or ``evaluate`` returned no finite number.
+        The network has no graph or no values, is on a GPU, or holds NaN or infinity. Or there is no calibration data,
+        or it does not fit the network or is not finite. Or a dtype is unknown, or ``evaluate`` returned no finite
+        number.
+    RuntimeError
+        Python does not know its own executable, so no other process can be started.
+    mxmp.inference.runner.CandidateError
+        The network itself, in FP32, fails on the calibration data.
     """
     requested = _checked(dtypes, max_drop)
     subject = read_target(target, calibration, arg_params, aux_params)
     batches, calibrating, held, notes = _split(subject.batches)
 
     def score(graph: Graph, params: Params) -> float:
+        """Return the user's ``evaluate`` of the network with this graph. Raises ``ValueError`` if it is not finite."""
         assert evaluate is not None
-        value = evaluate(served(subject, graph, params, _PENDING))
+        value = evaluate(served(subject, graph, params, _NO_REPORT))
         if not isfinite(value):
             raise ValueError(f"evaluate returned {value!r}: expected a finite number, higher for a better network")
         return float(value)
@@ -97,10 +112,15 @@ def optimize_for_inference(
     return served(subject, found.graph, found.params, found.report)
 
 
-_PENDING = InferenceReport("", "", [], [], {}, [])
+# The report of a network that ``evaluate`` gets: the search has not ended yet.
+_NO_REPORT = InferenceReport("", "", [], [], {}, [])
 
 
 def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
+    """Return the argument ``dtypes`` of ``optimize_for_inference`` as a list; a single name becomes a list of one.
+
+    Raises ``ValueError`` for a dtype that cannot be tried, and for a ``max_drop`` that is negative or NaN.
+    """
     requested = [dtypes] if isinstance(dtypes, str) else list(dtypes)
     for dtype in requested:
         if dtype not in (INT8, BFLOAT16, "float32"):
@@ -112,7 +132,12 @@ def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
 
 
 def _split(batches: Sequence[Batch]) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
-    """Return the batches, the numbers of those that calibrate and of those that measure, and what to say of them."""
+    """Decide which batches calibrate INT8 and which measure accuracy.
+
+    Returns the list of batches, the positions in it of those that calibrate, the positions of those that measure, and
+    notes for the report. Of several batches, the last third measures. Behind a single batch, which stays to be timed,
+    its two halves are added; if it has one row, it both calibrates and measures, and a note says so.
+    """
     if len(batches) > 1:
         held = max(len(batches) // 3, 1)
         return batches, list(range(len(batches) - held)), list(range(len(batches) - held, len(batches))), []
@@ -126,7 +151,10 @@ def _split(batches: Sequence[Batch]) -> tuple[Sequence[Batch], list[int], list[i
 
 
 def _has_vnni(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """Return whether the CPU multiplies INT8 exactly; True where nobody says."""
+    """Return True if this CPU has the instructions (VNNI or AMX) by which INT8 products are fast and do not overflow.
+
+    ``cpuinfo`` is the file that lists the CPU's instruction sets. True also where it cannot be read or lists none.
+    """
     try:
         with open(cpuinfo, encoding="utf-8") as file:
             known = file.read()

@@ -12,49 +12,68 @@ from .folding import Params
 
 __all__ = ["QUANTIZED", "Ranges", "quantize", "tensors_to_calibrate"]
 
-# By the name of a tensor, the smallest and the largest value that INT8 has to hold.
+# From the name of a tensor to the smallest and the largest value that INT8 represents; values beyond are clipped.
 Ranges = Mapping[str, Sequence[float]]
-# What the name of an operator in INT8 begins with.
+# MXNet puts this in front of the name of an operator that it replaces by an INT8 one.
 QUANTIZED = "quantized_"
 
 
-class _Collected:
-    """What MXNet takes for a collector of ranges: one that has collected already."""
+class _KnownRanges:
+    """A collector of ranges, as MXNet's quantization takes one, that has the ranges from the start.
+
+    MXNet reads ``min_max_dict``, from the names of tensors to their ranges.
+    """
 
     def __init__(self, ranges: Ranges) -> None:
         self.min_max_dict = dict(ranges)
 
     def collect(self, name: str, array: object) -> None:
-        pass
+        """Ignore the values of a tensor; MXNet requires the method of a collector."""
 
 
 def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
-    """Return the tensors whose ranges ``quantize`` needs, whatever is excluded: ``NAME_output``, and inputs."""
-    return sorted(set(_pass(graph, params, (), True, "naive", None)[1].include_layer))
+    """Return, sorted, the names of all tensors whose ranges ``quantize`` may need for a graph, whatever is excluded.
+
+    These are outputs of operators, such as ``"fc1_output"``, and inputs of the graph, such as ``"data"``. ``graph`` is
+    fused with ``quantizable``.
+    """
+    return sorted(set(_quantized(graph, params, (), True, "naive", None)[1].include_layer))
 
 
 def quantize(
     graph: Graph, params: Params, ranges: Ranges, excluded: Collection[str], *, every: bool = False
 ) -> tuple[Graph, Params, list[str]]:
-    """Return the graph in INT8, its parameters, and the names of the operators that compute in INT8, in graph order.
+    """Quantize a graph to INT8 by MXNet's own passes.
 
     Parameters
     ----------
     graph : Graph
-        Fused, ``quantizable``.
+        In FP32 or partly bfloat16, fused with ``quantizable``.
+    params : dict of str to NDArray
+        The parameters of the graph.
     ranges : mapping of str to (smallest, largest)
-        Of the output ``NAME_output`` of each operator, and of inputs by their names.
+        The ranges of the tensors that ``tensors_to_calibrate`` names.
     excluded : collection of str
-        Operators that stay as they are.
+        Names of operators that keep their dtype.
     every : bool
-        Quantize also what gains nothing by itself (pooling, additions), where no layer in INT8 is its neighbour.
+        True also quantizes operators that gain nothing by INT8 alone, such as poolings and additions, where no operator
+        beside them is in INT8.
+
+    Returns
+    -------
+    Graph
+        The quantized graph, of new nodes.
+    dict of str to NDArray
+        Its parameters, with weights in INT8.
+    list of str
+        The names in ``graph`` of the operators that compute in INT8, in graph order.
 
     Raises
     ------
     mxnet.MXNetError
         MXNet's pass fails.
     """
-    made, collector = _pass(graph, params, excluded, every, "customize", _Collected(ranges))
+    made, collector = _quantized(graph, params, excluded, every, "customize", _KnownRanges(ranges))
     made, arguments, auxiliary = quantization.calib_graph(
         made, *_by_kind(graph, params), collector, calib_mode="customize", quantized_dtype="auto", logger=None
     )
@@ -62,7 +81,15 @@ def quantize(
     return Graph.from_symbol(made.get_backend_symbol("MKLDNN_QUANTIZE")), {**arguments, **auxiliary}, names
 
 
-def _pass(graph: Graph, params: Params, excluded: Collection[str], every: bool, mode: str, collector: Any) -> tuple:
+def _quantized(
+    graph: Graph, params: Params, excluded: Collection[str], every: bool, mode: str, collector: Any
+) -> tuple[mx.sym.Symbol, Any]:
+    """Return MXNet's INT8 Symbol for a graph, not yet calibrated, and the collector of ranges.
+
+    ``excluded`` and ``every`` are as for ``quantize``. ``mode`` is MXNet's ``calib_mode``: with ``"naive"`` the
+    returned collector is a new one, whose ``include_layer`` names the tensors that need ranges; with ``"customize"`` it
+    is ``collector``.
+    """
     made, _, _, collector = quantization.quantize_graph(
         graph.to_symbol(),
         *_by_kind(graph, params),
@@ -79,6 +106,7 @@ def _pass(graph: Graph, params: Params, excluded: Collection[str], every: bool, 
 
 
 def _by_kind(graph: Graph, params: Params) -> tuple[Params, Params]:
+    """Return the arguments among the parameters of a graph, and the auxiliary states, both by name."""
     states = set(graph.to_symbol().list_auxiliary_states())
     arguments = {name: value for name, value in params.items() if name not in states}
     return arguments, {name: value for name, value in params.items() if name in states}

@@ -1,4 +1,4 @@
-"""What was tried, what was chosen and why: plain data, its text and its picture."""
+"""The report of ``optimize_for_inference``: which graphs were tried, which was chosen and why, as data and as text."""
 
 import json
 import math
@@ -14,23 +14,27 @@ _ROWS = 10
 
 
 class Candidate(NamedTuple):
-    """One graph that was tried.
+    """One graph that ``optimize_for_inference`` tried.
 
     Attributes
     ----------
     name : str
+        Such as ``"float32, fused"``, or ``"int8, 3 in float32"``: INT8 but for three layers.
     milliseconds : float or None
-        Median time of a batch; None where it was not timed.
+        Median time of a batch. None if it was not timed, as it is not accurate enough or fails.
     gain : tuple of float or None
-        How many times as fast as the baseline in the same round: quartiles and median.
+        Speed relative to the baseline of the report, measured in the same rounds: lower quartile, median and upper
+        quartile. 2.0 is twice as fast. None if it was not timed.
     sqnr : float or None
-        Of the outputs against FP32's, in dB, on data that calibrated nothing.
+        The signal to quantization noise ratio of the worst output against that of the network in FP32, in dB, on the
+        batches that measure (for FP32 on all batches). None if the graph could not run.
     agreement : float or None
-        Share of the top answers that are FP32's; None where an output is no table of scores.
+        The share of samples, from 0 to 1, whose largest score in the first output is at the same place as in FP32. None
+        if the first output is not a matrix of scores, or if the graph could not run.
     score : float or None
-        What ``evaluate`` returned.
+        What ``evaluate`` returned for the graph; None if it was not called.
     verdict : str
-        Why it may not be served; empty where it may.
+        Why the graph may not be served, such as ``"below 20 dB"``; empty if it may.
     """
 
     name: str
@@ -43,8 +47,21 @@ class Candidate(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One operator of the graph that is served: its dtype and why, the SQNR of the outputs where it alone is in INT8
-    (or bfloat16), and its time, measured operator by operator.
+    """One operator of the chosen graph.
+
+    Attributes
+    ----------
+    name, op : str
+        Its name in the fused graph, and its operator in MXNet, such as ``"_sg_mkldnn_conv"``.
+    dtype : str
+        What it computes in: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+    why : str
+        Why it has this dtype; empty if there is nothing to say.
+    sqnr : float or None
+        The signal to quantization noise ratio of the network's outputs, in dB, if this operator alone is in INT8 (or
+        bfloat16, if INT8 was not tried). None if that was not measured.
+    milliseconds : float or None
+        Time of the operator for one batch, when operators run one after another. None if it was not measured.
     """
 
     name: str
@@ -57,19 +74,23 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class InferenceReport:
-    """How a served graph was found.
+    """How ``optimize_for_inference`` found the graph that it returned; ``print(report)`` shows it as a table.
 
     Attributes
     ----------
-    chosen, baseline : str
-        Names of candidates. The baseline is the faster of FP32 as it was and FP32 folded and fused.
+    chosen : str
+        The name of the candidate that was returned.
+    baseline : str
+        The name of the fastest FP32 candidate, against which speed is measured.
     candidates : list of Candidate
+        All graphs that were tried.
     layers : list of Layer
-        Of the chosen graph.
+        The operators of the chosen graph, in graph order.
     calibrators : dict of str to float
-        SQNR in dB of the network with all of it in INT8, by calibrator.
+        From a calibrator, such as ``"entropy"``, to the signal to quantization noise ratio in dB of the network with
+        all operators in INT8 that can be. The ranges of the best one were used. Empty if INT8 was not tried.
     notes : list of str
-        What does not pay, could not be had, or was left out.
+        Sentences on what is not faster here, could not be made, or was left out.
     """
 
     chosen: str
@@ -80,7 +101,7 @@ class InferenceReport:
     notes: List[str]
 
     def save(self, path: str) -> None:
-        """Write JSON; the file appears whole or not at all."""
+        """Write the report as JSON to the file ``path``, which appears whole or, with ``OSError``, not at all."""
         raw = asdict(self)
         raw["candidates"] = [each._asdict() for each in self.candidates]
         raw["layers"] = [each._asdict() for each in self.layers]
@@ -88,7 +109,14 @@ class InferenceReport:
             json.dump(raw, file, indent=1)
 
     def plot(self, path: Optional[str] = None) -> object:
-        """Return a picture (matplotlib) of time against SQNR with a dot for each candidate; write it to ``path``.
+        """Return a matplotlib ``Figure`` with a dot for each timed candidate: time of a batch, and SQNR in dB.
+
+        The chosen candidate is red. An SQNR of infinity is drawn as high as the highest finite one.
+
+        Parameters
+        ----------
+        path : str, optional
+            A file to write the picture to as well. Its name ends with .png, .svg or .pdf.
 
         Raises
         ------
@@ -121,6 +149,7 @@ class InferenceReport:
         return figure
 
     def __str__(self) -> str:
+        """Return a table of the candidates, the ten slowest operators of the chosen graph, and the notes."""
         head = ("", "ms", "times as fast", "SQNR, dB", "same answer", "score", "")
         rows = [head, *(self._row(each) for each in self.candidates)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
@@ -146,6 +175,7 @@ class InferenceReport:
         return "\n".join([*text, *self.notes])
 
     def _row(self, each: Candidate) -> Tuple[str, ...]:
+        """Return the seven cells of a candidate's line in the text, empty for None. ``*`` marks the chosen one."""
         gain = "" if each.gain is None else "{1:.2f} ({0:.2f} to {2:.2f})".format(*each.gain)
         return (
             ("* " if each.name == self.chosen else "  ") + each.name,

@@ -1,4 +1,4 @@
-"""The user's end of the process in which candidates run."""
+"""``Runner``, by which the user's process starts the process in which graphs run, and asks it for results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _START = code_of("mxmp.inference.worker")
 
 
 class CandidateError(Exception):
-    """A candidate cannot run here. ``crashed``: it ended its process."""
+    """A graph cannot run on this machine: MXNet raised an error, or a kernel crashed.
+
+    Attributes
+    ----------
+    crashed : bool
+        True if the process in which the graph ran ended; False if the process answered with an error of MXNet's.
+    """
 
     def __init__(self, reason: str, crashed: bool = False) -> None:
         super().__init__(reason)
@@ -33,18 +39,25 @@ class CandidateError(Exception):
 
 
 class Runner:
-    """Runs graphs on batches in a process of its own, which is started again after a crash.
+    """Runs graphs on batches of data in another process, so that a kernel that crashes does not end this one.
+
+    A context manager: at its end, the other process is killed and its files are deleted. The process is started by the
+    first request, and again by the next request after a crash. All requests wait for the answer. They raise
+    ``CandidateError`` if the graph fails or crashes.
 
     Parameters
     ----------
     batches : sequence of mapping of str to NDArray
+        From the names of the graphs' inputs to arrays, for each batch. Methods name batches by their positions here.
     """
 
     def __init__(self, batches: Sequence[Mapping[str, NDArray]]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mxmp-")
         self._process: subprocess.Popen | None = None
         self._graphs: dict[str, dict[str, Any]] = {}
-        # By its id an array, which is kept so that no other one takes the id, its file and its key in it.
+        self._added = 0
+        # From the id of each array that was written to the array, the file, and its name in the file. The array is kept
+        # so that no other one gets its id.
         self._saved: dict[int, tuple[NDArray, str, str]] = {}
         data = {f"{i}:{name}": array for i, batch in enumerate(batches) for name, array in batch.items()}
         mx.nd.save(self._path("data.params"), data)
@@ -57,8 +70,12 @@ class Runner:
         self._folder.cleanup()
 
     def add(self, name: str, graph: Graph, params: Params) -> None:
-        """Make a graph known by a name. Arrays that another graph has too are written once."""
-        number = str(len(self._graphs))
+        """Write a graph and its parameters to files, for requests that give its name; replaces a graph of this name.
+
+        An array that was written for an earlier graph is not written again.
+        """
+        number = str(self._added)
+        self._added += 1
         fresh = [array for array in params.values() if id(array) not in self._saved]
         file = self._path(f"{number}.params")
         for place, array in enumerate(fresh):
@@ -71,7 +88,7 @@ class Runner:
         self._graphs[name] = {"name": name, "symbol": symbol, "params": found}
 
     def outputs(self, name: str, batches: Sequence[int]) -> list[list[np.ndarray]]:
-        """Return the outputs of a graph for each batch, in FP32. Raises ``CandidateError``."""
+        """Return, for each batch at positions ``batches``, the list of the outputs of the graph ``name``, in FP32."""
         out = self._path("out.params")
         self._ask("run", graph=self._graphs[name], batches=list(batches), out=out)
         found: dict[int, list[np.ndarray]] = {number: [] for number in batches}
@@ -83,22 +100,37 @@ class Runner:
     def ranges(
         self, name: str, batches: Sequence[int], tensors: Sequence[str]
     ) -> dict[str, dict[str, Sequence[float]]]:
-        """Return the ranges of a graph's tensors, by calibrator and name. Raises ``CandidateError``."""
+        """Return the (smallest, largest) value of INT8 for each tensor of a graph, by calibrator and tensor.
+
+        The graph ``name`` runs once on each batch at positions ``batches``. ``tensors`` are names of inputs and of
+        outputs of operators, such as ``"fc1_output"``. An example: ``{"entropy": {"fc1_output": [-1.5, 2.0]}}``.
+        """
         return self._ask("collect", graph=self._graphs[name], batches=list(batches), tensors=list(tensors))
 
     def times(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
-        """Return the seconds of a first batch in each round, by graph. Raises ``CandidateError``."""
+        """Return, from the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
+
+        In each round the graphs run once, one after another; two rounds before are not counted.
+        """
         return self._ask("time", graphs=[self._graphs[name] for name in names], rounds=rounds)
 
     def profile(self, name: str, rounds: int = 3) -> dict[str, tuple[float, str]]:
-        """Return the milliseconds and the dtype of each operator, by ``NAME_output``. Raises ``CandidateError``."""
+        """Return the time and dtype of each operator in a run of the graph ``name`` on the first batch.
+
+        Maps from the name of an output, such as ``"fc1_output"``, to the least milliseconds of ``rounds`` runs and the
+        name of the output's dtype, such as ``"float32"``.
+        """
         return self._ask("profile", graph=self._graphs[name], rounds=rounds)
 
     def forget(self, *names: str) -> None:
-        """Free what these graphs hold in the process."""
+        """Let the other process free the parameters and executors of the graphs with these names."""
         self._ask("forget", names=list(names))
 
     def _ask(self, what: str, **arguments: Any) -> Any:
+        """Call the method ``what`` of the ``Worker`` in the other process, and return its result, as JSON holds it.
+
+        Starts the process if none is running. Raises ``CandidateError``.
+        """
         if self._process is None:
             self._start()
             self._ask("data", path=self._path("data.params"))
@@ -113,24 +145,27 @@ class Runner:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise CandidateError(self._last_words(), crashed=True)
+            raise CandidateError(self._how_it_ended(), crashed=True)
         found = json.loads(line)
         if "error" in found:
             raise CandidateError(found["error"])
         return found["answer"]
 
     def _start(self) -> None:
+        """Start the process, with MXNet's own fusion switched off in it and its stderr in a log file."""
         with open(self._path("log"), "wb") as log:
             env = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
             self._process = start_python(_START, stderr=log, text=True, env=env)
 
     def _stop(self) -> None:
+        """Kill the process, if one is running, and wait for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
 
-    def _last_words(self) -> str:
+    def _how_it_ended(self) -> str:
+        """Return how the process ended, by which signal or status, and the last error in its log; wait for its end."""
         assert self._process is not None
         status = self._process.wait()
         self._stop()
@@ -140,4 +175,5 @@ class Runner:
         return f"the process ended with {how}" + (f": {lines[-1][-_TAIL:]}" if lines else "")
 
     def _path(self, name: str) -> str:
+        """Return the path of the file ``name`` in the temporary folder of this runner."""
         return os.path.join(self._folder.name, name)

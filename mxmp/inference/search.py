@@ -1,9 +1,9 @@
-"""The deciding: which graphs are tried, which are right enough, and which of those is the fastest."""
+"""The search of ``optimize_for_inference``: which graphs are tried, and which accurate one is the fastest."""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -22,14 +22,32 @@ __all__ = ["BFLOAT16", "INT8", "Found", "Limits", "Search"]
 
 INT8, BFLOAT16 = "int8", "bfloat16"
 PLAIN, FOLDED, FUSED = "float32", "float32, folded", "float32, fused"
-# FP32 whose terms are added in another order stays above this; a wrong fusion does not.
+# The SQNR in dB above which two FP32 graphs compute the same. Sums in another order stay above it, and a wrong fusion
+# does not.
 _SAME = 90.0
+# How many rounds are timed: at least, at most, and in between as many as take so many seconds.
 _FEWEST_ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 31, 30.0
-_CRASHES = 2  # of one operator, after which none of its kind is tried
+# After so many crashes of one type of operator in INT8, others of the type are not run any more.
+_CRASHES = 2
+
+
+# Takes the names of the layers that must not be in the dtype that is tried. Returns a graph and its parameters.
+Build = Callable[[Collection[str]], Tuple[Graph, Params]]
 
 
 class Limits(NamedTuple):
-    """When a graph is right enough: ``evaluate`` loses no more than ``max_drop``; without it, see ``Search.judge``."""
+    """The limits of accuracy that ``optimize_for_inference`` was called with; ``Search._judge`` applies them.
+
+    Attributes
+    ----------
+    max_drop : float
+        How much lower than in FP32 the value of ``evaluate`` may be. Without ``evaluate``, the share of samples (0 to
+        1) whose largest score may be at another place than in FP32.
+    min_sqnr : float
+        The least signal to quantization noise ratio in dB; not used with ``evaluate``.
+    evaluate : callable or None
+        Takes a graph and its parameters, and returns a finite number, higher for a better network.
+    """
 
     max_drop: float
     min_sqnr: float
@@ -37,7 +55,7 @@ class Limits(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The graph to serve, with its parameters."""
+    """The result of a search: the graph to serve, its parameters by name, and how it was found."""
 
     graph: Graph
     params: Params
@@ -45,13 +63,34 @@ class Found(NamedTuple):
 
 
 class _Tried(NamedTuple):
+    """A graph that was run, its parameters, and why operators of it have their dtype, by the name of the operator."""
+
     graph: Graph
     params: Params
-    why: Mapping[str, str]  # by operator
+    why: Mapping[str, str]
 
 
 class Search:
-    """One search. ``calibrating``, ``held``: numbers of the runner's batches. ``tell`` is called with each part."""
+    """One search for the fastest graph that is accurate enough. ``optimize_for_inference`` makes one and calls ``run``.
+
+    Parameters
+    ----------
+    graph, params
+        The network in FP32, and its parameters by name.
+    runner : Runner
+        Runs graphs on the calibration data in another process.
+    calibrating, held : sequence of int
+        Positions in the runner's batches of those that calibrate INT8, and of those that measure accuracy.
+    limits : Limits
+        What accurate enough means.
+    tell : callable
+        Is called with the name of each part of the search when it begins.
+
+    Attributes
+    ----------
+    notes : list of str
+        Sentences for the report; the caller may add more.
+    """
 
     def __init__(
         self,
@@ -72,47 +111,65 @@ class Search:
         self._alone: dict[str, float] = {}
         self._calibrators: dict[str, float] = {}
         self._score: float | None = None
-        self._low = False  # whether bfloat16 is what INT8 falls back to
+        self._bfloat16_is_accurate = False  # if so, layers that leave INT8 are tried in bfloat16 too
         self.notes: list[str] = []
 
     def run(self, dtypes: Collection[str]) -> Found:
-        """Return the fastest graph of those that are right; FP32 where no other is faster beyond the spread."""
-        self._full()
+        """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough.
+
+        It is an FP32 graph unless another one is faster in at least three quarters of the rounds.
+
+        Raises
+        ------
+        ValueError
+            The network's FP32 outputs hold NaN.
+        CandidateError
+            The network fails in FP32.
+        """
+        self._try_float32()
         if BFLOAT16 in dtypes:
-            self._bfloat16()
+            self._try_bfloat16()
         if INT8 in dtypes:
-            self._int8()
+            self._try_int8()
         return self._choose()
 
     # -- FP32 ---------------------------------------------------------------------------------------
 
-    def _full(self) -> None:
+    def _try_float32(self) -> None:
+        """Run the network in FP32 as it is, with BatchNorm folded, and folded and fused.
+
+        Keeps the outputs of the first, to which those of all other graphs are compared. bfloat16 and INT8 graphs will
+        be made from the folded graph, or from the network as it is if folding changes the outputs.
+        """
         self._tell("float32")
         graph, params = self._original
         self._tried[PLAIN] = _Tried(graph, params, {})
         self._runner.add(PLAIN, graph, params)
         every = sorted({*self._calibrating, *self._held})
-        self._reference = dict(zip(every, self._outputs(PLAIN, every)))
+        self._reference = dict(zip(every, self._runner.outputs(PLAIN, every)))
         if any(np.isnan(value).any() for outputs in self._reference.values() for value in outputs):
             raise ValueError("the network's own FP32 outputs on the calibration data hold NaN: is it trained?")
         self._rows[PLAIN] = Candidate(PLAIN, sqnr=np.inf)
         folded = fold_constants(*fold_norms(graph, params))
-        if self._same(FOLDED, fuse(folded[0], apart=True), folded[1]):
+        if self._try_same(FOLDED, fuse(folded[0], apart=True), folded[1]):
             self._base = folded
         else:
             self.notes.append("BatchNorm stays: folding it changes these outputs")
-            self._same(FOLDED, fuse(graph, apart=True), params)
-        if not self._same(FUSED, fuse(self._base[0]), self._base[1]):
+            self._try_same(FOLDED, fuse(graph, apart=True), params)
+        if not self._try_same(FUSED, fuse(self._base[0]), self._base[1]):
             self.notes.append("MXNet's fusion is wrong on this network beyond what is known: it stays unfused")
         if self._limits.evaluate is not None:
             self._score = self._limits.evaluate(*self._tried[FOLDED][:2])
 
-    def _same(self, name: str, graph: Graph, params: Params) -> bool:
-        """Try an FP32 graph; return whether its outputs are those of the network, on all batches."""
+    def _try_same(self, name: str, graph: Graph, params: Params) -> bool:
+        """Run an FP32 graph on all batches as the candidate ``name``; return True if it computes what the network does.
+
+        False also where the graph cannot run.
+        """
         self._tried[name] = _Tried(graph, params, {})
         self._runner.add(name, graph, params)
         try:
-            found = dict(zip(self._reference, self._outputs(name, list(self._reference))))
+            found = dict(zip(self._reference, self._runner.outputs(name, list(self._reference))))
         except CandidateError as error:
             self._rows[name] = Candidate(name, verdict=f"fails here: {error}")
             return False
@@ -123,27 +180,30 @@ class Search:
 
     # -- bfloat16 -----------------------------------------------------------------------------------
 
-    def _bfloat16(self) -> None:
+    def _try_bfloat16(self) -> None:
+        """Try graphs in bfloat16, with as few layers in FP32 as accuracy allows."""
         self._tell(BFLOAT16)
 
-        def build(full: Collection[str]) -> tuple[Graph, Params, list[str]]:
-            graph, params = lower(*self._base, full)
-            return graph, params, _low_layers(graph)
+        def build(full: Collection[str]) -> tuple[Graph, Params]:
+            """Return the graph in bfloat16 with the layers ``full`` in FP32, and its parameters."""
+            return lower(*self._base, full)
 
         try:
-            _, _, layers = build(())
+            layers = _bfloat16_layers(build(())[0])
         except (mx.MXNetError, ValueError) as error:
             self.notes.append(f"bfloat16 cannot be had: {error}")
             return
         if not layers:
             self.notes.append("bfloat16: no operator of this network may compute in it")
             return
-        self._fall_back(BFLOAT16, layers, build, "float32", rank=False)
-        self._low = any(name.startswith(BFLOAT16) and not row.verdict for name, row in self._rows.items())
+        self._fall_back(BFLOAT16, layers, build, measured=False)
+        rows = self._rows.items()
+        self._bfloat16_is_accurate = any(name.startswith(BFLOAT16) and not row.verdict for name, row in rows)
 
     # -- INT8 ---------------------------------------------------------------------------------------
 
-    def _int8(self) -> None:
+    def _try_int8(self) -> None:
+        """Try graphs in INT8, with as few layers in FP32, and then in bfloat16, as accuracy allows."""
         self._tell("calibration")
         base, params = self._base
         fused = fuse(base, quantizable=True)
@@ -158,36 +218,48 @@ class Search:
         if not every:
             self.notes.append("int8: nothing to quantize, no operator of this network has an INT8 kernel")
             return
-        failing = self._rank(every, lambda rest: quantize(fused, params, ranges["min/max"], rest, every=True))
+        failing = self._measure_alone(
+            every, lambda rest: quantize(fused, params, ranges["min/max"], rest, every=True)[:2]
+        )
         layers = [name for name in every if name not in failing]
-        found = self._calibrator(fused, params, ranges, failing)
+        found = self._best_ranges(fused, params, ranges, failing)
         if found is None:
             self.notes.append("int8: no graph runs here, see the reasons of its operators")
             return
 
-        def build(rest: Collection[str], low: bool) -> tuple[Graph, Params, list[str]]:
-            if not low:
-                return quantize(fused, params, found, {*rest, *failing})
+        def build(rest: Collection[str], in_bfloat16: bool) -> tuple[Graph, Params]:
+            """Return the graph in INT8 with the layers ``rest`` in FP32 or bfloat16, and its parameters."""
+            if not in_bfloat16:
+                return quantize(fused, params, found, {*rest, *failing})[:2]
             operators = {node.name for node in base.nodes() if not node.is_variable}
             lowered, values = lower(base, params, operators - set(rest), quantizable=True)
-            more = {f"{node.name}_output": found[_source(node)] for node in lowered.nodes() if _source(node) in found}
-            return quantize(lowered, values, {**found, **more}, {*rest, *failing})
+            # A cast has the range of the tensor that it casts.
+            casts = [node for node in lowered.nodes() if node.op == "amp_cast"]
+            read = {f"{cast.name}_output": f"{cast.inputs[0].node.name}_output" for cast in casts}
+            more = {name: found[source] for name, source in read.items() if source in found}
+            return quantize(lowered, values, {**found, **more}, {*rest, *failing})[:2]
 
-        kept = self._fall_back(INT8, layers, lambda rest: build(rest, False), "float32", why=failing)
-        if kept and self._low:
-            self._try(_named(INT8, len(kept), BFLOAT16), lambda: build(kept, True), dict.fromkeys(kept, "for accuracy"))
+        kept = self._fall_back(INT8, layers, lambda rest: build(rest, False), why=failing)
+        if kept and self._bfloat16_is_accurate:
+            name = _candidate_name(INT8, len(kept), BFLOAT16)
+            self._try(name, lambda: build(kept, True), dict.fromkeys(kept, "for accuracy"))
 
-    def _calibrator(
+    def _best_ranges(
         self, fused: Graph, params: Params, ranges: Mapping[str, Ranges], failing: Mapping[str, str]
     ) -> Any:
-        """Return the ranges by the calibrator with the best SQNR on data that calibrated nothing; None: all fail."""
+        """Return the ranges, among those of all calibrators, with which the graph in INT8 has the highest SQNR.
+
+        ``fused`` and ``params`` are the graph for ``quantize``; ``ranges`` maps from the name of a calibrator to its
+        ranges; ``failing`` names operators that stay out of INT8. The SQNR is measured on the batches that measure, and
+        is noted for the report. None if the graph runs with no calibrator.
+        """
         self._tell("calibrators")
         for name, found in ranges.items():
             try:
                 self._runner.add("trial", *quantize(fused, params, found, failing)[:2])
-                outputs = self._outputs("trial", self._held)
+                outputs = self._runner.outputs("trial", self._held)
             except (CandidateError, mx.MXNetError) as error:
-                self.notes.append(f"int8 by {name} fails here: {_last(error)}")
+                self.notes.append(f"int8 by {name} fails here: {_last_line(error)}")
                 continue
             finally:
                 self._runner.forget("trial")
@@ -196,8 +268,12 @@ class Search:
 
     # -- falling back -------------------------------------------------------------------------------
 
-    def _rank(self, layers: Sequence[str], build: Callable[[Collection[str]], tuple]) -> dict[str, str]:
-        """Measure each layer alone in low precision, on one batch; return why some cannot run."""
+    def _measure_alone(self, layers: Sequence[str], build: Build) -> dict[str, str]:
+        """Measure the SQNR of the outputs, on one batch, with each of the ``layers`` alone in INT8 or bfloat16.
+
+        Notes the SQNR of each layer in ``self._alone``. Returns, from the names of the layers that cannot run in the
+        dtype, why not. After two crashes of one type of operator, other layers of the type are not tried.
+        """
         failing: dict[str, str] = {}
         crashes: dict[str, int] = {}
         kinds = {node.name: node.op for node in fuse(self._base[0], quantizable=True).nodes()}
@@ -208,12 +284,11 @@ class Search:
                 failing[name] = f"{kind} ended its process {_CRASHES} times"
                 continue
             try:
-                graph, params, _ = build([other for other in layers if other != name])
-                self._runner.add("alone", graph, params)
-                outputs = self._outputs("alone", self._held[:1])
+                self._runner.add("alone", *build([other for other in layers if other != name]))
+                outputs = self._runner.outputs("alone", self._held[:1])
                 self._alone[name] = self._compared({self._held[0]: outputs[0]})[0]
             except (CandidateError, mx.MXNetError) as error:
-                failing[name] = f"fails here: {_last(error)}"
+                failing[name] = f"fails here: {_last_line(error)}"
                 if isinstance(error, CandidateError) and error.crashed:
                     crashes[kind] = crashes.get(kind, 0) + 1
             finally:
@@ -224,31 +299,45 @@ class Search:
         self,
         dtype: str,
         layers: Sequence[str],
-        build: Callable[[Collection[str]], tuple],
-        other: str,
+        build: Build,
         *,
-        rank: bool = True,
+        measured: bool = True,
         why: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Find how few of the layers must leave ``dtype`` for the outputs to be right enough; return those layers.
+        """Find how few layers must be in FP32 instead of ``dtype`` for the graph to be accurate enough; return them.
 
-        The first to leave are those that hurt most alone.
+        The layers with the lowest SQNR alone leave ``dtype`` first. Each graph on the way is tried as a candidate. The
+        list is empty if none has to leave, and if all have to, which is noted for the report.
+
+        Parameters
+        ----------
+        dtype : {"int8", "bfloat16"}
+        layers : sequence of str
+            Names of the layers that can be in ``dtype``.
+        build : callable
+            Takes the names of layers that are to be in FP32, and returns a graph and its parameters.
+        measured : bool
+            True if ``_measure_alone`` has measured the layers; otherwise it does so when it is needed.
+        why : mapping of str to str, optional
+            From the names of operators that cannot be in ``dtype`` to the reasons, for the report.
         """
         tried: dict[int, bool] = {}
         order = sorted(layers, key=lambda name: self._alone.get(name, np.inf))
 
         def within(count: int) -> bool:
+            """Return True if the graph with the first ``count`` layers of ``order`` in FP32 is accurate enough."""
             if count not in tried:
                 self._tell(f"{dtype}, {count} of {len(layers)} layers not")
                 reasons = {**(why or {}), **dict.fromkeys(order[:count], "for accuracy")}
-                tried[count] = self._try(_named(dtype, count, other), lambda: build(order[:count]), reasons)
+                name = _candidate_name(dtype, count, "float32")
+                tried[count] = self._try(name, lambda: build(order[:count]), reasons)
             return tried[count]
 
         if within(0):
             return []
-        if not rank:
+        if not measured:
             self._alone.clear()
-            self._rank(layers, build)
+            self._measure_alone(layers, build)
             order = sorted(layers, key=lambda name: self._alone.get(name, -np.inf))
         most = len(layers) - 1
         count, failed = min(1, most), 0
@@ -262,24 +351,29 @@ class Search:
             count, failed = (middle, failed) if within(middle) else (count, middle)
         return order[:count]
 
-    def _try(self, name: str, build: Callable[[], tuple], why: Mapping[str, str]) -> bool:
-        """Run a candidate on the held data; return whether it is right enough."""
+    def _try(self, name: str, build: Callable[[], tuple[Graph, Params]], why: Mapping[str, str]) -> bool:
+        """Run the graph that ``build`` returns, as the candidate ``name``; return True if it is accurate enough.
+
+        It runs on the batches that measure. ``why`` says for operators, by name, why they have their dtype. False also
+        where the graph cannot be made or run.
+        """
         try:
-            graph, params, _ = build()
+            graph, params = build()
             self._runner.add(name, graph, params)
-            outputs = self._outputs(name, self._held)
+            outputs = self._runner.outputs(name, self._held)
         except (CandidateError, mx.MXNetError) as error:
-            self._rows[name] = Candidate(name, verdict=f"fails here: {_last(error)}")
+            self._rows[name] = Candidate(name, verdict=f"fails here: {_last_line(error)}")
             return False
         self._tried[name] = _Tried(graph, params, why)
-        self._rows[name] = row = self.judge(name, dict(zip(self._held, outputs)))
+        self._rows[name] = row = self._judge(name, dict(zip(self._held, outputs)))
         return not row.verdict
 
-    def judge(self, name: str, outputs: Mapping[int, Sequence[np.ndarray]]) -> Candidate:
-        """Return how close a candidate comes, with the reason where that is not enough.
+    def _judge(self, name: str, outputs: Mapping[int, Sequence[np.ndarray]]) -> Candidate:
+        """Return a ``Candidate`` that holds the accuracy of the graph ``name`` and, if it is too low, a verdict.
 
-        By ``evaluate`` where there is one; else the SQNR must reach ``min_sqnr``, and no more than ``max_drop`` of the
-        top answers may be others than FP32's.
+        ``outputs`` maps from the position of a batch to the graph's outputs. With ``evaluate``, its value for the
+        graph decides. Otherwise the SQNR must reach ``min_sqnr``, and the share of samples whose largest score is
+        at another place than in FP32 must not exceed ``max_drop``.
         """
         limits = self._limits
         worst, agreement = self._compared(outputs)
@@ -294,11 +388,13 @@ class Search:
             verdict = f"{1 - agreement:.1%} of the answers are others"
         return Candidate(name, sqnr=worst, agreement=agreement, score=score, verdict=verdict)
 
-    def _outputs(self, name: str, batches: Sequence[int]) -> list[list[np.ndarray]]:
-        return self._runner.outputs(name, batches)
-
     def _compared(self, found: Mapping[int, Sequence[np.ndarray]]) -> tuple[float, float | None]:
-        """Return the worst output's SQNR, and the share of equal top answers of the first, where it has scores."""
+        """Compare the outputs of a graph with those of the network in FP32.
+
+        ``found`` maps from the position of a batch to the graph's outputs. Returns the SQNR in dB of the worst output
+        over all these batches, and the share of samples whose largest score in the first output is at the same place;
+        None for the share if the first output is not a matrix of scores.
+        """
         ratios, same = [], []
         for place in range(len(next(iter(found.values())))):
             pairs = [(self._reference[number][place], outputs[place]) for number, outputs in found.items()]
@@ -311,6 +407,7 @@ class Search:
     # -- choosing -----------------------------------------------------------------------------------
 
     def _choose(self) -> Found:
+        """Measure the times of all candidates that are accurate enough, and return the fastest one with its report."""
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]
         times = self._runner.times(names, 2)
@@ -324,7 +421,7 @@ class Search:
         chosen = min(others, key=middle.__getitem__) if others else baseline
         if chosen not in full and gains[chosen][0] <= 1:
             chosen = baseline
-        if chosen == PLAIN:  # as it is, MXNet would fuse it where a Module binds it, and perhaps wrongly
+        if chosen == PLAIN:  # a Module that binds the plain graph would let MXNet fuse it, perhaps wrongly
             chosen = min([name for name in full if name != PLAIN] or [PLAIN], key=middle.__getitem__)
         for dtype in (BFLOAT16, INT8):
             best = max((gains[n][1] for n in others if n.startswith(dtype)), default=None)
@@ -339,6 +436,7 @@ class Search:
         return Found(graph, params, report)
 
     def _layers(self, name: str) -> list[Layer]:
+        """Return a ``Layer`` for each operator of the candidate ``name``, in graph order; measures their times."""
         graph, _, why = self._tried[name]
         spent = self._runner.profile(name)
         layers = []
@@ -353,23 +451,22 @@ class Search:
         return layers
 
 
-def _low_layers(graph: Graph) -> list[str]:
-    return [node.name for node in graph.nodes() if node.op.startswith("_sg_mkldnn") and _reads_low(node)]
+def _bfloat16_layers(graph: Graph) -> list[str]:
+    """Return the names of the fused operators of a graph that compute in bfloat16: their weight is stored in it."""
+    return [node.name for node in graph.nodes() if node.op.startswith("_sg_mkldnn") and _has_bfloat16_weight(node)]
 
 
-def _reads_low(node: Node) -> bool:
+def _has_bfloat16_weight(node: Node) -> bool:
+    """Return True if the second input of an operator is a variable that is declared as bfloat16."""
     weight = node.inputs[1].node if len(node.inputs) > 1 else None
     return weight is not None and weight.is_variable and weight.attrs.get("__dtype__") == "12"
 
 
-def _source(node: Node) -> str:
-    """Return the tensor that a cast reads, by its name in the ranges; an empty string for what is no cast."""
-    return f"{node.inputs[0].node.name}_output" if node.op == "amp_cast" else ""
-
-
-def _named(dtype: str, count: int, other: str) -> str:
+def _candidate_name(dtype: str, count: int, other: str) -> str:
+    """Return the name of a graph in ``dtype`` but for ``count`` layers in the dtype ``other``: "int8, 3 in float32"."""
     return f"{dtype}, {count} in {other}" if count else dtype
 
 
-def _last(error: Exception) -> str:
+def _last_line(error: Exception) -> str:
+    """Return the last line of an error's message, at most 200 characters; its type where there is no message."""
     return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[-200:]

@@ -1,4 +1,4 @@
-"""What is optimized, and what is given back: the one file of this package that knows both frontends."""
+"""Reads what ``optimize_for_inference`` is called with, for Gluon and Symbol, and makes what it returns."""
 
 from __future__ import annotations
 
@@ -25,12 +25,27 @@ from .report import InferenceReport
 
 __all__ = ["OptimizedBlock", "OptimizedSymbol", "Subject", "read_target", "served"]
 
+# From the names of a network's inputs to arrays.
 Batch = Mapping[str, NDArray]
 _TYPE_CODES = {"float32": "0", "uint8": "3", "int32": "4", "int8": "5", "int64": "6"}  # mshadow's
 
 
 class Subject(NamedTuple):
-    """A network in FP32: its graph, its parameters, and the batches by the names of its inputs."""
+    """A network and its calibration data, as ``read_target`` returns it.
+
+    Attributes
+    ----------
+    graph : Graph
+        The FP32 graph, without casts of mxmp's.
+    params : dict of str to NDArray
+        Its parameters and running statistics by name, in FP32 on the CPU.
+    inputs : list of str
+        The names of its inputs, in the order in which it takes them.
+    batches : sequence of mapping of str to NDArray
+        The calibration data: from the names of inputs to arrays on the CPU, for each batch.
+    is_block : bool
+        True for a HybridBlock, False for a Symbol.
+    """
 
     graph: Graph
     params: Params
@@ -40,22 +55,25 @@ class Subject(NamedTuple):
 
 
 def read_target(target: Any, calibration: Any, arg_params: Batch | None, aux_params: Batch | None) -> Subject:
-    """Return what ``optimize_for_inference`` was called with, checked; the network is left as it is.
+    """Check the arguments of ``optimize_for_inference`` and return the network and the data in one form.
+
+    The network stays as it is; parameters may be the same arrays as the network's. ``calibration`` is iterated once.
 
     Raises
     ------
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        It has no graph or no values, it is on a GPU, or the batches do not fit it.
+        ``target`` has no graph, is fused or quantized already, has no values or values other than finite FP32 ones on a
+        CPU; or the batches do not fit it or are not finite.
     """
     batches = _batches(calibration)
     if isinstance(target, mx.sym.Symbol):
-        subject = _of_symbol(target, batches, arg_params, aux_params)
+        subject = _read_symbol(target, batches, arg_params, aux_params)
     elif arg_params is not None or aux_params is not None:
         raise ValueError("arg_params and aux_params are for Symbols: a block has its own parameters")
     else:
-        subject = _of_block(target, batches)
+        subject = _read_block(target, batches)
     done = [node.name for node in subject.graph.nodes() if node.op in FUSED or "quantize" in node.op]
     if done:
         raise ValueError(f"{done[0]!r} is fused or quantized already: give the network as it was before")
@@ -63,13 +81,17 @@ def read_target(target: Any, calibration: Any, arg_params: Batch | None, aux_par
     _check_shapes(subject)
     for node in subject.graph.nodes():
         if node.is_variable and node.name in subject.batches[0]:
-            # Of these dtypes nobody else tells: casts and INT8 take several.
+            # MXNet infers the dtype of an input from the operator that reads it, which casts and INT8 do not fix.
             code = _TYPE_CODES.get(np.dtype(subject.batches[0][node.name].dtype).name)
             node.attrs.update({} if code is None else {"__dtype__": code})
     return subject._replace(params={name: value.as_in_context(mx.cpu()) for name, value in subject.params.items()})
 
 
 def _batches(calibration: Any) -> list[Any]:
+    """Return the batches of the user's calibration data as a list; a ``DataIter`` is reset first.
+
+    Raises ``ValueError`` if the data is one array or dict, is no iterable, or is empty.
+    """
     expected = "expected an iterable of batches, each what the network is called with, such as [x] or a DataIter"
     if isinstance(calibration, (NDArray, np.ndarray, str, dict)) or not isinstance(calibration, Iterable):
         raise ValueError(f"calibration is one {type(calibration).__name__}: {expected}")
@@ -81,12 +103,19 @@ def _batches(calibration: Any) -> list[Any]:
     return batches
 
 
-def _of_block(block: Any, batches: list[Any]) -> Subject:
+def _read_block(block: Any, batches: list[Any]) -> Subject:
+    """Return a block and its calibration data as a ``Subject``.
+
+    The graph is traced for inference, in a copy of the block, with the first batch.
+
+    Raises ``TypeError`` if ``block`` is no Block, and ``ValueError`` if it has no graph or no values, or the batches
+    have different numbers of arrays.
+    """
     if not isinstance(block, Block):
         raise TypeError(f"optimize_for_inference takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
     if not isinstance(block, HybridBlock):
         raise ValueError(f"{block.name!r} runs as Python, which has no graph: optimize the HybridBlocks in it")
-    nested = [_converted(_data_of(batch)) for batch in batches]
+    nested = [_as_arrays(_data_of(batch)) for batch in batches]
     values = [_flat(batch) for batch in nested]
     try:
         symbol, found, params = traced_alone(block, _arguments(nested[0]), False)
@@ -110,20 +139,25 @@ def _of_block(block: Any, batches: list[Any]) -> Subject:
     return Subject(strip(Graph.from_symbol(symbol)), full, inputs, fed, True)
 
 
-def _of_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
+def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
+    """Return a Symbol, its parameters and its calibration data as a ``Subject``.
+
+    Arguments of the Symbol that are not in ``args`` are inputs, labels included; a batch need not hold all of them.
+
+    Raises ``ValueError`` if the parameters or the names in a batch do not fit the Symbol.
+    """
     if not args and not auxs and symbol.list_auxiliary_states():
         raise ValueError("a Symbol is optimized with its parameters: pass arg_params= and aux_params=")
-    named = {**{f"arg:{k}": v for k, v in (args or {}).items()}, **{f"aux:{k}": v for k, v in (auxs or {}).items()}}
-    check_parameters(symbol, named, {})
+    check_parameters(symbol, _prefixed(args or {}, auxs or {}), {})
     params = {**(args or {}), **(auxs or {})}
     inputs = [name for name in symbol.list_arguments() if name not in params]
     fed = []
     for number, batch in enumerate(batches):
         if isinstance(batch, Mapping):
-            arrays = {name: _array(value) for name, value in batch.items()}
+            arrays = {name: _as_array(value) for name, value in batch.items()}
         else:
             names = [desc[0] for desc in getattr(batch, "provide_data", None) or []] or inputs
-            arrays = dict(zip(names, _flat(_converted(_data_of(batch)))))
+            arrays = dict(zip(names, _flat(_as_arrays(_data_of(batch)))))
         unknown = sorted(set(arrays) - set(inputs))
         if unknown or not arrays:
             raise ValueError(f"calibration batch {number} has {unknown or 'no arrays'}: the inputs are {inputs}")
@@ -132,21 +166,30 @@ def _of_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, au
 
 
 def _data_of(batch: Any) -> Any:
+    """Return the data of a ``DataBatch``, without its labels; any other batch as it is."""
     return batch.data if isinstance(batch, mx.io.DataBatch) else batch
 
 
 def _arguments(batch: Any) -> tuple:
+    """Return the arguments with which a block is called for a batch: the items of a list or tuple, else the batch."""
     return tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
 
 
-def _converted(value: Any) -> Any:
-    """Return the same nesting of arrays of MXNet's, of which no two are one object; floating-point ones in FP32."""
+def _as_arrays(value: Any) -> Any:
+    """Return a nesting of lists and tuples with each array in it replaced by ``_as_array`` of it; None stays None.
+
+    All returned arrays are different objects, so that they can be told apart by ``id``.
+    """
     if isinstance(value, (list, tuple)):
-        return [_converted(item) for item in value]
-    return None if value is None else _array(value)
+        return [_as_arrays(item) for item in value]
+    return None if value is None else _as_array(value)
 
 
-def _array(value: Any) -> NDArray:
+def _as_array(value: Any) -> NDArray:
+    """Return a NumPy or MXNet array as a new ``NDArray`` on the CPU, float16 and float64 as FP32.
+
+    The new array may share the memory of ``value``. Raises ``ValueError`` for anything else, and for ``mx.np`` arrays.
+    """
     if not isinstance(value, (NDArray, np.ndarray)):
         raise ValueError(f"a calibration batch holds a {type(value).__name__}: expected arrays, or tuples of them")
     if isinstance(value, mx.np.ndarray):
@@ -158,12 +201,17 @@ def _array(value: Any) -> NDArray:
 
 
 def _flat(value: Any) -> list[NDArray]:
+    """Return the arrays in a nesting of lists and tuples, from left to right, without None."""
     if isinstance(value, (list, tuple)):
         return [array for item in value for array in _flat(item)]
     return [] if value is None else [value]
 
 
 def _check_values(subject: Subject) -> None:
+    """Raise ``ValueError`` if a parameter is not FP32 on a CPU, or if it or a calibration array is empty or not finite.
+
+    Waits for the arrays.
+    """
     for name, value in subject.params.items():
         if value.context.device_type != "cpu":
             raise ValueError(f"parameter {name!r} is on {value.context}: fusion and INT8 are for CPUs, move it there")
@@ -182,6 +230,7 @@ def _check_values(subject: Subject) -> None:
 
 
 def _check_shapes(subject: Subject) -> None:
+    """Raise ``ValueError`` if MXNet cannot infer the network's shapes with those of a calibration batch."""
     symbol = subject.graph.to_symbol()
     known = {name: value.shape for name, value in subject.params.items()}
     for number, batch in enumerate(subject.batches):
@@ -196,7 +245,17 @@ def _check_shapes(subject: Subject) -> None:
 
 
 class _Served:
-    """A graph to serve with its parameters and the report on how it was found."""
+    """What ``OptimizedBlock`` and ``OptimizedSymbol`` have in common.
+
+    Attributes
+    ----------
+    symbol : Symbol
+        The graph for inference.
+    arg_params, aux_params : dict of str to NDArray
+        Its arguments and its auxiliary states by name; inputs are not among them.
+    report : InferenceReport
+        How the graph was found.
+    """
 
     symbol: mx.sym.Symbol
     arg_params: Params
@@ -204,6 +263,7 @@ class _Served:
     report: InferenceReport
 
     def _take(self, graph: Graph, params: Params, report: InferenceReport) -> None:
+        """Set the attributes of this object from a graph, copies of its parameters, and the report."""
         self.symbol = graph.to_symbol()
         states = set(self.symbol.list_auxiliary_states())
         self.arg_params = {name: value.copy() for name, value in params.items() if name not in states}
@@ -211,38 +271,75 @@ class _Served:
         self.report = report
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:
-        """Write ``PATH-symbol.json`` and ``PATH-0000.params``, which plain MXNet loads; return their names.
+        """Write ``PATH-symbol.json`` and ``PATH-0000.params``, which MXNet loads without mxmp; return the two names.
 
-        ``SymbolBlock.imports`` and ``mx.mod.Module.load`` read them; both files appear, or none. The casts are part
-        of the graph, so ``remove_amp_cast`` must stay False.
+        ``SymbolBlock.imports`` and ``mx.mod.Module.load`` read the files. Either both appear or none. Waits for the
+        parameters.
+
+        Parameters
+        ----------
+        path : str
+            What the names of both files begin with, folders included.
+        epoch : int
+            The number in the name of the second file, written with four digits.
+        remove_amp_cast : bool
+            Must be False, as the casts are part of the graph. It exists because the method replaces
+            ``HybridBlock.export``.
 
         Raises
         ------
         ValueError
             ``remove_amp_cast`` is True.
         OSError
-            A file cannot be written; names it.
+            A file cannot be written; the message names it.
         """
         if remove_amp_cast:
             raise ValueError("the casts are part of this graph: it cannot be exported without them")
         files = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
         with replacing_all(*files) as (symbol_file, params_file):
             write_symbol(symbol_file, self.symbol, remove_amp_cast=False)
-            write_arrays(params_file, _named(self.arg_params, self.aux_params))
+            write_arrays(params_file, _prefixed(self.arg_params, self.aux_params))
         return files
 
 
 class OptimizedSymbol(_Served):
-    """A Symbol to serve, with its parameters: ``symbol``, ``arg_params``, ``aux_params`` and ``report``."""
+    """A Symbol for inference with its parameters, as ``optimize_for_inference`` returns it for a Symbol.
+
+    Attributes
+    ----------
+    symbol : Symbol
+        To be bound on a CPU; its inputs are those of the Symbol that was optimized.
+    arg_params, aux_params : dict of str to NDArray
+        Its arguments and its auxiliary states by name.
+    report : InferenceReport
+        How the Symbol was found.
+    """
 
     def __init__(self, graph: Graph, params: Params, report: InferenceReport) -> None:
         self._take(graph, params, report)
 
 
 class OptimizedBlock(_Served, SymbolBlock):
-    """A network to call, with ``symbol``, ``arg_params``, ``aux_params`` and ``report``; it cannot be trained.
+    """A network for inference on a CPU, as ``optimize_for_inference`` returns it for a HybridBlock.
 
-    It takes the arrays that the network took, and returns its outputs, as a flat list where there are several.
+    Calls take the arrays that the network took, of any batch size, and return its output; several outputs are a flat
+    list. It cannot be trained: gradients do not flow through it.
+
+    Parameters
+    ----------
+    graph, params, report
+        The graph for inference, its parameters by name, and how it was found.
+    inputs : mapping of str to dtype
+        The dtypes of the graph's inputs by name, in the order in which calls take them.
+
+    Attributes
+    ----------
+    symbol : Symbol
+        The graph that calls run.
+    arg_params, aux_params : dict of str to NDArray
+        Copies of its arguments and its auxiliary states, by name.
+    report : InferenceReport
+        How the graph was found.
     """
 
     def __init__(self, graph: Graph, params: Params, inputs: Mapping[str, Any], report: InferenceReport) -> None:
@@ -251,22 +348,27 @@ class OptimizedBlock(_Served, SymbolBlock):
         self._take(graph, params, report)
         with tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder, "params"))
-            write_arrays(file, _named(self.arg_params, self.aux_params))
+            write_arrays(file, _prefixed(self.arg_params, self.aux_params))
             self.collect_params().load(file, mx.cpu(), cast_dtype=True, dtype_source="saved")
         self.collect_params().setattr("grad_req", "null")
         self.hybridize(static_alloc=True, static_shape=True)
 
     def forward(self, *inputs: Any) -> Any:
+        """Return the outputs for inputs in any nesting of lists and tuples, without recording gradients."""
         with autograd.pause(train_mode=False):
             return super().forward(*_flat(inputs))
 
 
-def _named(args: Params, auxs: Params) -> Params:
+def _prefixed(args: Batch, auxs: Batch) -> Params:
+    """Return arguments and auxiliary states in one dict, by MXNet's names in files: ``arg:NAME`` and ``aux:NAME``."""
     return {**{f"arg:{name}": value for name, value in args.items()}, **{f"aux:{name}": v for name, v in auxs.items()}}
 
 
 def served(subject: Subject, graph: Graph, params: Params, report: InferenceReport) -> OptimizedBlock | OptimizedSymbol:
-    """Return a graph with its parameters as what ``optimize_for_inference`` gives back for the subject."""
+    """Return a graph and its parameters as an ``OptimizedBlock`` if ``subject`` is a block, else ``OptimizedSymbol``.
+
+    ``subject`` is the network that the graph was made from; its first batch gives the dtypes of the inputs.
+    """
     if subject.is_block:
         inputs = {name: subject.batches[0][name].dtype for name in subject.inputs}
         return OptimizedBlock(graph, params, inputs, report)

@@ -1,7 +1,7 @@
-"""The process in which candidates run: a kernel that crashes ends it, and not the user's.
+"""The program of the process in which graphs run: a kernel that crashes ends this process, not the user's.
 
-It reads a command of JSON a line, and answers with a line. MXNet's own fusion at bind
-is off in it (``MXNET_SUBGRAPH_BACKEND=NONE``), so a graph runs as it is.
+It reads commands from stdin, one JSON object per line, and answers each with a line on stdout. MXNet's own fusion is
+switched off in it (``MXNET_SUBGRAPH_BACKEND=NONE``), so a graph runs as it is.
 """
 
 from __future__ import annotations
@@ -28,16 +28,29 @@ _KEPT_SHAPES = 2
 
 
 class Bound:
-    """A graph with its parameters, bound for the shapes that it is called with."""
+    """A graph with its parameters, and the executors of the last shapes of inputs that it was run with.
+
+    Parameters
+    ----------
+    symbol : str
+        The JSON file of the graph.
+    params : mapping of str to (str, str)
+        From the name of each parameter to the file of its array and the array's name in the file.
+    """
 
     def __init__(self, symbol: str, params: Mapping[str, tuple[str, str]]) -> None:
+        self.file = symbol
         self._symbol = mx.sym.load(symbol)
         files = {path: mx.nd.load(path) for path in {path for path, _ in params.values()}}
         self._params = {name: files[path][key] for name, (path, key) in params.items()}
         self._executors: dict[tuple, mx.executor.Executor] = {}
 
     def at(self, batch: Mapping[str, NDArray]) -> mx.executor.Executor:
-        """Return an executor that holds ``batch``; inputs that are neither there nor parameters (labels) are 0."""
+        """Return an executor whose inputs hold the arrays of ``batch``, ready for its ``forward``.
+
+        ``batch`` maps from the names of inputs to arrays. Inputs that are neither in it nor parameters, such as labels,
+        are zeros. Executors are kept for two combinations of shapes.
+        """
         key = tuple(sorted((name, array.shape) for name, array in batch.items()))
         if key not in self._executors:
             if len(self._executors) >= _KEPT_SHAPES:
@@ -56,14 +69,18 @@ class Bound:
 
 
 class Worker:
-    """What commands do. ``graphs``: those that were called, by name."""
+    """Carries out the commands of a ``Runner``: each public method is a command, and its result is the answer.
+
+    There is one object per process. A graph is described by a dict with the keys "name", "symbol" and "params", the
+    latter two as for ``Bound``; batches are named by their positions in the file that ``data`` read.
+    """
 
     def __init__(self) -> None:
         self._batches: list[dict[str, NDArray]] = []
         self._graphs: dict[str, Bound] = {}
 
     def data(self, path: str) -> None:
-        """Take the batches of a file, whose arrays are ``NUMBER:INPUT``."""
+        """Read the batches from a file of arrays with names such as ``"0:data"``: position of the batch, input."""
         found: dict[int, dict[str, NDArray]] = {}
         for key, array in mx.nd.load(path).items():
             number, _, name = key.partition(":")
@@ -71,7 +88,10 @@ class Worker:
         self._batches = [found[number] for number in sorted(found)]
 
     def run(self, graph: Mapping[str, Any], batches: list[int], out: str) -> None:
-        """Write the outputs of each batch, in FP32."""
+        """Run a graph on some batches and write its outputs, in FP32, to the file ``out``.
+
+        The name of an array in the file is, for example, ``"2:0"``: position of the batch, position of the output.
+        """
         arrays = {}
         for number in batches:
             outputs = self._bound(graph).at(self._batches[number]).forward(is_train=False)
@@ -82,22 +102,31 @@ class Worker:
     def collect(
         self, graph: Mapping[str, Any], batches: list[int], tensors: list[str]
     ) -> dict[str, dict[str, tuple[float, float]]]:
-        """Return the ranges of these tensors, by calibrator and name."""
+        """Run a graph on some batches and return the (smallest, largest) value of INT8 for each of the ``tensors``.
+
+        ``tensors`` are names of inputs and of outputs of operators, such as ``"fc1_output"``. The result maps from the
+        name of a calibrator to a dict from the name of a tensor to its range.
+        """
         statistics = Statistics()
         wanted = set(tensors)
 
         def note(name: str, array: NDArray) -> None:
+            """Add an array to the statistics of the tensor ``name``, if that is wanted."""
             if name in wanted:
                 statistics.add(name, array.asnumpy())
 
         for number in batches:
             for name, array in self._batches[number].items():
                 note(name, array)
-            self._listen(self._bound(graph, anew=True).at(self._batches[number]), note)
+            self._run_observed(self._bound(graph, anew=True).at(self._batches[number]), note)
         return {calibrator: statistics.ranges(calibrator) for calibrator in CALIBRATORS}
 
     def time(self, graphs: list[Mapping[str, Any]], rounds: int) -> dict[str, list[float]]:
-        """Return the seconds of the first batch in each round, by graph; they take turns, in alternating order."""
+        """Return, from the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
+
+        In each round every graph runs once, in every other round in reversed order, so that a slow phase of the machine
+        concerns all. Two rounds before the first are not counted.
+        """
         bound = {graph["name"]: self._bound(graph).at(self._batches[0]) for graph in graphs}
         seconds: dict[str, list[float]] = {name: [] for name in bound}
         for number in range(-2, rounds):
@@ -108,7 +137,11 @@ class Worker:
         return seconds
 
     def profile(self, graph: Mapping[str, Any], rounds: int) -> dict[str, tuple[float, str]]:
-        """Return the milliseconds of each operator in the first batch, the least of some rounds, and its dtype."""
+        """Return the time and dtype of each operator in a run of a graph on the first batch.
+
+        Maps from the name of an output, such as ``"fc1_output"``, to the least milliseconds of ``rounds`` runs and the
+        name of the output's dtype, such as ``"float32"``. Operators run one after another.
+        """
         executor = self._bound(graph, anew=True).at(self._batches[0])
         least: dict[str, float] = {}
         dtypes: dict[str, str] = {}
@@ -116,31 +149,42 @@ class Worker:
             last = [time.perf_counter()]
 
             def note(name: str, array: NDArray, last: list[float] = last) -> None:
+                """Note the time since the operator before this one, and the dtype."""
                 mx.nd.waitall()
                 now = time.perf_counter()
                 least[name] = min(least.get(name, 1e9), 1e3 * (now - last[0]))
                 dtypes[name] = "bfloat16" if np.dtype(array.dtype).names else np.dtype(array.dtype).name
                 last[0] = time.perf_counter()
 
-            self._listen(executor, note)
+            self._run_observed(executor, note)
         return {name: (milliseconds, dtypes[name]) for name, milliseconds in least.items()}
 
     def forget(self, names: list[str]) -> None:
-        """Free these graphs."""
+        """Free the parameters and executors of the graphs with these names."""
         for name in names:
             self._graphs.pop(name, None)
 
     def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
+        """Return the ``Bound`` of a graph, the same one at each call; a new one if ``anew``.
+
+        An executor keeps its monitor callback, so graphs that are observed are bound anew.
+        """
         if anew:
             return Bound(graph["symbol"], graph["params"])
-        if graph["name"] not in self._graphs:
-            self._graphs[graph["name"]] = Bound(graph["symbol"], graph["params"])
-        return self._graphs[graph["name"]]
+        bound = self._graphs.get(graph["name"])
+        if bound is None or bound.file != graph["symbol"]:
+            bound = self._graphs[graph["name"]] = Bound(graph["symbol"], graph["params"])
+        return bound
 
-    def _listen(self, executor: mx.executor.Executor, note: Callable[[str, NDArray], None]) -> None:
+    def _run_observed(self, executor: mx.executor.Executor, note: Callable[[str, NDArray], None]) -> None:
+        """Run the forward of an executor and call ``note`` with the name and the array of each operator's output.
+
+        ``executor`` keeps the callback afterwards. An exception in ``note`` is raised when the forward has ended.
+        """
         failed = KeptError()
 
         def call(name: bytes | str, handle: Any) -> None:
+            """Call ``note`` for one output; MXNet gives its name and the handle of its array."""
             with failed:
                 array = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
                 note(name.decode() if isinstance(name, bytes) else name, array)
@@ -152,6 +196,7 @@ class Worker:
 
 
 def _seconds(executor: mx.executor.Executor) -> float:
+    """Return the seconds of one forward for inference, from an idle device to the end of all operators."""
     mx.nd.waitall()
     start = time.perf_counter()
     executor.forward(is_train=False)
@@ -160,6 +205,12 @@ def _seconds(executor: mx.executor.Executor) -> float:
 
 
 def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Carry out commands and yield the answer to each.
+
+    A command is a line of JSON, an object with the name of a method of ``Worker`` as ``"do"`` and its arguments. The
+    answer has the method's result as ``"answer"`` or, if MXNet or NumPy failed, the last line of the error as
+    ``"error"``.
+    """
     worker = Worker()
     for line in commands:
         command = json.loads(line)
@@ -171,7 +222,10 @@ def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Answer the commands on stdin; what else writes to stdout goes to stderr."""
+    """Answer the commands on stdin, one per line, until it is closed; the answers are lines of JSON on stdout.
+
+    What MXNet and other libraries write to stdout goes to stderr, so that answers are not mixed with it.
+    """
     np.seterr(all="ignore")
     prepare_to_crash()
     answers = os.fdopen(os.dup(1), "w")

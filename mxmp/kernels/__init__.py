@@ -1,14 +1,16 @@
-"""What the kernels of a device need to be right and fast: a table of workarounds, applied in one loop.
+"""Workarounds for kernels of MXNet, oneDNN and cuDNN that fail, give wrong numbers or are slow: a table and its loop.
 
 =================  ================================================================================
 ``table``          one row a workaround: the fault, its source, where it applies, the rewrite, its test
 ``fit``            the loop over the table
+``workaround``     the classes of a row and of the graph that is rewritten
 ``emulation``      float16 on a CPU, as a Tensor Core computes it
-``norms``          BatchNorm between casts, and inside cuDNN's kernel
-``rounding``       bfloat16 that rounds
-``layouts``        layouts of oneDNN's that fail or are slow
+``norms``          casts around BatchNorm, which are part of cuDNN's kernel
+``rounding``       bfloat16 kernels that truncate, lose gradients or sum them in bfloat16
+``layouts``        memory layouts in which oneDNN's kernels fail or are slow
 ``padding``        wrong weight gradients around small inputs
-``fusion``         graphs without MXNet's own oneDNN fusion
-``unwritten``      outputs and gradients that are left as they were
+``fusion``         a Symbol that binds without MXNet's oneDNN fusion
+``unwritten``      outputs and gradients that kernels do not write
+``cuda``           operators that fail, or sum in float16, on a GPU
 =================  ================================================================================
 """

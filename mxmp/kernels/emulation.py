@@ -1,8 +1,8 @@
-"""float16 on a CPU, which has no float16 matrix kernels: each operator as a Tensor Core computes it.
+"""float16 on a CPU, where MXNet has no float16 kernels for matrix operators: emulation of a Tensor Core.
 
-Each low node reads float16, computes in FP32 and rounds once, forward and backward. The tensors between nodes are real
-float16, so gradients that meet are rounded, and summed in float16, as on a GPU. Afterwards the graph is made faster
-without a change of any value.
+Each low-precision operator reads float16, computes in FP32 and rounds its result once, forward and backward. The
+tensors between operators are real float16. So where a tensor has several readers, their gradients are rounded and then
+summed in float16, as on a GPU. Afterwards casts that change no value are skipped, to save time.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ from typing import Sequence
 from ..precision.casts import APART, FULL, MARK
 from ..precision.graph import Entry, Node
 from ..precision.rules import is_volume
-from .workaround import Fitting
+from .workaround import FittedGraph
 
 __all__ = [
-    *("failing_deconvolutions", "in_float64", "low_nodes", "maxima_of_padding", "not_below_lowest"),
+    *("clamp_to_lowest", "compute_in_float64", "failing_deconvolutions", "low_nodes", "poolings_of_padding"),
     *("round_every_node", "selecting_nodes", "skip_needless_roundings"),
 ]
 
 
-def low_nodes(fitting: Fitting) -> list[Node]:
-    """Return the operators that compute in float16."""
-    return list(fitting.low)
+def low_nodes(fitted: FittedGraph) -> list[Node]:
+    """Return all operators of the graph that compute in float16 by the plan: on a CPU, each is emulated."""
+    return list(fitted.low)
 
 
-def round_every_node(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Widen what each low node reads, and round what it returns."""
-    graph, low = fitting.graph, fitting.low
+def round_every_node(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
+    """Emulate each float16 operator: cast its inputs from float16 to FP32 and its outputs to float16, in place.
+
+    Inputs and outputs that its rule keeps in FP32 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. A rounded output
+    that is an output of the graph keeps its name: the cast gets the name. Fills ``fitted.widenings`` and
+    ``fitted.roundings``.
+    """
+    graph, low = fitted.graph, fitted.low
     heads = set(graph.heads)
     outputs: dict[Node, list[Entry]] = {}
     for entry in dict.fromkeys([*graph.consumers(), *graph.heads]):
@@ -38,81 +43,116 @@ def round_every_node(fitting: Fitting, nodes: Sequence[Node]) -> None:
         for position, entry in enumerate(node.inputs):
             read = half.get(entry, entry)
             widen = rule is not None and position not in rule.keep
-            node.inputs[position] = _widen(fitting, read, node, position) if widen else read
+            node.inputs[position] = _widen(fitted, read, node, position) if widen else read
         for entry in outputs.get(node, ()) if rule is not None else ():
             if entry.index not in rule.keep_outputs:  # type: ignore[union-attr]
-                half[entry] = _round(fitting, entry, is_head=entry in heads)
+                half[entry] = _round(fitted, entry, is_head=entry in heads)
     graph.heads = [half.get(entry, entry) for entry in graph.heads]
 
 
-def _widen(fitting: Fitting, entry: Entry, node: Node, position: int) -> Entry:
-    """Return a cast for this reader alone: of readers that share one, MXNet sums the gradients before it rounds."""
+def _widen(fitted: FittedGraph, entry: Entry, node: Node, position: int) -> Entry:
+    """Return the output of a new cast to FP32 of the float16 tensor ``entry``, to be input ``position`` of ``node``.
+
+    The cast is added to ``fitted.widenings``, and no other operator may read it: of several readers, MXNet would sum
+    the gradients in FP32 and round the sum, where a GPU rounds each gradient.
+    """
     name = f"{node.name}_in{position}_to_{FULL}"
     cast = Node("Cast", name, {"dtype": FULL, MARK: "cast", APART: name}, [entry])
-    fitting.widenings.add(cast)
+    fitted.widenings.add(cast)
     return Entry(cast)
 
 
-def _round(fitting: Fitting, entry: Entry, *, is_head: bool) -> Entry:
-    node, dtype = entry.node, fitting.casted.compute
+def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
+    """Return the output of a new cast to float16 of an operator's FP32 output ``entry``.
+
+    The cast is added to ``fitted.roundings``. Where ``entry`` is the first output of its operator, and an output of
+    the graph (``is_head``), the cast takes the operator's name, so that the graph's outputs keep their names; the
+    operator becomes ``NAME_float32``.
+    """
+    node, dtype = entry.node, fitted.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""
     cast = Node("Cast", f"{node.name}{suffix}_rounded", {"dtype": dtype, MARK: "cast"}, [entry])
     if is_head and entry.index == 0:
         cast.attrs[MARK] = "head"
         cast.name, node.name = node.name, f"{node.name}_{FULL}"
-    fitting.roundings.setdefault(node, []).append(cast)
+    fitted.roundings.setdefault(node, []).append(cast)
     return Entry(cast)
 
 
-def failing_deconvolutions(fitting: Fitting) -> list[Node]:
-    """Return the low 1-D and 2-D deconvolutions. MXNet's own kernel, which float64 gets, takes no 3-D one."""
+def failing_deconvolutions(fitted: FittedGraph) -> list[Node]:
+    """Return the 1-D and 2-D deconvolutions of the graph that compute in emulated float16.
+
+    Their weight is the output of a cast to FP32, for which oneDNN's backward of a deconvolution fails. 3-D ones are
+    never among them: they stay in FP32.
+    """
     operators = ("Deconvolution", "_npx_deconvolution")
-    return [node for node in fitting.low if node.op in operators and not is_volume(node.attrs)]
+    return [node for node in fitted.low if node.op in operators and not is_volume(node.attrs)]
 
 
-def in_float64(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Compute in float64, by MXNet's own kernel."""
-    for node in nodes:
-        for cast in (entry.node for entry in node.inputs if entry.node in fitting.widenings):
+def compute_in_float64(fitted: FittedGraph, deconvolutions: Sequence[Node]) -> None:
+    """Change the casts to FP32 in front of these deconvolutions to casts to float64, in place.
+
+    MXNet then computes the deconvolutions by its own float64 kernel, as oneDNN's backward in FP32 fails. The casts
+    behind them round to float16 as before.
+    """
+    for node in deconvolutions:
+        for cast in (entry.node for entry in node.inputs if entry.node in fitted.widenings):
             name = f"{cast.name[: -len(FULL)]}float64"
             cast.name, cast.attrs["dtype"], cast.attrs[APART] = name, "float64", name
 
 
-def maxima_of_padding(fitting: Fitting) -> list[Node]:
-    """Return the low max poolings of which a window can lie in padding alone."""
+def poolings_of_padding(fitted: FittedGraph) -> list[Node]:
+    """Return the max poolings of the graph, in emulated float16, in which a window may cover nothing but padding.
 
-    def may(node: Node) -> bool:
+    Only ``pooling_convention="full"``, which rounds the number of windows up, has such windows.
+    """
+
+    def may_cover_padding(node: Node) -> bool:
+        """Return True for a max pooling that rounds the number of windows up."""
         is_max = node.op in ("Pooling", "_npx_pooling") and node.attrs.get("pool_type", "max") == "max"
         return is_max and node.attrs.get("pooling_convention") == "full"
 
-    return [node for node in fitting.low if may(node)]
+    return [node for node in fitted.low if may_cover_padding(node)]
 
 
-def not_below_lowest(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Take float16's lowest value for anything below it, in front of the rounding."""
-    for node in nodes:
-        for cast in fitting.roundings.get(node, ()):
+def clamp_to_lowest(fitted: FittedGraph, poolings: Sequence[Node]) -> None:
+    """Insert, between each max pooling in ``poolings`` and the casts that round it, a maximum with -65504.
+
+    -65504 is float16's lowest value. For a window that covers only padding, the pooling's kernel returns FP32's lowest
+    value, which a cast to float16 would turn into -inf.
+    """
+    for node in poolings:
+        for cast in fitted.roundings.get(node, ()):
             name = cast.name if cast.attrs[MARK] == "head" else node.name
             attrs = {"scalar": "-65504.0", MARK: "copy"}
             cast.inputs[0] = Entry(
-                Node("_maximum_scalar", f"{name}_of_{fitting.casted.compute}", attrs, list(cast.inputs))
+                Node("_maximum_scalar", f"{name}_of_{fitted.casted.compute}", attrs, list(cast.inputs))
             )
 
 
-def selecting_nodes(fitting: Fitting) -> list[Node]:
-    """Return the low nodes that only select values (``Rule.exact``)."""
-    return [node for node in fitting.roundings if fitting.low[node].exact]
+def selecting_nodes(fitted: FittedGraph) -> list[Node]:
+    """Return the operators of the graph, in emulated float16, that only select or move input values.
+
+    These are the operators with ``Rule.exact``, such as relu, reshape and concat. They give the same numbers whether
+    values are rounded before or after them.
+    """
+    return [node for node in fitted.roundings if fitted.low[node].exact]
 
 
-def skip_needless_roundings(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Hand the FP32 output of such a node straight to its one reader: rounding before or after it is the same."""
-    readers = fitting.graph.consumers()
-    heads = set(fitting.graph.heads)
+def skip_needless_roundings(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
+    """Take out the emulation's cast to float16 behind each operator in ``nodes``, and the one back to FP32, in place.
+
+    The operators only select values, so they return FP32 values that float16 holds exactly. The casts in front of them
+    round their gradients. So no number changes, and two casts are saved. An output that has several readers, or that is
+    an output of the graph, keeps its casts.
+    """
+    readers = fitted.graph.consumers()
+    heads = set(fitted.graph.heads)
     for node in nodes:
-        for rounding in fitting.roundings[node]:
+        for rounding in fitted.roundings[node]:
             users = readers.get(Entry(rounding), [])
             if len(users) == 1 and Entry(rounding) not in heads and users[0][0].attrs["dtype"] == FULL:
                 widening, position = users[0]
-                if widening in fitting.widenings:
+                if widening in fitted.widenings:
                     ((widening, position),) = readers[Entry(widening)]
                 widening.inputs[position] = rounding.inputs[0]

@@ -13,18 +13,21 @@ import mxnet as mx
 from ..precision.casts import CastGraph
 from ..precision.graph import Graph
 from .table import WORKAROUNDS
-from .workaround import Fitting
+from .workaround import FittedGraph
 
 __all__ = ["SWITCH", "UNKNOWN", "device_of", "fit_to_device"]
 
-# No variable's requested gradient is known.
+# A ``grad_req`` for ``fit_to_device`` by which no variable's requested gradient is known.
 UNKNOWN: Mapping[str, str] = MappingProxyType({})
-# The environment variable with names of workarounds, separated by commas, that are left out.
+# The environment variable that names the workarounds to leave out, separated by commas.
 SWITCH = "MXMP_WITHOUT"
 
 
 def device_of(ctx: mx.Context | None) -> str:
-    """Return ``"gpu"`` or ``"cpu"``: whose kernels a graph on ``ctx`` (default: the current context) meets."""
+    """Return ``"gpu"`` or ``"cpu"``: the device whose kernels compute a graph on ``ctx``.
+
+    ``None`` stands for the current context. A context of another type, such as ``cpu_pinned``, counts as ``"cpu"``.
+    """
     kind = (ctx or mx.context.current_context()).device_type
     return "gpu" if kind == "gpu" else "cpu"
 
@@ -37,19 +40,25 @@ def fit_to_device(
     large_inputs: bool = False,
     avoid_slow_kernels: bool = True,
 ) -> Graph:
-    """Return the graph that runs on ``device``; changes ``casted`` in place.
+    """Apply to a converted graph, in place, the workarounds that a device needs; return that graph, ready to run.
 
-    Applies the rows of ``WORKAROUNDS`` in their order, and notes in ``casted.workarounds`` which one was applied to
-    which nodes. On a GPU float16 is as it is: every low node is a native kernel.
+    The workarounds in ``WORKAROUNDS`` are tried in their order; from the name of each one that found nodes to rewrite,
+    ``casted.workarounds`` then maps to these nodes. On a CPU one of the workarounds emulates float16. Warns, once in a
+    process, where bfloat16 has no CPU instructions and so saves no time. Nothing runs on the device here.
 
     Parameters
     ----------
+    casted : CastGraph
+        The converted graph; ``casted.graph`` is what this function returns.
+    device : {"cpu", "gpu"}
     grad_req : mapping of str to str
-        The requested gradients of variables, by name; those of other variables are unknown.
+        From the name of a variable to its requested gradient: "write", "add" or "null". Variables that are not in it
+        get every workaround that some request would need.
     large_inputs : bool
-        Whether the graph will run only at shapes for which ``LargeInputs`` holds.
+        True if the caller runs the graph only with inputs for which ``LargeInputs.at`` returned True: workarounds for
+        wrong gradients around padding are left out.
     avoid_slow_kernels : bool
-        Whether workarounds whose effect is speed alone are applied too.
+        False leaves out the workarounds that change nothing but speed.
 
     Raises
     ------
@@ -58,19 +67,23 @@ def fit_to_device(
     """
     if device == "cpu" and casted.compute == "bfloat16" and casted.low:
         _warn_of_slow_bfloat16()
-    fitting = Fitting(casted, grad_req, large_inputs)
+    fitted = FittedGraph(casted, grad_req, large_inputs)
     left_out = _switched_off(os.environ.get(SWITCH, ""))
     for row in WORKAROUNDS:
         applies = avoid_slow_kernels or row.effect != "slow"
         if applies and row.device == device and casted.compute in row.dtypes and row.name not in left_out:
-            nodes = list(row.where(fitting))
+            nodes = list(row.where(fitted))
             if nodes:
-                row.rewrite(fitting, nodes)
+                row.rewrite(fitted, nodes)
                 casted.workarounds[row.name] = nodes
     return casted.graph
 
 
 def _switched_off(text: str) -> set[str]:
+    """Return the names in the value of ``MXMP_WITHOUT``, such as ``"amp_cast,split_casts"``; empty for ``""``.
+
+    Raises ``ValueError`` where one of them names no workaround.
+    """
     names = set(filter(None, text.split(",")))
     known = [row.name for row in WORKAROUNDS]
     if names - set(known):
@@ -80,7 +93,11 @@ def _switched_off(text: str) -> set[str]:
 
 @lru_cache(maxsize=None)
 def _warn_of_slow_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> None:
-    """Warn, once, on a CPU without bfloat16 instructions: oneDNN then emulates bfloat16 in FP32."""
+    """Warn, once in a process, if this CPU has no bfloat16 instructions, so that oneDNN computes bfloat16 in FP32.
+
+    ``cpuinfo`` is the file that lists the CPU's instruction sets. Where it cannot be read, or lists none, there is no
+    warning.
+    """
     try:
         with open(cpuinfo) as file:
             known = file.read()

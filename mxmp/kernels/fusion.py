@@ -1,4 +1,4 @@
-"""Graphs that run operator by operator: MXNet's own oneDNN fusion is wrong in places."""
+"""A Symbol that binds without MXNet's oneDNN fusion, which gives wrong numbers for some graphs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ __all__ = ["Unfused"]
 
 
 class Unfused(mx.sym.Symbol):
-    """A copy of ``symbol`` that binds without MXNet's oneDNN fusion.
+    """A copy of a Symbol whose ``bind`` and ``simple_bind`` do not let MXNet fuse operators by oneDNN.
 
-    MXNet partitions a graph whose default context is cpu(0), and has one switch, an environment variable of the whole
-    process, that prints a line at every bind. But a default context is only for nodes that have no other: here all
-    variables are of a group, whose context is the real one, the operators follow their inputs, and the default is
-    another. Groups that the user places by ``group2ctxs`` stay; others are dropped, as MXNet ignores them if none is
-    placed. (A Custom operator takes the name of its group for an argument, so none is set there.)
+    MXNet fuses a graph on a CPU if the context that ``bind`` gets is ``cpu(0)``. Its only switch is an environment
+    variable for the whole process, and prints a line at every bind. So here MXNet gets another context, ``cpu(1)`` for
+    ``cpu(0)``, on which nothing runs: variables and operators without inputs are put into one context group, which is
+    placed on the real context, and the other operators run where their inputs are.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        Is copied, and stays as it is.
+    group2ctxs : dict of str to Context, or list of such dicts, or None
+        As for ``mx.mod.Module``: from the name of a context group to its context. Nodes of these groups keep them.
+        Other groups, which MXNet ignores, are removed. (Operators with inputs are put into no group, as a Custom
+        operator would take the name of its group for an argument.)
     """
 
     GROUP = "mxmp"
@@ -37,11 +45,16 @@ class Unfused(mx.sym.Symbol):
         grouped.handle = None
 
     def bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
-        return super().bind(_another(ctx), *args, group2ctx={**(group2ctx or {}), self.GROUP: ctx}, **kwargs)
+        """Return an executor on ``ctx`` without oneDNN fusion; all arguments are those of ``mx.sym.Symbol.bind``."""
+        group2ctx = {**(group2ctx or {}), self.GROUP: ctx}
+        return super().bind(_next_context(ctx), *args, group2ctx=group2ctx, **kwargs)
 
     def simple_bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
-        return super().simple_bind(_another(ctx), *args, group2ctx={**(group2ctx or {}), self.GROUP: ctx}, **kwargs)
+        """Return an executor on ``ctx`` without oneDNN fusion; arguments as for ``mx.sym.Symbol.simple_bind``."""
+        group2ctx = {**(group2ctx or {}), self.GROUP: ctx}
+        return super().simple_bind(_next_context(ctx), *args, group2ctx=group2ctx, **kwargs)
 
 
-def _another(ctx: mx.Context) -> mx.Context:
+def _next_context(ctx: mx.Context) -> mx.Context:
+    """Return the context of the same type with the next number: ``cpu(1)`` for ``cpu(0)``. Nothing runs there."""
     return mx.Context(ctx.device_type, ctx.device_id + 1)

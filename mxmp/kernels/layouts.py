@@ -1,4 +1,8 @@
-"""Layouts of arrays that oneDNN's CPU kernels fail on or are slow in, and copies that keep those layouts apart."""
+"""Memory layouts of arrays in which oneDNN's CPU kernels fail or are slow, and copies into other layouts.
+
+oneDNN stores the arrays that it computes in blocks of channels ("blocked"), other operators of MXNet in row-major order
+("plain"). A rewrite here inserts a copy where a blocked array meets a kernel that cannot read it, or the reverse.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,40 @@ from typing import Iterator, Sequence
 from ..precision.casts import FULL, MARK, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import is_volume
-from .workaround import Fitting
+from .workaround import FittedGraph
 
 __all__ = [
-    *("blocked_inputs", "copied_outputs", "copied_reshapes", "copied_weights", "copies_around", "grouped_low_weights"),
-    *("plain", "plain_inputs", "reshaped_volumes", "reshapes_before_convolutions", "small_block_convolutions"),
-    *("unblocked_norms", "volume_norms"),
+    *("block_inputs", "copy_around_convolutions", "copy_around_norms", "copy_inputs", "copy_reshaped", "copy_weights"),
+    *("grouped_with_cast_weight", "is_cast_of_variable", "norms_after_volumes", "plain_copy"),
+    *("reshapes_after_volumes", "reshapes_before_convolutions", "small_block_convolutions", "unblocked_norms"),
 ]
 
 _RESHAPES = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
 
 
-def plain(entry: Entry, node: Node, role: str = "plain") -> Entry:
-    """Return a copy of ``entry`` in the plain layout, named after ``node``."""
+def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
+    """Return the output of a new node that copies the tensor ``entry`` into the plain (row-major) layout.
+
+    The new node, named ``NAME_ROLE`` after ``node``, is a ``slice_axis`` over the whole array. MXNet computes it
+    without oneDNN, so the copy has no layout of oneDNN's, and nor has the gradient that its backward returns.
+    """
     attrs = {"axis": "0", "begin": "0", "end": "None", MARK: "cast"}
     return Entry(Node("slice_axis", f"{node.name}_{role}", attrs, [entry]))
+
+
+def is_cast_of_variable(node: Node) -> bool:
+    """Return True for a cast that mxmp inserted behind a variable, such as a weight."""
+    return is_ours(node) and bool(node.inputs) and node.inputs[0].node.is_variable
 
 
 # -- 3-D convolutions -------------------------------------------------------------------------------
 
 
 def _after_volumes(graph: Graph) -> Iterator[Node]:
-    """Yield the 3-D convolutions and poolings, and all that depends on one."""
+    """Yield the 3-D convolutions, deconvolutions and poolings, and every node whose inputs depend on one of them.
+
+    The arrays of these nodes may have a blocked layout of five axes.
+    """
     volumes: set[Node] = set()
     for node in list(graph.nodes()):
         if any(e.node in volumes for e in node.inputs) or is_volume(node.attrs):
@@ -36,92 +52,118 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
             yield node
 
 
-def reshaped_volumes(fitting: Fitting) -> list[Node]:
-    """Return the reshapes after a 3-D convolution."""
-    return [node for node in _after_volumes(fitting.graph) if node.op in _RESHAPES]
+def reshapes_after_volumes(fitted: FittedGraph) -> list[Node]:
+    """Return the ``Reshape``, ``Flatten`` and ``expand_dims`` operators that depend on a 3-D convolution or pooling.
+
+    In bfloat16 they fail where they read oneDNN's blocked layout of five axes.
+    """
+    return [node for node in _after_volumes(fitted.graph) if node.op in _RESHAPES]
 
 
-def plain_inputs(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Copy what these nodes read. A slice of everything copies by MXNet's own means."""
-    for node in nodes:
-        node.inputs[0] = plain(node.inputs[0], node)
+def copy_inputs(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
+    """Let each of these reshapes read a copy of its data in the plain (row-major) layout, in place."""
+    for node in reshapes:
+        node.inputs[0] = plain_copy(node.inputs[0], node)
 
 
-def reshapes_before_convolutions(fitting: Fitting) -> list[Node]:
-    """Return the low reshapes that a low convolution depends on."""
+def reshapes_before_convolutions(fitted: FittedGraph) -> list[Node]:
+    """Return, in graph order, the bfloat16 ``Reshape`` and ``expand_dims`` on which a bfloat16 convolution depends.
+
+    The gradient that such a convolution returns may have a blocked layout, on which the backward of a reshape fails.
+    """
     found: list[Node] = []
-    needed = {node for node in fitting.low if node.op == "Convolution"}
-    for node in reversed(list(fitting.graph.nodes())):
+    needed = {node for node in fitted.low if node.op == "Convolution"}
+    for node in reversed(list(fitted.graph.nodes())):
         if node in needed:
             needed.update(entry.node for entry in node.inputs)
-            if node in fitting.low and node.op in ("Reshape", "reshape", "expand_dims"):
+            if node in fitted.low and node.op in ("Reshape", "reshape", "expand_dims"):
                 found.append(node)
     return found[::-1]
 
 
-def copied_reshapes(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Copy what these reshapes return: backward, the copy hands them a gradient in the plain layout."""
-    fitting.graph.insert_behind(nodes, lambda node: plain(Entry(node), node, "flat"))
+def copy_reshaped(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
+    """Insert a copy behind each of these reshapes: all operators that read the reshape's output read the copy instead.
+
+    In the backward, the reshape gets its gradient from the copy, in the plain (row-major) layout.
+    """
+    fitted.graph.insert_behind(reshapes, lambda node: plain_copy(Entry(node), node, "flat"))
 
 
-def volume_norms(fitting: Fitting) -> list[Node]:
-    """Return the BatchNorms after a 3-D convolution."""
-    return [node for node in _after_volumes(fitting.graph) if node.op == "BatchNorm"]
+def norms_after_volumes(fitted: FittedGraph) -> list[Node]:
+    """Return the ``BatchNorm`` operators that depend on a 3-D convolution or pooling.
+
+    Their backward fails on oneDNN's blocked layout of five axes.
+    """
+    return [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
 
 
-def copies_around(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Copy what these nodes read and what they return. A cast in between is a copy too."""
-    fitting.graph.insert_behind(nodes, lambda norm: plain(Entry(norm), norm))
-    for norm in nodes:
-        norm.inputs[0] = plain(norm.inputs[0], norm, "given")
+def copy_around_norms(fitted: FittedGraph, norms: Sequence[Node]) -> None:
+    """Insert a copy in the plain (row-major) layout in front of and behind each BatchNorm in ``norms``.
+
+    So neither the BatchNorm's data nor the gradient of its output has a blocked layout, on which its backward fails.
+    """
+    fitted.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
+    for norm in norms:
+        norm.inputs[0] = plain_copy(norm.inputs[0], norm, "given")
 
 
 # -- Grouped convolutions ---------------------------------------------------------------------------
 
 
-def grouped_low_weights(fitting: Fitting) -> list[Node]:
-    """Return the grouped convolutions that read a cast of a variable."""
+def grouped_with_cast_weight(fitted: FittedGraph) -> list[Node]:
+    """Return the convolutions with several groups whose weight is a cast of a variable to bfloat16.
 
-    def is_cast(node: Node) -> bool:
-        return is_ours(node) and bool(node.inputs) and node.inputs[0].node.is_variable
+    If the same FP32 variable was used in inference, its array may have a blocked layout that the cast cannot read.
+    """
+    return [node for node in _grouped(fitted.graph) if is_cast_of_variable(node.inputs[1].node)]
 
-    return [n for n in _grouped(fitting.graph) if is_cast(n.inputs[1].node)]
 
+def copy_weights(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
+    """Insert a copy between the weight of each of these convolutions and the cast of the weight to bfloat16.
 
-def copied_weights(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Copy the weight in front of its cast; the copy is plain. (``Cast`` would do too, but it truncates.)"""
-    for cast in dict.fromkeys(node.inputs[1].node for node in nodes):
+    oneDNN's ``amp_cast`` fails on the blocked layout that a grouped weight may have; the copy has the plain (row-major)
+    layout. MXNet's ``Cast`` would not need the copy, but truncates to bfloat16 instead of rounding.
+    """
+    for cast in dict.fromkeys(node.inputs[1].node for node in convolutions):
         weight = cast.inputs[0]
         cast.inputs[0] = Entry(Node("_copy", f"{weight.node.name}_plain", {MARK: "cast"}, [weight]))
 
 
-def small_block_convolutions(fitting: Fitting) -> list[Node]:
-    """Return the grouped convolutions with 4, 8, 12, 20... channels a group, which oneDNN computes in small blocks."""
-    return [node for node in _grouped(fitting.graph) if _is_2d(node) and _has_small_blocks(node)]
+def small_block_convolutions(fitted: FittedGraph) -> list[Node]:
+    """Return the 2-D convolutions with several groups whose arrays oneDNN stores in blocks of 4 or 8 channels.
+
+    These have 4, 8, 12, 20, ... output channels per group. oneDNN's BatchNorm is slow on arrays in such blocks.
+    """
+    return [node for node in _grouped(fitted.graph) if _is_2d(node) and _has_small_blocks(node)]
 
 
-def copied_outputs(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Copy what these convolutions read and what they return, the latter into the blocks that BatchNorm wants.
+def copy_around_convolutions(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
+    """Insert a copy in front of and behind each of these convolutions, so that no BatchNorm reads its small blocks.
 
-    A ResNeXt's block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench layouts``).
+    The copy in front has the plain (row-major) layout. The copy behind has blocks of channels in which BatchNorm is
+    fast, if the number of output channels is a multiple of 16 (in FP32: of 8), and the plain layout otherwise. A
+    ResNeXt's block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench layouts``).
     """
 
     def copied(node: Node) -> Entry:
-        low = node in fitting.low
+        """Return the output of a new node that copies the output of the convolution ``node``."""
+        low = node in fitted.low
         fits = int(node.attrs["num_filter"]) % (16 if low else 8) == 0
-        dtype = fitting.casted.compute if low else FULL
-        return _in_blocks(Entry(node), node, node.name, dtype) if fits else plain(Entry(node), node)
+        dtype = fitted.casted.compute if low else FULL
+        return _blocked_copy(Entry(node), node, node.name, dtype) if fits else plain_copy(Entry(node), node)
 
-    fitting.graph.insert_behind(nodes, copied)
-    for node in nodes:
-        node.inputs[0] = plain(node.inputs[0], node, "given")
+    fitted.graph.insert_behind(convolutions, copied)
+    for node in convolutions:
+        node.inputs[0] = plain_copy(node.inputs[0], node, "given")
 
 
 def _grouped(graph: Graph) -> list[Node]:
+    """Return the ``Convolution`` nodes with more than one group, depthwise ones included."""
     return [n for n in graph.nodes() if n.op == "Convolution" and n.attrs.get("num_group", "1") != "1"]
 
 
 def _has_small_blocks(node: Node) -> bool:
+    """Return True for a convolution with several groups of 4, 8, 12, 20, ... (not 16, 32, ...) output channels each."""
     groups = int(node.attrs.get("num_group", "1"))
     each = int(node.attrs["num_filter"]) // groups
     return groups > 1 and each % 4 == 0 and each % 16 != 0
@@ -130,21 +172,32 @@ def _has_small_blocks(node: Node) -> bool:
 # -- BatchNorm in emulated float16 -------------------------------------------------------------------
 
 
-def unblocked_norms(fitting: Fitting) -> list[Node]:
-    """Return the BatchNorms that read the rounded output of a convolution: casts leave the plain layout."""
-    norms = (n for n in fitting.graph.nodes() if n.op == "BatchNorm" and n.attrs.get("axis", "1") == "1")
+def unblocked_norms(fitted: FittedGraph) -> list[Node]:
+    """Return the ``BatchNorm`` operators over axis 1 that read a 2-D convolution's output, rounded to emulated float16.
+
+    The cast that rounds returns the plain (row-major) layout, in which oneDNN's BatchNorm is slow.
+    """
+    norms = (n for n in fitted.graph.nodes() if n.op == "BatchNorm" and n.attrs.get("axis", "1") == "1")
     return [norm for norm in norms if _convolution_before(norm) is not None]
 
 
-def blocked_inputs(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Copy what a BatchNorm reads into oneDNN's blocked layout: a ResNet-50 step took 1.93 times FP32's, not 2.08."""
-    for norm in nodes:
+def block_inputs(fitted: FittedGraph, norms: Sequence[Node]) -> None:
+    """Insert in front of each BatchNorm in ``norms`` a copy of its data in blocks of channels, oneDNN's fast layout.
+
+    With the copies, a training step of a ResNet-50 in emulated float16 took 1.93 times as long as in FP32; without
+    them, 2.08 times.
+    """
+    for norm in norms:
         convolution = _convolution_before(norm)
         if convolution is not None:
-            norm.inputs[0] = _in_blocks(norm.inputs[0], convolution, norm.name)
+            norm.inputs[0] = _blocked_copy(norm.inputs[0], convolution, norm.name)
 
 
 def _convolution_before(norm: Node) -> Node | None:
+    """Return the 2-D convolution whose output a BatchNorm reads through a cast to float16; None if there is none.
+
+    A cast back to FP32 may follow the cast to float16.
+    """
     widened = norm.inputs[0]
     rounded = widened.node.inputs[0] if is_ours(widened.node) else widened
     source = rounded.node.inputs[0].node if is_ours(rounded.node) else None
@@ -152,15 +205,19 @@ def _convolution_before(norm: Node) -> Node | None:
 
 
 def _is_2d(convolution: Node) -> bool:
+    """Return True for a convolution with two spatial axes in the layout NCHW."""
     attrs = convolution.attrs
     return attrs["kernel"].count(",") == 1 and attrs.get("layout", "NCHW") in ("NCHW", "None")
 
 
-def _in_blocks(entry: Entry, convolution: Node, name: str, dtype: str = FULL) -> Entry:
-    """Return a copy of a convolution's output in blocks of channels: a depthwise convolution with ones of ``dtype``.
+def _blocked_copy(entry: Entry, convolution: Node, name: str, dtype: str = FULL) -> Entry:
+    """Return the output of a new node that copies the tensor ``entry``, of ``dtype``, into oneDNN's blocks of channels.
 
-    The ones have a shape of their own. Read off the convolution's weight, they would meet the layout in which FP32
-    inference leaves a grouped weight: MXNet's ``slice`` then fails ("dimensions are invalid") or ends the process.
+    ``entry`` is the output of ``convolution``, or a cast of it, and has as many channels. The new node, named
+    ``NAME_blocked`` after ``name``, is a depthwise 1 x 1 convolution whose weight is all ones.
+
+    These ones are made from the number of channels. ``ones_like`` of a slice of the convolution's weight would fail
+    ("dimensions are invalid") or end the process where FP32 inference left the weight in a blocked layout.
     """
     size = convolution.attrs["num_filter"]
     ones = Entry(Node("_ones", f"{name}_ones", {"shape": f"({size}, 1, 1, 1)", "dtype": FULL, MARK: "copy"}))

@@ -1,4 +1,7 @@
-"""BatchNorm between casts, which cuDNN computes in one kernel: it reads float16, computes in FP32 and rounds once."""
+"""BatchNorm between a cast to FP32 and one to float16: cuDNN has one kernel for the three, and emulation rounds as it.
+
+cuDNN's BatchNorm reads float16, computes in FP32 with FP32 parameters, and rounds its output once.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +10,55 @@ from typing import Sequence
 from ..precision.casts import APART, FULL, MARK, is_ours
 from ..precision.graph import Entry, Node
 from ..precision.rules import RULES, Kind, missing_kernel
-from .workaround import Fitting
+from .workaround import FittedGraph
 
-__all__ = ["as_in_kernels", "between_casts", "into_kernels", "sharing_casts"]
+__all__ = ["drop_casts", "norms_between_casts", "norms_sharing_casts", "separate_casts"]
 
 
-def between_casts(fitting: Fitting) -> list[Node]:
-    """Return the norms that read a cast of ours to FP32, and that one to float16 reads, where cuDNN has the kernel."""
-    if fitting.casted.norm is not None:
+def norms_between_casts(fitted: FittedGraph) -> list[Node]:
+    """Return the BatchNorms that read a cast to FP32 by mxmp, and whose output at least one cast to float16 reads.
+
+    A float16 kernel of cuDNN does the same as these three operators. Left out are BatchNorms for which a GPU has no
+    such kernel, and those whose output is an output of the graph. The list is empty if the user's policy sets ``norm``,
+    as then the user has decided whether there are casts.
+    """
+    if fitted.casted.norm is not None:
         return []
-    readers, heads = fitting.graph.consumers(), set(fitting.graph.heads)
+    readers, heads = fitted.graph.consumers(), set(fitted.graph.heads)
 
     def is_between(node: Node) -> bool:
+        """Return True for a BatchNorm between a cast to FP32 and one to float16 that has a float16 GPU kernel."""
         if missing_kernel(node.op, node.attrs, "float16", "gpu") or Entry(node) in heads:
             return False
         users = (user for user, _ in readers.get(Entry(node), ()))
         return _casts_to(node.inputs[0].node, FULL) and any(_casts_to(user, "float16") for user in users)
 
-    norms = (node for node in fitting.casted.source if node.op in RULES and RULES[node.op].kind is Kind.NORM)
+    norms = (node for node in fitted.casted.source if node.op in RULES and RULES[node.op].kind is Kind.NORM)
     return [node for node in norms if is_between(node)]
 
 
-def sharing_casts(fitting: Fitting) -> list[Node]:
-    """Return those of them that share the cast in front with another operator, or that FP32 operators read too."""
-    readers = fitting.graph.consumers()
+def norms_sharing_casts(fitted: FittedGraph) -> list[Node]:
+    """Return those BatchNorms of ``norms_between_casts`` whose casts do not round all that cuDNN's kernel rounds.
+
+    Either another operator reads the same cast to FP32, so that the BatchNorm's gradient is summed with that of the
+    other before it is rounded; or an FP32 operator reads the BatchNorm's output without the cast to float16.
+    """
+    readers = fitted.graph.consumers()
     return [
         node
-        for node in between_casts(fitting)
+        for node in norms_between_casts(fitted)
         if len(readers[node.inputs[0]]) > 1 or not all(_casts_to(user, "float16") for user, _ in readers[Entry(node)])
     ]
 
 
-def as_in_kernels(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Give each norm a cast of its own, which rounds its gradient before sums, and all readers the rounded output."""
-    readers = fitting.graph.consumers()
-    for node in nodes:
+def separate_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
+    """Rewrite the casts around each BatchNorm in ``norms``, in place, so that they round what cuDNN's kernel rounds.
+
+    Each BatchNorm gets its own cast to FP32, so its gradient is rounded to float16 before MXNet sums it with others.
+    FP32 operators that read the BatchNorm's output read it rounded to float16 and cast back to FP32 instead.
+    """
+    readers = fitted.graph.consumers()
+    for node in norms:
         shared = node.inputs[0].node
         name = f"{shared.name}_for_{node.name}"
         node.inputs[0] = Entry(Node("Cast", name, {**shared.attrs, APART: name}, list(shared.inputs)))
@@ -53,11 +70,14 @@ def as_in_kernels(fitting: Fitting, nodes: Sequence[Node]) -> None:
                 user.inputs[position] = Entry(widened)
 
 
-def into_kernels(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Take out the casts around these norms."""
-    as_in_kernels(fitting, nodes)
-    readers = fitting.graph.consumers()
-    for node in nodes:
+def drop_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
+    """Take out the casts before and after each BatchNorm in ``norms``, in place, so that it reads and returns float16.
+
+    cuDNN's float16 kernel computes in FP32 inside. gamma, beta and the running statistics stay FP32.
+    """
+    separate_casts(fitted, norms)
+    readers = fitted.graph.consumers()
+    for node in norms:
         node.inputs[0] = node.inputs[0].node.inputs[0]
         for cast, _ in readers[Entry(node)]:
             for user, position in readers[Entry(cast)]:
@@ -65,4 +85,5 @@ def into_kernels(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def _casts_to(node: Node, dtype: str) -> bool:
+    """Return True for a ``Cast`` to ``dtype`` that mxmp inserted."""
     return is_ours(node) and node.op == "Cast" and node.attrs["dtype"] == dtype

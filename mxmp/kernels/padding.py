@@ -1,4 +1,8 @@
-"""Padding around small inputs, with which oneDNN's weight gradients of convolutions are wrong."""
+"""Weight gradients of convolutions that oneDNN computes wrongly where padding is not small beside the input.
+
+A *tap* is one position of a convolution's kernel; a 3x3 kernel has nine. In 1-D and 2-D bfloat16 convolutions the
+weight gradient of a tap that reads nothing but padding is not written. In 3-D ones the taps are counted wrongly.
+"""
 
 from __future__ import annotations
 
@@ -12,56 +16,76 @@ import mxnet as mx
 from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads, replace_operator
 from ..precision.graph import Entry, Graph, Node, output_shapes
 from ..precision.rules import is_volume
-from .workaround import Fitting
+from .workaround import FittedGraph
 
-__all__ = ["LargeInputs", "least_inputs", "pad_apart", "padded_volumes", "select_used_taps", "unused_taps"]
+__all__ = [
+    *("LargeInputs", "convolutions_with_unused_taps", "least_inputs", "pad_separately", "padded_volumes"),
+    "select_used_taps",
+]
 
 _DTYPE = {"dtype": "bfloat16", MARK: "cast"}
 
 
-def unused_taps(fitting: Fitting) -> list[Node]:
-    """Return the bfloat16 convolutions in which a tap of the kernel may read nothing but padding.
+def convolutions_with_unused_taps(fitted: FittedGraph) -> list[Node]:
+    """Return the 1-D and 2-D bfloat16 convolutions in which a tap (kernel position) may read nothing but padding.
 
-    The sizes of a call are not known here. Where they are, and are large enough, there are none: see ``LargeInputs``.
+    Whether a tap does depends on the input's size, which is not known here. So all convolutions in which it could are
+    returned, and none if ``fitted.large_inputs`` says that the inputs are large enough.
     """
-    return [] if fitting.large_inputs else [node for node in _may_read_padding(fitting.graph) if _is_bfloat16(node)]
+    return [] if fitted.large_inputs else [node for node in _may_read_padding(fitted.graph) if _is_bfloat16(node)]
 
 
-def select_used_taps(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Let through the gradients of the taps that read the input, by a select in front of the weight.
+def select_used_taps(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
+    """Give taps (kernel positions) of these convolutions that read padding alone the weight gradient 0, in place.
 
-    The graph reads the sizes of the call; forward no value changes. About 2 ns per weight and step.
+    oneDNN does not write their gradient. Which taps they are depends on the size of the data, so the rewritten graph
+    reads the size at each run. The forward values stay as they are. Costs about 2 ns per weight and training step.
     """
-    for node in nodes:
+    for node in convolutions:
         _select(node, [least_inputs(*axis) for axis in _axes(node)])
 
 
-def padded_volumes(fitting: Fitting) -> list[Node]:
-    """Return the padded 3-D convolutions and deconvolutions whose padding in front and behind may meet."""
-    return [] if fitting.large_inputs else _around_both_ends(fitting.graph)
+def padded_volumes(fitted: FittedGraph) -> list[Node]:
+    """Return the padded 3-D convolutions and deconvolutions whose weight gradient oneDNN gets wrong for small inputs.
 
-
-def pad_apart(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Pad in front of convolutions and crop after deconvolutions: without padding of their own they are right.
-
-    ``Pad`` has no bfloat16 kernel, so it stands in front of the cast.
+    The list is empty if ``fitted.large_inputs`` says that the inputs are large enough.
     """
-    for node in nodes:
+    return [] if fitted.large_inputs else _around_both_ends(fitted.graph)
+
+
+def pad_separately(fitted: FittedGraph, volumes: Sequence[Node]) -> None:
+    """Set the attribute ``pad`` of these 3-D convolutions and deconvolutions to 0, and pad by new operators, in place.
+
+    A new ``Pad`` in front of a convolution pads its data; a new ``slice`` behind a deconvolution crops its output.
+    Without padding of their own, oneDNN's gradients of the operators are right.
+    """
+    for node in volumes:
         if node.op == "Convolution":
             _pad(node)
-    deconvolutions = [node for node in nodes if node.op == "Deconvolution"]
-    replace_heads(fitting.graph, fitting.graph.insert_behind(deconvolutions, _crop))
+    deconvolutions = [node for node in volumes if node.op == "Deconvolution"]
+    replace_heads(fitted.graph, fitted.graph.insert_behind(deconvolutions, _crop))
 
 
 def _is_bfloat16(node: Node) -> bool:
+    """Return True for a convolution whose weight is a cast to bfloat16."""
     return node.inputs[1].node.attrs.get("dtype") == "bfloat16"
 
 
 class LargeInputs:
-    """Say of an FP32 graph whether padding is small beside what its convolutions read, by the shapes of a call.
+    """A check whether a network's inputs are so large that oneDNN's faults around padding do not occur.
 
-    Each tap reads some of the input then, and no 3-D kernel the padding on both sides: a graph without the workarounds
-    for ``unused_taps`` and ``padded_volumes`` is right. ``names``: the graph's inputs, in the order of shapes.
+    If ``at(shapes)`` returns True, the graph needs neither of the workarounds ``unused_taps`` and ``padded_volumes`` at
+    these shapes, and ``fit_to_device(large_inputs=True)`` leaves them out. A converted block makes one such object for
+    each FP32 graph that it traces on a CPU. The object is False (``bool``) if no shape is too small for the graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        In FP32, without mxmp's casts.
+    names : sequence of str
+        The names of the graph's inputs, in the order of the shapes that ``at`` gets.
+    compute : str
+        The compute dtype of the conversion; only bfloat16 has the fault ``unused_taps``.
     """
 
     def __init__(self, graph: Graph, names: Sequence[str], compute: str) -> None:
@@ -74,11 +98,16 @@ class LargeInputs:
         self._known: dict[tuple, bool] = {}
 
     def __bool__(self) -> bool:
-        """Return whether any shape matters."""
+        """Return False if the graph needs neither workaround at any shape, as no convolution has the faults."""
         return bool(self._least)
 
     def at(self, shapes: Sequence[tuple]) -> bool:
-        """Return whether the inputs are large enough at these shapes; False where the shapes do not say."""
+        """Return True if, with inputs of these shapes, the graph needs neither workaround.
+
+        ``shapes`` holds one shape for each of the ``names`` of the constructor. False also where the sizes that a
+        convolution reads do not follow from these shapes, or the shapes do not fit the graph. Answers are kept, so that
+        a block can ask at every call.
+        """
         if not self:
             return True
         key = tuple(shapes)
@@ -93,15 +122,23 @@ class LargeInputs:
 
 
 def _may_read_padding(graph: Graph) -> list[Node]:
-    """Return the 1-D and 2-D convolutions in which a tap may read nothing but padding."""
+    """Return the 1-D and 2-D convolutions, of any dtype, in which a tap reads nothing but padding at some input size.
+
+    Those in which oneDNN writes the gradient all the same (``_is_written``) are left out.
+    """
     flat = (node for node in graph.nodes() if node.op == "Convolution" and not is_volume(node.attrs))
     return [node for node in flat if not all(_is_written(*axis) for axis in _axes(node))]
 
 
 def _around_both_ends(graph: Graph) -> list[Node]:
-    """Padded 3-D operators that may see padding on both sides at once, but for small kernels: one count is right."""
+    """Return the 3-D convolutions and deconvolutions whose kernel may cover padding at both ends of an axis at once.
+
+    oneDNN then computes a wrong weight gradient. Left out are those without padding or with a ``target_shape``, and
+    those in which, along each axis, stride is 1, padding at most 1 and the kernel at most 3 long: oneDNN is right then.
+    """
 
     def is_right(kernel: int, stride: int, pad: int, dilate: int) -> bool:
+        """Return True where oneDNN is right along an axis with these attributes, however short the input is."""
         return kernel <= 3 and stride == 1 and pad <= 1
 
     found = []
@@ -114,21 +151,25 @@ def _around_both_ends(graph: Graph) -> list[Node]:
 
 
 def _least_sizes(node: Node) -> list[int]:
-    """Along each axis, from which size on the gradient of a convolution is right."""
+    """Return, for each spatial axis, the least input size at which oneDNN's weight gradient of a convolution is right.
+
+    For a deconvolution: the least size of its output.
+    """
     seen = [max(least_inputs(*axis)) for axis in _axes(node)]
     if not is_volume(node.attrs):
         return seen
-    # With a stride of 1 the count is right wherever each tap sees something.
+    # With a stride of 1, oneDNN counts the taps rightly if each reads some of the input.
     apart = [kernel - 1 + stride if pad and stride > 1 else 1 for kernel, stride, pad, _ in _axes(node)]
     return list(map(max, seen, apart))
 
 
 def least_inputs(kernel: int, stride: int, pad: int, dilate: int) -> list[int]:
-    """Return, for each position of the kernel along one axis, the least size of an input that it overlaps.
+    """Return, for each kernel position (tap) along one axis, the least input size at which it reads some of the input.
 
-    Tap t at output p reads input ``p * stride - pad + t * dilate``. The first p that is not in front of the
-    input is ``first``; it must exist, and read within.
+    At a smaller size the tap reads nothing but padding. Arguments are the convolution's attributes along the axis.
     """
+    # Tap t reads, for output p, input p * stride - pad + t * dilate. ``first`` is the first p for which that is not
+    # in front of the input: such an output must exist, and what it reads must not be behind the input.
     least = []
     for tap in range(kernel):
         first = max(0, -(-(pad - tap * dilate) // stride))
@@ -138,24 +179,33 @@ def least_inputs(kernel: int, stride: int, pad: int, dilate: int) -> list[int]:
 
 
 def _is_written(kernel: int, stride: int, pad: int, dilate: int) -> bool:
-    """Return whether every position of the kernel gets a gradient.
+    """Return True if, along this axis, oneDNN writes the bfloat16 weight gradient of every tap at any input size.
 
-    Those of stride 1 and at most 3 taps did, in 10,800 random 1-D and 2-D convolutions, of which 100 others were wrong.
+    Found by measuring 10,800 random 1-D and 2-D convolutions: 100 were wrong, none of them with stride 1 and at most 3
+    taps. Without padding there is no such tap.
     """
     return pad == 0 or (stride == 1 and kernel <= 3)
 
 
 def _axes(node: Node) -> list[tuple[int, int, int, int]]:
-    """Kernel, stride, padding and dilation along each axis."""
+    """Return (kernel, stride, pad, dilate) of a convolution along each spatial axis."""
     names = {"kernel": 1, "stride": 1, "pad": 0, "dilate": 1}
     return list(zip(*(_read(node, name, default) for name, default in names.items())))
 
 
 def _read(node: Node, name: str, default: int) -> Sequence[int]:
+    """Return the attribute ``name`` of a convolution, such as ``"pad"``, as one number per spatial axis.
+
+    ``default`` is the number along each axis where the attribute is missing or empty.
+    """
     return literal_eval(node.attrs.get(name, "()")) or (default,) * (node.attrs["kernel"].count(",") + 1)
 
 
 def _pad(node: Node) -> None:
+    """Let a convolution read zero-padded data by a new ``Pad``, and set its own padding to 0.
+
+    ``Pad`` has no bfloat16 kernel, so a bfloat16 convolution's data is padded in FP32 and cast after that.
+    """
     given, low = node.inputs[0], _is_bfloat16(node)
     if low and is_ours(given.node):
         given = given.node.inputs[0]
@@ -170,6 +220,7 @@ def _pad(node: Node) -> None:
 
 
 def _crop(node: Node) -> Entry:
+    """Set a deconvolution's padding to 0; return the output of a new ``slice`` that crops its output by the padding."""
     front = [pad or None for _, _, pad, _ in _axes(node)]
     ends = {"begin": (None, None, *front), "end": (None, None, *(pad and -pad for pad in front))}
     attrs = {name: str(value) for name, value in ends.items()}
@@ -178,11 +229,20 @@ def _crop(node: Node) -> Entry:
 
 
 def _drop_padding(volume: Node) -> None:
+    """Set the padding of a 3-D convolution or deconvolution to 0, in place; ``strip`` undoes it."""
     replace_operator(volume, volume.op, **{**volume.attrs, "pad": "(0, 0, 0)"})
 
 
 def _select(node: Node, least: list[list[int]]) -> None:
+    """Insert, before the weight of a bfloat16 convolution, nodes by which taps that read padding alone get gradient 0.
+
+    ``least`` holds, for each spatial axis and each tap along it, the least input size at which the tap reads some of
+    the input (``least_inputs``). The new nodes compare these with the size of the data at each run, make a mask of the
+    weight's shape, and select with it between the weight and a copy without gradient.
+    """
+
     def op(kind: str, role: str, inputs: Sequence[Entry], **attrs: object) -> Entry:
+        """Return the output of a new node: operator ``kind``, the name ``NODE_ROLE``, attributes as in Symbol JSON."""
         text = {name: str(value) for name, value in attrs.items()}
         return Entry(Node(kind, f"{node.name}_{role}", {**text, MARK: "cast"}, list(inputs)))
 
@@ -207,6 +267,6 @@ def _select(node: Node, least: list[list[int]]) -> None:
     fixed = op("BlockGrad", "weight_fixed", [weight])
     selected = op("where", "weight_seen", [everywhere, weight, fixed])
     selected.node.attrs[PASSED] = "1"
-    # "where" tells its inputs no shape, and this identity does.
+    # MXNet infers no shapes of inputs through "where"; through this identity it does.
     selected = op("_identity_with_attr_like_rhs", "weight_told", [selected, fixed])
     node.inputs[1] = Entry(Node("amp_cast", f"{node.name}_weight_low", dict(_DTYPE), [selected]))

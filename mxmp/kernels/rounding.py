@@ -1,4 +1,4 @@
-"""bfloat16 that rounds to nearest, where MXNet's own kernels truncate, lose gradients or sum them in bfloat16."""
+"""Rewrites of bfloat16 graphs on a CPU where MXNet's kernels truncate, lose gradients or sum them in bfloat16."""
 
 from __future__ import annotations
 
@@ -7,37 +7,44 @@ from typing import Sequence
 
 from ..precision.casts import APART, MARK, is_ours, replace_operator
 from ..precision.graph import Entry, Node
-from .layouts import plain
-from .workaround import Fitting
+from .layouts import is_cast_of_variable, plain_copy
+from .workaround import FittedGraph
 
 __all__ = [
-    *("copy_before_casts", "inserted_casts", "into_amp_casts", "into_bounds", "into_rounding_operators"),
-    *("losing_casts", "shared_casts", "slow_clips", "split_shared_casts", "truncating_operators"),
+    *("casts_losing_gradients", "clip_by_two_bounds", "copy_before_casts", "inserted_casts"),
+    *("replace_truncating_operators", "shared_casts", "slow_clips", "split_shared_casts", "truncating_operators"),
+    "use_amp_cast",
 ]
 
 
-def inserted_casts(fitting: Fitting) -> list[Node]:
-    """Return the casts that mxmp inserted."""
-    return [node for node in fitting.graph.nodes() if is_ours(node)]
+def inserted_casts(fitted: FittedGraph) -> list[Node]:
+    """Return the casts between FP32 and bfloat16 that mxmp inserted into the graph."""
+    return [node for node in fitted.graph.nodes() if is_ours(node)]
 
 
-def into_amp_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Cast by ``amp_cast``, which oneDNN computes: it rounds, and is faster."""
-    for node in nodes:
+def use_amp_cast(fitted: FittedGraph, casts: Sequence[Node]) -> None:
+    """Make each of these casts an ``amp_cast`` instead of a ``Cast``, in place.
+
+    oneDNN computes ``amp_cast``: it rounds to nearest, and is faster. ``Cast`` to bfloat16 truncates.
+    """
+    for node in casts:
         node.op = "amp_cast"
 
 
-def truncating_operators(fitting: Fitting) -> list[Node]:
-    """Return the bfloat16 operators whose own kernel truncates and that one of oneDNN's can replace."""
-    return [node for node in fitting.low if node.op in ("sigmoid", "tanh", "elemwise_sub")]
+def truncating_operators(fitted: FittedGraph) -> list[Node]:
+    """Return the ``sigmoid``, ``tanh`` and ``elemwise_sub`` operators that compute in bfloat16.
 
-
-def into_rounding_operators(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Compute the same function by a kernel that rounds, forward and backward.
-
-    ``sigmoid`` and ``tanh`` become ``Activation``; ``a - b`` becomes ``a + (-b)``, of which the negation is exact.
+    Their kernels truncate results to bfloat16 instead of rounding to nearest.
     """
-    for node in nodes:
+    return [node for node in fitted.low if node.op in ("sigmoid", "tanh", "elemwise_sub")]
+
+
+def replace_truncating_operators(fitted: FittedGraph, operators: Sequence[Node]) -> None:
+    """Replace these operators, in place, by operators of the same function whose oneDNN kernels round.
+
+    ``sigmoid`` and ``tanh`` become an ``Activation``; ``a - b`` becomes ``a + (-b)``, where the negation is exact.
+    """
+    for node in operators:
         if node.op == "elemwise_sub":
             right = Node("negative", f"{node.name}_negated", {MARK: "copy"}, [node.inputs[1]])
             replace_operator(node, "elemwise_add")
@@ -46,31 +53,37 @@ def into_rounding_operators(fitting: Fitting, nodes: Sequence[Node]) -> None:
             replace_operator(node, "Activation", act_type=node.op)
 
 
-def slow_clips(fitting: Fitting) -> list[Node]:
-    """Return the FP32 ``clip`` (ReLU6) whose bounds every parser reads as the same FP32 values."""
+def slow_clips(fitted: FittedGraph) -> list[Node]:
+    """Return the ``clip`` operators (such as ReLU6) that compute in FP32 and can be split into a maximum and a minimum.
+
+    Their bounds are short decimal numbers that FP32 holds exactly, so that all three operators read the same values
+    from them, and the lower bound is not above the upper one.
+    """
 
     def is_bounded(node: Node) -> bool:
+        """Return True for a clip whose bounds are such numbers, as ``"0"`` and ``"6"`` are and ``"0.1"`` is not."""
         low, high = (node.attrs.get(bound, "") for bound in ("a_min", "a_max"))
         return _is_exact(low) and _is_exact(high) and float(low) <= float(high)
 
-    full = [node for node in fitting.casted.source if node not in fitting.low]
+    full = [node for node in fitted.casted.source if node not in fitted.low]
     return [node for node in full if node.op == "clip" and is_bounded(node)]
 
 
-def into_bounds(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Compute ``clip`` as the smaller of the larger.
+def clip_by_two_bounds(fitted: FittedGraph, clips: Sequence[Node]) -> None:
+    """Replace each ``clip(x, a_min, a_max)`` by ``minimum(maximum(x, a_min), a_max)``, in place, which is faster.
 
-    The values are the same (but for the sign of a zero) and, of finite gradients, the gradients too, at the bounds as
-    well. ``clip``'s own kernel branches for every element, these two do not. Forward and backward of 4.8 million
-    values, casts from and to bfloat16 included: 57 ms before, 16 after, and 180 for clip's bfloat16 kernel (one core of
-    a Zen 5).
+    Values are the same, except for the sign of a zero. Finite gradients are the same, at the bounds too. The kernel of
+    ``clip`` branches for every element; those of minimum and maximum do not. Forward and backward of 4.8 million
+    values, casts from and to bfloat16 included, take 57 ms with ``clip``, 16 ms after the rewrite, and 180 ms with
+    clip's own bfloat16 kernel (one core of a Zen 5).
 
-    Where the input is no cast, a plain copy comes first, as clip makes one. Otherwise the gradient keeps the layout of
-    what reads the clipped values, and BatchNorm's backward falls back to oneDNN's reference kernel where that is not
-    its own (a depthwise convolution after a pointwise one: 100 ms instead of 0.5).
+    If ``x`` is not the output of a cast, the maximum reads a copy of ``x`` in the plain layout, because ``clip`` too
+    returns a plain gradient. Without the copy, the gradient would keep the blocked layout of the operator that reads
+    the clipped values. A BatchNorm in front of it with other blocks would then compute its backward by oneDNN's slow
+    reference kernel (between a pointwise and a depthwise convolution: 100 ms instead of 0.5).
     """
-    for node in nodes:
-        source = node.inputs[0] if is_ours(node.inputs[0].node) else plain(node.inputs[0], node)
+    for node in clips:
+        source = node.inputs[0] if is_ours(node.inputs[0].node) else plain_copy(node.inputs[0], node)
         lower = {"scalar": node.attrs["a_min"], MARK: "copy"}
         larger = Node("_maximum_scalar", f"{node.name}_larger", lower, [source])
         replace_operator(node, "_minimum_scalar", scalar=node.attrs["a_max"])
@@ -78,32 +91,41 @@ def into_bounds(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def _is_exact(number: str) -> bool:
+    """Return True for a decimal number such as ``"6"`` or ``"-0.25"`` that FP32 holds exactly.
+
+    It has at most 6 digits before the point, and behind the point .0, .25, .5 or .75. False for ``""``.
+    """
     return re.fullmatch(r"-?\d{1,6}(\.(0|5|25|75)0*)?", number) is not None
 
 
-# A sum of 4 bfloat16 gradients is off by at most 3 roundings; one of 1,000 equal ones stops at 256.
+# How many gradients may be summed in bfloat16. 4 take at most 3 roundings; a sum of 1,000 gradients of 1 stops at 256.
 _SUMMED_LOW = 4
-# Half of MXNET_EXEC_INPLACE_GRAD_SUM_CAP, from which on MXNet adds gradients in place.
+# MXNet adds the gradients of a tensor's readers in place if there are MXNET_EXEC_INPLACE_GRAD_SUM_CAP (8) or more. This
+# is half of it.
 _ADDED_IN_PLACE = 4
 
 
-def shared_casts(fitting: Fitting) -> list[Node]:
-    """Return the casts of variables that more than four operators read."""
+def shared_casts(fitted: FittedGraph) -> list[Node]:
+    """Return the casts of variables, such as weights, whose output more than four operators read.
+
+    MXNet sums the gradients of these operators in bfloat16.
+    """
     return [
         entry.node
-        for entry, users in fitting.graph.consumers().items()
-        if len(users) > _SUMMED_LOW and _casts_a_variable(entry.node)
+        for entry, users in fitted.graph.consumers().items()
+        if len(users) > _SUMMED_LOW and is_cast_of_variable(entry.node)
     ]
 
 
-def split_shared_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Add another cast of a variable for every fourth of its readers.
+def split_shared_casts(fitted: FittedGraph, casts: Sequence[Node]) -> None:
+    """Add casts of the same variable, in place, until each cast has at most four readers.
 
-    MXNet sums the gradients of a tensor's readers in its dtype: those of one cast in bfloat16, those of several casts
-    in FP32. A weight of an unrolled recurrent network has as many readers as there are steps.
+    MXNet sums the gradients of a tensor's readers in the tensor's dtype: those of the readers of one cast in bfloat16,
+    those of several casts of one FP32 variable in FP32. A weight of an unrolled recurrent network has as many readers
+    as the sequence has time steps.
     """
-    readers = fitting.graph.consumers()
-    for cast in nodes:
+    readers = fitted.graph.consumers()
+    for cast in casts:
         entry = Entry(cast)
         for number, (node, position) in enumerate(readers[Entry(cast)][_SUMMED_LOW:]):
             if number % _SUMMED_LOW == 0:
@@ -112,34 +134,31 @@ def split_shared_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
             node.inputs[position] = entry
 
 
-def _casts_a_variable(node: Node) -> bool:
-    return is_ours(node) and bool(node.inputs) and node.inputs[0].node.is_variable
+def casts_losing_gradients(fitted: FittedGraph) -> list[Node]:
+    """Return mxmp's ``amp_cast`` nodes whose gradient may be lost, as MXNet may add it to other gradients.
 
-
-def losing_casts(fitting: Fitting) -> list[Node]:
-    """Return the ``amp_cast`` whose gradient MXNet may add to what is there.
-
-    Those are casts of variables with ``grad_req="add"``, and of what many operators read, where MXNet adds the
-    gradients one by one in place.
+    These are the casts of variables whose ``grad_req`` is "add" or not known, and the casts of tensors with four or
+    more readers, whose gradients MXNet may add in place, one after another.
     """
-    readers = fitting.graph.consumers()
+    readers = fitted.graph.consumers()
 
     def loses(node: Node) -> bool:
+        """Return True if MXNet may add the gradient of the cast ``node`` to other gradients."""
         entry = node.inputs[0]
-        requested = fitting.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
+        requested = fitted.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
         return requested == "add" or len(readers[entry]) >= _ADDED_IN_PLACE
 
-    return [n for n in fitting.graph.nodes() if n.op == "amp_cast" and is_ours(n) and n.inputs and loses(n)]
+    return [n for n in fitted.graph.nodes() if n.op == "amp_cast" and is_ours(n) and n.inputs and loses(n)]
 
 
-def copy_before_casts(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Put a copy between a tensor and its casts.
+def copy_before_casts(fitted: FittedGraph, casts: Sequence[Node]) -> None:
+    """Let each of these casts read a copy of its input, in place; casts of the same tensor share one copy.
 
-    oneDNN's backward of ``amp_cast`` ignores "add" and leaves the gradient as it was. The copy's does not; it costs
-    about 0.4 ns per element, forward and backward, so only casts that need it get one.
+    The backward of ``amp_cast`` in oneDNN ignores ``grad_req="add"`` and leaves the gradient as it was; the backward of
+    a copy adds. A copy costs about 0.4 ns per element, forward and backward together.
     """
     copies: dict[tuple[Entry, str], Entry] = {}
-    for node in nodes:
+    for node in casts:
         entry = node.inputs[0]
         key = (entry, node.attrs.get(APART, ""))
         if key not in copies:

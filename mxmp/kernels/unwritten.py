@@ -1,4 +1,4 @@
-"""Outputs and gradients that MXNet's CPU kernels leave unwritten, in FP32 too: they are what was in memory."""
+"""Outputs and gradients that MXNet's CPU kernels do not write, in FP32 too: they hold whatever was in memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Mapping, Sequence
 
 from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads
 from ..precision.graph import Entry, Node
-from .workaround import Fitting
+from .workaround import FittedGraph
 
-__all__ = ["regions_of_interest", "request_both_gradients", "untrained_weights", "zero_unassigned_regions"]
+__all__ = ["operators_with_frozen_input", "regions_of_interest", "request_both_gradients", "zero_unassigned_regions"]
 
-# Of these inputs MXNet's CPU kernel writes the second's gradient only where the first's is requested.
+# From an operator to the positions of two inputs. MXNet's CPU kernel writes the gradient of the second one only where
+# that of the first one is requested.
 _WRITTEN_TOGETHER = {
     "FullyConnected": (1, 2),
     "_npx_fully_connected": (1, 2),
@@ -19,22 +20,29 @@ _WRITTEN_TOGETHER = {
 }
 
 
-def untrained_weights(fitting: Fitting) -> list[Node]:
-    """Return the operators of which MXNet may not compute the first gradient although it computes the second.
+def operators_with_frozen_input(fitted: FittedGraph) -> list[Node]:
+    """Return the operators whose CPU kernel may leave the gradient of one input unwritten, as another input is frozen.
 
-    A weight that is known to be trained needs nothing.
+    An example is a FullyConnected with a frozen weight, whose kernel does not write the gradient of the bias. Where
+    ``fitted.grad_req`` says that the first of the two inputs gets a gradient, the operator is left out.
     """
 
-    def needs(node: Node) -> bool:
+    def may_lose_gradient(node: Node) -> bool:
+        """Return True if the kernel of ``node`` writes the gradients of two inputs together, and one may be frozen."""
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
-        return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitting.grad_req)
+        return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitted.grad_req)
 
-    return [node for node in fitting.graph.nodes() if needs(node)]
+    return [node for node in fitted.graph.nodes() if may_lose_gradient(node)]
 
 
-def request_both_gradients(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Read both inputs through one operator of two outputs: it requests both gradients, and copies."""
-    for node in nodes:
+def request_both_gradients(fitted: FittedGraph, operators: Sequence[Node]) -> None:
+    """Let each of these operators read the two inputs whose gradients its kernel writes together through one new node.
+
+    The new node is an ``amp_multicast``, which copies both. Its backward needs the gradients of both its outputs, so
+    MXNet requests both from the operator, even if one of the inputs is frozen. An example of the two inputs are weight
+    and bias of a FullyConnected.
+    """
+    for node in operators:
         first, second = _WRITTEN_TOGETHER[node.op]
         # amp_multicast's own backward ignores grad_req="add", a copy's does not.
         read = [
@@ -47,32 +55,40 @@ def request_both_gradients(fitting: Fitting, nodes: Sequence[Node]) -> None:
 
 
 def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
-    """Return whether it is a variable, perhaps after casts, that is known to take a gradient."""
+    """Return True if ``weight`` is a variable, or mxmp's cast of one, whose known ``grad_req`` is not "null"."""
     while is_ours(weight.node):
         weight = weight.node.inputs[0]
     return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
 
 
-def regions_of_interest(fitting: Fitting) -> list[Node]:
-    """Return the ``ROIAlign`` operators."""
-    return [node for node in fitting.graph.nodes() if node.op == "_contrib_ROIAlign"]
+def regions_of_interest(fitted: FittedGraph) -> list[Node]:
+    """Return the ``ROIAlign`` operators: MXNet's CPU kernel does not write outputs of regions with batch index -1."""
+    return [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
 
 
-def zero_unassigned_regions(fitting: Fitting, nodes: Sequence[Node]) -> None:
-    """Write zeros where ``ROIAlign`` skips a region."""
-    replace_heads(fitting.graph, fitting.graph.insert_behind(nodes, _assigned_only))
+def zero_unassigned_regions(fitted: FittedGraph, aligns: Sequence[Node]) -> None:
+    """Make the output of each of these ``ROIAlign`` operators 0 for regions whose batch index is negative, in place.
+
+    A negative batch index marks a region without an image. The kernel does not write its output.
+    """
+    replace_heads(fitted.graph, fitted.graph.insert_behind(aligns, _assigned_only))
 
 
 def _assigned_only(node: Node) -> Entry:
-    """Return an ``ROIAlign`` that reads a valid box in place of each one without a picture, and gives zeros there."""
+    """Rewrite one ``ROIAlign`` in place; return a tensor with its output, and 0 for regions with a negative index.
+
+    ``node`` reads a valid box in the place of each such region (the kernel would write a stray zero for it), and new
+    nodes behind ``node`` replace what it computes from that box by zeros.
+    """
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
+        """Return the output of a new node: operator ``kind``, the name ``NODE_ROLE``, attributes as in Symbol JSON."""
         return Entry(Node(kind, f"{node.name}_{role}", {**attrs, MARK: "cast"}, list(inputs)))
 
     rois = node.inputs[1]
     index = op("slice_axis", "index", rois, axis="1", begin="0", end="1")
     assigned = op("_greater_equal_scalar", "assigned", op("Reshape", "indices", index, shape="(-1,)"), scalar="0")
-    box = op("_arange", "box", start="0", stop="5", dtype=FULL)  # of picture 0, from (1, 2) to (3, 4)
+    box = op("_arange", "box", start="0", stop="5", dtype=FULL)  # of image 0, from (1, 2) to (3, 4)
     boxes = op("broadcast_add", "boxes", op("zeros_like", "none", rois), op("Reshape", "row", box, shape="(1, 5)"))
     node.inputs[1] = op("where", "rois", assigned, rois, boxes)
     node.inputs[1].node.attrs[PASSED] = "1"

@@ -9,24 +9,31 @@ from ..precision.casts import CastGraph
 from ..precision.graph import Graph, Node
 from ..precision.rules import Rule
 
-__all__ = ["Fitting", "Workaround"]
+__all__ = ["FittedGraph", "Workaround"]
 
 
 @dataclass
-class Fitting:
-    """A graph with casts that is being fitted to the kernels of a device.
+class FittedGraph:
+    """A converted graph that ``fit_to_device`` rewrites for a device: what the workarounds read and change.
+
+    ``fit_to_device`` makes one object per graph, passes it to each workaround in turn, and then drops it.
 
     Attributes
     ----------
     casted : CastGraph
+        The converted graph and what is known of its nodes. Workarounds change ``casted.graph`` in place.
     grad_req : mapping of str to str
-        The requested gradients of variables, by name; those of other variables are unknown.
+        From the name of a variable to the gradient that is requested for it: "write", "add" or "null". For a variable
+        that is not in the mapping, workarounds assume whichever request needs them.
     large_inputs : bool
-        Whether the graph will run only at shapes for which ``LargeInputs`` holds.
+        True if the graph will run only with inputs that are large beside the padding of its convolutions, as
+        ``LargeInputs`` checks: the workarounds for wrong gradients around padding are then left out.
     roundings : dict of Node to list of Node
-        In emulated float16: the casts that round the outputs of each low node.
+        In emulated float16, from each low-precision operator to the casts to float16 that round its outputs. The
+        workaround ``emulated_float16`` fills it; in bfloat16, and on a GPU, it is empty.
     widenings : set of Node
-        In emulated float16: the casts that widen an input of a low node.
+        In emulated float16, the casts to FP32 between a float16 tensor and the low-precision operator that reads it.
+        Filled, and empty, as ``roundings`` is.
     """
 
     casted: CastGraph
@@ -37,37 +44,40 @@ class Fitting:
 
     @property
     def graph(self) -> Graph:
+        """Return the graph that workarounds rewrite in place: ``casted.graph``."""
         return self.casted.graph
 
     @property
     def low(self) -> Mapping[Node, Rule]:
-        """The operators that compute in the low dtype, each with its rule."""
+        """Return the operators that compute in the compute dtype (float16 or bfloat16), each with its rule."""
         return self.casted.low
 
 
 @dataclass(frozen=True)
 class Workaround:
-    """One row of the table.
+    """One entry of the table ``WORKAROUNDS``: a fault in a kernel, and the rewrite of a graph that avoids the fault.
 
     Attributes
     ----------
     name : str
-        By which ``explain`` shows it and ``MXMP_WITHOUT`` switches it off.
+        The name that ``explain`` prints, and by which ``MXMP_WITHOUT`` in the environment switches the workaround off.
     dtypes : tuple of str
-        The compute dtypes of the graphs in which it is applied. ``"float32"`` beside them says that plain FP32
-        MXNet has the same fault.
+        The compute dtypes of the graphs to which the workaround is applied. ``"float32"`` among them only says that
+        plain FP32 MXNet has the same fault: no converted graph has it as its compute dtype.
     effect : {"fails", "wrong", "slow"}
-        What happens without it: an error or a crash, wrong numbers, or a loss of speed.
+        What happens without the workaround: an error or a crash, wrong numbers, or a loss of speed.
     fault : str
-        What is wrong, and in which case.
+        What is wrong with the kernel, and in which case.
     source : str
-        The file, function or issue where the fault is, with the version.
+        The file, function or issue where the fault is, with the version of MXNet, oneDNN or cuDNN.
     test : str
-        A test that fails without the workaround.
+        The pytest id of a test that fails without the workaround.
     where : callable
-        Returns the nodes of a graph that need it.
+        Takes the ``FittedGraph`` and returns the nodes of its graph that the fault concerns.
     rewrite : callable
-        Changes the graph around these nodes, in place.
+        Takes the ``FittedGraph`` and those nodes, and rewrites the graph around them in place.
+    device : {"cpu", "gpu"}
+        The device whose kernels have the fault.
     """
 
     name: str
@@ -76,6 +86,6 @@ class Workaround:
     fault: str
     source: str
     test: str
-    where: Callable[[Fitting], Sequence[Node]]
-    rewrite: Callable[[Fitting, Sequence[Node]], None]
+    where: Callable[[FittedGraph], Sequence[Node]]
+    rewrite: Callable[[FittedGraph, Sequence[Node]], None]
     device: str = "cpu"

@@ -269,11 +269,27 @@ def test_a_crash_of_a_candidate_is_an_error_of_that_candidate():
         np.testing.assert_array_equal(runner.outputs("good", [0])[0][0], before)
 
 
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_graph_that_is_added_again_under_its_name_replaces_the_first(has_run):
+    symbol = conv(S.var("data"), "layer")
+    params = filled(symbol, data=(2, 3, 8, 8))
+    twice, thrice = (Graph.from_symbol(symbol * factor) for factor in (2, 3))
+    with Runner([{"data": mx.nd.ones((2, 3, 8, 8))}]) as runner:
+        runner.add("original", Graph.from_symbol(symbol), params)
+        want = runner.outputs("original", [0])[0][0]
+        runner.add("graph", twice, params)
+        if has_run:
+            np.testing.assert_allclose(runner.outputs("graph", [0])[0][0], 2 * want)
+        runner.add("graph", thrice, params)
+        runner.add("other", twice, params)
+        np.testing.assert_allclose(runner.outputs("graph", [0])[0][0], 3 * want, rtol=1e-6)
+
+
 def test_ctrl_c_leaves_the_net_as_it_was(net, images, held, monkeypatch):
     def interrupt(self, *args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(search.Search, "_int8", interrupt)
+    monkeypatch.setattr(search.Search, "_try_int8", interrupt)
     before = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
     with pytest.raises(KeyboardInterrupt):
         mxmp.optimize_for_inference(net, batches(images))

@@ -13,7 +13,7 @@ from oracle import S, by_gluon, by_symbol, filled, graphs, native, nodes, sqnr
 import mxmp
 from mxmp import Policy
 from mxmp.kernels import fit, rounding
-from mxmp.kernels.workaround import Fitting
+from mxmp.kernels.workaround import FittedGraph
 from mxmp.pipeline import low_graph
 from mxmp.precision.casts import CastGraph
 from mxmp.precision.decide import decide
@@ -94,8 +94,8 @@ def test_clip_is_computed_in_two_and_is_its_own_again():
 
 
 def bound_in_two(graph: Graph) -> None:
-    fitting = Fitting(CastGraph(graph, "bfloat16", [], {}, {node: node for node in graph.nodes()}), {}, False)
-    rounding.into_bounds(fitting, rounding.slow_clips(fitting))
+    fitted = FittedGraph(CastGraph(graph, "bfloat16", [], {}, {node: node for node in graph.nodes()}), {}, False)
+    rounding.clip_by_two_bounds(fitted, rounding.slow_clips(fitted))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 6), (-1, 1), (-0.5, 127), (2, 2)])
