@@ -6,6 +6,7 @@ from typing import Dict, Mapping
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ..precision.casts import is_ours
@@ -157,11 +158,11 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     if not made:
         return copy, dict(params)
     symbol = Graph(list(made), copy.attrs).to_symbol()
-    executor = symbol.bind(
-        mx.cpu(), {name: params[name] for name in symbol.list_arguments()}, grad_req="null", aux_states={}
-    )
+    with autograd.pause(train_mode=False):
+        # Not an executor, for which MXNet logs a line each time that it might fuse.
+        results = mx.nd.CachedOp(symbol)(*(params[name] for name in symbol.list_inputs()))
     values = dict(params)
-    for (entry, readers), value in zip(made.items(), executor.forward(is_train=False)):
+    for (entry, readers), value in zip(made.items(), results if isinstance(results, list) else [results]):
         dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
         variable = Node("null", f"{entry.node.name}_{entry.index}", {"__dtype__": _TYPE_CODES[dtype]})
         values[variable.name] = value.copy()

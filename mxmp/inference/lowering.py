@@ -1,21 +1,22 @@
-"""A graph for inference in bfloat16: weights are stored in bfloat16, and fused operators have one dtype."""
+"""Graphs for inference in bfloat16 on a CPU and in float16 on a GPU, with weights that are stored so."""
 
 from __future__ import annotations
 
-from typing import Collection
+from typing import Collection, Mapping
 
 from ..pipeline import emitted
 from ..policy import Policy
-from ..precision.casts import source_of
+from ..precision.casts import CastGraph, source_of
 from ..precision.decide import decide
 from ..precision.graph import Graph
-from ..precision.plan import Decision
+from ..precision.plan import Decision, Plan
 from .folding import Params, fold_constants
 from .fusing import fuse, inner_operators
 
-__all__ = ["lower"]
+__all__ = ["lower", "lower_to_float16"]
 
-_POLICY = Policy("bfloat16")
+_BFLOAT16, _FLOAT16 = Policy("bfloat16"), Policy("float16")
+_KEPT = "kept in FP32 for accuracy"
 
 
 def lower(
@@ -37,21 +38,60 @@ def lower(
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
     kept = {name for group in groups if set(group) & set(full) for name in group}
-    decided = {name: Decision(names[name].op, False, "kept in FP32 for accuracy") for name in kept}
-    plan = decide(graph, _POLICY, "cpu", parameters=params, keep_output_names=True, decided=decided)
+    decided = {name: Decision(names[name].op, False, _KEPT) for name in kept}
+    plan = decide(graph, _BFLOAT16, "cpu", parameters=params, keep_output_names=True, decided=decided)
     for layer, *others in groups:
         # clip's own bfloat16 kernel is slow and truncates the bounds. Fused with a layer, oneDNN computes it in FP32.
         clips = [name for name in others if names[name].op == "clip" and plan.decisions[layer].low]
         decided.update({name: Decision("clip", True, "fused with the layer before it") for name in clips})
-    plan = decide(graph, _POLICY, "cpu", parameters=params, keep_output_names=True, decided=decided)
-    unasked = {node.name: "null" for node in graph.nodes() if node.is_variable}
-    casted = emitted(graph, plan, unasked, large_inputs=True)
+    plan = decide(graph, _BFLOAT16, "cpu", parameters=params, keep_output_names=True, decided=decided)
+    casted = _casted(graph, plan)
     for clip in casted.workarounds.get("clip_by_bounds", ()):
         source = casted.source[clip]
         if len(next(group for group in groups if source.name in group)) > 1:
             clip.op, clip.attrs, clip.inputs = source.op, dict(source.attrs), [source_of(clip.inputs[0])]
     lowered, values = fold_constants(casted.graph, params)
-    fused = fuse(lowered, quantizable=quantizable)
-    for node in fused.nodes():
+    return _without_marks(fuse(lowered, quantizable=quantizable)), values
+
+
+def lower_to_float16(
+    graph: Graph, params: Params, full: Collection[str], device: str
+) -> tuple[Graph, Params, Mapping[str, Decision]]:
+    """Return a copy of an FP32 graph in float16 where the rules call that safe, its parameters, and the decisions.
+
+    Outputs are FP32. The decisions are by operator, in graph order.
+
+    Parameters
+    ----------
+    graph, params
+        The FP32 graph and its parameters by name. BatchNorm is folded (``fold_norms``).
+    full : collection of str
+        Names of operators that stay in FP32.
+    device : {"gpu", "cpu"}
+        ``"gpu"``: weights of float16 operators are float16 arrays, so nothing casts them in a run. ``"cpu"``: the
+        emulation, which computes on a CPU what the graph for a GPU computes there; its arrays are FP32.
+    """
+    names = {name: node for node, name in graph.names().items()}
+    kept = {name: Decision(names[name].op, False, _KEPT) for name in full}
+    plan = decide(graph, _FLOAT16, "gpu", parameters=params, keep_output_names=True, decided=kept)
+    if device == "cpu":
+        plan = decide(graph, _FLOAT16, "cpu", parameters=params, keep_output_names=True, decided=plan.decisions)
+    stored = {name: value.astype("float16") if name in plan.low_variables else value for name, value in params.items()}
+    lowered, values = fold_constants(_casted(graph, plan).graph, stored)
+    for node in lowered.nodes():
+        if node.name in plan.low_variables:
+            node.attrs = {**node.attrs, "__dtype__": "2"}  # mshadow's code of float16
+    return _without_marks(lowered), values, plan.decisions
+
+
+def _casted(graph: Graph, plan: Plan) -> CastGraph:
+    """Return the graph with casts of ``plan`` for a network whose variables have no gradients."""
+    not_requested = {node.name: "null" for node in graph.nodes() if node.is_variable}
+    return emitted(graph, plan, not_requested, large_inputs=True)
+
+
+def _without_marks(graph: Graph) -> Graph:
+    """Remove the attributes by which mxmp finds its own operators, and return the same graph."""
+    for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
-    return fused, values
+    return graph

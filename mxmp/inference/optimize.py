@@ -14,7 +14,7 @@ from ..precision.graph import Graph
 from .folding import Params
 from .report import InferenceReport
 from .runner import Runner
-from .search import BFLOAT16, INT8, Limits, Search
+from .search import BFLOAT16, FLOAT16, INT8, Limits, Search
 from .targets import Batch, OptimizedBlock, OptimizedSymbol, read_target, served
 
 __all__ = ["optimize_for_inference"]
@@ -32,12 +32,17 @@ def optimize_for_inference(
     aux_params: Mapping[str, NDArray] | None = None,
     progress: bool = True,
 ) -> OptimizedBlock | OptimizedSymbol:
-    """Return a network for inference on this CPU: the fastest of many graphs that is still accurate enough.
+    """Return a network for inference: the fastest of many graphs for this CPU that is still accurate enough.
 
     FP32, bfloat16 and INT8 are tried, and mixtures in which the least accurate layers stay in FP32. BatchNorm is folded
     into the layers before it, operators are fused by oneDNN where that is right, and weights are stored in the dtype in
     which they are used. A bfloat16 or INT8 graph is returned only if it is faster than every FP32 graph. ``target``
     stays as it is.
+
+    ``dtypes="float16"`` returns a network for a GPU instead: BatchNorm is folded, layers are float16 where the rules
+    and the accuracy allow it, with weights stored in float16. Its accuracy is that of the emulation on this CPU, and
+    no time is measured. Its arrays are on the CPU: ``found.collect_params().reset_ctx(mx.gpu())`` moves those of a
+    block.
 
     The graphs run in another process, so that a kernel that crashes ends only that process; the report then has a line
     on it. The call returns when all have run.
@@ -52,7 +57,8 @@ def optimize_for_inference(
         others measure accuracy; a single batch is cut in two. The first batch is timed, so it should have the shape
         with which you will call the network.
     dtypes : iterable of str
-        The dtypes to try, of ``"int8"`` and ``"bfloat16"``. FP32 is always tried; with ``()`` nothing else is.
+        The dtypes to try, of ``"int8"`` and ``"bfloat16"``, or ``"float16"`` alone. FP32 is always tried; with ``()``
+        nothing else is.
     evaluate : callable, optional
         Takes an ``OptimizedBlock`` or ``OptimizedSymbol``, as this function returns it, and returns its accuracy as a
         number, higher is better. It is called in this process for FP32 and for each candidate. The candidates are
@@ -88,7 +94,7 @@ def optimize_for_inference(
         The network itself, in FP32, fails on the calibration data.
     """
     requested = _checked(dtypes, max_drop)
-    subject = read_target(target, calibration, arg_params, aux_params)
+    subject = read_target(target, calibration, arg_params, aux_params, any_device=FLOAT16 in requested)
     batches, calibrating, held, notes = _split(subject.batches)
 
     def score(graph: Graph, params: Params) -> float:
@@ -123,9 +129,10 @@ def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
     """
     requested = [dtypes] if isinstance(dtypes, str) else list(dtypes)
     for dtype in requested:
-        if dtype not in (INT8, BFLOAT16, "float32"):
-            hint = ": float16 is for GPUs, by mxmp.convert or mxmp.cast_symbol" if dtype == "float16" else ""
-            raise ValueError(f"dtypes: {dtype!r} is none of {INT8!r} and {BFLOAT16!r}{hint}")
+        if dtype not in (INT8, BFLOAT16, FLOAT16, "float32"):
+            raise ValueError(f"dtypes: {dtype!r} is none of {INT8!r}, {BFLOAT16!r} and {FLOAT16!r}")
+    if FLOAT16 in requested and {INT8, BFLOAT16} & set(requested):
+        raise ValueError(f"dtypes: {requested!r} mixes float16, for a GPU, with dtypes for a CPU: optimize twice")
     if not max_drop >= 0:
         raise ValueError(f"max_drop={max_drop!r}: expected a number from 0, in the unit of evaluate")
     return requested

@@ -153,7 +153,8 @@ class InferenceReport:
         head = ("", "ms", "times as fast", "SQNR, dB", "same answer", "score", "")
         rows = [head, *(self._row(each) for each in self.candidates)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        text = [f"Served: {self.chosen}; times as fast as {self.baseline}"]
+        timed = any(each.gain for each in self.candidates)
+        text = [f"Served: {self.chosen}" + (f"; times as fast as {self.baseline}" if timed else ", for a GPU")]
         for row in rows:
             cells = [
                 row[0].ljust(widths[0]),
@@ -171,7 +172,8 @@ class InferenceReport:
         slowest = sorted(self.layers, key=lambda layer: -(layer.milliseconds or 0))[:_ROWS]
         for layer in slowest:
             alone = "" if layer.sqnr is None else f", alone {layer.sqnr:.1f} dB"
-            text.append(f"  {layer.milliseconds or 0:.3f} ms  {layer.dtype:<8}  {layer.name}: {layer.why}{alone}")
+            time = "" if layer.milliseconds is None else f"{layer.milliseconds:.3f} ms  "
+            text.append(f"  {time}{layer.dtype:<8}  {layer.name}: {layer.why}{alone}")
         return "\n".join([*text, *self.notes])
 
     def _row(self, each: Candidate) -> Tuple[str, ...]:

@@ -9,18 +9,19 @@ import mxnet as mx
 import numpy as np
 
 from ..precision.graph import Graph, Node
+from ..precision.plan import Decision
 from ..tuning.search import quartiles
 from .calibration import sqnr
 from .folding import Params, fold_constants, fold_norms, without_identities
 from .fusing import fuse
-from .lowering import lower
+from .lowering import lower, lower_to_float16
 from .quantizing import QUANTIZED, Ranges, quantize, tensors_to_calibrate
 from .report import Candidate, InferenceReport, Layer
 from .runner import CandidateError, Runner
 
-__all__ = ["BFLOAT16", "INT8", "Found", "Limits", "Search"]
+__all__ = ["BFLOAT16", "FLOAT16", "INT8", "Found", "Limits", "Search"]
 
-INT8, BFLOAT16 = "int8", "bfloat16"
+INT8, BFLOAT16, FLOAT16 = "int8", "bfloat16", "float16"
 PLAIN, FOLDED, FUSED = "float32", "float32, folded", "float32, fused"
 # The SQNR in dB above which two FP32 graphs compute the same. Sums in another order stay above it, and a wrong fusion
 # does not.
@@ -117,7 +118,8 @@ class Search:
     def run(self, dtypes: Collection[str]) -> Found:
         """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough.
 
-        It is an FP32 graph unless another one is faster in at least three quarters of the rounds.
+        It is an FP32 graph unless another one is faster in at least three quarters of the rounds. With float16 among
+        the dtypes the graph is for a GPU: float16 if that is accurate, which emulation shows; nothing is timed.
 
         Raises
         ------
@@ -126,7 +128,9 @@ class Search:
         CandidateError
             The network fails in FP32.
         """
-        self._try_float32()
+        self._try_float32(fused=FLOAT16 not in dtypes)
+        if FLOAT16 in dtypes:
+            return self._find_float16()
         if BFLOAT16 in dtypes:
             self._try_bfloat16()
         if INT8 in dtypes:
@@ -135,8 +139,8 @@ class Search:
 
     # -- FP32 ---------------------------------------------------------------------------------------
 
-    def _try_float32(self) -> None:
-        """Run the network in FP32 as it is, with BatchNorm folded, and folded and fused.
+    def _try_float32(self, fused: bool) -> None:
+        """Run the network in FP32 as it is, with BatchNorm folded and, if ``fused``, folded and fused by oneDNN.
 
         Keeps the outputs of the first, to which those of all other graphs are compared. bfloat16 and INT8 graphs will
         be made from the folded graph, or from the network as it is if folding changes the outputs.
@@ -156,7 +160,7 @@ class Search:
         else:
             self.notes.append("BatchNorm stays: folding it changes these outputs")
             self._try_same(FOLDED, fuse(graph, apart=True), params)
-        if not self._try_same(FUSED, fuse(self._base[0]), self._base[1]):
+        if fused and not self._try_same(FUSED, fuse(self._base[0]), self._base[1]):
             self.notes.append("MXNet's fusion is wrong on this network beyond what is known: it stays unfused")
         if self._limits.evaluate is not None:
             self._score = self._limits.evaluate(*self._tried[FOLDED][:2])
@@ -199,6 +203,46 @@ class Search:
         self._fall_back(BFLOAT16, layers, build, measured=False)
         rows = self._rows.items()
         self._bfloat16_is_accurate = any(name.startswith(BFLOAT16) and not row.verdict for name, row in rows)
+
+    # -- float16 ------------------------------------------------------------------------------------
+
+    def _find_float16(self) -> Found:
+        """Return the graph for a GPU, in float16 but for as few layers in FP32 as accuracy allows, or in FP32.
+
+        Its emulation on this CPU runs on the batches that measure, and is what ``evaluate`` gets.
+        """
+        self._tell(FLOAT16)
+        self.notes.append("float16 was emulated on this CPU to see its accuracy; no time was measured")
+
+        def lowered(full: Collection[str], device: str) -> tuple[Graph, Params, Mapping[str, Decision]]:
+            """Return the graph for a device with the layers ``full`` in FP32, its parameters and its decisions."""
+            return lower_to_float16(*self._base, full, device)
+
+        graph, params = self._base
+        decisions = lowered((), "gpu")[2]
+        weighted = [node for node in graph.nodes() if any(entry.node.name in params for entry in node.inputs)]
+        layers = [node.name for node in weighted if decisions[node.name].low]
+        if not layers:
+            self.notes.append("float16: no layer of this network may compute in it")
+        kept = self._fall_back(FLOAT16, layers, lambda full: lowered(full, "cpu")[:2], measured=False) if layers else []
+        chosen = _candidate_name(FLOAT16, len(kept), "float32")
+        if chosen in self._rows and not self._rows[chosen].verdict:
+            graph, params, decisions = lowered(kept, "gpu")
+        else:
+            chosen, decisions = FOLDED, {}
+        rows = list(self._rows.values())
+        report = InferenceReport(chosen, FOLDED, rows, self._decided(decisions), {}, self.notes)
+        return Found(graph, params, report)
+
+    def _decided(self, decisions: Mapping[str, Decision]) -> list[Layer]:
+        """Return a ``Layer`` without a time for each operator; those that ``decisions`` do not have are FP32."""
+        layers = []
+        for node in self._base[0].nodes():
+            if not node.is_variable:
+                decision = decisions.get(node.name, Decision(node.op, False, ""))
+                dtype = FLOAT16 if decision.low else "float32"
+                layers.append(Layer(node.name, node.op, dtype, decision.reason, self._alone.get(node.name)))
+        return layers
 
     # -- INT8 ---------------------------------------------------------------------------------------
 
@@ -311,7 +355,7 @@ class Search:
 
         Parameters
         ----------
-        dtype : {"int8", "bfloat16"}
+        dtype : {"int8", "bfloat16", "float16"}
         layers : sequence of str
             Names of the layers that can be in ``dtype``.
         build : callable

@@ -54,10 +54,13 @@ class Subject(NamedTuple):
     is_block: bool
 
 
-def read_target(target: Any, calibration: Any, arg_params: Batch | None, aux_params: Batch | None) -> Subject:
+def read_target(
+    target: Any, calibration: Any, arg_params: Batch | None, aux_params: Batch | None, *, any_device: bool = False
+) -> Subject:
     """Check the arguments of ``optimize_for_inference`` and return the network and the data in one form.
 
     The network stays as it is; parameters may be the same arrays as the network's. ``calibration`` is iterated once.
+    With ``any_device`` parameters may be on a GPU; they are copied to the CPU.
 
     Raises
     ------
@@ -77,7 +80,7 @@ def read_target(target: Any, calibration: Any, arg_params: Batch | None, aux_par
     done = [node.name for node in subject.graph.nodes() if node.op in FUSED or "quantize" in node.op]
     if done:
         raise ValueError(f"{done[0]!r} is fused or quantized already: give the network as it was before")
-    _check_values(subject)
+    _check_values(subject, any_device)
     _check_shapes(subject)
     for node in subject.graph.nodes():
         if node.is_variable and node.name in subject.batches[0]:
@@ -207,13 +210,13 @@ def _flat(value: Any) -> list[NDArray]:
     return [] if value is None else [value]
 
 
-def _check_values(subject: Subject) -> None:
-    """Raise ``ValueError`` if a parameter is not FP32 on a CPU, or if it or a calibration array is empty or not finite.
+def _check_values(subject: Subject, any_device: bool) -> None:
+    """Raise ``ValueError`` if a parameter is not FP32, or if it or a calibration array is empty or not finite.
 
-    Waits for the arrays.
+    Without ``any_device`` the parameters must be on a CPU. Waits for the arrays.
     """
     for name, value in subject.params.items():
-        if value.context.device_type != "cpu":
+        if value.context.device_type != "cpu" and not any_device:
             raise ValueError(f"parameter {name!r} is on {value.context}: fusion and INT8 are for CPUs, move it there")
         if np.dtype(value.dtype) != np.float32:
             dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name

@@ -133,8 +133,9 @@ class TrainedModule:
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Let each executor of the current bucket call a listener with the outputs and gradients of all operators.
 
-        Not in inference. ``listener_at(executor)`` returns the listener, ``listener(name, array)``. An executor that has no listener yet
-        is replaced by one with a callback, which runs operator by operator, until ``stop_listening``.
+        Not with those of an inference. ``listener_at(executor)`` returns the listener, ``listener(name, array)``. An
+        executor that has no listener yet is replaced by one with a callback, which runs operator by operator, until
+        ``stop_listening``.
         """
         module, execs = self._module, _mxnet.group(self._module).execs
         twins = module.core.listening_executors

@@ -376,8 +376,6 @@ def test_what_cannot_be_optimized_is_refused(net):
     half.cast("float16")
     with pytest.raises(ValueError, match="_weight' is float16: give the network in FP32"):
         mxmp.optimize_for_inference(half, [mx.nd.ones((2, 2))])
-    with pytest.raises(ValueError, match="float16 is for GPUs"):
-        mxmp.optimize_for_inference(net, [x], dtypes=["float16"])
     with pytest.raises(ValueError, match="max_drop=-1"):
         mxmp.optimize_for_inference(net, [x], max_drop=-1)
     with pytest.raises(ValueError, match="pass arg_params= and aux_params="):
