@@ -508,11 +508,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def load_optimizer_states(self, fname: str) -> None:
         """Load a file of ``save_optimizer_states``, or of the same method of ``mx.mod.Module``.
 
-        The number of devices may differ from that of the saved run. Optimizer states, master weights (of the
-        parameters that are stored in float16), counters and the loss scale are set to those of the file. The learning rate, its schedule, the weight decay and the other
-        arguments of the optimizer stay those that ``init_optimizer`` got, as in MXNet. A schedule with the same
-        settings as the saved one continues where that one ended; another one counts from now on, starting at
-        ``begin_num_update``.
+        The number of devices may differ from that of the saved run. Optimizer states, master weights (of the parameters
+        that are stored in float16), counters and the loss scale are set to those of the file. The learning rate, its
+        schedule, the weight decay and the other arguments of the optimizer stay those that ``init_optimizer`` got, as
+        in MXNet. A schedule with the same settings as the saved one continues where that one ended; another one counts
+        from now on, starting at ``begin_num_update``.
 
         Raises
         ------
