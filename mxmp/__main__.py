@@ -100,7 +100,9 @@ def parser() -> argparse.ArgumentParser:
         "data", help="calibration data, .npy: batches of the first input, (batch, row, ...); .npz by name"
     )
     fast.add_argument("out", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
-    fast.add_argument("--dtypes", nargs="*", default=["int8", "bfloat16"], help="allowed besides FP32")
+    fast.add_argument(
+        "--dtypes", nargs="*", default=["int8", "bfloat16"], help="allowed besides FP32; or float16, for a GPU"
+    )
     fast.add_argument(
         "--max-drop", type=float, default=0.01, help="share of top answers that may be others than FP32's"
     )
