@@ -2,7 +2,7 @@
 
 The networks of `examples/recipes/classify.py` and some others, trained in FP32 on handwritten digits by the same
 recipe. Calibration has batches of 8 training images. `mxmp.optimize_for_inference` chooses by training images that
-calibrated nothing; top-1 is of held out images, by which nothing was chosen. Prints the table of docs/inference.md; a
+calibrated nothing; top-1 is of held out images, by which nothing was chosen. Prints a table; a
 run that was ended goes on with docs/int8.json.
 """
 
@@ -35,7 +35,7 @@ LABELS = {
 def main(arguments: list[str] | None = None) -> None:
     args = parse(
         *(__doc__, arguments, "networks"),
-        networks=([str], f"default: all, {', '.join(LABELS)}", LABELS),
+        networks=([str], f"default: all, {', '.join(LABELS)}"),
         max_drop=(0.5, "points of top-1 that INT8 may lose on the images that choose"),
     )
     sys.path.insert(0, str(ROOT / "examples" / "recipes"))
