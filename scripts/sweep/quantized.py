@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from importlib import import_module
 from typing import Any
 
 from support.options import parse
@@ -50,12 +51,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measured(name: str, max_drop: float) -> dict[str, Any]:
     """Train the network in FP32; return its top-1 in %, and that of INT8 by the number of calibration batches."""
-    import classify
-    from common import Run, parser
+    classify, common = import_module("classify"), import_module("common")
 
     entry = network(name)
     with contextlib.redirect_stdout(io.StringIO()):
-        run = Run(parser(__doc__, classify.EPOCHS).parse_args(["--dtype", "float32"]), name, "top-1, %", 10)
+        run = common.Run(
+            common.parser(__doc__, classify.EPOCHS).parse_args(["--dtype", "float32"]), name, "top-1, %", 10
+        )
         net, (images, labels, held, truth) = classify.train(entry, run)
     found: dict[str, Any] = {"float32": classify.top_1(net, held, truth)}
     for count in BATCHES:
@@ -65,7 +67,7 @@ def measured(name: str, max_drop: float) -> dict[str, Any]:
 
 def network(name: str) -> Any:
     """Return the recipe's entry for a network, with a learning rate for those that the recipe does not have."""
-    import classify
+    classify = import_module("classify")
     from gluoncv import model_zoo
 
     others = {
@@ -85,7 +87,7 @@ def quantized(
 
     ``copies``: the images, then copies of them that were moved, which are not used here.
     """
-    import classify
+    classify = import_module("classify")
     import mxnet as mx
 
     import mxmp
