@@ -10,7 +10,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ..precision.casts import is_ours
-from ..precision.graph import Entry, Graph, Node
+from ..precision.graph import TYPE_CODES, Entry, Graph, Node
 
 __all__ = ["Params", "copied", "fold_constants", "fold_norms", "without_identities"]
 
@@ -20,7 +20,6 @@ Params = Dict[str, NDArray]
 _NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
 # Operators that only move values.
 _MOVES = ("Concat", "Flatten", "Reshape", "SwapAxis", "_copy", "_rnn_param_concat", "expand_dims", "transpose")
-_TYPE_CODES = {"float32": "0", "float16": "2", "bfloat16": "12"}
 
 
 def copied(graph: Graph) -> Graph:
@@ -164,7 +163,7 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     values = dict(params)
     for (entry, readers), value in zip(made.items(), results if isinstance(results, list) else [results]):
         dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
-        variable = Node("null", f"{entry.node.name}_{entry.index}", {"__dtype__": _TYPE_CODES[dtype]})
+        variable = Node("null", f"{entry.node.name}_{entry.index}", {"__dtype__": TYPE_CODES[dtype]})
         values[variable.name] = value.copy()
         for user, position in readers:
             user.inputs[position] = Entry(variable)

@@ -8,7 +8,7 @@ from ..pipeline import emitted
 from ..policy import Policy
 from ..precision.casts import CastGraph, source_of
 from ..precision.decide import decide
-from ..precision.graph import Graph
+from ..precision.graph import TYPE_CODES, Graph
 from ..precision.plan import Decision, Plan
 from .folding import Params, fold_constants
 from .fusing import fuse, inner_operators
@@ -80,7 +80,7 @@ def lower_to_float16(
     lowered, values = fold_constants(_casted(graph, plan).graph, stored)
     for node in lowered.nodes():
         if node.name in plan.low_variables:
-            node.attrs = {**node.attrs, "__dtype__": "2"}  # mshadow's code of float16
+            node.attrs = {**node.attrs, "__dtype__": TYPE_CODES["float16"]}
     return _without_marks(lowered), values, plan.decisions
 
 

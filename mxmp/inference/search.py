@@ -8,7 +8,7 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence, Tup
 import mxnet as mx
 import numpy as np
 
-from ..precision.graph import Graph, Node
+from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision
 from ..tuning.search import quartiles
 from .calibration import sqnr
@@ -503,7 +503,7 @@ def _bfloat16_layers(graph: Graph) -> list[str]:
 def _has_bfloat16_weight(node: Node) -> bool:
     """Return True if the second input of an operator is a variable that is declared as bfloat16."""
     weight = node.inputs[1].node if len(node.inputs) > 1 else None
-    return weight is not None and weight.is_variable and weight.attrs.get("__dtype__") == "12"
+    return weight is not None and weight.is_variable and weight.attrs.get("__dtype__") == TYPE_CODES[BFLOAT16]
 
 
 def _candidate_name(dtype: str, count: int, other: str) -> str:

@@ -16,7 +16,7 @@ from ..files import replacing_all
 from ..gluon.graphs import traced_alone
 from ..gluon.parameter import weight_of
 from ..precision.casts import strip
-from ..precision.graph import Graph
+from ..precision.graph import TYPE_CODES, Graph
 from ..symbolic.checkpoint import write_arrays, write_symbol
 from ..symbolic.parameters import check_parameters
 from .folding import Params
@@ -27,7 +27,8 @@ __all__ = ["OptimizedBlock", "OptimizedSymbol", "Subject", "read_target", "serve
 
 # From the names of a network's inputs to arrays.
 Batch = Mapping[str, NDArray]
-_TYPE_CODES = {"float32": "0", "uint8": "3", "int32": "4", "int8": "5", "int64": "6"}  # mshadow's
+# The dtypes of inputs that are declared in the graph.
+_DECLARED = ("float32", "uint8", "int32", "int8", "int64")
 
 
 class Subject(NamedTuple):
@@ -85,8 +86,8 @@ def read_target(
     for node in subject.graph.nodes():
         if node.is_variable and node.name in subject.batches[0]:
             # MXNet infers the dtype of an input from the operator that reads it, which casts and INT8 do not fix.
-            code = _TYPE_CODES.get(np.dtype(subject.batches[0][node.name].dtype).name)
-            node.attrs.update({} if code is None else {"__dtype__": code})
+            dtype = np.dtype(subject.batches[0][node.name].dtype).name
+            node.attrs.update({"__dtype__": TYPE_CODES[dtype]} if dtype in _DECLARED else {})
     return subject._replace(params={name: value.as_in_context(mx.cpu()) for name, value in subject.params.items()})
 
 

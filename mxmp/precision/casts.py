@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Mapping
 
-from .graph import Entry, Graph, Node
+from .graph import TYPE_CODES, Entry, Graph, Node
 from .plan import PlannedGraph
 from .rules import Rule
 from .subgraphs import bodies, set_bodies
@@ -40,8 +40,6 @@ APART = "__mxmp_apart__"
 _STORED = "__mxmp_stored__"
 _REPLACED = "__mxmp_replaced__"
 FULL = "float32"
-# A variable's __dtype__ is one of mshadow's type codes, an operator's dtype is a name.
-_TYPE_CODE = {"float32": "0", "float16": "2"}
 
 
 @dataclass
@@ -292,7 +290,7 @@ def _declare_dtype(variable: Node, dtype: str) -> None:
     MXNet cannot infer the dtype of a variable that a cast reads. ``strip`` restores the former declaration.
     """
     variable.attrs[_STORED] = variable.attrs.get("__dtype__", "")
-    variable.attrs["__dtype__"] = _TYPE_CODE[dtype]
+    variable.attrs["__dtype__"] = TYPE_CODES[dtype]
 
 
 def _restore_dtype(node: Node) -> None:

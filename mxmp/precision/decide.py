@@ -7,16 +7,16 @@ from typing import Collection, Iterator, Mapping
 
 from ..policy import Policy, pattern_of
 from . import _mxnet
-from .graph import Entry, Graph, Node
+from .graph import TYPE_CODES, Entry, Graph, Node
 from .plan import Decision, Plan, rule_under
 from .rules import RULES, Kind, Rule, missing_kernel
 from .subgraphs import Body, bodies
 
 __all__ = ["check_policy", "decide", "may_compute_low"]
 
-# Symbol JSON writes a variable's dtype as MXNet's type code (mshadow/base.h), an operator's as a name.
-_FLOAT32 = ("0", "float32", "None", "-1")
-_TYPE_CODES = {"1": "float64", "2": "float16", "3": "uint8", "4": "int32", "5": "int8", "6": "int64", "7": "bool"}
+# A variable's dtype is a code, an operator's a name.
+_FLOAT32 = (TYPE_CODES["float32"], "float32", "None", "-1")
+_NAMES = {code: name for name, code in TYPE_CODES.items()}
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _UNDECIDED: Mapping[str, Decision] = MappingProxyType({})
 _DENSE = ("0", "-1", "default")
@@ -337,7 +337,7 @@ class _Draft:
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")
         if dtype is not None and dtype not in _FLOAT32:
-            return f"the graph asks for {_TYPE_CODES.get(dtype, dtype)} here"
+            return f"the graph asks for {_NAMES.get(dtype, dtype)} here"
         storage = attrs.get("__storage_type__", attrs.get("stype", "0"))
         if storage not in _DENSE:
             return "its storage is sparse, and mxmp casts dense arrays only"

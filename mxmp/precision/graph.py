@@ -13,9 +13,22 @@ import numpy as np
 
 from . import _mxnet
 
-__all__ = ["VARIABLE", "Entry", "Graph", "Node", "as_shape", "check_shapes", "output_shapes"]
+__all__ = ["TYPE_CODES", "VARIABLE", "Entry", "Graph", "Node", "as_shape", "check_shapes", "output_shapes"]
 
 VARIABLE = "null"
+# From the name of a dtype to MXNet's code for it (mshadow/base.h). Symbol JSON writes the dtype of a variable, its
+# attribute ``__dtype__``, as a code, and the dtype of an operator as a name.
+TYPE_CODES = {
+    "float32": "0",
+    "float64": "1",
+    "float16": "2",
+    "uint8": "3",
+    "int32": "4",
+    "int8": "5",
+    "int64": "6",
+    "bool": "7",
+    "bfloat16": "12",
+}
 
 
 class Node:

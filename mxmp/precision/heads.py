@@ -12,7 +12,7 @@ an input of the graph, so a new loss scale needs no new bind.
 from __future__ import annotations
 
 from . import _mxnet
-from .graph import Entry, Graph, Node
+from .graph import TYPE_CODES, Entry, Graph, Node
 from .rules import RULES, Kind, rule_of
 
 __all__ = ["HEAD_OPERATORS", "SCALE_NAME", "is_unscaled", "scale_heads"]
@@ -34,7 +34,7 @@ def scale_heads(graph: Graph) -> bool:
     heads = [(node, positions) for node in graph.nodes() if (positions := _own_gradients(node))]
     if not heads:
         return False
-    scale = Entry(Node("null", SCALE_NAME, {"__shape__": "(1,)", "__dtype__": "0"}))
+    scale = Entry(Node("null", SCALE_NAME, {"__shape__": "(1,)", "__dtype__": TYPE_CODES["float32"]}))
     for head, positions in heads:
         for position in positions:
             head.inputs[position] = _scaled(head.inputs[position], scale, f"{head.name}_in{position}")

@@ -7,7 +7,7 @@ from typing import Iterator, Mapping
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..precision.graph import Graph
+from ..precision.graph import TYPE_CODES, Graph
 from ..step.gradients import is_finite
 
 __all__ = ["cast_parameters", "check_parameters"]
@@ -24,7 +24,6 @@ _AFTER_DATA = frozenset(
 )
 _AT = {"RNN": (1,), "_npx_rnn": (1,), "LeakyReLU": (1,), "_npx_leaky_relu": (1,)}
 _MOST_AXES = 5
-_HALF = "2"  # float16 in a variable's __dtype__
 
 
 def check_parameters(
@@ -85,7 +84,7 @@ def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[s
     found = {}
     for key, array in params.items():
         found[key] = array
-        if attrs.get(key[4:], {}).get("__dtype__") == _HALF:
+        if attrs.get(key[4:], {}).get("__dtype__") == TYPE_CODES["float16"]:
             found[key] = half = array.astype("float16")
             over = (1 - is_finite(half.astype(array.dtype))) * is_finite(array)
             if over.sum().asscalar():
