@@ -31,6 +31,7 @@ __all__ = [
     "Listeners",
     "Note",
     "TrainedNetwork",
+    "in_training",
     "unchanged",
 ]
 
@@ -224,6 +225,17 @@ class TrainedNetwork(Protocol):
         Converts the network again. Parameters keep their values; gradients are lost, so call it between an update and
         the next forward.
         """
+
+
+def in_training(listener: Listener, is_training: Callable[[], bool]) -> Listener:
+    """Return a listener that calls ``listener`` where ``is_training()`` is True, and does nothing in inference."""
+
+    def called(name: str, array: NDArray) -> None:
+        """Pass a tensor on if this is training."""
+        if is_training():
+            listener(name, array)
+
+    return called
 
 
 class Listeners(GraphListener):

@@ -11,7 +11,7 @@ from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
-from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, unchanged
+from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_training, unchanged
 from ..policy import Policy
 from ..step.gradients import Gradient
 from ..step.masters import Weight
@@ -159,7 +159,7 @@ class TrainedNet:
             monitor = _mxnet.monitor(block) or (Listeners(), False)
             if not isinstance(monitor[0], Listeners):
                 raise ValueError(f"{block.name!r} has an op hook (register_op_hook), and MXNet calls one callback only")
-            listener = _in_training(listener_at(hook))
+            listener = in_training(listener_at(hook), autograd.is_training)
             monitor[0].add(listener)
             self._listening.append((block, hook, monitor, listener))
             _mxnet.set_monitor(block, monitor)
@@ -200,17 +200,6 @@ class TrainedNet:
         trainers = [_mxnet.trainer_of(param) for param in self._params()]
         for trainer in {id(each): each for each in trainers if isinstance(each, Trainer)}.values():
             trainer.renew_store()
-
-
-def _in_training(listener: Listener) -> Listener:
-    """Return a listener that calls ``listener`` in training mode and does nothing in inference."""
-
-    def called(name: str, array: NDArray) -> None:
-        """Pass a tensor on if this is training."""
-        if autograd.is_training():
-            listener(name, array)
-
-    return called
 
 
 def _backward(heads: Sequence[mx.nd.NDArray], gradients: Sequence[NDArray], loss_scale: float) -> None:

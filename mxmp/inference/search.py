@@ -219,7 +219,8 @@ class Search:
             return lower_to_float16(*self._base, full, device)
 
         graph, params = self._base
-        decisions = lowered((), "gpu")[2]
+        found = lowered((), "gpu")
+        decisions = found[2]
         weighted = [node for node in graph.nodes() if any(entry.node.name in params for entry in node.inputs)]
         layers = [node.name for node in weighted if decisions[node.name].low]
         if not layers:
@@ -227,7 +228,7 @@ class Search:
         kept = self._fall_back(FLOAT16, layers, lambda full: lowered(full, "cpu")[:2], measured=False) if layers else []
         chosen = _candidate_name(FLOAT16, len(kept), "float32")
         if chosen in self._rows and not self._rows[chosen].verdict:
-            graph, params, decisions = lowered(kept, "gpu")
+            graph, params, decisions = lowered(kept, "gpu") if kept else found
         else:
             chosen, decisions = FOLDED, {}
         rows = list(self._rows.values())

@@ -183,6 +183,11 @@ class ScaledStep:
                 observer.after_step()
         return not bad
 
+    @property
+    def at_floor(self) -> bool:
+        """Return whether an overflow cannot lower the loss scale; False if a scaler of the user's does not say."""
+        return getattr(self.scaler, "at_floor", False)
+
     def restart_floor_count(self) -> None:
         """Restart the count of skipped steps in a row at the lowest scale, which would end in ``FloatingPointError``.
 
@@ -274,8 +279,7 @@ class ScaledStep:
         self.steps += 1
         self.last_step_skipped = bool(bad)
         self.overflow_params = tuple(str(g) for g in bad)
-        # A scaler of the user's need not have ``at_floor``.
-        at_floor, before = getattr(self.scaler, "at_floor", False), self.loss_scale
+        at_floor, before = self.at_floor, self.loss_scale
         if before != self.history[-1].loss_scale:  # a user set it, or the step of another trainer
             self.history.append(ScaleEvent(self.steps, before, False))
         self.group.note_step(self, not bad)

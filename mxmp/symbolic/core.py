@@ -32,13 +32,8 @@ class Core:
 
     Parameters
     ----------
-    policy : str, Policy or Plan
-        Which precision operators compute in: a recipe, a policy string, a Policy, a Plan, or the path of a saved Plan.
-    exclude : iterable of str
-        Patterns of names of operators or blocks to keep in FP32, added to those of the policy.
-    loss_scale : {"dynamic"}, float, None or a scaler
-        ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
-        None is no loss scaling.
+    policy, exclude, loss_scale
+        The arguments of the ``Module`` or ``BucketingModule``, which documents them.
 
     Attributes
     ----------

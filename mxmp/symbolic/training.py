@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Callable, Collection, Iterator, Sequence
 
 import mxnet as mx
-from mxnet.ndarray import NDArray
 
-from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, unchanged
+from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_training, unchanged
 from ..policy import Policy
 from ..step.gradients import Gradient
 from ..step.masters import Weight
@@ -144,7 +144,7 @@ class TrainedModule:
                 listeners = Listeners()
                 execs[i] = _mxnet.copy_with_callback(executor, listeners)
                 twins[execs[i]] = listeners, executor
-            listener = _in_training(execs[i], listener_at(execs[i]))
+            listener = in_training(listener_at(execs[i]), partial(_mxnet.is_training, execs[i]))
             twins[execs[i]][0].add(listener)
             self._listening.append((module, i, execs[i], listener))
 
@@ -203,14 +203,3 @@ class TrainedModule:
         monitor = _mxnet.monitor_of(target) if isinstance(target, BucketingModule) else None
         for module in bound if monitor is not None else ():
             module.install_monitor(monitor)
-
-
-def _in_training(executor: mx.executor.Executor, listener: Listener) -> Listener:
-    """Return a listener that calls ``listener`` unless the last forward of ``executor`` was an inference."""
-
-    def called(name: str, array: NDArray) -> None:
-        """Pass a tensor on if this is training."""
-        if _mxnet.is_training(executor):
-            listener(name, array)
-
-    return called

@@ -60,7 +60,13 @@ def page(results: dict[str, Any]) -> str:
         "roofline": "network | share | gain | Amdahl | best | rules | tuned | reached",
         "failures": "network | | variant | why",
     }
-    rows = (emulated, map(tuning, plans), by_torch, map(roofline, filter(bounds, of_task(found, TASKS[0]))), failures)
+    rows: tuple[Any, ...] = (
+        emulated,
+        map(tuning, plans),
+        by_torch,
+        map(roofline, filter(bounds, of_task(found, TASKS[0]))),
+        failures,
+    )
     parts = {name: table(heads[name], each) if (each := list(some)) else "" for name, some in zip(heads, rows)}
     return filled(
         __file__,

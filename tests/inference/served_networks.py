@@ -101,3 +101,8 @@ class Residual(gluon.HybridBlock):
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         return F.relu(x + self.body(x))
+
+
+def batches(images: np.ndarray, count: int = 3, size: int = 32) -> list[mx.nd.NDArray]:
+    """Batches of digits that did not train the network of ``trained_on_digits``, to calibrate it with."""
+    return [mx.nd.array(images[1200 + i * size : 1200 + (i + 1) * size]) for i in range(count)]

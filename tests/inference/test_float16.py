@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mxnet.gluon import nn
 from oracle import sqnr
-from served_networks import digits, trained_on_digits
+from served_networks import batches
 
 import mxmp
 from mxmp.precision.graph import Graph
@@ -19,20 +19,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def net():
-    mx.random.seed(0)
-    np.random.seed(0)
-    return trained_on_digits()
+def calibration(images):
+    return batches(images)
 
 
 @pytest.fixture(scope="module")
-def images():
-    return [mx.nd.array(digits()[0][1200 + 32 * i : 1232 + 32 * i]) for i in range(3)]
-
-
-@pytest.fixture(scope="module")
-def found(net, images):
-    return mxmp.optimize_for_inference(net, images, dtypes="float16")
+def found(net, calibration):
+    return mxmp.optimize_for_inference(net, calibration, dtypes="float16")
 
 
 def test_norms_are_folded_and_layers_are_float16_with_float16_weights(found):
@@ -48,7 +41,7 @@ def test_norms_are_folded_and_layers_are_float16_with_float16_weights(found):
     }
 
 
-def test_the_dtypes_of_the_graph_are_those_of_the_report_and_outputs_are_float32(found, images):
+def test_the_dtypes_of_the_graph_are_those_of_the_report_and_outputs_are_float32(found, calibration):
     outputs = found.symbol.get_internals()
     _, types, _ = outputs.infer_type(data="float32")
     by_name = dict(zip(outputs.list_outputs(), types))
@@ -59,14 +52,14 @@ def test_the_dtypes_of_the_graph_are_those_of_the_report_and_outputs_are_float32
         assert np.dtype(by_name[f"{layer.name}_output"]).name == layer.dtype
 
 
-def test_evaluate_gets_the_emulation_and_its_accuracy_is_in_the_report(net, images):
-    x, outputs = images[0], []
+def test_evaluate_gets_the_emulation_and_its_accuracy_is_in_the_report(net, calibration):
+    x, outputs = calibration[0], []
 
     def evaluate(served):
         outputs.append(served(x).asnumpy())
         return 1.0
 
-    report = mxmp.optimize_for_inference(net, images, dtypes="float16", evaluate=evaluate).report
+    report = mxmp.optimize_for_inference(net, calibration, dtypes="float16", evaluate=evaluate).report
     full, half = outputs
     np.testing.assert_array_equal(half, half.astype("float16"))
     assert 40 < sqnr(full, half) < 80
@@ -78,7 +71,7 @@ def test_evaluate_gets_the_emulation_and_its_accuracy_is_in_the_report(net, imag
     assert "ms  float" not in str(report)
 
 
-def test_the_emulation_is_what_a_converted_network_computes(net, images):
+def test_the_emulation_is_what_a_converted_network_computes(net, calibration):
     """Dense layers alone: no BatchNorm, whose folding moves the roundings."""
     net = nn.HybridSequential()
     net.add(nn.Dense(32, activation="relu", in_units=16), nn.Dense(8, in_units=32))
@@ -107,22 +100,22 @@ def test_a_layer_that_overflows_in_float16_stays_in_float32():
     assert found.arg_params["net_dense0_weight"].dtype == np.float32
 
 
-def test_where_no_layer_is_accurate_enough_the_graph_is_float32_without_onednn(net, images):
-    found = mxmp.optimize_for_inference(net, images, dtypes="float16", min_sqnr=200)
+def test_where_no_layer_is_accurate_enough_the_graph_is_float32_without_onednn(net, calibration):
+    found = mxmp.optimize_for_inference(net, calibration, dtypes="float16", min_sqnr=200)
     assert found.report.chosen == "float32, folded"
     assert "no graph with a layer in it stays within max_drop" in str(found.report)
     assert {np.dtype(value.dtype).name for value in found.arg_params.values()} == {"float32"}
-    x = images[0]
+    x = calibration[0]
     assert sqnr(net(x).asnumpy(), found(x).asnumpy()) > 90
     assert all(not node.op.startswith("_sg") for node in Graph.from_symbol(found.symbol).nodes())
 
 
-def test_its_files_are_half_as_large(net, found, images, tmp_path):
-    full = mxmp.optimize_for_inference(net, images, dtypes=())
+def test_its_files_are_half_as_large(net, found, calibration, tmp_path):
+    full = mxmp.optimize_for_inference(net, calibration, dtypes=())
     sizes = [os.path.getsize(each.export(str(tmp_path / str(i)))[1]) for i, each in enumerate((found, full))]
     assert sizes[0] < 0.6 * sizes[1]
 
 
-def test_float16_beside_dtypes_for_a_cpu_is_refused(net, images):
+def test_float16_beside_dtypes_for_a_cpu_is_refused(net, calibration):
     with pytest.raises(ValueError, match="mixes float16, for a GPU, with dtypes for a CPU: optimize twice"):
-        mxmp.optimize_for_inference(net, images, dtypes=["float16", "int8"])
+        mxmp.optimize_for_inference(net, calibration, dtypes=["float16", "int8"])

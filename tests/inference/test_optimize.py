@@ -13,7 +13,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from oracle import sqnr
-from served_networks import S, conv, digits, filled, forward, preactivation, relu, trained_on_digits, warmed
+from served_networks import S, batches, conv, digits, filled, forward, preactivation, relu, warmed
 
 import mxmp
 from mxmp.__main__ import main
@@ -25,26 +25,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def images():
-    return digits()[0]
-
-
-@pytest.fixture(scope="module")
-def net():
-    mx.random.seed(0)
-    np.random.seed(0)
-    return trained_on_digits()
-
-
-@pytest.fixture(scope="module")
 def held(net, images):
     """Digits that neither trained nor calibrated, their labels, and what FP32 says."""
     x = mx.nd.array(images[1500:])
     return x, digits()[1][1500:], net(x).asnumpy()
-
-
-def batches(images, count=3, size=32):
-    return [mx.nd.array(images[1200 + i * size : 1200 + (i + 1) * size]) for i in range(count)]
 
 
 @pytest.fixture(scope="module")

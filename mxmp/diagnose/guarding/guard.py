@@ -148,7 +148,7 @@ class Guard(StepObserver):
         which counts always.
         """
         gradient = observed is not None and observed.backward
-        return not gradient or self._step.loss_scale <= self._low_scale or getattr(self._step.scaler, "at_floor", False)
+        return not gradient or self._step.loss_scale <= self._low_scale or self._step.at_floor
 
     def _start(self) -> None:
         """Let the probe listen from the next forward on, with a new recording that begins with the weights."""
