@@ -440,9 +440,9 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
     node's outputs (``<node>_<name inside the block>``) to the answer. False hints at a loss head. Python cannot see the
     operators inside such a node; MXNet's gradient pass tells what its backward reads.
 
-    The pass fails for some graphs, such as those with an output that has no gradient. Then the node is cut out of a
-    copy of the graph and the pass runs again. A node is left out of the result if it reads no array exactly once, or if
-    all arrays that it reads once are running statistics.
+    The pass fails for some graphs, such as those with an output that has no gradient. Then, in a copy of the graph, the
+    node is separated from what computes its inputs, and the pass runs again. A node is left out of the result if it
+    reads no array exactly once, or if all arrays that it reads once are running statistics.
     """
     found: dict[str, dict[str, bool]] = {}
     for node in nodes:

@@ -234,7 +234,8 @@ def _is_due(param: Parameter, weight: NDArray) -> bool:
 def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) -> None:
     """Raise ``RuntimeError`` if a backward of an unscaled loss wrote a gradient of ``params`` that is not zero.
 
-    The step would divide it by ``loss_scale``. Waits for the device only where there is such a gradient.
+    The step would divide it by ``loss_scale``. Waits for the device only if an
+    unscaled backward wrote a gradient, which is then read.
     """
     for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():

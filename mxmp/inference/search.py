@@ -452,7 +452,10 @@ class Search:
     # -- choosing -----------------------------------------------------------------------------------
 
     def _choose(self) -> Found:
-        """Measure the times of all candidates that are accurate enough, and return the fastest one with its report."""
+        """Time all graphs of this search that are accurate enough; return the fastest and the report of the search.
+
+        An FP32 graph is returned unless another one is faster in at least three quarters of the rounds.
+        """
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]
         times = self._runner.times(names, 2)

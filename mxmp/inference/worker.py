@@ -80,7 +80,11 @@ class Worker:
         self._graphs: dict[str, Bound] = {}
 
     def data(self, path: str) -> None:
-        """Read the batches from a file of arrays with names such as ``"0:data"``: position of the batch, input."""
+        """Read the batches that all later commands run on from a file, and keep them in this object.
+
+        The file is one of ``mx.nd.save``. The name of an array is, for example, ``"0:data"``: position of the batch,
+        name of the input.
+        """
         found: dict[int, dict[str, NDArray]] = {}
         for key, array in mx.nd.load(path).items():
             number, _, name = key.partition(":")

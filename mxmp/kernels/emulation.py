@@ -21,7 +21,10 @@ __all__ = [
 
 
 def low_nodes(fitted: FittedGraph) -> list[Node]:
-    """Return all operators of the graph that compute in float16 by the plan: on a CPU, each is emulated."""
+    """Return the operators that compute in float16 in the graph of ``fitted``, by its plan.
+
+    They are the ones that the emulation of float16 on a CPU rewrites.
+    """
     return list(fitted.low)
 
 

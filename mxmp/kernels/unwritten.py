@@ -28,7 +28,11 @@ def operators_with_frozen_input(fitted: FittedGraph) -> list[Node]:
     """
 
     def may_lose_gradient(node: Node) -> bool:
-        """Return True if the kernel of ``node`` writes the gradients of two inputs together, and one may be frozen."""
+        """Return True if the kernel of ``node`` may leave one of two gradients unwritten.
+
+        The kernel writes both together, and not if MXNet requests one alone, because the other input has or may have
+        ``grad_req="null"``.
+        """
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
         return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitted.grad_req)
 

@@ -104,8 +104,8 @@ def is_global_average(attrs: Mapping[str, str]) -> bool:
 def _is_unmeasured_volume(call: Call) -> bool:
     """Return whether ``call`` is a 3-D convolution with dilation or with a kernel longer than 7 along an axis.
 
-    The bfloat16 gradients of all other 3-D convolutions were compared with exact sums: oneDNN 2.4 computes them right,
-    around small inputs with the workarounds of ``kernels/padding.py``.
+    If so, it stays in FP32. The bfloat16 gradients of all other 3-D convolutions were compared with exact sums: oneDNN
+    2.4 computes them right, for small inputs only where ``kernels/padding.py`` has padded the input.
     """
     dilated = set(re.findall(r"\d+", call.attrs.get("dilate", ""))) - {"1"}
     return is_volume(call.attrs) and (bool(dilated) or max(map(int, re.findall(r"\d+", call.attrs["kernel"]))) > 7)

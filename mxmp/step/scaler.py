@@ -445,7 +445,8 @@ class ScalerGroup:
     def forget_backward(self, member: Any) -> None:
         """Record that the ScaledStep ``member`` will not step: ``load_states`` has discarded its gradients.
 
-        If no other one has yet to step, earlier overflows are forgotten, and the scaler is not adjusted.
+        If ``member`` was the last one of the group that had to step, the overflows that other members have found since
+        the backward are forgotten, and the scaler is not adjusted.
         """
         self._stop_waiting(member)
         if not self._waiting:

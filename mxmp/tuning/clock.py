@@ -283,8 +283,8 @@ class Timed:
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
     """Return a mapping from each operator of the graph with casts to the owner of the time that it takes.
 
-    The owner is an operator or a cast of the FP32 graph. An operator that a workaround inserted belongs to the owner of
-    the operator that reads it.
+    The owner is an operator of the FP32 graph, or a ``Cast`` of a tensor of the FP32 graph. The time of an operator
+    that a workaround inserted counts as time of the owner of the operator that reads it.
     """
     casts = {}
     for cast in casted.casts:

@@ -42,10 +42,10 @@ _PARALLEL_COPY = 200_000
 
 
 def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[str, float]]:
-    """Measure a job in a process of its own; return the fastest plan and the measured seconds by key.
+    """Measure a job in a process of its own; return the fastest plan and ``job.seconds``.
 
-    If the process crashes, another one starts and leaves out the operators that crashed, or the plan if these are not
-    known. Blocks until the plan is found.
+    If the process crashes, another one starts. It keeps the operators that crashed in FP32, or leaves out the plan that
+    ran if the operators are not known. Blocks until the plan is found.
 
     Parameters
     ----------

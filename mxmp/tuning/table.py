@@ -136,7 +136,7 @@ class Table:
         return self.seconds[self._key(node, low)]
 
     def _beside(self, casts: list[Cast], low: Collection[Node]) -> dict[Node, list[Cast]]:
-        """Return a mapping from each operator beside a cast to the casts beside it.
+        """Return a mapping from each operator beside a cast to the casts beside it, which may change its time.
 
         An operator is beside a cast if it returns the tensor that is cast, or reads the cast tensor. ``casts`` are all
         casts of a plan, and ``low`` are the operators that compute in low precision under it.

@@ -114,7 +114,7 @@ def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -
 def _convolved(
     attrs: Mapping[str, str], data: Shape, out: Shape, gemm: Callable[[int, int, int], Gemm], *, upwards: bool = False
 ) -> Products:
-    """Return the products of a convolution or Deconvolution, and which channels should be multiples.
+    """Return the matrix products of a convolution or Deconvolution, and the sizes that Tensor Cores want as multiples.
 
     ``attrs`` are the operator's parameters, ``data`` and ``out`` the shapes of its input and output. ``gemm`` makes the
     Gemm from the number of groups, the input channels of a group and the output channels of a group. ``upwards`` is
