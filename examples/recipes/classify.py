@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Sequence
 import gluoncv
 import mxnet as mx
 import numpy as np
-from common import Run, parser, predictions
+from common import Run, parser, top_1
 from digits import moved, split
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -134,11 +134,6 @@ def train(network: Network, run: Run) -> tuple[gluon.Block, Sequence[np.ndarray]
         trainer.step(BATCH)
         run.log(loss)
     return net, (images, labels, held, truth)
-
-
-def top_1(net: Any, images: np.ndarray, labels: np.ndarray) -> float:
-    """Return the share of images, in %, whose highest score is their label's. Waits for the device."""
-    return 100 * float((predictions(net, images).argmax(axis=1) == labels).mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

@@ -204,3 +204,8 @@ def predictions(net: Callable, arrays: np.ndarray, size: int = 64) -> np.ndarray
     """Return the net's outputs for all of an array, computed in batches. Waits for the device."""
     parts = range(0, len(arrays), size)
     return np.concatenate([net(mx.nd.array(arrays[i : i + size])).asnumpy() for i in parts])
+
+
+def top_1(net: Callable, images: np.ndarray, labels: np.ndarray) -> float:
+    """Return the share of images, in %, whose highest score is their label's. Waits for the device."""
+    return 100 * float((predictions(net, images).argmax(axis=1) == labels).mean())

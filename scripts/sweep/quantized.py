@@ -59,7 +59,7 @@ def measured(name: str, max_drop: float) -> dict[str, Any]:
             common.parser(__doc__, classify.EPOCHS).parse_args(["--dtype", "float32"]), name, "top-1, %", 10
         )
         net, (images, labels, held, truth) = classify.train(entry, run)
-    found: dict[str, Any] = {"float32": classify.top_1(net, held, truth)}
+    found: dict[str, Any] = {"float32": common.top_1(net, held, truth)}
     for count in BATCHES:
         found[str(count)] = quantized(net, images, labels, (held, truth), entry.copies, count, max_drop)
     return found
@@ -87,7 +87,7 @@ def quantized(
 
     ``copies``: the images, then copies of them that were moved, which are not used here.
     """
-    classify = import_module("classify")
+    common = import_module("common")
     import mxnet as mx
 
     import mxmp
@@ -98,8 +98,8 @@ def quantized(
     tops = []
 
     def evaluate(served: Any) -> float:
-        tops.append(classify.top_1(served, *held))
-        return classify.top_1(served, images[rest], labels[rest])
+        tops.append(common.top_1(served, *held))
+        return common.top_1(served, images[rest], labels[rest])
 
     report = mxmp.optimize_for_inference(net, batches, dtypes=["int8"], evaluate=evaluate, max_drop=max_drop).report
     tried = [each for each in report.candidates if each.score is not None]
