@@ -31,6 +31,7 @@ HOUSE = {
         *("table", "fit", "fusion", "__init__"),
     ],
     "spine": ["pipeline"],
+    "serving": ["folding", "fusing", "lowering", "__init__"],
     "step": [
         *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "multi_tensor", "masters", "statistics"),
         *("step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),
@@ -46,6 +47,7 @@ HOUSE = {
         "checkpoint",
         "parameters",
         "core",
+        "inference",
         "module",
         "bucketing",
         "training",
@@ -57,8 +59,8 @@ HOUSE = {
         "__init__",
     ],
     "inference": [
-        *("folding", "fusing", "lowering", "quantizing", "calibration", "report", "worker", "runner"),
-        *("targets", "search", "optimize", "__init__"),
+        *("quantizing", "calibration", "report", "worker", "runner", "targets", "search", "optimize"),
+        "__init__",
     ],
     "diagnose/shared": ["report", "targets", "__init__"],
     "diagnose/explaining": ["report", "explain", "__init__"],

@@ -2,9 +2,6 @@
 
 =================  ================================================================================
 ``optimize``       the public function
-``folding``        BatchNorm folded into weights, and operators on parameters alone computed once
-``fusing``         MXNet's oneDNN fusion, kept from fusing where the result would be wrong
-``lowering``       the graph in bfloat16
 ``quantizing``     the graph in INT8, by MXNet's own passes
 ``calibration``    the ranges of tensors for INT8, and the signal to quantization noise ratio (SQNR)
 ``worker``         the process in which candidate graphs run
@@ -13,6 +10,8 @@
 ``search``         which graphs are tried, and which one is chosen
 ``report``         the results of a search as data, text and picture
 =================  ================================================================================
+
+The rewrites of graphs that it tries, other than INT8, are in ``mxmp.serving``.
 """
 
 from .optimize import optimize_for_inference

@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 
 from ..child import showing
 from ..precision.graph import Graph
-from .folding import Params
+from ..serving.folding import Params
 from .report import InferenceReport
 from .runner import Runner
 from .search import BFLOAT16, FLOAT16, INT8, Limits, Search

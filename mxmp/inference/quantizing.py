@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.contrib import quantization
 
 from ..precision.graph import Graph
-from .folding import Params
+from ..serving.folding import Params
 
 __all__ = ["QUANTIZED", "Ranges", "quantize", "tensors_to_calibrate"]
 

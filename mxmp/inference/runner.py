@@ -16,7 +16,7 @@ from mxnet.ndarray import NDArray
 
 from ..child import code_of, start_python
 from ..precision.graph import Graph
-from .folding import Params
+from ..serving.folding import Params
 
 __all__ = ["CandidateError", "Runner"]
 

@@ -12,9 +12,9 @@ from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision
 from ..tuning.search import quartiles
 from .calibration import sqnr
-from .folding import Params, fold_constants, fold_norms, without_identities
-from .fusing import fuse
-from .lowering import lower, lower_to_float16
+from ..serving.folding import Params, fold_constants, fold_norms, without_identities
+from ..serving.fusing import fuse
+from ..serving.lowering import lower, lower_to_float16
 from .quantizing import QUANTIZED, Ranges, quantize, tensors_to_calibrate
 from .report import Candidate, InferenceReport, Layer
 from .runner import CandidateError, Runner

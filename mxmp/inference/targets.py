@@ -19,8 +19,8 @@ from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Graph
 from ..symbolic.checkpoint import write_arrays, write_symbol
 from ..symbolic.parameters import check_parameters
-from .folding import Params
-from .fusing import FUSED
+from ..serving.folding import Params
+from ..serving.fusing import FUSED
 from .report import InferenceReport
 
 __all__ = ["OptimizedBlock", "OptimizedSymbol", "Subject", "read_target", "served"]

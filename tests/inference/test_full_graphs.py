@@ -13,8 +13,8 @@ from oracle import sqnr
 from served_networks import S, conv, filled, forward, preactivation, relu, warmed
 
 from mxmp.gluon.graphs import traced_alone
-from mxmp.inference.folding import fold_constants, fold_norms, without_identities
-from mxmp.inference.fusing import FUSED, fuse, inner_operators
+from mxmp.serving.folding import fold_constants, fold_norms, without_identities
+from mxmp.serving.fusing import FUSED, fuse, inner_operators
 from mxmp.precision.graph import Graph
 
 SHAPE = (2, 3, 10, 10)
