@@ -17,6 +17,10 @@ HELP = (["-h"], ["--help"], ["--list"])
 COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench models": ("bench.models", "times whole steps of well-known networks: FP32, mxmp, contrib.amp, PyTorch"),
     "bench inference": ("bench.inference", "times and compares graphs for inference: FP32 fused, bfloat16, INT8"),
+    "bench modules": (
+        "bench.inference:modules",
+        "times predictions of MXNet's Module, and of mxmp's in FP32 and bfloat16",
+    ),
     "bench layouts": ("bench.parts:layouts", "times BatchNorm and grouped convolutions in oneDNN's slow layouts"),
     "bench volumes": ("bench.parts:volumes", "times 3-D convolutions of video networks in bfloat16"),
     "bench update": ("bench.parts:update", "times the check of FP32 gradients and SGD's update on a CPU"),

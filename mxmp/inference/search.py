@@ -10,11 +10,11 @@ import numpy as np
 
 from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision
-from ..tuning.search import quartiles
-from .calibration import sqnr
 from ..serving.folding import Params, fold_constants, fold_norms, without_identities
 from ..serving.fusing import fuse
 from ..serving.lowering import lower, lower_to_float16
+from ..tuning.search import quartiles
+from .calibration import sqnr
 from .quantizing import QUANTIZED, Ranges, quantize, tensors_to_calibrate
 from .report import Candidate, InferenceReport, Layer
 from .runner import CandidateError, Runner

@@ -17,10 +17,10 @@ from ..gluon.graphs import traced_alone
 from ..gluon.parameter import weight_of
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Graph
-from ..symbolic.checkpoint import write_arrays, write_symbol
-from ..symbolic.parameters import check_parameters
 from ..serving.folding import Params
 from ..serving.fusing import FUSED
+from ..symbolic.checkpoint import write_arrays, write_symbol
+from ..symbolic.parameters import check_parameters
 from .report import InferenceReport
 
 __all__ = ["OptimizedBlock", "OptimizedSymbol", "Subject", "read_target", "served"]

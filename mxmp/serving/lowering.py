@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Collection, Mapping
 
 from ..pipeline import emitted
@@ -17,10 +18,17 @@ __all__ = ["lower", "lower_to_float16"]
 
 _BFLOAT16, _FLOAT16 = Policy("bfloat16"), Policy("float16")
 _KEPT = "kept in FP32 for accuracy"
+_UNDECIDED: Mapping[str, Decision] = MappingProxyType({})
 
 
 def lower(
-    graph: Graph, params: Params, full: Collection[str] = (), *, quantizable: bool = False
+    graph: Graph,
+    params: Params,
+    full: Collection[str] = (),
+    *,
+    policy: Policy = _BFLOAT16,
+    decided: Mapping[str, Decision] = _UNDECIDED,
+    quantizable: bool = False,
 ) -> tuple[Graph, Params]:
     """Return a fused copy of an FP32 graph, and its parameters, in bfloat16 where the rules call that safe.
 
@@ -32,19 +40,23 @@ def lower(
         The FP32 graph and its parameters by name. BatchNorm is folded (``fold_norms``); nothing is fused yet.
     full : collection of str
         Names of operators that stay in FP32. Operators that MXNet fuses with one of them stay in FP32 too.
+    policy : Policy
+        A policy of bfloat16.
+    decided : mapping of str to Decision
+        Decisions of a plan of the network, by the operator's name, which are taken before the rules (see ``decide``).
     quantizable : bool
         Fuse only operators that INT8 kernels can compute together (see ``fuse``).
     """
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
     kept = {name for group in groups if set(group) & set(full) for name in group}
-    decided = {name: Decision(names[name].op, False, _KEPT) for name in kept}
-    plan = decide(graph, _BFLOAT16, "cpu", parameters=params, keep_output_names=True, decided=decided)
+    decided = {**decided, **{name: Decision(names[name].op, False, _KEPT) for name in kept}}
+    plan = decide(graph, policy, "cpu", parameters=params, keep_output_names=True, decided=decided)
     for layer, *others in groups:
         # clip's own bfloat16 kernel is slow and truncates the bounds. Fused with a layer, oneDNN computes it in FP32.
         clips = [name for name in others if names[name].op == "clip" and plan.decisions[layer].low]
         decided.update({name: Decision("clip", True, "fused with the layer before it") for name in clips})
-    plan = decide(graph, _BFLOAT16, "cpu", parameters=params, keep_output_names=True, decided=decided)
+    plan = decide(graph, policy, "cpu", parameters=params, keep_output_names=True, decided=decided)
     casted = _casted(graph, plan)
     for clip in casted.workarounds.get("clip_by_bounds", ()):
         source = casted.source[clip]

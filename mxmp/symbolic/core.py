@@ -53,7 +53,9 @@ class Core:
         The executors that report tensors to diagnostics now, each with its callback and with the executor in whose
         place it runs.
     exposed : bool
-        True once a user has accessed a module's executors, and so may have written into their float16 arrays.
+        True once a user has accessed a module's executors, and so may have written into their arrays.
+    shared : bool
+        True once several modules have executors that share arrays.
     """
 
     def __init__(self, policy: str | Policy | Plan, exclude: Iterable[str], loss_scale: Any) -> None:
@@ -64,6 +66,7 @@ class Core:
         self.masters: dict[str, list[NDArray]] = {}
         self.numbers: dict[str, int] = {}
         self.exposed = False
+        self.shared = False
         self.listening_executors: weakref.WeakKeyDictionary[
             mx.executor.Executor, tuple[Listeners, mx.executor.Executor]
         ]

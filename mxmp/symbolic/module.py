@@ -31,6 +31,7 @@ from ..step.updater import Update, Updaters
 from . import _mxnet
 from .checkpoint import SavesParams, write_symbol
 from .core import Core
+from .inference import InferenceExecutor, InferenceGraph
 
 __all__ = ["Module"]
 
@@ -102,6 +103,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         check_policy(self.policy, self._device)
         refuse_compression(self._compression_params)
         self._statistics = RunningStatistics()
+        self._inference_graphs: list[InferenceGraph] = []
+        self._monitored = False
 
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
@@ -164,7 +167,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ValueError
             An operator has no rule, or the Plan is of another Symbol or device.
         """
-        self.core = self.core if shared_module is None else shared_module.core
+        if shared_module is not None:
+            self.core = shared_module.core
+            self.core.shared = True
         fresh = self._arg_params is None
         original = self._symbol
         if force_rebind or not self.binded:
@@ -185,6 +190,50 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if fresh and shared_module is None:
             for name in self.core.low_names & set(self._param_names):
                 self._arg_params[name] = mx.nd.zeros(self._arg_params[name].shape)
+        self._monitored = False
+        self._inference_graphs = self._make_inference_graphs()
+        self._fuse_inference()
+
+    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Bind executors for other shapes; the arguments are those of ``mx.mod.Module.reshape``."""
+        super().reshape(data_shapes, label_shapes)
+        self._fuse_inference()
+
+    def _make_inference_graphs(self) -> list[InferenceGraph]:
+        """Return the graph for inference of each device, or an empty list where the executors' graph is to run.
+
+        That is so if the module trains, on a GPU, in emulated float16, with model parallelism, with states that the
+        user sets, if parameters are not stored in FP32, and if the user has chosen a subgraph backend of MXNet's.
+        """
+        group, plan = self._exec_group, self.plan
+        assert plan is not None
+        if (
+            self.for_training
+            or self._device != "cpu"
+            or (plan.num_low and plan.policy.compute != "bfloat16")
+            or any(self._group2ctxs or ())
+            or self._state_names
+            or self.core.low_names
+            or "MXNET_SUBGRAPH_BACKEND" in os.environ
+        ):
+            return []
+        names = [*group.param_names, *group.aux_names]
+        return [InferenceGraph(self._symbol, plan, names) for _ in group.execs]
+
+    def _fuse_inference(self) -> None:
+        """Let the executors run the graphs for inference, if the module has these, in forwards in inference mode."""
+        execs = self._exec_group.execs
+        for i, graph in enumerate(self._inference_graphs):
+            execs[i] = InferenceExecutor(execs[i], graph, self._knows_parameters)
+
+    def _knows_parameters(self) -> bool:
+        """Return whether only ``init_params`` and ``set_params`` can change parameters, and nobody reads operators."""
+        return not (self._monitored or self.core.exposed or self.core.shared or self.optimizer_initialized)
+
+    def _forget_inference(self) -> None:
+        """Compute the graphs for inference anew before they run again, because parameters have changed."""
+        for graph in self._inference_graphs:
+            graph.forget()
 
     def install_monitor(self, mon: Any) -> None:
         """Install a ``mx.mon.Monitor``, which then reports the operators of the user's Symbol.
@@ -199,6 +248,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         if self.plan is None:
             raise RuntimeError("call bind() first: a monitor is installed in executors")
+        self._monitored = True
         for executor in self._exec_group.execs:
             mon.install(_mxnet.Monitored(executor, self._symbol, self.plan))
 
@@ -206,6 +256,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Initialize parameters as ``mx.mod.Module.init_params``: in FP32, also where they are stored in float16."""
         super().init_params(*args, **kwargs)
         self.core.set_masters(self._arg_params, self.arrays())
+        self._forget_inference()
 
     def set_params(
         self,
@@ -225,6 +276,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             for name, value in low.items():
                 self._arg_params[name][:] = value
             self.core.set_masters(low, self.arrays())
+        self._forget_inference()
 
     def _sync_params_from_devices(self) -> None:
         """Copy the parameters from the devices to the FP32 copies that the module keeps on the CPU.

@@ -7,6 +7,8 @@ what ``--results`` has.
 
 from __future__ import annotations
 
+import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from support.options import parse
 from support.results import read, write
 
 from bench.networks import images, network
+from bench.turns import bench
 
-NAMES = ["resnet50_v1b", "mobilenetv2_1.0", "mobilenetv3_small", "resnet18_v2", "vgg16", "googlenet"]
+NAMES = ["resnet50_v1b", "mobilenetv2_1.0", "mobilenetv3_small", "resnet18_v2", "vgg16", "googlenet", "bert"]
 COLUMNS = ("float32, fused", "bfloat16", "int8")
 
 
@@ -29,12 +32,13 @@ def main(arguments: list[str] | None = None) -> None:
     )
     path = Path(args.results)
     found = read(path)
-    print(f"| network, batch at {args.size} | FP32 | {' | '.join(COLUMNS)} | seconds |\n|{'---|' * (len(COLUMNS) + 3)}")
+    print(f"| network, batch | FP32 | {' | '.join(COLUMNS)} | seconds |\n|{'---|' * (len(COLUMNS) + 3)}")
     for name in args.networks or NAMES:
         for batch in args.batch:
-            key = f"{name}, {batch} at {args.size}"
+            size = args.size if takes_images(name) else network(name).size
+            key = f"{name}, {batch} at {size}"
             if key not in found:
-                found[key] = measured(name, batch, args.size)
+                found[key] = measured(name, batch, size)
                 write(path, found)
             print(row(key, found[key]), flush=True)
 
@@ -46,7 +50,7 @@ def measured(name: str, batch: int, size: int) -> dict[str, Any]:
     import mxmp
 
     net = warmed(name, size)
-    data = [images(batch, size)[0] * scale for scale in (1.0, 0.9, 1.1)]
+    data = [network(name).inputs(batch, size)[0] * scale for scale in (1.0, 0.9, 1.1)]
     start = time.perf_counter()
     report = mxmp.optimize_for_inference(net, data, evaluate=lambda served: 1.0).report
     rows = {each.name: [each.milliseconds, each.sqnr, each.verdict] for each in report.candidates}
@@ -64,10 +68,57 @@ def warmed(name: str, size: int, steps: int = 10) -> Any:
     net.hybridize()
     for _ in range(steps):
         with autograd.record():
-            loss = net(images(4, size)[0]).sum()
+            outputs = net(*network(name).inputs(4, size))
+            loss = (outputs[0] if isinstance(outputs, tuple) else outputs).sum()
         loss.backward()
     mx.nd.waitall()
     return net
+
+
+def takes_images(name: str) -> bool:
+    """Return whether a network's input is a batch of images, of any size."""
+    return network(name).inputs is images
+
+
+def modules(arguments: list[str] | None = None) -> None:
+    """Time predictions of ``mx.mod.Module``, fused by MXNet, against those of ``mxmp.Module`` in FP32 and bfloat16."""
+    args = parse(
+        *(modules.__doc__, arguments, "networks"),
+        networks=([str], f"default: {', '.join(NAMES)}"),
+        batch=[1, 32],
+        size=112,
+        rounds=21,
+    )
+    names = [name for name in args.networks or NAMES if takes_images(name)]
+    rows = (((name, batch), predictions(name, batch, args.size)) for name in names for batch in args.batch)
+    bench("network | batch", rows, args.rounds)
+
+
+def predictions(name: str, batch: int, size: int) -> dict[str, Any]:
+    """Return a call that predicts a batch, for each kind of module."""
+    import mxnet as mx
+
+    import mxmp
+
+    net = warmed(name, size)
+    (data,) = images(batch, size)
+    with tempfile.TemporaryDirectory() as folder:
+        net(data)
+        net.export(f"{folder}/net")
+        symbol, *values = mx.model.load_checkpoint(f"{folder}/net", 0)
+
+    def bound(kind: Any, **options: Any) -> Any:
+        module = kind(symbol, label_names=None, **options)
+        module.bind([("data", data.shape)], for_training=False)
+        module.set_params(*values)
+        return partial(module.forward, mx.io.DataBatch([data]), is_train=False)
+
+    full = mxmp.Policy("bfloat16", exclude=["*"])
+    return {
+        "mx.mod.Module": bound(mx.mod.Module),
+        "mxmp.Module in FP32": bound(mxmp.Module, policy=full),
+        "in bfloat16": bound(mxmp.Module, policy="bfloat16"),
+    }
 
 
 def row(key: str, found: dict[str, Any]) -> str:

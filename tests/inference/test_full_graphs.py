@@ -13,9 +13,9 @@ from oracle import sqnr
 from served_networks import S, conv, filled, forward, preactivation, relu, warmed
 
 from mxmp.gluon.graphs import traced_alone
+from mxmp.precision.graph import Graph
 from mxmp.serving.folding import fold_constants, fold_norms, without_identities
 from mxmp.serving.fusing import FUSED, fuse, inner_operators
-from mxmp.precision.graph import Graph
 
 SHAPE = (2, 3, 10, 10)
 

@@ -1,0 +1,143 @@
+"""The graph for inference of a module that only predicts: BatchNorm folded, fused, weights stored in bfloat16.
+
+``mx.mod.Module`` lets MXNet fuse the graph of such a module by oneDNN. That is wrong for some graphs, so mxmp binds
+executors without it (``kernels/fusion.py``), and they would be slower than plain MXNet's. Forwards in inference mode
+therefore run a second executor, whose graph is fused where that is right and reads weights that were folded and cast
+once. The first executor stays the one that holds the parameters.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, Collection
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from ..kernels.fusion import Unfused
+from ..precision.casts import strip
+from ..precision.graph import Graph
+from ..precision.plan import Plan
+from ..serving.folding import Params, fold_constants, fold_norms, without_identities
+from ..serving.fusing import fuse
+from ..serving.lowering import lower
+
+__all__ = ["InferenceExecutor", "InferenceGraph"]
+
+logger = logging.getLogger("mxmp")
+
+
+class InferenceGraph:
+    """The graph for inference on one device, with parameters that are computed from those of an executor there.
+
+    They are computed when they are first needed, and again after ``forget``.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        The user's FP32 Symbol.
+    plan : Plan
+        The plan that the module's executors follow; of bfloat16, or one in which nothing computes in low precision.
+    parameters : collection of str
+        The names of the parameters and auxiliary states, in contrast to inputs.
+    """
+
+    def __init__(self, symbol: mx.sym.Symbol, plan: Plan, parameters: Collection[str]) -> None:
+        self._network = without_identities(strip(Graph.from_symbol(symbol)))
+        self._plan = plan
+        self._parameters = parameters
+        self._computed: tuple[mx.sym.Symbol, Params] | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Return whether parameters were computed and not forgotten."""
+        return self._computed is not None
+
+    def forget(self) -> None:
+        """Drop the computed parameters, since those of the executor have changed."""
+        self._computed = None
+
+    def bind(self, executor: mx.executor.Executor) -> mx.executor.Executor:
+        """Return an executor of the graph for inference, which reads the arrays of inputs of ``executor``.
+
+        It shares the memory that ``executor`` has for intermediate tensors. Waits for the parameters of ``executor`` if
+        its own must be computed from them.
+        """
+        arrays = {**executor.arg_dict, **executor.aux_dict}
+        if self._computed is None:
+            self._computed = self._compute({name: arrays[name].as_in_context(mx.cpu()) for name in self._parameters})
+        symbol, params = self._computed
+        context = next(iter(arrays.values())).context
+        placed = {**arrays, **{name: value.as_in_context(context) for name, value in params.items()}}
+        args, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+        return Unfused(symbol).bind(
+            context,
+            {name: placed[name] for name in args},
+            grad_req="null",
+            aux_states={name: placed[name] for name in states},
+            shared_exec=executor,
+        )
+
+    def _compute(self, params: Params) -> tuple[mx.sym.Symbol, Params]:
+        """Return the Symbol of the graph for inference, and its parameters, from the network's FP32 ``params``."""
+        graph, params = fold_constants(*fold_norms(self._network, params))
+        if self._plan.num_low:
+            graph, params = lower(graph, params, policy=self._plan.policy, decided=self._plan.decisions)
+        else:
+            graph = fuse(graph)
+        return graph.to_symbol(), params
+
+
+class InferenceExecutor:
+    """An executor that runs an ``InferenceGraph`` when a forward is in inference mode. All else is the executor's.
+
+    Parameters
+    ----------
+    executor : Executor
+        Holds the parameters and inputs, and runs forwards in training mode, and all forwards while ``is_safe`` returns
+        False.
+    graph : InferenceGraph
+        Is forgotten at a forward in training mode, which may change running statistics.
+    is_safe : callable
+        Returns whether all that writes into the executor's parameters calls ``graph.forget``.
+    """
+
+    def __init__(self, executor: mx.executor.Executor, graph: InferenceGraph, is_safe: Callable[[], bool]) -> None:
+        self._executor = executor
+        self._graph = graph
+        self._is_safe = is_safe
+        self._fused: mx.executor.Executor | None = None
+        self._latest = executor
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the executor."""
+        return getattr(self._executor, name)
+
+    @property
+    def outputs(self) -> list[NDArray]:
+        """Return the outputs of the last forward."""
+        return self._latest.outputs
+
+    def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
+        """Run forward; the arguments are those of ``mx.executor.Executor.forward``."""
+        if is_train:
+            self._graph.forget()
+        self._latest = self._executor
+        if not is_train and not kwargs and self._is_safe():
+            self._latest = self._current()
+        return self._latest.forward(is_train, **kwargs)
+
+    def _current(self) -> mx.executor.Executor:
+        """Return the executor of the graph for inference, which is bound again if the graph was forgotten.
+
+        If MXNet cannot bind that graph, logs a warning and returns the executor of the graph with casts, from now on.
+        """
+        if self._fused is None or not self._graph.is_computed:
+            try:
+                self._fused = self._graph.bind(self._executor)
+            except mx.MXNetError as error:
+                self._is_safe = lambda: False
+                reason = str(error).strip().splitlines()[-1]
+                logger.warning("this module predicts by its graph with casts: MXNet fails to fuse it: %s", reason)
+                return self._executor
+        return self._fused

@@ -1,0 +1,228 @@
+"""A module that only predicts: its forwards run a fused graph with folded weights, and give what the network gives."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import mxmp
+from mxmp.inference.calibration import sqnr
+from mxmp.symbolic import _mxnet
+from mxmp.symbolic.inference import InferenceExecutor
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing in this Symbol would run in bfloat16")
+S = mx.sym
+SHAPES = [("data", (4, 3, 8, 8))], [("softmax_label", (4,))]
+# The same executors and graphs as in bfloat16, with every operator in FP32.
+FULL = mxmp.Policy("bfloat16", exclude=["*"])
+
+
+def pre_activation(norm=True):
+    """Two residual units whose convolutions feed a BatchNorm and a skip connection: MXNet fuses them wrongly."""
+    body = S.Convolution(S.var("data"), kernel=(3, 3), pad=(1, 1), num_filter=8, name="c0")
+    for i in (1, 2):
+        inner = S.BatchNorm(body, fix_gamma=False, name=f"b{i}") if norm else body
+        inner = S.Activation(inner, act_type="relu", name=f"r{i}")
+        inner = S.Convolution(inner, kernel=(3, 3), pad=(1, 1), num_filter=8, name=f"c{i}a", no_bias=True)
+        inner = S.Activation(S.BatchNorm(inner, fix_gamma=False, name=f"n{i}"), act_type="relu")
+        body = S.Convolution(inner, kernel=(3, 3), pad=(1, 1), num_filter=8, name=f"c{i}b") + body
+    return S.SoftmaxOutput(S.FullyConnected(S.relu(body), num_hidden=3, name="fc"), name="softmax")
+
+
+def parameters(symbol, seed=0):
+    """Random values; running statistics that are not those of the start."""
+    shapes, _, states = symbol.infer_shape(data=SHAPES[0][0][1])
+    random = np.random.RandomState(seed)
+    named = zip(symbol.list_arguments(), shapes)
+    args = {k: mx.nd.array(random.randn(*s) * 0.3) for k, s in named if k not in ("data", "softmax_label")}
+    auxs = {k: mx.nd.array(random.rand(*s) + 0.5) for k, s in zip(symbol.list_auxiliary_states(), states)}
+    return args, auxs
+
+
+def made(symbol, values, kind=mxmp.Module, policy="bfloat16", training=False, shared=None, contexts=1):
+    mixed = {"policy": policy} if kind is mxmp.Module else {}
+    module = kind(symbol, context=[mx.cpu(k) for k in range(contexts)], **mixed)
+    module.bind(*SHAPES, for_training=training, shared_module=shared)
+    if shared is None:
+        module.set_params(*values)
+    return module
+
+
+def batch(rows=4, seed=0):
+    random = np.random.RandomState(seed)
+    return mx.io.DataBatch([mx.nd.array(random.randn(rows, 3, 8, 8))], [mx.nd.array(random.randint(0, 3, rows))])
+
+
+def answer(module, data=None):
+    module.forward(data or batch(), is_train=False)
+    return module.get_outputs()[0].asnumpy()
+
+
+def ratio(found, expected):
+    return sqnr(expected, found)
+
+
+def fused(module):
+    """Whether the last forward ran a fused graph, by MXNet's own account of it."""
+    executors = _mxnet.group(module).execs
+    return all(isinstance(e, InferenceExecutor) and "_sg_mkldnn" in e._latest.debug_str() for e in executors)
+
+
+@pytest.fixture(autouse=True)
+def _no_backend(monkeypatch):
+    monkeypatch.delenv("MXNET_SUBGRAPH_BACKEND", raising=False)
+
+
+@pytest.fixture
+def symbol():
+    return pre_activation()
+
+
+@pytest.fixture
+def values(symbol):
+    return parameters(symbol)
+
+
+@pytest.fixture
+def expected(symbol, values, monkeypatch):
+    """The answer of plain MXNet, which must not fuse this network."""
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
+    found = answer(made(symbol, values, mx.mod.Module))
+    monkeypatch.delenv("MXNET_SUBGRAPH_BACKEND")
+    return found
+
+
+@pytest.mark.parametrize(("policy", "least"), [(FULL, 90), ("bfloat16", 28), ("bfloat16-safe", 28)], ids=str)
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_a_module_that_predicts_runs_a_fused_graph_and_is_right(symbol, values, expected, policy, least, contexts):
+    module = made(symbol, values, policy=policy, contexts=contexts)
+    assert ratio(answer(module), expected) > least
+    assert fused(module)
+
+
+def test_a_network_without_batch_norm_is_fused_as_well():
+    symbol = pre_activation(norm=False)
+    module = made(symbol, parameters(symbol))
+    answer(module)
+    assert fused(module)
+
+
+def test_no_weight_is_cast_in_a_run(symbol, values):
+    module = made(symbol, values)
+    answer(module)
+    (executor,) = _mxnet.group(module).execs
+    casts = [line for line in executor._latest.debug_str().splitlines() if line.startswith("Op:amp_cast")]
+    assert casts
+    assert not [line for line in casts if "weight" in line or "bias" in line or "gamma" in line]
+
+
+def test_predict_and_score_use_it_for_a_last_batch_of_another_size_too(symbol, values):
+    data, labels = np.random.RandomState(0).randn(10, 3, 8, 8).astype("float32"), np.arange(10) % 3
+    module, plain = made(symbol, values, policy=FULL), made(symbol, values, policy=FULL)
+    _mxnet.group(plain).execs[:] = [e._executor for e in _mxnet.group(plain).execs]
+    found, known = (m.predict(mx.io.NDArrayIter(data, labels, 4)).asnumpy() for m in (module, plain))
+    assert found.shape == (10, 3)
+    assert ratio(found, known) > 90
+    scores = [dict(m.score(mx.io.NDArrayIter(data, labels, 4), "acc")) for m in (module, plain)]
+    assert scores[0] == scores[1]
+    assert ratio(answer(module, batch(2)), answer(plain, batch(2))) > 90
+    assert fused(module)
+
+
+def test_parameters_that_are_set_later_are_used(symbol, values):
+    module, others = made(symbol, values), parameters(symbol, seed=1)
+    first = answer(module)
+    module.set_params(*others)
+    np.testing.assert_array_equal(answer(module), answer(made(symbol, others)))
+    module.set_params(*values)
+    np.testing.assert_array_equal(answer(module), first)
+    module.set_params({"fc_bias": mx.nd.array([3.0, -3, 0])}, {}, allow_missing=True)
+    assert not np.allclose(answer(module), first)
+    module.init_params(arg_params=others[0], aux_params=others[1], force_init=True)
+    np.testing.assert_array_equal(answer(module), answer(made(symbol, others)))
+
+
+def test_running_statistics_that_a_forward_in_training_mode_changes_are_used(symbol, values):
+    module, plain = made(symbol, values, policy=FULL), made(symbol, values, policy=FULL, training=True)
+    answer(module)
+    for each in (module, plain):
+        each.forward(batch(), is_train=True)
+    assert ratio(answer(module), answer(plain)) > 90
+    assert fused(module)
+
+
+def test_what_a_user_writes_into_an_executor_is_used(symbol, values, expected):
+    module = made(symbol, values)
+    assert ratio(answer(module), expected) > 28
+    module._exec_group.execs[0].arg_dict["fc_bias"][:] = [5.0, 0, 0]
+    plain = made(symbol, ({**values[0], "fc_bias": mx.nd.array([5.0, 0, 0])}, values[1]), training=True)
+    np.testing.assert_array_equal(answer(module), answer(plain))
+    assert not fused(module)
+
+
+def test_a_module_that_shares_arrays_with_one_that_trains_follows_its_updates(symbol, values):
+    trainer = made(symbol, values, training=True)
+    module = made(symbol, values, shared=trainer)
+    module.params_initialized = True
+    before = answer(module)
+    trainer.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    trainer.forward_backward(batch())
+    trainer.update()
+    found = answer(module)
+    assert not np.allclose(found, before, atol=1e-3)
+    np.testing.assert_array_equal(found, answer(trainer))
+
+
+def test_a_monitor_sees_every_operator(symbol, values):
+    module, names = made(symbol, values), []
+    answer(module)
+    monitor = mx.mon.Monitor(1, lambda array: array, pattern=".*output", sort=True)
+    module.install_monitor(monitor)
+    monitor.tic()
+    answer(module)
+    names = {name for _, name, _ in monitor.toc()}
+    assert {"c0_output", "b1_output", "r2_output", "softmax_output"} <= names
+
+
+def test_parameters_and_checkpoints_stay_the_user_s(symbol, values, tmp_path):
+    module = made(symbol, values)
+    answer(module)
+    module.save_checkpoint(str(tmp_path / "net"), 0)
+    _, args, auxs = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
+    for found, known in ((args, values[0]), (auxs, values[1])):
+        assert found.keys() == known.keys()
+        for name, value in known.items():
+            np.testing.assert_array_equal(found[name].asnumpy(), value.asnumpy())
+
+
+@pytest.mark.parametrize("why", ["it trains", "emulated float16", "states", "float16 storage", "the user's backend"])
+def test_other_modules_run_the_graph_with_casts(symbol, values, why, monkeypatch):
+    if why == "the user's backend":
+        monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
+    policy = {"emulated float16": "float16", "float16 storage": "float16,params=float16"}.get(why, "bfloat16")
+    module = mxmp.Module(symbol, policy=policy, state_names=["b1_beta"] if why == "states" else None)
+    module.bind(*SHAPES, for_training=why == "it trains")
+    args = {name: value for name, value in values[0].items() if why != "states" or name != "b1_beta"}
+    module.set_params(args, values[1])
+    answer(module)
+    assert not any(isinstance(each, InferenceExecutor) for each in _mxnet.group(module).execs)
+
+
+def test_buckets_share_parameters(values):
+    def build(key):
+        return pre_activation(), ["data"], ["softmax_label"]
+
+    module = mxmp.BucketingModule(build, default_bucket_key=4, context=mx.cpu(), policy="bfloat16")
+    module.bind(*SHAPES, for_training=False)
+    module.set_params(*values)
+
+    def run(key):
+        data = batch(key)
+        data.bucket_key = key
+        data.provide_data, data.provide_label = [("data", (key, 3, 8, 8))], [("softmax_label", (key,))]
+        return answer(module, data)
+
+    first = run(4)
+    run(2)
+    others = parameters(pre_activation(), seed=1)
+    module.set_params(*others)  # in the bucket of 2 rows
+    assert not np.allclose(run(4), first, atol=1e-2)
