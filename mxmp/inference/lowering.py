@@ -22,9 +22,10 @@ _KEPT = "kept in FP32 for accuracy"
 def lower(
     graph: Graph, params: Params, full: Collection[str] = (), *, quantizable: bool = False
 ) -> tuple[Graph, Params]:
-    """Return a fused copy of an FP32 graph, and its parameters, in bfloat16 where the rules call that safe.
+    """Return an FP32 graph, fused and in bfloat16 where the rules call that safe, as a copy, and its parameters.
 
-    Outputs are FP32. Weights of bfloat16 operators are bfloat16 arrays, so nothing casts them in a run.
+    Outputs are FP32. Weights of bfloat16 operators are stored as bfloat16 arrays, so that they need no cast at run
+    time.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ def lower(
     full : collection of str
         Names of operators that stay in FP32. Operators that MXNet fuses with one of them stay in FP32 too.
     quantizable : bool
-        Fuse only operators that INT8 kernels can compute together (see ``fuse``).
+        Fuse only operators that one INT8 kernel can compute together (see ``fuse``).
     """
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
@@ -59,7 +60,8 @@ def lower_to_float16(
 ) -> tuple[Graph, Params, Mapping[str, Decision]]:
     """Return a copy of an FP32 graph in float16 where the rules call that safe, its parameters, and the decisions.
 
-    Outputs are FP32. The decisions are by operator, in graph order.
+    Outputs are FP32. The decisions map the name of each operator, in graph order, to a ``Decision``: whether it
+    computes in float16, and why.
 
     Parameters
     ----------
@@ -68,8 +70,9 @@ def lower_to_float16(
     full : collection of str
         Names of operators that stay in FP32.
     device : {"gpu", "cpu"}
-        ``"gpu"``: weights of float16 operators are float16 arrays, so nothing casts them in a run. ``"cpu"``: the
-        emulation, which computes on a CPU what the graph for a GPU computes there; its arrays are FP32.
+        ``"gpu"``: weights of float16 operators are stored as float16 arrays, so that they need no cast at run time.
+        ``"cpu"``: the emulation, a graph that computes on a CPU what the graph for a GPU computes there; its parameters
+        are FP32.
     """
     names = {name: node for node, name in graph.names().items()}
     kept = {name: Decision(names[name].op, False, _KEPT) for name in full}
@@ -85,13 +88,16 @@ def lower_to_float16(
 
 
 def _casted(graph: Graph, plan: Plan) -> CastGraph:
-    """Return the graph with casts of ``plan`` for a network whose variables have no gradients."""
+    """Return the graph by ``plan`` for inference, with casts and with the workarounds of the plan's device.
+
+    No variable has a gradient, so workarounds for wrong gradients are left out.
+    """
     not_requested = {node.name: "null" for node in graph.nodes() if node.is_variable}
     return emitted(graph, plan, not_requested, large_inputs=True)
 
 
 def _without_marks(graph: Graph) -> Graph:
-    """Remove the attributes by which mxmp finds its own operators, and return the same graph."""
+    """Remove, in place, the attributes that mark operators as inserted by mxmp, and return the same graph."""
     for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
     return graph
