@@ -4,7 +4,7 @@
 ``optimize``       the public function
 ``folding``        BatchNorm folded into weights, and operators on parameters alone computed once
 ``fusing``         MXNet's oneDNN fusion, kept from fusing where the result would be wrong
-``lowering``       the graph in bfloat16
+``lowering``       the graph in bfloat16, or in float16 for a GPU
 ``quantizing``     the graph in INT8, by MXNet's own passes
 ``calibration``    the ranges of tensors for INT8, and the signal to quantization noise ratio (SQNR)
 ``worker``         the process in which candidate graphs run

@@ -68,10 +68,10 @@ def _min_max(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end
 
 
 def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the range for INT8 that keeps a tensor's histogram most alike, by Kullback-Leibler divergence.
+    """Return the range for INT8 with which a tensor's rounded values are distributed most like the exact values.
 
-    MXNet's operator ``calibrate_entropy`` finds it. The arguments are the tuple of the tensor in
-    ``Statistics.histograms``.
+    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence. The arguments are the tuple of the
+    tensor in ``Statistics.histograms``.
     """
     bins = _UINT8_BINS if low >= 0 else _INT8_BINS
     threshold, _ = mx.nd.contrib.calibrate_entropy(mx.nd.array(counts), mx.nd.array(edges), num_quantized_bins=bins)

@@ -138,11 +138,12 @@ def _is_true(text: str) -> bool:
 
 
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
-    """Compute operators that read only parameters now; return a copy of the graph without them, and its parameters.
+    """Compute operators that read only parameters; return a copy of the graph without them, and its parameters.
 
-    Only mxmp's own operators, such as casts of weights, are computed so, and operators that only move values, such as
-    those that join the weights of an RNN into one vector. The result of each becomes a new parameter if another
-    operator reads it. Parameters that only these operators read are left out. Computes on the CPU.
+    This saves computing them in every run. Only mxmp's own operators are computed here, such as casts of weights, and
+    operators that only move values, such as those that join the weights of an RNN into one vector. The result of each
+    becomes a new parameter if another operator reads it. Parameters that only these operators read are left out.
+    Computes on the CPU.
     """
     copy = copied(graph)
     constant: set[Node] = set()

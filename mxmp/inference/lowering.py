@@ -22,7 +22,7 @@ _KEPT = "kept in FP32 for accuracy"
 def lower(
     graph: Graph, params: Params, full: Collection[str] = (), *, quantizable: bool = False
 ) -> tuple[Graph, Params]:
-    """Return an FP32 graph, fused and in bfloat16 where the rules call that safe, as a copy, and its parameters.
+    """Return a fused copy of an FP32 graph, in bfloat16 where the rules call that safe, and its parameters.
 
     Outputs are FP32. Weights of bfloat16 operators are stored as bfloat16 arrays, so that they need no cast at run
     time.
@@ -88,9 +88,9 @@ def lower_to_float16(
 
 
 def _casted(graph: Graph, plan: Plan) -> CastGraph:
-    """Return the graph by ``plan`` for inference, with casts and with the workarounds of the plan's device.
+    """Return the graph that runs by ``plan``, with casts and with the workarounds of the plan's device.
 
-    No variable has a gradient, so workarounds for wrong gradients are left out.
+    In inference no variable has a gradient, so workarounds for wrong gradients are left out.
     """
     not_requested = {node.name: "null" for node in graph.nodes() if node.is_variable}
     return emitted(graph, plan, not_requested, large_inputs=True)

@@ -127,8 +127,8 @@ class Runner:
     def profile(self, name: str, rounds: int = 3) -> dict[str, tuple[float, str]]:
         """Return the time and dtype of each operator in a run of the graph ``name`` on the first batch.
 
-        From the name of the operator's output, such as ``"fc1_output"``, to its time in milliseconds, the shortest in
-        ``rounds`` runs, and the dtype of the output, such as ``"float32"``.
+        The dict maps the name of an operator's output, such as ``"fc1_output"``, to the operator's time in
+        milliseconds, the shortest in ``rounds`` runs, and the dtype of the output, such as ``"float32"``.
         """
         return self._ask("profile", graph=self._graphs[name], rounds=rounds)
 

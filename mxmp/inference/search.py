@@ -64,7 +64,7 @@ class Found(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """A graph that was tried, with its parameters by name, and ``why`` each operator, by name, has its dtype."""
+    """A graph that was tried, and its parameters by name; ``why`` maps operators' names to reasons for their dtypes."""
 
     graph: Graph
     params: Params
@@ -189,7 +189,7 @@ class Search:
     # -- bfloat16 -----------------------------------------------------------------------------------
 
     def _try_bfloat16(self) -> None:
-        """Try graphs in bfloat16, with as few layers in FP32 as accuracy allows."""
+        """Try graphs in bfloat16: with all layers that may be in it, or else with as few in FP32 as accuracy allows."""
         self._tell(BFLOAT16)
 
         def build(full: Collection[str]) -> tuple[Graph, Params]:
@@ -260,7 +260,7 @@ class Search:
     # -- INT8 ---------------------------------------------------------------------------------------
 
     def _try_int8(self) -> None:
-        """Try graphs in INT8 with as few layers in FP32 as accuracy allows.
+        """Try graphs in INT8: with all layers that can be in it, or else with as few in FP32 as accuracy allows.
 
         If some layers have to be in FP32 and a bfloat16 graph was accurate enough, a graph with these layers in
         bfloat16 instead is tried too.

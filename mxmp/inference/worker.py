@@ -145,8 +145,9 @@ class Worker:
     def profile(self, graph: Mapping[str, Any], rounds: int) -> dict[str, tuple[float, str]]:
         """Return the time and dtype of each operator in a run of a graph on the first batch.
 
-        From the name of the operator's output, such as ``"fc1_output"``, to its time in milliseconds, the shortest in
-        ``rounds`` runs, and the dtype of the output, such as ``"float32"``. Operators run one after another.
+        The dict maps the name of an operator's output, such as ``"fc1_output"``, to the operator's time in
+        milliseconds, the shortest in ``rounds`` runs, and the dtype of the output, such as ``"float32"``. Operators run
+        one after another.
         """
         executor = self._bound(graph, anew=True).at(self._batches[0])
         least: dict[str, float] = {}

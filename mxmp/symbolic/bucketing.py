@@ -29,9 +29,9 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         ``sym_gen``, ``default_bucket_key`` and the other arguments of ``mx.mod.BucketingModule``.
         ``compression_params`` must be None.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of the default bucket's Symbol, or the
-        path of a saved Plan. In another bucket, a Plan decides for the operators that have the same name and type in
-        the default bucket, and the rules decide for all others.
+        A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
+        Plan of the default bucket's Symbol, or the path of a saved Plan. In another bucket, a Plan decides for the
+        operators that have the same name and type in the default bucket, and the rules decide for all others.
     exclude : iterable of str
         Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
     loss_scale : {"dynamic"}, float, None or a scaler

@@ -34,8 +34,8 @@ def cast_symbol(
     ----------
     sym : mxnet.symbol.Symbol
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan that was made for ``sym``, or the path
-        of a saved Plan.
+        A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
+        Plan that was made for ``sym``, or the path of a saved Plan.
     exclude : iterable of str
         Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
         A warning names the patterns that match nothing.

@@ -49,8 +49,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ``data_names``, ``label_names`` and the other arguments of ``mx.mod.Module``. ``compression_params`` must be
         None.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan that was made for ``symbol``, or the
-        path of a saved Plan.
+        A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
+        Plan that was made for ``symbol``, or the path of a saved Plan.
     exclude : iterable of str
         Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
     loss_scale : {"dynamic"}, float, None or a scaler
@@ -456,8 +456,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         def apply() -> None:
             """Divide the gradients by the loss scale and update all weights; runs only if the gradients are finite.
 
-            The optimizer SGLD adds other random noise in each worker, so after it the weights of rank 0 are sent to
-            all.
+            The optimizer SGLD adds different random noise in each worker, so after it rank 0's weights are sent to all
+            workers.
             """
             self._updater.apply(updates, 1.0 / self.core.scaled_by, reduced=kvstore is not None)
             share_drawn(kvstore, self._optimizer, self._weights_by_key)

@@ -100,7 +100,7 @@ class TrainedModule:
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
         """Run one forward and one backward of a batch on all devices, without an update.
 
-        A diagnosis repeats a step so to see its tensors.
+        A diagnosis runs a batch again in this way to see the tensors of a step.
 
         Parameters
         ----------
