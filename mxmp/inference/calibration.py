@@ -22,11 +22,14 @@ _PERCENTILE = 0.9999
 class Statistics:
     """Histograms of the values of tensors over several batches, from which calibrators compute ranges for INT8.
 
+    A calibrator is one of three ways to choose the range of values that INT8 represents; ``CALIBRATORS`` lists them.
+
     Attributes
     ----------
     histograms : dict of str to tuple
-        From the name of a tensor to (counts, edges, low, high, end), as ``mxnet.contrib.quantization`` has them: NumPy
-        arrays of the counts and the edges of bins that reach from -end to end, and the exact smallest and largest
+        From the name of a tensor, such as ``"fc1_output"``, to (counts, edges, low, high, end), as in
+        ``mxnet.contrib.quantization``. ``counts`` and ``edges`` are NumPy arrays: the number of values in each bin, and
+        the edges of the bins, which reach from -end to end. ``low`` and ``high`` are the smallest and the largest
         value.
     """
 
@@ -34,7 +37,10 @@ class Statistics:
         self.histograms: dict[str, tuple] = {}
 
     def add(self, name: str, values: np.ndarray) -> None:
-        """Add the values that the tensor ``name`` has in one more batch to the tensor's histogram."""
+        """Add the values that the tensor ``name`` has in one more batch to the tensor's histogram.
+
+        Of a large tensor about 100,000 values are counted; the smallest and the largest are found among all.
+        """
         low, high = float(values.min()), float(values.max())
         flat = values.reshape(-1)
         flat = flat[:: max(flat.size // _SAMPLES, 1)]
@@ -46,22 +52,26 @@ class Statistics:
             self.histograms[name] = (counts, edges, low, high, end)
 
     def ranges(self, calibrator: str) -> dict[str, tuple[float, float]]:
-        """Return (smallest, largest) value that INT8 should represent, for each tensor by name.
+        """Return, for each tensor by name, the smallest and the largest value that INT8 should represent.
 
-        ``calibrator`` is a key of ``CALIBRATORS``, such as ``"entropy"``. Values beyond the range are clipped.
+        Values beyond this range are clipped. ``calibrator`` is a key of ``CALIBRATORS``, such as ``"entropy"``.
         """
         return {name: CALIBRATORS[calibrator](*histogram) for name, histogram in self.histograms.items()}
 
 
 def _min_max(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the range from the smallest to the largest value of a tensor. Arguments: see ``Statistics.histograms``."""
+    """Return the smallest and the largest value of a tensor as its range for INT8, so that no value is clipped.
+
+    The arguments are the tuple of the tensor in ``Statistics.histograms``.
+    """
     return low, high
 
 
 def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the range in which INT8 loses the least information of a histogram, by Kullback-Leibler divergence.
+    """Return the range for INT8 with which a tensor's rounded values are distributed most like the exact values.
 
-    MXNet's operator ``calibrate_entropy`` finds it. Arguments: see ``Statistics.histograms``.
+    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence. The arguments are the tuple of the
+    tensor in ``Statistics.histograms``.
     """
     bins = _UINT8_BINS if low >= 0 else _INT8_BINS
     threshold, _ = mx.nd.contrib.calibrate_entropy(mx.nd.array(counts), mx.nd.array(edges), num_quantized_bins=bins)
@@ -69,7 +79,11 @@ def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end
 
 
 def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the range that holds at least 99.99 % of the values. Arguments: see ``Statistics.histograms``."""
+    """Return the range for INT8, symmetric around 0, that holds at least 99.99 % of the values that were counted.
+
+    It ends at the smallest and the largest value of the tensor if these are nearer to 0. The arguments are the tuple of
+    the tensor in ``Statistics.histograms``.
+    """
     half = len(counts) // 2
     folded = counts[half + 1 :] + counts[:half][::-1]
     share = (np.cumsum(folded) + counts[half]) / max(counts.sum(), 1)
@@ -77,7 +91,10 @@ def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, 
 
 
 def _cut(threshold: float, low: float, high: float) -> tuple[float, float]:
-    """Return the range from -threshold to threshold, cut to the range from ``low`` to ``high`` of a tensor."""
+    """Return the part of the range from -threshold to threshold that lies between ``low`` and ``high``.
+
+    These are the smallest and the largest value of a tensor: INT8 need not represent values that never occur.
+    """
     return max(-threshold, low), min(threshold, high)
 
 
@@ -92,9 +109,9 @@ CALIBRATORS: Mapping[str, Callable[..., tuple[float, float]]] = {
 def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
     """Return the signal to quantization noise ratio of ``value`` against ``reference``, two arrays of one shape, in dB.
 
-    10 * log10(sum(reference**2) / sum((reference - value)**2)), computed in float64; inf where the arrays are equal.
-    Infinite elements, as masks have, must be equal and are left out of the sums. The ratio is -inf where they differ,
-    or where ``value`` holds a NaN or an infinity that ``reference`` does not.
+    10 * log10(sum(reference**2) / sum((reference - value)**2)), computed in float64; inf if the arrays are equal.
+    Elements that are infinite in ``reference``, as in a mask, are left out of the sums. The ratio is -inf if ``value``
+    differs there, or is infinite or NaN where ``reference`` is finite.
     """
     exact, finite = reference.astype("float64"), np.isfinite(reference)
     if not np.array_equal(exact[~finite], value[~finite]) or not np.isfinite(value[finite]).all():

@@ -44,13 +44,14 @@ def optimize_for_inference(
     no time is measured. Its arrays are on the CPU: ``found.collect_params().reset_ctx(mx.gpu())`` moves those of a
     block.
 
-    The graphs run in another process, so that a kernel that crashes ends only that process; the report then has a line
-    on it. The call returns when all have run.
+    The graphs run in another process, so that a kernel that crashes ends only that process; the report then says so.
+    The call returns when all have run.
 
     Parameters
     ----------
     target : HybridBlock or Symbol
-        A network with FP32 weights on the CPU. If mxmp has converted it, it is optimized as it was before.
+        A network with FP32 weights on the CPU; for float16 also on a GPU. If mxmp has converted it, the casts are
+        removed first and FP32 weights are used.
     calibration : iterable of batches
         Inputs of the network, without labels. A batch is an array, a tuple of arrays, a ``DataBatch`` or, for a
         Symbol, a dict from the names of inputs to arrays. The first two thirds of the batches calibrate INT8, the
@@ -61,8 +62,8 @@ def optimize_for_inference(
         nothing else is.
     evaluate : callable, optional
         Takes an ``OptimizedBlock`` or ``OptimizedSymbol``, as this function returns it, and returns its accuracy as a
-        number, higher is better. It is called in this process for FP32 and for each candidate. The candidates are
-        chosen by this number, so judge the result on data that ``evaluate`` does not see.
+        number, higher is better. It is called in this process for FP32 and for each graph in another dtype that runs.
+        It decides which graphs are accurate enough, so judge the result on data that ``evaluate`` does not see.
     max_drop : float
         With ``evaluate``, how much lower than for FP32 its number may be. Without, the share of samples (from 0 to 1)
         whose largest score may be at another place than in FP32.
@@ -85,9 +86,9 @@ def optimize_for_inference(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        The network has no graph or no values, is on a GPU, or holds NaN or infinity. Or there is no calibration data,
-        or it does not fit the network or is not finite. Or a dtype is unknown, or ``evaluate`` returned no finite
-        number.
+        The network has no graph or no values, is on a GPU (unless for float16), or holds NaN or infinity. Or there is
+        no calibration data, or it does not fit the network or is not finite. Or a dtype is unknown, ``max_drop`` is
+        negative, or ``evaluate`` returned no finite number.
     RuntimeError
         Python does not know its own executable, so no other process can be started.
     mxmp.inference.runner.CandidateError
@@ -98,7 +99,10 @@ def optimize_for_inference(
     batches, calibrating, held, notes = _split(subject.batches)
 
     def score(graph: Graph, params: Params) -> float:
-        """Return the user's ``evaluate`` of the network with this graph. Raises ``ValueError`` if it is not finite."""
+        """Return what the user's ``evaluate`` returns for the network with this graph and these parameters.
+
+        Raises ``ValueError`` if that is not a finite number.
+        """
         assert evaluate is not None
         value = evaluate(served(subject, graph, params, _NO_REPORT))
         if not isfinite(value):
@@ -141,9 +145,20 @@ def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
 def _split(batches: Sequence[Batch]) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
     """Decide which batches calibrate INT8 and which measure accuracy.
 
-    Returns the list of batches, the positions in it of those that calibrate, the positions of those that measure, and
-    notes for the report. Of several batches, the last third measures. Behind a single batch, which stays to be timed,
-    its two halves are added; if it has one row, it both calibrates and measures, and a note says so.
+    Of several batches, the last third measures. A single batch is cut into two halves, one for each purpose, which are
+    added after it; the whole batch stays the first, which is timed. A batch that cannot be cut, for example because it
+    has one row, does both.
+
+    Returns
+    -------
+    sequence of batches
+        The given batches, and the two halves if there are any.
+    list of int
+        The positions in this sequence of the batches that calibrate.
+    list of int
+        The positions in this sequence of the batches that measure.
+    list of str
+        Notes for the report: whether one batch did both.
     """
     if len(batches) > 1:
         held = max(len(batches) // 3, 1)
@@ -158,9 +173,10 @@ def _split(batches: Sequence[Batch]) -> tuple[Sequence[Batch], list[int], list[i
 
 
 def _has_vnni(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """Return True if this CPU has the instructions (VNNI or AMX) by which INT8 products are fast and do not overflow.
+    """Return True if this CPU has the instructions (VNNI or AMX) with which INT8 kernels are fast and do not overflow.
 
-    ``cpuinfo`` is the file that lists the CPU's instruction sets. True also where it cannot be read or lists none.
+    Without them, INT8 kernels add two products of INT8 numbers in 16 bits, which may overflow. ``cpuinfo`` is the file
+    that lists the CPU's instruction sets. The result is True, too, if that file cannot be read or lists none.
     """
     try:
         with open(cpuinfo, encoding="utf-8") as file:

@@ -19,23 +19,24 @@ QUANTIZED = "quantized_"
 
 
 class _KnownRanges:
-    """A collector of ranges, as MXNet's quantization takes one, that has the ranges from the start.
+    """A collector of ranges for MXNet's quantization that is given all ranges beforehand and collects nothing.
 
-    MXNet reads ``min_max_dict``, from the names of tensors to their ranges.
+    mxmp has calibrated them itself. MXNet reads the attribute ``min_max_dict``, from the names of tensors to their
+    ranges.
     """
 
     def __init__(self, ranges: Ranges) -> None:
         self.min_max_dict = dict(ranges)
 
     def collect(self, name: str, array: object) -> None:
-        """Ignore the values of a tensor; MXNet requires the method of a collector."""
+        """Do nothing: MXNet requires a collector to have this method, but the ranges are known already."""
 
 
 def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
-    """Return, sorted, the names of all tensors whose ranges ``quantize`` may need for a graph, whatever is excluded.
+    """Return, sorted, the names of all tensors whose ranges ``quantize`` may need for a graph.
 
-    These are outputs of operators, such as ``"fc1_output"``, and inputs of the graph, such as ``"data"``. ``graph`` is
-    fused with ``quantizable``.
+    They are outputs of operators, such as ``"fc1_output"``, and inputs of the graph, such as ``"data"``, and suffice
+    for any choice of operators that stay out of INT8. ``graph`` is one of ``fuse(..., quantizable=True)``.
     """
     return sorted(set(_quantized(graph, params, (), True, "naive", None)[1].include_layer))
 
@@ -48,23 +49,23 @@ def quantize(
     Parameters
     ----------
     graph : Graph
-        In FP32 or partly bfloat16, fused with ``quantizable``.
+        In FP32 or partly bfloat16, from ``fuse(..., quantizable=True)``.
     params : dict of str to NDArray
-        The parameters of the graph.
+        The parameters of the graph by name.
     ranges : mapping of str to (smallest, largest)
-        The ranges of the tensors that ``tensors_to_calibrate`` names.
+        The range of values that INT8 represents, for each tensor that ``tensors_to_calibrate`` names.
     excluded : collection of str
         Names of operators that keep their dtype.
     every : bool
-        True also quantizes operators that gain nothing by INT8 alone, such as poolings and additions, where no operator
-        beside them is in INT8.
+        True also quantizes operators such as poolings and additions if none of their neighbors is in INT8, though this
+        makes them no faster.
 
     Returns
     -------
     Graph
         The quantized graph, of new nodes.
     dict of str to NDArray
-        Its parameters, with weights in INT8.
+        Its parameters by name, with weights in INT8.
     list of str
         The names in ``graph`` of the operators that compute in INT8, in graph order.
 
@@ -84,11 +85,11 @@ def quantize(
 def _quantized(
     graph: Graph, params: Params, excluded: Collection[str], every: bool, mode: str, collector: Any
 ) -> tuple[mx.sym.Symbol, Any]:
-    """Return MXNet's INT8 Symbol for a graph, not yet calibrated, and the collector of ranges.
+    """Return MXNet's INT8 Symbol for a graph, before the ranges are set in it, and a collector of ranges.
 
-    ``excluded`` and ``every`` are as for ``quantize``. ``mode`` is MXNet's ``calib_mode``: with ``"naive"`` the
-    returned collector is a new one, whose ``include_layer`` names the tensors that need ranges; with ``"customize"`` it
-    is ``collector``.
+    ``excluded`` and ``every`` are as for ``quantize``. ``mode`` is MXNet's ``calib_mode``. With ``"naive"`` the
+    returned collector is a new one, whose ``include_layer`` names the tensors that need ranges. With ``"customize"`` it
+    is ``collector``, which then has the ranges.
     """
     made, _, _, collector = quantization.quantize_graph(
         graph.to_symbol(),
@@ -106,7 +107,7 @@ def _quantized(
 
 
 def _by_kind(graph: Graph, params: Params) -> tuple[Params, Params]:
-    """Return the arguments among the parameters of a graph, and the auxiliary states, both by name."""
+    """Split the parameters of a graph into its arguments and its auxiliary states, both by name."""
     states = set(graph.to_symbol().list_auxiliary_states())
     arguments = {name: value for name, value in params.items() if name not in states}
     return arguments, {name: value for name, value in params.items() if name in states}

@@ -21,20 +21,22 @@ class Candidate(NamedTuple):
     name : str
         Such as ``"float32, fused"``, or ``"int8, 3 in float32"``: INT8 but for three layers.
     milliseconds : float or None
-        Median time of a batch. None if it was not timed, as it is not accurate enough or fails.
+        Median time of a batch. None if the graph was not timed: it is not accurate enough, fails, or was tried for a
+        GPU.
     gain : tuple of float or None
         Speed relative to the baseline of the report, measured in the same rounds: lower quartile, median and upper
-        quartile. 2.0 is twice as fast. None if it was not timed.
+        quartile. 2.0 is twice as fast. None if the graph was not timed.
     sqnr : float or None
-        The signal to quantization noise ratio of the worst output against that of the network in FP32, in dB, on the
-        batches that measure (for FP32 on all batches). None if the graph could not run.
+        The signal to quantization noise ratio in dB against the network in FP32, of the output for which it is lowest,
+        on the batches that measure accuracy (for an FP32 graph, on all batches). None if the graph could not run.
     agreement : float or None
         The share of samples, from 0 to 1, whose largest score in the first output is at the same place as in FP32. None
-        if the first output is not a matrix of scores, or if the graph could not run.
+        for the unchanged FP32 network, if the first output is not a matrix of scores, or if the graph could not run.
     score : float or None
-        What ``evaluate`` returned for the graph; None if it was not called.
+        What ``evaluate`` returned for the graph. None for FP32 graphs, if there is no ``evaluate``, or if the graph
+        could not run.
     verdict : str
-        Why the graph may not be served, such as ``"below 20 dB"``; empty if it may.
+        Why the graph may not be returned, such as ``"below 20 dB"``; empty if it may.
     """
 
     name: str
@@ -52,14 +54,16 @@ class Layer(NamedTuple):
     Attributes
     ----------
     name, op : str
-        Its name in the fused graph, and its operator in MXNet, such as ``"_sg_mkldnn_conv"``.
+        The operator's name (in INT8, that before the quantization), and its type in MXNet, such as
+        ``"_sg_mkldnn_conv"``.
     dtype : str
-        What it computes in: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+        ``"int8"`` if the operator was quantized, otherwise the dtype of its output, such as ``"bfloat16"``. In a graph
+        for a GPU, the dtype that it computes in: ``"float16"`` or ``"float32"``.
     why : str
         Why it has this dtype; empty if there is nothing to say.
     sqnr : float or None
-        The signal to quantization noise ratio of the network's outputs, in dB, if this operator alone is in INT8 (or
-        bfloat16, if INT8 was not tried). None if that was not measured.
+        The signal to quantization noise ratio of the network's outputs, in dB, if this operator alone is in INT8,
+        bfloat16 or float16: the one of these in which it was measured last. None if that was not measured.
     milliseconds : float or None
         Time of the operator for one batch, when operators run one after another. None if it was not measured.
     """
@@ -79,16 +83,18 @@ class InferenceReport:
     Attributes
     ----------
     chosen : str
-        The name of the candidate that was returned.
+        The name of the candidate, that is the tried graph, that was returned.
     baseline : str
-        The name of the fastest FP32 candidate, against which speed is measured.
+        The name of the fastest FP32 candidate, against which speed is measured. For a GPU nothing is timed, and it is
+        ``"float32, folded"``.
     candidates : list of Candidate
         All graphs that were tried.
     layers : list of Layer
         The operators of the chosen graph, in graph order.
     calibrators : dict of str to float
-        From a calibrator, such as ``"entropy"``, to the signal to quantization noise ratio in dB of the network with
-        all operators in INT8 that can be. The ranges of the best one were used. Empty if INT8 was not tried.
+        From the name of each way to choose the ranges of INT8, such as ``"entropy"``, to the signal to quantization
+        noise ratio in dB of the network with all operators in INT8 that can be. The ranges with the highest ratio were
+        used. Empty if no INT8 graph ran.
     notes : list of str
         Sentences on what is not faster here, could not be made, or was left out.
     """
@@ -101,7 +107,7 @@ class InferenceReport:
     notes: List[str]
 
     def save(self, path: str) -> None:
-        """Write the report as JSON to the file ``path``, which appears whole or, with ``OSError``, not at all."""
+        """Write the report as JSON to the file ``path``; after an ``OSError`` the file is as it was before."""
         raw = asdict(self)
         raw["candidates"] = [each._asdict() for each in self.candidates]
         raw["layers"] = [each._asdict() for each in self.layers]
@@ -109,9 +115,10 @@ class InferenceReport:
             json.dump(raw, file, indent=1)
 
     def plot(self, path: Optional[str] = None) -> object:
-        """Return a matplotlib ``Figure`` with a dot for each timed candidate: time of a batch, and SQNR in dB.
+        """Return a matplotlib ``Figure`` with a dot for each timed candidate: time of a batch against SQNR in dB.
 
-        The chosen candidate is red. An SQNR of infinity is drawn as high as the highest finite one.
+        SQNR is the signal to quantization noise ratio. The chosen candidate is red. An SQNR of infinity is drawn as
+        high as the highest finite one.
 
         Parameters
         ----------
@@ -177,7 +184,10 @@ class InferenceReport:
         return "\n".join([*text, *self.notes])
 
     def _row(self, each: Candidate) -> Tuple[str, ...]:
-        """Return the seven cells of a candidate's line in the text, empty for None. ``*`` marks the chosen one."""
+        """Return the seven cells of a candidate's line in the printed table; a cell without a value is empty.
+
+        ``*`` in front of the name marks the candidate that was chosen.
+        """
         gain = "" if each.gain is None else "{1:.2f} ({0:.2f} to {2:.2f})".format(*each.gain)
         return (
             ("* " if each.name == self.chosen else "  ") + each.name,

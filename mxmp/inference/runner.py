@@ -30,7 +30,7 @@ class CandidateError(Exception):
     Attributes
     ----------
     crashed : bool
-        True if the process in which the graph ran ended; False if the process answered with an error of MXNet's.
+        True if the process in which the graph ran has crashed; False if MXNet raised an error and the process runs on.
     """
 
     def __init__(self, reason: str, crashed: bool = False) -> None:
@@ -41,14 +41,15 @@ class CandidateError(Exception):
 class Runner:
     """Runs graphs on batches of data in another process, so that a kernel that crashes does not end this one.
 
-    A context manager: at its end, the other process is killed and its files are deleted. The process is started by the
-    first request, and again by the next request after a crash. All requests wait for the answer. They raise
-    ``CandidateError`` if the graph fails or crashes.
+    A context manager: when its block ends, the other process is killed and its files are deleted. The first request
+    starts the process, and after a crash the next request starts a new one. Every method but ``add`` is a request: it
+    waits for the answer, and raises ``CandidateError`` if the graph fails or crashes.
 
     Parameters
     ----------
     batches : sequence of mapping of str to NDArray
-        From the names of the graphs' inputs to arrays, for each batch. Methods name batches by their positions here.
+        For each batch, from the names of the graphs' inputs to arrays. In requests, a number stands for the batch at
+        this position.
     """
 
     def __init__(self, batches: Sequence[Mapping[str, NDArray]]) -> None:
@@ -70,9 +71,9 @@ class Runner:
         self._folder.cleanup()
 
     def add(self, name: str, graph: Graph, params: Params) -> None:
-        """Write a graph and its parameters to files, for requests that give its name; replaces a graph of this name.
+        """Write a graph and its parameters to files, so that requests can give its ``name``.
 
-        An array that was written for an earlier graph is not written again.
+        Replaces an earlier graph of the same name. Arrays that were written for another graph are not written again.
         """
         number = str(self._added)
         self._added += 1
@@ -88,7 +89,7 @@ class Runner:
         self._graphs[name] = {"name": name, "symbol": symbol, "params": found}
 
     def outputs(self, name: str, batches: Sequence[int]) -> list[list[np.ndarray]]:
-        """Return, for each batch at positions ``batches``, the list of the outputs of the graph ``name``, in FP32."""
+        """Run the graph ``name`` on the batches at these positions; return, for each batch, its outputs in FP32."""
         out = self._path("out.params")
         self._ask("run", graph=self._graphs[name], batches=list(batches), out=out)
         found: dict[int, list[np.ndarray]] = {number: [] for number in batches}
@@ -100,25 +101,34 @@ class Runner:
     def ranges(
         self, name: str, batches: Sequence[int], tensors: Sequence[str]
     ) -> dict[str, dict[str, Sequence[float]]]:
-        """Return the (smallest, largest) value of INT8 for each tensor of a graph, by calibrator and tensor.
+        """Run a graph once on some batches; return, by calibrator and tensor, the range of values for INT8.
 
-        The graph ``name`` runs once on each batch at positions ``batches``. ``tensors`` are names of inputs and of
-        outputs of operators, such as ``"fc1_output"``. An example: ``{"entropy": {"fc1_output": [-1.5, 2.0]}}``.
+        A range is the smallest and the largest value that INT8 should represent: ``{"entropy": {"fc1_output": [-1.5,
+        2.0]}}``. Calibrators, the ways to choose it, are listed in ``CALIBRATORS``.
+
+        Parameters
+        ----------
+        name : str
+            The name of the graph.
+        batches : sequence of int
+            The positions of the batches.
+        tensors : sequence of str
+            Names of inputs, such as ``"data"``, and of outputs of operators, such as ``"fc1_output"``.
         """
         return self._ask("collect", graph=self._graphs[name], batches=list(batches), tensors=list(tensors))
 
     def times(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
-        """Return, from the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
+        """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
 
-        In each round the graphs run once, one after another; two rounds before are not counted.
+        In each round all graphs run once, one after another. Two more rounds come first and are not counted.
         """
         return self._ask("time", graphs=[self._graphs[name] for name in names], rounds=rounds)
 
     def profile(self, name: str, rounds: int = 3) -> dict[str, tuple[float, str]]:
         """Return the time and dtype of each operator in a run of the graph ``name`` on the first batch.
 
-        Maps from the name of an output, such as ``"fc1_output"``, to the least milliseconds of ``rounds`` runs and the
-        name of the output's dtype, such as ``"float32"``.
+        The dict maps the name of an operator's output, such as ``"fc1_output"``, to the operator's time in
+        milliseconds, the shortest in ``rounds`` runs, and the dtype of the output, such as ``"float32"``.
         """
         return self._ask("profile", graph=self._graphs[name], rounds=rounds)
 
@@ -127,9 +137,10 @@ class Runner:
         self._ask("forget", names=list(names))
 
     def _ask(self, what: str, **arguments: Any) -> Any:
-        """Call the method ``what`` of the ``Worker`` in the other process, and return its result, as JSON holds it.
+        """Call the method ``what`` of the ``Worker`` in the other process with these arguments, and return its result.
 
-        Starts the process if none is running. Raises ``CandidateError``.
+        The result comes as JSON, so tuples have become lists. Starts the process if none is running. Raises
+        ``CandidateError`` if the method fails or the process crashes.
         """
         if self._process is None:
             self._start()
@@ -152,7 +163,7 @@ class Runner:
         return found["answer"]
 
     def _start(self) -> None:
-        """Start the process, with MXNet's own fusion switched off in it and its stderr in a log file."""
+        """Start the process, with MXNet's own fusion switched off in it; its stderr goes to a log file."""
         with open(self._path("log"), "wb") as log:
             env = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
             self._process = start_python(_START, stderr=log, text=True, env=env)
@@ -165,7 +176,7 @@ class Runner:
             self._process = None
 
     def _how_it_ended(self) -> str:
-        """Return how the process ended, by which signal or status, and the last error in its log; wait for its end."""
+        """Wait for the end of the process; return a sentence on its signal or status and the last error in its log."""
         assert self._process is not None
         status = self._process.wait()
         self._stop()

@@ -45,7 +45,7 @@ class Limits(NamedTuple):
         How much lower than in FP32 the value of ``evaluate`` may be. Without ``evaluate``, the share of samples (0 to
         1) whose largest score may be at another place than in FP32.
     min_sqnr : float
-        The least signal to quantization noise ratio in dB; not used with ``evaluate``.
+        The least signal to quantization noise ratio of the outputs, in dB; not used with ``evaluate``.
     evaluate : callable or None
         Takes a graph and its parameters, and returns a finite number, higher for a better network.
     """
@@ -56,7 +56,7 @@ class Limits(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of a search: the graph to serve, its parameters by name, and how it was found."""
+    """The result of a search: the graph to return to the user, its parameters by name, and how it was found."""
 
     graph: Graph
     params: Params
@@ -64,7 +64,7 @@ class Found(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """A graph that was run, its parameters, and why operators of it have their dtype, by the name of the operator."""
+    """A graph that was tried, and its parameters by name; ``why`` maps operators' names to reasons for their dtypes."""
 
     graph: Graph
     params: Params
@@ -74,6 +74,8 @@ class _Tried(NamedTuple):
 class Search:
     """One search for the fastest graph that is accurate enough. ``optimize_for_inference`` makes one and calls ``run``.
 
+    Each graph that is tried is a candidate, and has a name such as ``"int8, 3 in float32"``.
+
     Parameters
     ----------
     graph, params
@@ -81,11 +83,11 @@ class Search:
     runner : Runner
         Runs graphs on the calibration data in another process.
     calibrating, held : sequence of int
-        Positions in the runner's batches of those that calibrate INT8, and of those that measure accuracy.
+        Positions, among the runner's batches, of those that calibrate INT8, and of those that measure accuracy.
     limits : Limits
-        What accurate enough means.
+        Decides whether a graph is accurate enough.
     tell : callable
-        Is called with the name of each part of the search when it begins.
+        Is called with the name of each part of the search when it begins, for the progress bar.
 
     Attributes
     ----------
@@ -118,8 +120,9 @@ class Search:
     def run(self, dtypes: Collection[str]) -> Found:
         """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough.
 
-        It is an FP32 graph unless another one is faster in at least three quarters of the rounds. With float16 among
-        the dtypes the graph is for a GPU: float16 if that is accurate, which emulation shows; nothing is timed.
+        That is an FP32 graph unless another one is faster in at least three quarters of the rounds of timing. With
+        float16 in ``dtypes``, the graph is for a GPU and nothing is timed: it computes in float16 if the emulation of
+        float16 on this CPU is accurate enough, otherwise in FP32.
 
         Raises
         ------
@@ -140,10 +143,11 @@ class Search:
     # -- FP32 ---------------------------------------------------------------------------------------
 
     def _try_float32(self, fused: bool) -> None:
-        """Run the network in FP32 as it is, with BatchNorm folded and, if ``fused``, folded and fused by oneDNN.
+        """Run the network in FP32 three times: as it is, with BatchNorm folded, and folded and fused by oneDNN.
 
-        Keeps the outputs of the first, to which those of all other graphs are compared. bfloat16 and INT8 graphs will
-        be made from the folded graph, or from the network as it is if folding changes the outputs.
+        The third is left out unless ``fused``. The outputs of the network as it is are kept as the reference for all
+        other graphs. The graphs in other dtypes will be made from the folded graph, or from the network as it is if
+        folding changes the outputs.
         """
         self._tell("float32")
         graph, params = self._original
@@ -166,9 +170,9 @@ class Search:
             self._score = self._limits.evaluate(*self._tried[FOLDED][:2])
 
     def _try_same(self, name: str, graph: Graph, params: Params) -> bool:
-        """Run an FP32 graph on all batches as the candidate ``name``; return True if it computes what the network does.
+        """Run an FP32 graph as the candidate ``name``; return True if its outputs on all batches are the network's.
 
-        False also where the graph cannot run.
+        They may differ by the rounding of sums in another order. The result is False, too, if the graph cannot run.
         """
         self._tried[name] = _Tried(graph, params, {})
         self._runner.add(name, graph, params)
@@ -185,11 +189,11 @@ class Search:
     # -- bfloat16 -----------------------------------------------------------------------------------
 
     def _try_bfloat16(self) -> None:
-        """Try graphs in bfloat16, with as few layers in FP32 as accuracy allows."""
+        """Try graphs in bfloat16: with all layers that may be in it, or else with as few in FP32 as accuracy allows."""
         self._tell(BFLOAT16)
 
         def build(full: Collection[str]) -> tuple[Graph, Params]:
-            """Return the graph in bfloat16 with the layers ``full`` in FP32, and its parameters."""
+            """Return the graph in bfloat16 except for the layers ``full``, which are in FP32, and its parameters."""
             return lower(*self._base, full)
 
         try:
@@ -207,15 +211,19 @@ class Search:
     # -- float16 ------------------------------------------------------------------------------------
 
     def _find_float16(self) -> Found:
-        """Return the graph for a GPU, in float16 but for as few layers in FP32 as accuracy allows, or in FP32.
+        """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy allows, or else an FP32 graph.
 
-        Its emulation on this CPU runs on the batches that measure, and is what ``evaluate`` gets.
+        Accuracy is that of the emulation of float16 on this CPU, on the batches that measure accuracy; ``evaluate``
+        gets the emulation. If no float16 graph is accurate enough, the FP32 graph is returned.
         """
         self._tell(FLOAT16)
         self.notes.append("float16 was emulated on this CPU to see its accuracy; no time was measured")
 
         def lowered(full: Collection[str], device: str) -> tuple[Graph, Params, Mapping[str, Decision]]:
-            """Return the graph for a device with the layers ``full`` in FP32, its parameters and its decisions."""
+            """Return the float16 graph for a device with the layers ``full`` in FP32, its parameters and its decisions.
+
+            A decision says whether an operator computes in float16, and why. The graph for "cpu" is the emulation.
+            """
             return lower_to_float16(*self._base, full, device)
 
         graph, params = self._base
@@ -236,7 +244,11 @@ class Search:
         return Found(graph, params, report)
 
     def _decided(self, decisions: Mapping[str, Decision]) -> list[Layer]:
-        """Return a ``Layer`` without a time for each operator; those that ``decisions`` do not have are FP32."""
+        """Return a ``Layer`` of the report, without a time, for each operator, with its dtype and why.
+
+        ``decisions`` says, by an operator's name, whether it computes in float16; an operator that is missing there is
+        FP32.
+        """
         layers = []
         for node in self._base[0].nodes():
             if not node.is_variable:
@@ -248,7 +260,11 @@ class Search:
     # -- INT8 ---------------------------------------------------------------------------------------
 
     def _try_int8(self) -> None:
-        """Try graphs in INT8, with as few layers in FP32, and then in bfloat16, as accuracy allows."""
+        """Try graphs in INT8: with all layers that can be in it, or else with as few in FP32 as accuracy allows.
+
+        If some layers have to be in FP32 and a bfloat16 graph was accurate enough, a graph with these layers in
+        bfloat16 instead is tried too.
+        """
         self._tell("calibration")
         base, params = self._base
         fused = fuse(base, quantizable=True)
@@ -273,7 +289,7 @@ class Search:
             return
 
         def build(rest: Collection[str], in_bfloat16: bool) -> tuple[Graph, Params]:
-            """Return the graph in INT8 with the layers ``rest`` in FP32 or bfloat16, and its parameters."""
+            """Return the graph in INT8, but with the layers ``rest`` in FP32 or bfloat16, and its parameters."""
             if not in_bfloat16:
                 return quantize(fused, params, found, {*rest, *failing})[:2]
             operators = {node.name for node in base.nodes() if not node.is_variable}
@@ -292,11 +308,20 @@ class Search:
     def _best_ranges(
         self, fused: Graph, params: Params, ranges: Mapping[str, Ranges], failing: Mapping[str, str]
     ) -> Any:
-        """Return the ranges, among those of all calibrators, with which the graph in INT8 has the highest SQNR.
+        """Return the ranges for INT8 of the calibrator with which the graph in INT8 has the highest SQNR.
 
-        ``fused`` and ``params`` are the graph for ``quantize``; ``ranges`` maps from the name of a calibrator to its
-        ranges; ``failing`` names operators that stay out of INT8. The SQNR is measured on the batches that measure, and
-        is noted for the report. None if the graph runs with no calibrator.
+        A calibrator is a way to choose the ranges; SQNR is the signal to quantization noise ratio of the outputs, on
+        the batches that measure. The SQNR of each calibrator is kept for the report. None if the graph fails with all
+        of them.
+
+        Parameters
+        ----------
+        fused, params
+            The FP32 graph that ``quantize`` takes, and its parameters by name.
+        ranges : mapping of str to Ranges
+            From the name of a calibrator, such as ``"entropy"``, to its ranges.
+        failing : mapping of str to str
+            From the name of each operator that cannot be in INT8 to the reason; these stay in FP32.
         """
         self._tell("calibrators")
         for name, found in ranges.items():
@@ -314,10 +339,12 @@ class Search:
     # -- falling back -------------------------------------------------------------------------------
 
     def _measure_alone(self, layers: Sequence[str], build: Build) -> dict[str, str]:
-        """Measure the SQNR of the outputs, on one batch, with each of the ``layers`` alone in INT8 or bfloat16.
+        """Run, for each of the ``layers``, a graph in which this layer alone is in the dtype that is tried.
 
-        Notes the SQNR of each layer in ``self._alone``. Returns, from the names of the layers that cannot run in the
-        dtype, why not. After two crashes of one type of operator, other layers of the type are not tried.
+        Keeps the SQNR in dB of the graph's outputs on one batch in ``self._alone``, by the layer's name: it shows how
+        much accuracy the layer costs. Returns a dict from the name of each layer that cannot run in the dtype to the
+        reason. After two crashes of one type of operator, other layers of that type are not run. ``build`` takes the
+        names of the layers that must not be in the dtype, and returns a graph and its parameters.
         """
         failing: dict[str, str] = {}
         crashes: dict[str, int] = {}
@@ -349,10 +376,11 @@ class Search:
         measured: bool = True,
         why: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Find how few layers must be in FP32 instead of ``dtype`` for the graph to be accurate enough; return them.
+        """Find how few layers must be in FP32 for a graph in ``dtype`` to be accurate enough; return their names.
 
-        The layers with the lowest SQNR alone leave ``dtype`` first. Each graph on the way is tried as a candidate. The
-        list is empty if none has to leave, and if all have to, which is noted for the report.
+        The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
+        is run for this is a candidate. The list is empty if no layer has to be in FP32, and also if all would have to
+        be, which is noted for the report.
 
         Parameters
         ----------
@@ -362,7 +390,7 @@ class Search:
         build : callable
             Takes the names of layers that are to be in FP32, and returns a graph and its parameters.
         measured : bool
-            True if ``_measure_alone`` has measured the layers; otherwise it does so when it is needed.
+            True if ``_measure_alone`` has measured the layers; otherwise it is called here when it is needed.
         why : mapping of str to str, optional
             From the names of operators that cannot be in ``dtype`` to the reasons, for the report.
         """
@@ -370,7 +398,10 @@ class Search:
         order = sorted(layers, key=lambda name: self._alone.get(name, np.inf))
 
         def within(count: int) -> bool:
-            """Return True if the graph with the first ``count`` layers of ``order`` in FP32 is accurate enough."""
+            """Return True if the graph with the first ``count`` layers of ``order`` in FP32 is accurate enough.
+
+            It is run at the first call for this count.
+            """
             if count not in tried:
                 self._tell(f"{dtype}, {count} of {len(layers)} layers not")
                 reasons = {**(why or {}), **dict.fromkeys(order[:count], "for accuracy")}
@@ -397,10 +428,10 @@ class Search:
         return order[:count]
 
     def _try(self, name: str, build: Callable[[], tuple[Graph, Params]], why: Mapping[str, str]) -> bool:
-        """Run the graph that ``build`` returns, as the candidate ``name``; return True if it is accurate enough.
+        """Run the graph that ``build`` returns as the candidate ``name``; return True if it is accurate enough.
 
-        It runs on the batches that measure. ``why`` says for operators, by name, why they have their dtype. False also
-        where the graph cannot be made or run.
+        It runs on the batches that measure accuracy. ``why`` maps operators' names to the reasons for their dtypes. The
+        result is False, too, if the graph cannot be made or run.
         """
         try:
             graph, params = build()
@@ -414,11 +445,11 @@ class Search:
         return not row.verdict
 
     def _judge(self, name: str, outputs: Mapping[int, Sequence[np.ndarray]]) -> Candidate:
-        """Return a ``Candidate`` that holds the accuracy of the graph ``name`` and, if it is too low, a verdict.
+        """Return a ``Candidate`` with the accuracy of the graph ``name`` and, if it is too low, a verdict that says so.
 
-        ``outputs`` maps from the position of a batch to the graph's outputs. With ``evaluate``, its value for the
-        graph decides. Otherwise the SQNR must reach ``min_sqnr``, and the share of samples whose largest score is
-        at another place than in FP32 must not exceed ``max_drop``.
+        ``outputs`` maps from the position of a batch to the graph's outputs. If there is an ``evaluate``, its value
+        must not be more than ``max_drop`` below that of FP32. Otherwise the SQNR must reach ``min_sqnr``, and the share
+        of samples whose largest score is at another place than in FP32 must not exceed ``max_drop``.
         """
         limits = self._limits
         worst, agreement = self._compared(outputs)
@@ -434,11 +465,12 @@ class Search:
         return Candidate(name, sqnr=worst, agreement=agreement, score=score, verdict=verdict)
 
     def _compared(self, found: Mapping[int, Sequence[np.ndarray]]) -> tuple[float, float | None]:
-        """Compare the outputs of a graph with those of the network in FP32.
+        """Return the SQNR of a graph's outputs against those of the network in FP32, and the share of equal answers.
 
-        ``found`` maps from the position of a batch to the graph's outputs. Returns the SQNR in dB of the worst output
-        over all these batches, and the share of samples whose largest score in the first output is at the same place;
-        None for the share if the first output is not a matrix of scores.
+        ``found`` maps from the position of a batch to the graph's outputs. The SQNR, the signal to quantization noise
+        ratio in dB over all these batches, is that of the output for which it is lowest. The share is that of the
+        samples whose largest score in the first output is at the same place; None if the first output is not a matrix
+        of scores, of shape (samples, classes).
         """
         ratios, same = [], []
         for place in range(len(next(iter(found.values())))):
@@ -484,7 +516,10 @@ class Search:
         return Found(graph, params, report)
 
     def _layers(self, name: str) -> list[Layer]:
-        """Return a ``Layer`` for each operator of the candidate ``name``, in graph order; measures their times."""
+        """Measure the operators of the candidate ``name``, and return a ``Layer`` for each, in graph order.
+
+        A ``Layer`` is a line of the report: the operator's dtype, the reason for it, and its time.
+        """
         graph, _, why = self._tried[name]
         spent = self._runner.profile(name)
         layers = []
@@ -500,7 +535,7 @@ class Search:
 
 
 def _bfloat16_layers(graph: Graph) -> list[str]:
-    """Return the names of the fused operators of a graph that compute in bfloat16: their weight is stored in it."""
+    """Return the names of the fused operators of a graph that compute in bfloat16: their weight is a bfloat16 array."""
     return [node.name for node in graph.nodes() if node.op.startswith("_sg_mkldnn") and _has_bfloat16_weight(node)]
 
 
@@ -511,7 +546,7 @@ def _has_bfloat16_weight(node: Node) -> bool:
 
 
 def _candidate_name(dtype: str, count: int, other: str) -> str:
-    """Return the name of a graph in ``dtype`` but for ``count`` layers in the dtype ``other``: "int8, 3 in float32"."""
+    """Return a candidate's name: ``dtype``, and how many layers are in ``other``, as in "int8, 3 in float32"."""
     return f"{dtype}, {count} in {other}" if count else dtype
 
 

@@ -37,13 +37,13 @@ class Subject(NamedTuple):
     Attributes
     ----------
     graph : Graph
-        The FP32 graph, without casts of mxmp's.
+        The FP32 graph, without casts that mxmp inserted.
     params : dict of str to NDArray
         Its parameters and running statistics by name, in FP32 on the CPU.
     inputs : list of str
-        The names of its inputs, in the order in which it takes them.
+        The names of its inputs, in the order in which the network takes them.
     batches : sequence of mapping of str to NDArray
-        The calibration data: from the names of inputs to arrays on the CPU, for each batch.
+        The calibration data: for each batch, from the names of inputs to arrays on the CPU.
     is_block : bool
         True for a HybridBlock, False for a Symbol.
     """
@@ -58,10 +58,11 @@ class Subject(NamedTuple):
 def read_target(
     target: Any, calibration: Any, arg_params: Batch | None, aux_params: Batch | None, *, any_device: bool = False
 ) -> Subject:
-    """Check the arguments of ``optimize_for_inference`` and return the network and the data in one form.
+    """Return the network and the data that ``optimize_for_inference`` was called with as a ``Subject``; check them.
 
-    The network stays as it is; parameters may be the same arrays as the network's. ``calibration`` is iterated once.
-    With ``any_device`` parameters may be on a GPU; they are copied to the CPU.
+    A ``Subject`` has the same form for a block and a Symbol. The network is not changed; the arrays of parameters may
+    be the network's own. ``calibration`` is iterated once. With ``any_device`` parameters may be on a GPU; they are
+    copied to the CPU.
 
     Raises
     ------
@@ -108,9 +109,9 @@ def _batches(calibration: Any) -> list[Any]:
 
 
 def _read_block(block: Any, batches: list[Any]) -> Subject:
-    """Return a block and its calibration data as a ``Subject``.
+    """Return a block and its calibration data as a ``Subject``, the form that ``read_target`` returns.
 
-    The graph is traced for inference, in a copy of the block, with the first batch.
+    The graph is that of inference, traced in a copy of the block with the first batch.
 
     Raises ``TypeError`` if ``block`` is no Block, and ``ValueError`` if it has no graph or no values, or the batches
     have different numbers of arrays.
@@ -144,9 +145,10 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
 
 
 def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
-    """Return a Symbol, its parameters and its calibration data as a ``Subject``.
+    """Return a Symbol, its parameters and its calibration data as a ``Subject``, the form that ``read_target`` returns.
 
-    Arguments of the Symbol that are not in ``args`` are inputs, labels included; a batch need not hold all of them.
+    Arguments of the Symbol that are neither in ``args`` nor in ``auxs`` are inputs, also labels. A batch need not have
+    arrays for all inputs.
 
     Raises ``ValueError`` if the parameters or the names in a batch do not fit the Symbol.
     """
@@ -170,19 +172,19 @@ def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, 
 
 
 def _data_of(batch: Any) -> Any:
-    """Return the data of a ``DataBatch``, without its labels; any other batch as it is."""
+    """Return the list of data arrays of a ``DataBatch``, without its labels; any other batch is returned as it is."""
     return batch.data if isinstance(batch, mx.io.DataBatch) else batch
 
 
 def _arguments(batch: Any) -> tuple:
-    """Return the arguments with which a block is called for a batch: the items of a list or tuple, else the batch."""
+    """Return the arguments for a call of a block on a batch: the items of a list or tuple, else the batch itself."""
     return tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
 
 
 def _as_arrays(value: Any) -> Any:
-    """Return a nesting of lists and tuples with each array in it replaced by ``_as_array`` of it; None stays None.
+    """Return nested lists and tuples as nested lists, with each array in them replaced by ``_as_array(array)``.
 
-    All returned arrays are different objects, so that they can be told apart by ``id``.
+    None stays None. All returned arrays are different objects, so that they can be told apart by ``id``.
     """
     if isinstance(value, (list, tuple)):
         return [_as_arrays(item) for item in value]
@@ -190,7 +192,7 @@ def _as_arrays(value: Any) -> Any:
 
 
 def _as_array(value: Any) -> NDArray:
-    """Return a NumPy or MXNet array as a new ``NDArray`` on the CPU, float16 and float64 as FP32.
+    """Return a NumPy or MXNet array as a new ``NDArray`` on the CPU; float16 and float64 become FP32.
 
     The new array may share the memory of ``value``. Raises ``ValueError`` for anything else, and for ``mx.np`` arrays.
     """
@@ -205,16 +207,16 @@ def _as_array(value: Any) -> NDArray:
 
 
 def _flat(value: Any) -> list[NDArray]:
-    """Return the arrays in a nesting of lists and tuples, from left to right, without None."""
+    """Return the arrays in nested lists and tuples as one list, from left to right, without None."""
     if isinstance(value, (list, tuple)):
         return [array for item in value for array in _flat(item)]
     return [] if value is None else [value]
 
 
 def _check_values(subject: Subject, any_device: bool) -> None:
-    """Raise ``ValueError`` if a parameter is not FP32, or if it or a calibration array is empty or not finite.
+    """Raise ``ValueError`` if a parameter is not FP32, or if a parameter or calibration array is empty or not finite.
 
-    Without ``any_device`` the parameters must be on a CPU. Waits for the arrays.
+    Unless ``any_device``, it is raised too if a parameter is not on a CPU. Waits for the arrays.
     """
     for name, value in subject.params.items():
         if value.context.device_type != "cpu" and not any_device:
@@ -234,7 +236,7 @@ def _check_values(subject: Subject, any_device: bool) -> None:
 
 
 def _check_shapes(subject: Subject) -> None:
-    """Raise ``ValueError`` if MXNet cannot infer the network's shapes with those of a calibration batch."""
+    """Raise ``ValueError`` if the arrays of a calibration batch have shapes that the network cannot take."""
     symbol = subject.graph.to_symbol()
     known = {name: value.shape for name, value in subject.params.items()}
     for number, batch in enumerate(subject.batches):
@@ -249,7 +251,7 @@ def _check_shapes(subject: Subject) -> None:
 
 
 class _Served:
-    """What ``OptimizedBlock`` and ``OptimizedSymbol`` have in common.
+    """The attributes and methods that ``OptimizedBlock`` and ``OptimizedSymbol`` have in common.
 
     Attributes
     ----------
@@ -267,7 +269,7 @@ class _Served:
     report: InferenceReport
 
     def _take(self, graph: Graph, params: Params, report: InferenceReport) -> None:
-        """Set the attributes of this object from a graph, copies of its parameters, and the report."""
+        """Set ``symbol``, ``arg_params``, ``aux_params`` and ``report``; the parameters are copied."""
         self.symbol = graph.to_symbol()
         states = set(self.symbol.list_auxiliary_states())
         self.arg_params = {name: value.copy() for name, value in params.items() if name not in states}
@@ -312,9 +314,10 @@ class OptimizedSymbol(_Served):
     Attributes
     ----------
     symbol : Symbol
-        To be bound on a CPU; its inputs are those of the Symbol that was optimized.
+        To be bound on a CPU, or on a GPU if ``dtypes="float16"`` was requested. Its inputs are those of the Symbol that
+        was optimized.
     arg_params, aux_params : dict of str to NDArray
-        Its arguments and its auxiliary states by name.
+        Its arguments and its auxiliary states by name, on the CPU.
     report : InferenceReport
         How the Symbol was found.
     """
@@ -324,10 +327,11 @@ class OptimizedSymbol(_Served):
 
 
 class OptimizedBlock(_Served, SymbolBlock):
-    """A network for inference on a CPU, as ``optimize_for_inference`` returns it for a HybridBlock.
+    """A network for inference, as ``optimize_for_inference`` returns it for a HybridBlock.
 
     Calls take the arrays that the network took, of any batch size, and return its output; several outputs are a flat
-    list. It cannot be trained: gradients do not flow through it.
+    list. It runs on a CPU; with ``dtypes="float16"`` it is for a GPU, to which ``collect_params().reset_ctx(mx.gpu())``
+    moves it. It cannot be trained: gradients do not flow through it.
 
     Parameters
     ----------
@@ -358,20 +362,20 @@ class OptimizedBlock(_Served, SymbolBlock):
         self.hybridize(static_alloc=True, static_shape=True)
 
     def forward(self, *inputs: Any) -> Any:
-        """Return the outputs for inputs in any nesting of lists and tuples, without recording gradients."""
+        """Run the graph and return its outputs, without recording gradients; inputs may be nested lists and tuples."""
         with autograd.pause(train_mode=False):
             return super().forward(*_flat(inputs))
 
 
 def _prefixed(args: Batch, auxs: Batch) -> Params:
-    """Return arguments and auxiliary states in one dict, by MXNet's names in files: ``arg:NAME`` and ``aux:NAME``."""
+    """Return arguments and auxiliary states in one dict, by the keys of a checkpoint: ``arg:NAME``, ``aux:NAME``."""
     return {**{f"arg:{name}": value for name, value in args.items()}, **{f"aux:{name}": v for name, v in auxs.items()}}
 
 
 def served(subject: Subject, graph: Graph, params: Params, report: InferenceReport) -> OptimizedBlock | OptimizedSymbol:
     """Return a graph and its parameters as an ``OptimizedBlock`` if ``subject`` is a block, else ``OptimizedSymbol``.
 
-    ``subject`` is the network that the graph was made from; its first batch gives the dtypes of the inputs.
+    ``subject`` is the network from which the graph was made; its first batch gives the dtypes of the inputs.
     """
     if subject.is_block:
         inputs = {name: subject.batches[0][name].dtype for name in subject.inputs}

@@ -28,14 +28,14 @@ _KEPT_SHAPES = 2
 
 
 class Bound:
-    """A graph with its parameters, and the executors of the last shapes of inputs that it was run with.
+    """A graph with its parameters, read from files, and the executors for the last shapes of inputs that it ran with.
 
     Parameters
     ----------
     symbol : str
-        The JSON file of the graph.
+        The path of the JSON file of the graph.
     params : mapping of str to (str, str)
-        From the name of each parameter to the file of its array and the array's name in the file.
+        From the name of each parameter to the path of the file that has its array, and the array's name in that file.
     """
 
     def __init__(self, symbol: str, params: Mapping[str, tuple[str, str]]) -> None:
@@ -46,10 +46,10 @@ class Bound:
         self._executors: dict[tuple, mx.executor.Executor] = {}
 
     def at(self, batch: Mapping[str, NDArray]) -> mx.executor.Executor:
-        """Return an executor whose inputs hold the arrays of ``batch``, ready for its ``forward``.
+        """Return an executor whose inputs hold the arrays of ``batch``; the caller runs its ``forward``.
 
-        ``batch`` maps from the names of inputs to arrays. Inputs that are neither in it nor parameters, such as labels,
-        are zeros. Executors are kept for two combinations of shapes.
+        ``batch`` maps from the names of inputs to arrays. Inputs without an array, such as labels, are zeros. The
+        executors for two sets of input shapes are kept for later calls; a third set drops both.
         """
         key = tuple(sorted((name, array.shape) for name, array in batch.items()))
         if key not in self._executors:
@@ -69,10 +69,11 @@ class Bound:
 
 
 class Worker:
-    """Carries out the commands of a ``Runner``: each public method is a command, and its result is the answer.
+    """Carries out the requests of a ``Runner`` in the other process: each public method answers one kind of request.
 
-    There is one object per process. A graph is described by a dict with the keys "name", "symbol" and "params", the
-    latter two as for ``Bound``; batches are named by their positions in the file that ``data`` read.
+    The process has one object. In all methods, ``graph`` is a dict with the keys "name", "symbol" and "params", of
+    which the last two are as for ``Bound``. A number stands for the batch at this position in the file that ``data``
+    read.
     """
 
     def __init__(self) -> None:
@@ -80,10 +81,10 @@ class Worker:
         self._graphs: dict[str, Bound] = {}
 
     def data(self, path: str) -> None:
-        """Read the batches that all later commands run on from a file, and keep them in this object.
+        """Read from the file ``path`` the batches on which all later requests run, and keep them in this object.
 
-        The file is one of ``mx.nd.save``. The name of an array is, for example, ``"0:data"``: position of the batch,
-        name of the input.
+        The file was written by ``mx.nd.save``. An array's name in it is, for example, ``"0:data"``: the position of the
+        batch and the name of the input.
         """
         found: dict[int, dict[str, NDArray]] = {}
         for key, array in mx.nd.load(path).items():
@@ -92,7 +93,7 @@ class Worker:
         self._batches = [found[number] for number in sorted(found)]
 
     def run(self, graph: Mapping[str, Any], batches: list[int], out: str) -> None:
-        """Run a graph on some batches and write its outputs, in FP32, to the file ``out``.
+        """Run a graph on the batches with these positions and write its outputs, in FP32, to the file ``out``.
 
         The name of an array in the file is, for example, ``"2:0"``: position of the batch, position of the output.
         """
@@ -106,16 +107,17 @@ class Worker:
     def collect(
         self, graph: Mapping[str, Any], batches: list[int], tensors: list[str]
     ) -> dict[str, dict[str, tuple[float, float]]]:
-        """Run a graph on some batches and return the (smallest, largest) value of INT8 for each of the ``tensors``.
+        """Run a graph on some batches; return, by calibrator and tensor, the range of values for INT8.
 
-        ``tensors`` are names of inputs and of outputs of operators, such as ``"fc1_output"``. The result maps from the
-        name of a calibrator to a dict from the name of a tensor to its range.
+        A range is the smallest and the largest value that INT8 should represent: ``{"entropy": {"fc1_output": (-1.5,
+        2.0)}}``. Calibrators, the ways to choose it, are listed in ``CALIBRATORS``. ``tensors`` are names of inputs,
+        such as ``"data"``, and of outputs of operators, such as ``"fc1_output"``.
         """
         statistics = Statistics()
         wanted = set(tensors)
 
         def note(name: str, array: NDArray) -> None:
-            """Add an array to the statistics of the tensor ``name``, if that is wanted."""
+            """Add the values of an array to the statistics of the tensor ``name`` if ``tensors`` has this name."""
             if name in wanted:
                 statistics.add(name, array.asnumpy())
 
@@ -126,10 +128,10 @@ class Worker:
         return {calibrator: statistics.ranges(calibrator) for calibrator in CALIBRATORS}
 
     def time(self, graphs: list[Mapping[str, Any]], rounds: int) -> dict[str, list[float]]:
-        """Return, from the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
+        """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
 
         In each round every graph runs once, in every other round in reversed order, so that a slow phase of the machine
-        concerns all. Two rounds before the first are not counted.
+        slows all graphs alike. Two more rounds come first and are not counted.
         """
         bound = {graph["name"]: self._bound(graph).at(self._batches[0]) for graph in graphs}
         seconds: dict[str, list[float]] = {name: [] for name in bound}
@@ -143,8 +145,9 @@ class Worker:
     def profile(self, graph: Mapping[str, Any], rounds: int) -> dict[str, tuple[float, str]]:
         """Return the time and dtype of each operator in a run of a graph on the first batch.
 
-        Maps from the name of an output, such as ``"fc1_output"``, to the least milliseconds of ``rounds`` runs and the
-        name of the output's dtype, such as ``"float32"``. Operators run one after another.
+        The dict maps the name of an operator's output, such as ``"fc1_output"``, to the operator's time in
+        milliseconds, the shortest in ``rounds`` runs, and the dtype of the output, such as ``"float32"``. Operators run
+        one after another.
         """
         executor = self._bound(graph, anew=True).at(self._batches[0])
         least: dict[str, float] = {}
@@ -153,7 +156,7 @@ class Worker:
             last = [time.perf_counter()]
 
             def note(name: str, array: NDArray, last: list[float] = last) -> None:
-                """Note the time since the operator before this one, and the dtype."""
+                """Keep the time since the last operator before this one ended, and the dtype of this one's output."""
                 mx.nd.waitall()
                 now = time.perf_counter()
                 least[name] = min(least.get(name, 1e9), 1e3 * (now - last[0]))
@@ -169,9 +172,10 @@ class Worker:
             self._graphs.pop(name, None)
 
     def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
-        """Return the ``Bound`` of a graph, the same one at each call; a new one if ``anew``.
+        """Return the ``Bound``, graph and executors, of ``graph``: the same one at each call, or a new one if ``anew``.
 
-        An executor keeps its monitor callback, so graphs that are observed are bound anew.
+        A graph whose operators are observed needs a new one, since MXNet cannot remove a monitor callback from an
+        executor.
         """
         if anew:
             return Bound(graph["symbol"], graph["params"])
@@ -183,12 +187,13 @@ class Worker:
     def _run_observed(self, executor: mx.executor.Executor, note: Callable[[str, NDArray], None]) -> None:
         """Run the forward of an executor and call ``note`` with the name and the array of each operator's output.
 
-        ``executor`` keeps the callback afterwards. An exception in ``note`` is raised when the forward has ended.
+        MXNet cannot remove the callback from ``executor`` afterwards. An exception in ``note`` is raised when the
+        forward has ended.
         """
         failed = KeptError()
 
         def call(name: bytes | str, handle: Any) -> None:
-            """Call ``note`` for one output; MXNet gives its name and the handle of its array."""
+            """Call ``note`` for one output; MXNet calls this with the output's name and the handle of its array."""
             with failed:
                 array = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
                 note(name.decode() if isinstance(name, bytes) else name, array)
@@ -200,7 +205,7 @@ class Worker:
 
 
 def _seconds(executor: mx.executor.Executor) -> float:
-    """Return the seconds of one forward for inference, from an idle device to the end of all operators."""
+    """Return how many seconds one forward for inference takes, from an idle device until all operators have ended."""
     mx.nd.waitall()
     start = time.perf_counter()
     executor.forward(is_train=False)
@@ -211,9 +216,9 @@ def _seconds(executor: mx.executor.Executor) -> float:
 def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:
     """Carry out commands and yield the answer to each.
 
-    A command is a line of JSON, an object with the name of a method of ``Worker`` as ``"do"`` and its arguments. The
-    answer has the method's result as ``"answer"`` or, if MXNet or NumPy failed, the last line of the error as
-    ``"error"``.
+    A command is a line of JSON: an object with the name of a method of ``Worker`` as ``"do"``, and the method's
+    arguments. The answer is ``{"answer": RESULT}`` or, if MXNet or NumPy raised an error, ``{"error": LINE}`` with one
+    line of its message.
     """
     worker = Worker()
     for line in commands:

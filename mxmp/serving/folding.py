@@ -23,7 +23,7 @@ _MOVES = ("Concat", "Flatten", "Reshape", "SwapAxis", "_copy", "_rnn_param_conca
 
 
 def copied(graph: Graph) -> Graph:
-    """Return a copy of a graph, of new nodes. Operators that share a name get unique ones: ``fc`` and ``fc:1``."""
+    """Return a copy of a graph, of new nodes; operators that share a name get unique ones, ``fc`` and ``fc:1``."""
     copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
     for node, name in copy.names().items():
         if not node.is_variable:
@@ -34,8 +34,8 @@ def copied(graph: Graph) -> Graph:
 def without_identities(graph: Graph) -> Graph:
     """Return a copy of a graph without Dropout, ``_copy`` and ``BlockGrad``, which in inference only copy their input.
 
-    One that is an output of the graph stays, so that the output keeps its name; it becomes a ``BlockGrad``, which
-    MXNet's fusion does not touch.
+    If such an operator makes an output of the graph, it is kept, so that the output keeps its name. It becomes a
+    ``BlockGrad``, which MXNet's fusion leaves alone.
     """
     copy = copied(graph)
     heads = {head.node for head in copy.heads}
@@ -47,14 +47,17 @@ def without_identities(graph: Graph) -> Graph:
 
 
 def _source(entry: Entry, heads: set[Node]) -> Entry:
-    """Return the tensor that ``entry`` is a copy of, through all identities that are not among ``heads``."""
+    """Return the tensor of which ``entry`` is a copy: follow operators that only copy their input back to another one.
+
+    An operator in ``heads``, which makes an output of the graph, is not passed, since it stays in the graph.
+    """
     while entry.node not in heads and _is_identity(entry.node):
         entry = entry.node.inputs[0]
     return entry
 
 
 def _is_identity(node: Node) -> bool:
-    """Return True for an operator that copies its input in inference. Dropout with ``mode="always"`` does not."""
+    """Return True if an operator only copies its input in inference; False for Dropout with ``mode="always"``."""
     if node.op in ("Dropout", "_npx_dropout"):
         return node.attrs.get("mode", "training") == "training"
     return node.op in ("_copy", "BlockGrad")
@@ -64,9 +67,8 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
     """Return a copy of an FP32 graph, and its parameters, in which BatchNorms are folded into the layers before them.
 
     Such a layer is a Convolution or FullyConnected whose output only the BatchNorm reads and whose channels it
-    normalizes; it gets a new weight and bias, ``NAME_folded_weight`` and ``NAME_folded_bias``, that are computed in
-    float64 and rounded to FP32. A BatchNorm that is not behind such a layer stays. Parameters that the new graph does
-    not read are left out.
+    normalizes. It gets a new weight and bias, ``NAME_folded_weight`` and ``NAME_folded_bias``, that are computed in
+    float64 and rounded to FP32. All other BatchNorms stay. Parameters that the new graph does not read are left out.
     """
     copy, values = copied(graph), dict(params)
     readers = copy.consumers()
@@ -88,10 +90,11 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
 
 
 def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values: Params) -> bool:
-    """Return True if the BatchNorm ``norm`` can be folded into ``layer``, the operator that it reads.
+    """Return True if the BatchNorm ``norm`` can be folded into ``layer``, the operator whose output it normalizes.
 
-    ``readers``: the graph's ``consumers()``. ``heads``: its outputs. ``values``: its parameters by name; all of those
-    of both operators must be there.
+    ``readers`` is ``consumers()`` of the graph: from each tensor to the operators that read it. ``heads`` are the
+    graph's outputs. ``values`` are its parameters by name; if a parameter of either operator is missing there, the
+    result is False.
     """
     channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     is_layer = (layer.op == "Convolution" and channels_first) or (
@@ -110,9 +113,10 @@ def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values:
 
 
 def _fold(norm: Node, layer: Node, values: Params) -> Params:
-    """Let ``layer`` compute what it and the BatchNorm ``norm`` behind it compute, by a new weight and bias, in place.
+    """Give ``layer`` a new weight and bias, so that it computes what it and the BatchNorm ``norm`` after it compute.
 
-    Returns the values of these two, FP32, by name. ``values``: the parameters of the graph by name.
+    Changes ``layer`` in place and returns the two new parameters, FP32, by name, such as ``"conv0_folded_weight"``.
+    ``values`` are the parameters of the graph by name.
     """
     gamma, beta, mean, variance = (values[entry.node.name].asnumpy().astype("float64") for entry in norm.inputs[1:5])
     if _is_true(norm.attrs.get("fix_gamma", "True")):
@@ -129,16 +133,17 @@ def _fold(norm: Node, layer: Node, values: Params) -> Params:
 
 
 def _is_true(text: str) -> bool:
-    """Return True if the value of an attribute in Symbol JSON means True."""
+    """Return True if ``text``, the value of an operator's attribute in Symbol JSON, stands for True."""
     return text in ("True", "true", "1")
 
 
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
-    """Return a copy of a graph, and its parameters, in which operators on parameters alone are computed beforehand.
+    """Compute operators that read only parameters; return a copy of the graph without them, and its parameters.
 
-    These are mxmp's casts of weights, and operators that only move values, such as those that join the weights of an
-    RNN to the one vector that it reads. Each result that another operator reads becomes a new parameter. Parameters
-    that only these operators read are left out. Computes on the CPU.
+    This saves computing them in every run. Only mxmp's own operators are computed here, such as casts of weights, and
+    operators that only move values, such as those that join the weights of an RNN into one vector. The result of each
+    becomes a new parameter if another operator reads it. Parameters that only these operators read are left out.
+    Computes on the CPU.
     """
     copy = copied(graph)
     constant: set[Node] = set()

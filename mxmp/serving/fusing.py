@@ -26,17 +26,19 @@ _BARRIER = "__mxmp_barrier__"
 
 
 def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Graph:
-    """Return a copy of a graph that MXNet's oneDNN pass has fused where that is right.
+    """Return a copy of a graph in which MXNet's oneDNN pass has fused operators, where the result is right.
 
-    A fused operator is a convolution or FullyConnected and the operators behind it that oneDNN computes with it, such
-    as an activation. It has the name of the last of them.
+    A fused operator is a convolution or FullyConnected together with the operators after it, such as an activation,
+    that oneDNN computes in the same kernel. It has the name of the last of them and only the output of that one, so an
+    operator inside it must not have another reader; MXNet's pass alone does not see to that.
 
     Parameters
     ----------
     quantizable : bool
-        Fuse only operators that INT8 kernels can compute together, as ``quantize`` needs it.
+        Fuse only operators that one INT8 kernel can compute together; ``quantize`` needs such a graph.
     apart : bool
-        Put each layer into a fused operator of its own. Wherever this graph is bound, MXNet does not fuse it further.
+        Make every convolution and FullyConnected a fused operator of its own, without the operators after it. MXNet
+        cannot fuse these any further when the graph is bound.
     """
     copy = copied(graph)
     _insert_barriers(copy, apart)
@@ -51,9 +53,9 @@ def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Gra
 
 
 def inner_operators(node: Node) -> list[str]:
-    """Return the names of the operators that a fused operator was made of, in graph order.
+    """Return the names of the operators of which the operator ``node`` was fused, in graph order.
 
-    For an operator that is not fused, the list holds its own name.
+    For an operator that is not fused, the list holds its own name only.
     """
     if node.op not in FUSED or not node.subgraphs:
         return [node.name]
@@ -61,10 +63,11 @@ def inner_operators(node: Node) -> list[str]:
 
 
 def _insert_barriers(graph: Graph, apart: bool) -> None:
-    """Insert identity operators, "barriers", in place, behind operators that MXNet must not fuse with their readers.
+    """Insert identity operators, "barriers", in place, after operators that MXNet must not fuse with their readers.
 
-    These are operators whose output has several readers or is an output of the graph too, operators whose output a
-    BatchNorm normalizes and, if ``apart``, all layers.
+    These are operators whose output has several readers, or one reader and is an output of the graph too; operators
+    whose output a BatchNorm normalizes, which MXNet would fold wrongly; and, with ``apart``, all convolutions and
+    FullyConnected.
     """
     readers = graph.consumers()
     reads: dict[Node, int] = {}
@@ -84,10 +87,10 @@ def _insert_barriers(graph: Graph, apart: bool) -> None:
 
 
 def _remove_barriers(graph: Graph) -> None:
-    """Take out, in place, the identity operators that ``_insert_barriers`` inserted before the graph was fused."""
+    """Remove, in place, the identity operators that ``_insert_barriers`` inserted, after MXNet fused the graph."""
 
     def source(entry: Entry) -> Entry:
-        """Return the tensor that ``entry`` is, through any number of barriers."""
+        """Return the tensor that one or several barriers in a row copy; ``entry`` itself if no barrier makes it."""
         while _BARRIER in entry.node.attrs:
             entry = entry.node.inputs[0]
         return entry

@@ -30,9 +30,10 @@ def lower(
     decided: Mapping[str, Decision] = _UNDECIDED,
     quantizable: bool = False,
 ) -> tuple[Graph, Params]:
-    """Return a fused copy of an FP32 graph, and its parameters, in bfloat16 where the rules call that safe.
+    """Return a fused copy of an FP32 graph, in bfloat16 where the rules call that safe, and its parameters.
 
-    Outputs are FP32. Weights of bfloat16 operators are bfloat16 arrays, so nothing casts them in a run.
+    Outputs are FP32. Weights of bfloat16 operators are stored as bfloat16 arrays, so that they need no cast at run
+    time.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ def lower(
     decided : mapping of str to Decision
         Decisions of a plan of the network, by the operator's name, which are taken before the rules (see ``decide``).
     quantizable : bool
-        Fuse only operators that INT8 kernels can compute together (see ``fuse``).
+        Fuse only operators that one INT8 kernel can compute together (see ``fuse``).
     """
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
@@ -71,7 +72,8 @@ def lower_to_float16(
 ) -> tuple[Graph, Params, Mapping[str, Decision]]:
     """Return a copy of an FP32 graph in float16 where the rules call that safe, its parameters, and the decisions.
 
-    Outputs are FP32. The decisions are by operator, in graph order.
+    Outputs are FP32. The decisions map the name of each operator, in graph order, to a ``Decision``: whether it
+    computes in float16, and why.
 
     Parameters
     ----------
@@ -80,8 +82,9 @@ def lower_to_float16(
     full : collection of str
         Names of operators that stay in FP32.
     device : {"gpu", "cpu"}
-        ``"gpu"``: weights of float16 operators are float16 arrays, so nothing casts them in a run. ``"cpu"``: the
-        emulation, which computes on a CPU what the graph for a GPU computes there; its arrays are FP32.
+        ``"gpu"``: weights of float16 operators are stored as float16 arrays, so that they need no cast at run time.
+        ``"cpu"``: the emulation, a graph that computes on a CPU what the graph for a GPU computes there; its parameters
+        are FP32.
     """
     names = {name: node for node, name in graph.names().items()}
     kept = {name: Decision(names[name].op, False, _KEPT) for name in full}
@@ -97,13 +100,16 @@ def lower_to_float16(
 
 
 def _casted(graph: Graph, plan: Plan) -> CastGraph:
-    """Return the graph with casts of ``plan`` for a network whose variables have no gradients."""
+    """Return the graph that runs by ``plan``, with casts and with the workarounds of the plan's device.
+
+    In inference no variable has a gradient, so workarounds for wrong gradients are left out.
+    """
     not_requested = {node.name: "null" for node in graph.nodes() if node.is_variable}
     return emitted(graph, plan, not_requested, large_inputs=True)
 
 
 def _without_marks(graph: Graph) -> Graph:
-    """Remove the attributes by which mxmp finds its own operators, and return the same graph."""
+    """Remove, in place, the attributes that mark operators as inserted by mxmp, and return the same graph."""
     for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
     return graph

@@ -38,16 +38,17 @@ INHERITED = {
 
 @contextmanager
 def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
-    """Yield a kvstore that says, within the ``with`` block, that it cannot run an optimizer.
+    """Yield a kvstore that denies, within the ``with`` block, that it can update weights (``is_capable`` is False).
 
-    ``mx.mod.Module.init_optimizer``, called in the block, then updates weights in the worker. Otherwise it would let
-    the kvstore update them (with "dist_sync" on the servers), where gradients cannot be checked first.
+    ``mx.mod.Module.init_optimizer``, called in the block, then lets the module update the weights in its own process.
+    Otherwise the kvstore would update them, with "dist_sync" on the servers, before mxmp could check the gradients.
 
     Parameters
     ----------
     kvstore : KVStore, str or None
-        As ``init_optimizer`` takes it. From a name a kvstore is created where ``mx.mod.Module`` creates one: for
-        several devices or a "dist" name. Any other name, and None, is yielded as it is.
+        As ``init_optimizer`` takes it. If it is a name, and there are several devices or the name contains "dist", a
+        kvstore is created from it, as ``mx.mod.Module`` would do. Any other name, and None, is yielded unchanged: then
+        there is no kvstore.
     devices : int
         The number of devices of the module.
     """
@@ -64,11 +65,19 @@ def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
 
 
 def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], devices: int) -> None:
-    """Change ``optimizer.idx2name`` so that it maps ``i`` to the name of weight ``i``, whatever the device.
+    """Change ``optimizer.idx2name``, from index to name, so that weight ``i`` has the index ``i`` on every device.
 
-    mxmp updates weight ``i`` under the index ``i`` on every device. ``mx.mod.Module`` has set up ``idx2name`` with the
-    index ``i * devices + k`` for weight ``i`` on device ``k``; a mapping that the user gave instead is left alone.
-    ``names`` are those of all weights, in order.
+    ``mx.mod.Module`` has set it up with the index ``i * devices + k`` for weight ``i`` on device ``k``, but mxmp
+    updates weight ``i`` under the index ``i`` on every device. If the user gave the optimizer another mapping, it is
+    left alone.
+
+    Parameters
+    ----------
+    optimizer : mxnet.optimizer.Optimizer
+    names : list of str
+        The names of all weights; weight ``i`` is at position ``i``.
+    devices : int
+        The number of devices of the module.
     """
     by_device = {i * devices + k: name for i, name in enumerate(names) for k in range(devices)}
     if optimizer.idx2name == by_device:
@@ -76,14 +85,14 @@ def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], 
 
 
 def group(module: mx.mod.Module) -> Any:
-    """Return a module's ``DataParallelExecutorGroup``, which holds one executor per device, and their arrays."""
+    """Return a module's ``DataParallelExecutorGroup``: MXNet's object with one executor per device and their arrays."""
     return module._exec_group
 
 
 def mark_dirty(module: mx.mod.BaseModule) -> None:
     """Tell a module that its executors have newer parameters than the CPU copies that it keeps.
 
-    ``get_params`` and the like then copy the parameters from the devices first.
+    ``get_params`` and ``save_params`` then copy the parameters from the devices before they use the CPU copies.
     """
     module._params_dirty = True
 
@@ -104,9 +113,10 @@ def symbol_of(executor: mx.executor.Executor) -> mx.sym.Symbol:
 
 
 class Monitored:
-    """An executor as ``mx.mon.Monitor`` is to see it: it reports the user's FP32 network, without the casts.
+    """Wraps an executor so that a ``mx.mon.Monitor`` sees the user's FP32 network, without the casts that run in it.
 
-    A monitor installs itself in this object instead of the executor. All that is not defined here is the executor's.
+    ``Module.install_monitor`` gives this object to the monitor in place of the executor. Attributes that are not
+    defined here are those of the executor.
 
     Parameters
     ----------
@@ -115,7 +125,7 @@ class Monitored:
     symbol : Symbol
         The user's FP32 Symbol.
     plan : Plan
-        The plan that the executor's Symbol follows.
+        The plan, the dtype of every operator, by which the Symbol with casts was made.
     """
 
     def __init__(self, executor: mx.executor.Executor, symbol: mx.sym.Symbol, plan: Plan) -> None:
@@ -124,14 +134,14 @@ class Monitored:
         self._plan = plan
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the executor."""
+        """Return an attribute of the wrapped executor; Python calls it for a name that this class does not define."""
         return getattr(self._executor, name)
 
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
-        """Let the executor call ``callback`` with the tensors of the user's operators only, as FP32 arrays.
+        """Let the executor call ``callback`` with the outputs of the user's operators only, as FP32 arrays.
 
-        ``callback(name, handle)`` is as MXNet's executor takes it, with names of the FP32 Symbol such as
-        ``"fc_output"``. ``monitor_all`` reports the operators' inputs too.
+        ``callback(name, handle)`` gets the name of a tensor in the FP32 Symbol, such as ``"fc_output"``, and the handle
+        of its array, as in MXNet. With ``monitor_all`` it is called with the operators' inputs too.
         """
         view = NetworkView(symbol_of(self._executor), self._plan)
         self._executor.set_monitor_callback(view.translated(callback), monitor_all)
@@ -148,9 +158,10 @@ class Monitored:
 
 
 class _MonitoredExecutor(mx.executor.Executor):
-    """An executor with a callback, which delays Ctrl-C until a forward or backward has returned.
+    """An executor with a monitor callback, which delays Ctrl-C until the forward or backward that runs has returned.
 
-    Otherwise a ``KeyboardInterrupt`` would be raised within the callback, where ctypes drops it.
+    Otherwise Ctrl-C would raise ``KeyboardInterrupt`` within the callback, and ctypes, which calls it, drops
+    exceptions.
 
     Attributes
     ----------
@@ -173,16 +184,16 @@ class _MonitoredExecutor(mx.executor.Executor):
 
 
 def is_training(executor: mx.executor.Executor) -> bool:
-    """Return whether the last forward of an executor from ``copy_with_callback`` was in training mode."""
+    """Return whether the last forward of an executor, made by ``copy_with_callback``, had ``is_train=True``."""
     return executor.is_training
 
 
 def copy_with_callback(executor: mx.executor.Executor, callback: Callable) -> mx.executor.Executor:
     """Return a second executor of the same graph that calls ``callback`` with each operator's output.
 
-    It shares all arrays with ``executor``: arguments, gradients, auxiliary states and memory for intermediate tensors.
-    MXNet cannot remove a callback from an executor, and with one the executor runs operator by operator. So the
-    callback is set on this second executor, and ``executor`` stays fast.
+    MXNet cannot remove a callback from an executor, and an executor with a callback runs operator by operator, which is
+    slow. So a second executor gets the callback, and ``executor`` can take its place again later. Both share all
+    arrays: arguments, gradients, auxiliary states and memory for intermediate tensors.
     """
     made = executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})
     made.__class__ = _MonitoredExecutor

@@ -21,7 +21,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     """``mx.mod.BucketingModule`` in mixed precision: the same constructor and methods, with three more keywords.
 
     All buckets share the parameters, the master weights, the loss scale and the counters of steps. The default bucket's
-    graph decides which parameters are stored in low precision.
+    graph decides which parameters are stored in float16.
 
     Parameters
     ----------
@@ -29,19 +29,19 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         ``sym_gen``, ``default_bucket_key`` and the other arguments of ``mx.mod.BucketingModule``.
         ``compression_params`` must be None.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan of the default bucket's Symbol, or the
-        path of a saved Plan. Other buckets follow a Plan where they have operators of the same names and types, and
-        the rules elsewhere.
+        A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
+        Plan of the default bucket's Symbol, or the path of a saved Plan. In another bucket, a Plan decides for the
+        operators that have the same name and type in the default bucket, and the rules decide for all others.
     exclude : iterable of str
         Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
-        None is no loss scaling.
+        None is no loss scaling. A scaler is an object such as ``mxmp.DynamicLossScaler(init_scale=1024)``.
 
     Attributes
     ----------
     core : Core
-        The masters, the conversion and the loss-scaled step, which all buckets share.
+        What all buckets share: the policy or plan, the master weights, the loss scale and the counters of steps.
     """
 
     def __init__(
@@ -56,7 +56,10 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         self.core = Core(policy, exclude, loss_scale)
 
     def _new_module(self, key: Any) -> Module:
-        """Return a new, unbound ``Module`` for the bucket with this key, which shares this object's ``core``."""
+        """Return a new, unbound ``Module`` for the bucket with this key, which shares ``self.core`` with all buckets.
+
+        ``core`` has the policy or plan, the master weights, the loss scale and the counters of steps.
+        """
         symbol, data_names, label_names = self._call_sym_gen(key)
         module = Module(
             symbol,
@@ -79,21 +82,22 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     # puts an mxmp.Module there first.
 
     def _reset_bind(self) -> None:
-        """Forget the modules of all buckets, as MXNet's method, and make a new one for the default bucket."""
+        """Forget the modules of all buckets, as MXNet's method does, and make an unbound one for the default bucket."""
         super()._reset_bind()
         self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
 
     def bind(self, *args: Any, **kwargs: Any) -> None:
-        """Bind the default bucket as ``Module.bind``; the arguments are those of ``mx.mod.BucketingModule.bind``."""
+        """Bind the default bucket as ``Module.bind`` does; takes the arguments of MXNet's ``BucketingModule.bind``."""
         if self._default_bucket_key not in self._buckets:
             self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
         super().bind(*args, **kwargs)
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Make the bucket with this key the current one, for which ``forward``, ``backward`` and ``update`` are.
+        """Select the bucket with this key: the next ``forward``, ``backward`` and ``update`` run its module.
 
-        The arguments are those of ``mx.mod.BucketingModule.switch_bucket``. The first time, a module is made for the
-        bucket and bound, and an installed monitor is installed in it too. If that fails, the bucket is not kept.
+        The arguments are those of ``mx.mod.BucketingModule.switch_bucket``. At the first use of a key, a module is made
+        for the bucket and bound, and if a ``mx.mon.Monitor`` is installed, it is installed in this module too. If
+        making it fails, the error is raised and the next call with the key tries again.
         """
         fresh = bucket_key not in self._buckets
         if fresh:
@@ -108,10 +112,10 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
             self._curr_module.install_monitor(self._monitor)
 
     def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
-        """Save the FP32 parameters and the FP32 Symbol of each bucket so far, in the files of MXNet's method.
+        """Save the FP32 parameters, and the FP32 Symbol of each bucket that was used, as MXNet's method does.
 
         The files are ``PREFIX-0001.params`` for epoch 1, ``PREFIX-KEY-symbol.json`` for each bucket, and
-        ``PREFIX.buckets`` with all keys, which must be numbers. Each appears completely or not at all.
+        ``PREFIX.buckets`` with the keys of these buckets, which must be numbers. Each appears completely or not at all.
         ``remove_amp_cast`` leaves out operators ``amp_cast`` of the user's own Symbols. Waits for the device. Raises
         ``OSError``, which names the file, if one cannot be written.
         """
@@ -124,25 +128,25 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
             write_arrays(path, [mx.nd.array(list(self._buckets), dtype="int32")])
 
     def save_optimizer_states(self, fname: str) -> None:
-        """Save optimizer states, master weights, the scaler and the counters of steps, as ``Module`` does.
+        """Save optimizer states, master weights, the loss scale and the counters of steps in one file.
 
-        The file appears completely or not at all. Waits for the device. Raises ``RuntimeError`` before
-        ``init_optimizer``.
+        ``load_optimizer_states`` reads it. The file appears completely or not at all. Waits for the device. Raises
+        ``RuntimeError`` before ``init_optimizer``, ``OSError`` if the file cannot be written.
         """
         self._default_module().save_optimizer_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Load a file of ``save_optimizer_states``, or of MXNet's module, as ``Module.load_optimizer_states`` does.
 
-        Raises ``ValueError`` if the file is damaged or of other parameters or another optimizer, and ``RuntimeError``
-        before ``init_optimizer``. Nothing has changed then.
+        Raises ``ValueError`` if the file is damaged or was saved with other parameters or another optimizer, and
+        ``RuntimeError`` before ``init_optimizer``. After an error the module is as it was.
         """
         self._default_module().load_optimizer_states(fname)
         self._params_dirty = True
 
     @property
     def modules(self) -> dict[Any, Module]:
-        """Return the module of every bucket that was made so far, by the bucket's key, in a new dict."""
+        """Return a new dict from the key of every bucket that was used so far to the bucket's module."""
         return dict(self._buckets)
 
     def _default_module(self) -> Module:
@@ -153,7 +157,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
 
     @property
     def scaled_step(self) -> ScaledStep:
-        """Return the object that checks gradients and has the scaler and the counters of steps, for all buckets."""
+        """Return the ``ScaledStep`` of all buckets: it applies or skips updates and keeps loss scale and counters."""
         return self.core.step
 
     @classmethod
@@ -162,18 +166,18 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     ) -> BucketingModule:
         """Return a BucketingModule with the parameters of a checkpoint, as ``mx.mod.BucketingModule.load`` does.
 
-        The file is ``PREFIX-0001.params`` for epoch 1, in FP32. ``kwargs`` are the other arguments of the constructor:
-        ``policy``, ``exclude``, ``loss_scale``, ``context``, ... Raises ``mxnet.MXNetError`` if the file is missing or
-        damaged.
+        The parameters are read from ``PREFIX-0001.params`` for epoch 1, in FP32. ``kwargs`` are the other arguments of
+        the constructor: ``policy``, ``exclude``, ``loss_scale``, ``context``, ... Raises ``mxnet.MXNetError`` if the
+        file is missing or damaged.
         """
         module = cls(sym_gen, default_bucket_key, **kwargs)
         module.start_from(*mx.model.load_params(prefix, epoch))
         return module
 
     def start_from(self, arg_params: dict, aux_params: dict) -> None:
-        """Set the FP32 parameters and auxiliary states, by name, that the module has from ``bind`` on.
+        """Set the FP32 parameters and auxiliary states, by name, of a BucketingModule that is not bound yet.
 
-        Call it before ``bind``. It makes the module of the default bucket, which holds them.
+        ``load`` calls it with those of a checkpoint. The module of the default bucket is made here, to hold them.
         """
         default = self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
         default.start_from(arg_params, aux_params)

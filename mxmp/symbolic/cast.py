@@ -34,11 +34,11 @@ def cast_symbol(
     ----------
     sym : mxnet.symbol.Symbol
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan that was made for ``sym``, or the path
-        of a saved Plan.
+        A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
+        Plan that was made for ``sym``, or the path of a saved Plan.
     exclude : iterable of str
         Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
-        One that matches nothing is warned of.
+        A warning names the patterns that match nothing.
     ctx : mxnet.Context, optional
         The device that will run the Symbol (default: the current context). Symbols for a CPU and for a GPU differ: on a
         CPU float16 is emulated, on a GPU it is native.
@@ -66,9 +66,10 @@ def cast_symbol(
 
 
 def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
-    """Issue a warning if patterns in the ``exclude`` of the plan's policy match no operator and no block.
+    """Issue a warning that names the patterns of ``exclude`` in the plan's policy that match no operator and no block.
 
-    ``stacklevel`` is that of ``warnings.warn``: which caller the warning names.
+    Does nothing if all match. ``stacklevel`` is that of ``warnings.warn``: it selects the caller whose line the warning
+    shows.
     """
     if plan.unmatched:
         warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=stacklevel)
@@ -77,7 +78,7 @@ def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
 def message_if_nothing_low(plan: Plan) -> str | None:
     """Return an error message if no operator computes in low precision under ``plan``, otherwise None.
 
-    It is None, too, if ``tune`` made the plan, because it has measured then that FP32 is fastest.
+    The result is None, too, for a plan that ``tune`` made: it has measured that FP32 is fastest, so this is no mistake.
     """
     if plan.num_low or plan.tuned is not None:
         return None

@@ -27,13 +27,13 @@ __all__ = [
 class SavesParams(mx.mod.BaseModule):
     """A base class of ``Module`` and ``BucketingModule``: its ``save_params`` raises an error if the disk is full.
 
-    MXNet's own ``save_params`` then leaves a truncated file without an error.
+    MXNet's own ``save_params`` leaves a truncated file in that case, and raises nothing.
     """
 
     def save_params(self, fname: str) -> None:
         """Save all parameters and auxiliary states in FP32, in the format of ``mx.mod.BaseModule.save_params``.
 
-        The file appears complete or not at all. Waits for the device.
+        The file appears completely or not at all. Waits for the device.
 
         Raises
         ------
@@ -49,8 +49,8 @@ class SavesParams(mx.mod.BaseModule):
 def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> None:
     """Write a Symbol as JSON, the same text as ``symbol.save`` writes. Raises ``OSError`` if the disk is full.
 
-    ``symbol.save`` itself leaves a truncated file then, without an error. If ``remove_amp_cast``, the operators
-    ``amp_cast`` are left out, and so are the casts that ``cast_symbol`` inserted.
+    ``symbol.save`` itself would leave a truncated file on a full disk, and raise nothing. With ``remove_amp_cast``, all
+    operators ``amp_cast`` are left out, also the casts that ``cast_symbol`` inserted.
     """
     with open(path, "w", encoding="utf-8") as file:
         file.write(symbol.tojson(remove_amp_cast=remove_amp_cast))
@@ -59,13 +59,14 @@ def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True)
 def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -> None:
     """Write arrays with ``mx.nd.save``, by name or as a list, and check that the file is complete.
 
-    ``mx.nd.save`` does not notice that the disk is full when it closes the file. MXNet writes the names last, so a file
-    that ends with them is complete; a file of a list, which has no names, is read back. Waits for the device.
+    The check is needed as ``mx.nd.save`` does not notice a full disk when it closes the file. MXNet writes the names
+    last, so a file that ends with them is complete. A file of a list has no names; it is read back instead. Waits for
+    the device.
 
     Raises
     ------
     OSError
-        The file is incomplete or cannot be written. What was written of it remains.
+        The file cannot be written, or is incomplete; an incomplete file is not removed.
     """
     names = [name.encode() for name in arrays] if isinstance(arrays, Mapping) else []
     end = struct.pack("=Q", len(names)) + b"".join(struct.pack("=Q", len(name)) + name for name in names)
@@ -83,13 +84,14 @@ def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -
 
 
 def read_symbol(path: str) -> mx.sym.Symbol:
-    """Return the Symbol in a JSON file, which may be of unknown origin.
+    """Return the Symbol in a JSON file, which may be damaged or no Symbol at all.
+
+    The file is checked first, since MXNet's own reader would crash on some damaged files.
 
     Raises
     ------
     ValueError
-        There is no such file, or it holds no valid Symbol; names the file. MXNet's own reader would crash on some
-        damaged files.
+        There is no such file, or it holds no valid Symbol; names the file.
     OSError
         The file cannot be read.
     """
@@ -106,9 +108,10 @@ def read_symbol(path: str) -> mx.sym.Symbol:
 
 
 def _check_graph(raw: Any) -> None:
-    """Raise ``ValueError`` unless ``raw``, parsed JSON, has the form of Symbol JSON: nodes, and references to nodes.
+    """Raise ``ValueError`` unless ``raw``, a parsed JSON file, has the form of Symbol JSON.
 
-    MXNet's own reader checks none of this: it may crash on a damaged file, or make garbage of it.
+    Checked are the lists of nodes and outputs ("heads"), and that each input of a node refers to a node before it.
+    MXNet's own reader checks none of this: on a damaged file it may crash or return a wrong graph.
     """
     nodes, heads = _list_at(raw, "nodes"), _list_at(raw, "heads")
     if not nodes or not heads:
@@ -125,9 +128,9 @@ def _check_graph(raw: Any) -> None:
 
 
 def _check_outputs(symbol: mx.sym.Symbol) -> None:
-    """Raise ``ValueError`` if an operator of ``symbol`` reads an output that another operator does not have.
+    """Raise ``ValueError`` if ``symbol`` uses an output, as an input of an operator or a head, that no operator has.
 
-    An example is the second output of an operator with one output. MXNet does not notice it when it reads a file.
+    For example, the second output of an operator that has only one. MXNet's reader does not notice this.
     """
     there = {(node, output) for node, output, *_ in json.loads(symbol.get_internals().tojson())["heads"]}
     graph = json.loads(symbol.tojson())
@@ -137,7 +140,7 @@ def _check_outputs(symbol: mx.sym.Symbol) -> None:
 
 
 def _list_at(raw: Any, key: str) -> list:
-    """Return the list that a JSON object has under ``key``, an empty one if it has no such key.
+    """Return the list under the name ``key`` in ``raw``, a JSON object; an empty list if there is no such name.
 
     Raises ``ValueError`` if ``raw`` is no JSON object or the value is no list.
     """
@@ -148,10 +151,11 @@ def _list_at(raw: Any, key: str) -> list:
 
 
 def _check_references(entries: list, count: int) -> None:
-    """Raise ``ValueError`` unless each entry is a list of whole numbers, the first of them below ``count``.
+    """Raise ``ValueError`` unless each entry is a list of whole numbers from 0, the first of them below ``count``.
 
-    In Symbol JSON an input, such as ``[3, 0, 0]``, is such an entry. Its first number is that of a node, and a node
-    reads only nodes with smaller numbers: ``count`` is how many there are.
+    In Symbol JSON such an entry, for example ``[3, 0, 0]``, is an input of a node or an output of the graph. Its first
+    number is that of the node that is read. ``count`` is the number of nodes that may be read: for an input of a node,
+    those before the node.
     """
     for entry in entries:
         places = entry if isinstance(entry, list) and entry else [-1]
@@ -160,9 +164,10 @@ def _check_references(entries: list, count: int) -> None:
 
 
 def read_parameters(path: str) -> dict[str, NDArray]:
-    """Return the parameters and auxiliary states in a file of a checkpoint, which may be of unknown origin.
+    """Return the parameters and auxiliary states in a file of a checkpoint, such as ``NAME-0000.params``.
 
-    The keys are ``"arg:NAME"`` for parameters and ``"aux:NAME"`` for auxiliary states.
+    The keys of the result are ``"arg:NAME"`` for parameters and ``"aux:NAME"`` for auxiliary states. The user named the
+    file, so it may be damaged or something else.
 
     Raises
     ------
@@ -181,5 +186,5 @@ def read_parameters(path: str) -> dict[str, NDArray]:
 
 
 def last_line(error: Exception) -> str:
-    """Return the last line of an error's text: an ``MXNetError`` has its message there, after a stack trace of C++."""
+    """Return the last line of an error's text, in which an ``MXNetError`` has its message, after a C++ stack trace."""
     return (str(error).strip().splitlines() or [""])[-1]

@@ -24,11 +24,11 @@ __all__ = ["Core"]
 
 
 class Core:
-    """What a ``Module`` adds to MXNet's: the conversion, the master weights, and the loss-scaled step.
+    """The state of mixed precision that modules share: the conversion, the master weights, and the loss-scaled step.
 
     Every ``Module`` makes one. The modules of a ``BucketingModule`` share one, and so does a module that is bound with
     ``shared_module``. In all methods, ``arrays`` maps the name of each parameter to the arrays that a module's
-    executors compute with, one per device; those of parameters in low precision are float16.
+    executors compute with, one per device; some parameters are stored in float16 there.
 
     Parameters
     ----------
@@ -38,20 +38,22 @@ class Core:
     Attributes
     ----------
     step : ScaledStep
-        Checks gradients and applies or skips the update; has the scaler and the counters.
+        Checks gradients and applies or skips the update; has the scaler, which decides the loss scale, and the
+        counters.
     scaled_by : float
-        The loss scale of the last backward, by which existing gradients are too large; 1 before the first one.
+        The loss scale of the last backward, by which the gradients in the executors are multiplied; 1 before the first
+        backward.
     conversion : Conversion
-        The policy or plan, and the dtype in which each parameter is stored.
+        The policy or plan, and whether each parameter is stored in float16 or FP32.
     masters : dict of str to list of NDArray
-        The master weights by parameter name, one FP32 array per device, of the parameters that are stored in low
-        precision. Empty before ``make_masters``.
+        From the name of each parameter that is stored in float16 to its master weights, one FP32 array per device.
+        Empty before ``make_masters``.
     numbers : dict of str to int
-        The optimizer's index of each parameter, by its name. It is the same in all buckets, whatever their order of
-        parameters. Empty before ``make_masters``.
+        From the name of each parameter to the index under which the optimizer updates it. It is the same in all
+        buckets, whatever their order of parameters. Empty before ``make_masters``.
     listening_executors : weak mapping of Executor to (Listeners, Executor)
-        The executors that report tensors to diagnostics now, each with its callback and with the executor in whose
-        place it runs.
+        From each executor that reports tensors to ``watch``, ``blame`` or ``guard`` to the callback that gets them, and
+        to the fast executor without a callback that it replaces.
     exposed : bool
         True once a user has accessed a module's executors, and so may have written into their arrays.
     shared : bool
@@ -76,7 +78,7 @@ class Core:
 
     @property
     def low_names(self) -> set[str]:
-        """Return the names of the parameters that are stored in low precision; empty before the first ``bind``."""
+        """Return the names of the parameters that are stored in float16; empty before the first ``bind``."""
         return {name for name, low in self.conversion.stored_low.items() if low}
 
     def low_symbol(
@@ -89,8 +91,9 @@ class Core:
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return the Symbol with casts that executors are to run for an FP32 Symbol, and the plan that it follows.
 
-        The first Symbol decides which parameters are stored in low precision; the Symbols of other buckets follow.
-        The first call warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
+        The first call decides which parameters are stored in float16; for the Symbols of other buckets they are stored
+        likewise. The first call also warns if no operator computes in low precision, or if a pattern of ``exclude``
+        matches nothing.
 
         Parameters
         ----------
@@ -104,7 +107,7 @@ class Core:
             If True and the Symbol has loss heads, the returned Symbol has one more argument, ``heads.SCALE_NAME``, by
             which the gradients of the loss heads are multiplied.
         grad_req : mapping of str to str
-            ``"write"``, ``"add"`` or ``"null"`` for each parameter; empty if the requests are not known.
+            The requested gradient, ``"write"``, ``"add"`` or ``"null"``, of each parameter; empty if not known.
 
         Raises
         ------
@@ -135,10 +138,11 @@ class Core:
         return graph.to_symbol(), plan
 
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
-        """Create the master weights of all parameters that are stored in low precision, and number all parameters.
+        """Create the master weights of all parameters that are stored in float16, and number all parameters.
 
         ``values`` maps the name of every parameter to its FP32 value, ``arrays`` to its arrays in the executors, one
-        per device. The numbers are the optimizer's indices: the order of ``arrays``, which is the same on all workers.
+        per device. The number of a parameter, its position in ``arrays``, is its index in the optimizer. It is the same
+        on all workers.
         """
         self._names = list(arrays)
         self.numbers = {name: number for number, name in enumerate(arrays)}
@@ -149,51 +153,53 @@ class Core:
         }
 
     def master(self, index: int, device: int) -> NDArray | None:
-        """Return the master weight of the parameter with this index on the device with number ``device``.
+        """Return the FP32 master weight of a parameter on a device; None for a parameter that is stored in FP32.
 
-        It is None for a parameter that is stored in FP32.
+        ``index`` is the parameter's index in the optimizer, as in ``numbers``, and ``device`` the position of the
+        device among those of the module.
         """
         masters = self.masters.get(self._names[index])
         return None if masters is None else masters[device]
 
     def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
-        """Return each master weight with the float16 array of the same device, into which a user may have written.
+        """Return each master weight with its float16 array on the same device, if a user may have written into that.
 
-        ``arrays`` maps the name of each parameter to its arrays in the executors, one per device. The list is empty if
-        no user has accessed these; then nothing needs to be compared.
+        A user writes into the float16 array alone, so a step compares the two. The list is empty if no user has
+        accessed the executors (``exposed`` is False): then nothing needs to be compared. ``arrays`` maps the name of
+        each parameter to its arrays in the executors, one per device.
         """
         names = self.masters.keys() & arrays.keys() if self.exposed else ()
         return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
 
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
-        """Set the master weights of the parameters that ``values`` names, and round them into the float16 arrays.
+        """Set master weights to the FP32 arrays in ``values``, by name, and round them into the float16 arrays.
 
-        ``values`` maps names to FP32 arrays; parameters without a master weight are skipped. ``arrays`` maps the name
-        of each parameter to its arrays in the executors, one per device.
+        Names of parameters without a master weight are skipped. ``arrays`` maps the name of each parameter to its
+        arrays in the executors, one per device.
         """
         for name in self.masters.keys() & values.keys():
             assign(values[name], self.masters[name], arrays[name])
 
     def mean_masters(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
-        """Return the value of each master weight by parameter name, as an FP32 array on the CPU.
+        """Return the mean over the devices of each master weight, as an FP32 array on the CPU, by parameter name.
 
-        It is the mean over the devices, as ``mx.mod.Module`` takes it of any parameter. ``arrays`` maps the name of
-        each parameter to its arrays in the executors, one per device.
+        ``mx.mod.Module`` takes the same mean of other parameters for its CPU copies. ``arrays`` maps the name of each
+        parameter to its arrays in the executors, one per device.
         """
         held = {weight.name: weight.masters for weight in self.weights(arrays) if weight.masters}
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
-        """Return all parameters as ``Weight`` objects, in the order of their indices; empty before ``make_masters``.
+        """Return a ``Weight``, its arrays and master weights, for each parameter, in the order of ``numbers``.
 
-        ``arrays`` maps the name of each parameter to its arrays in the executors, one per device. If a user has written
-        into float16 arrays, these values are copied into the master weights first.
+        Empty before ``make_masters``. ``arrays`` maps the name of each parameter to its arrays in the executors, one
+        per device. If a user has written into float16 arrays, these values are copied into the master weights first.
         """
         for pair in self.exposed_pairs(arrays):
             take_over(*pair)
 
         def weight(name: str) -> Weight:
-            """Return the ``Weight`` of one parameter."""
+            """Return the ``Weight`` of the parameter ``name``: its arrays and master weights on all devices."""
             copies, masters = arrays[name], self.masters.get(name)
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 

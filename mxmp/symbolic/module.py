@@ -39,8 +39,8 @@ __all__ = ["Module"]
 class Module(SavesParams, StepView, mx.mod.Module):
     """``mx.mod.Module`` in mixed precision: the same constructor and methods, with three more keywords.
 
-    The symbol, the parameters and the checkpoints are those of the FP32 network. Executors run a private Symbol with
-    casts. ``update`` checks the gradients, and skips the step if one is not finite.
+    The symbol, the parameters and the checkpoints that a user sees are those of the FP32 network. Executors run a
+    private Symbol with casts. ``update`` checks the gradients, and skips the step if one is not finite.
 
     Parameters
     ----------
@@ -50,24 +50,26 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ``data_names``, ``label_names`` and the other arguments of ``mx.mod.Module``. ``compression_params`` must be
         None.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())``), a policy string, a Policy, a Plan that was made for ``symbol``, or the
-        path of a saved Plan.
+        A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
+        Plan that was made for ``symbol``, or the path of a saved Plan.
     exclude : iterable of str
         Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
-        None is no loss scaling. The loss scale multiplies what loss heads write and what ``backward`` is given, and is
-        divided out in the update. ``grad_scale`` of heads and ``rescale_grad`` of the optimizer keep their meaning.
+        None is no loss scaling. A scaler is an object such as ``mxmp.DynamicLossScaler(init_scale=1024)``. The loss
+        scale multiplies the gradients that loss heads write and those that ``backward`` is given, and is divided out in
+        the update. ``grad_scale`` of loss heads and ``rescale_grad`` of the optimizer keep their meaning.
 
     Attributes
     ----------
     plan : Plan or None
         The dtype that each operator computes in, and why; None before ``bind``.
     core : Core
-        The masters, the conversion and the loss-scaled step, which all buckets of a ``BucketingModule`` share.
+        The policy or plan, the master weights, the loss scale and the counters of steps. All buckets of a
+        ``BucketingModule`` share one.
     requested_gradients : mapping of str to str
-        ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name, as ``bind`` was called; empty before
-        ``bind``, and where ``grad_req`` was not one string.
+        From the name of each parameter to ``"write"``, ``"add"`` or ``"null"``, as ``grad_req`` of ``bind`` says;
+        ``"null"`` for fixed parameters. Empty before ``bind``, and if ``grad_req`` was not a single string.
 
     Raises
     ------
@@ -114,9 +116,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ----------
         prefix : str
         epoch : int
-            The files are ``PREFIX-symbol.json`` and ``PREFIX-0001.params`` for epoch 1. They are FP32.
+            The files are ``PREFIX-symbol.json`` and ``PREFIX-0001.params`` for epoch 1. Both hold the FP32 network.
         load_optimizer_states : bool
-            True lets ``init_optimizer`` load ``PREFIX-0001.states``, too.
+            If True, ``init_optimizer`` will load ``PREFIX-0001.states``, too.
         **kwargs
             The other arguments of ``Module``: ``policy``, ``exclude``, ``loss_scale``, ``context``, ...
 
@@ -131,10 +133,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
         return module
 
     def start_from(self, arg_params: dict, aux_params: dict, states: str | None = None) -> None:
-        """Set the FP32 parameters and auxiliary states, by name, that a module has from ``bind`` on.
+        """Set the FP32 parameters and auxiliary states, by name, of a Module that is not bound yet.
 
-        Call it before ``bind``. ``states`` is the path of a file of ``save_optimizer_states``, which ``init_optimizer``
-        will load; None loads none.
+        ``load`` calls it with those of a checkpoint. ``states`` is the path of a file that ``save_optimizer_states``
+        wrote, for ``init_optimizer`` to load; with None it loads none.
         """
         self._arg_params, self._aux_params = arg_params, aux_params
         self.params_initialized = True
@@ -159,8 +161,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         """Bind executors of the FP32 Symbol with casts; the arguments are those of ``mx.mod.Module.bind``.
 
-        The first ``bind`` decides which parameters are stored in low precision, and sets ``plan``. It warns if no
-        operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
+        Sets ``plan``. The first ``bind`` decides which parameters are stored in float16. It warns if no operator
+        computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
         Raises
         ------
@@ -236,10 +238,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
             graph.forget()
 
     def install_monitor(self, mon: Any) -> None:
-        """Install a ``mx.mon.Monitor``, which then reports the operators of the user's Symbol.
+        """Install a ``mx.mon.Monitor``, which then reports the tensors of the user's operators.
 
-        Operators that mxmp inserted, such as casts, are left out. All values are FP32 arrays; those of operators in
-        low precision are rounded to the compute dtype. Gradients are those of the loss times the loss scale.
+        Operators that mxmp inserted, such as casts, are not reported. All values are FP32 arrays; those of operators in
+        low precision were rounded to the compute dtype. Gradients are multiplied by the loss scale.
 
         Raises
         ------
@@ -268,7 +270,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         """Set parameters and auxiliary states to FP32 values; the arguments are those of ``mx.mod.Module.set_params``.
 
-        Master weights get the values as they are, and float16 parameters get them rounded.
+        For a parameter that is stored in float16, the master weight gets the FP32 value, and the float16 array the
+        rounded value.
         """
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if allow_missing:
@@ -282,8 +285,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Copy the parameters from the devices to the FP32 copies that the module keeps on the CPU.
 
         MXNet's methods call it before they read these copies. For a parameter that is stored in float16, the copy is
-        the mean of the devices' master weights; before ``init_optimizer`` there are none, and the copy is kept.
-        Waits for the device.
+        set to the mean of the devices' master weights; before ``init_optimizer`` there are no master weights, and the
+        copy stays as it is. Waits for the device.
         """
         low = {name: self._arg_params[name].copy() for name in self.core.low_names}
         super()._sync_params_from_devices()
@@ -293,8 +296,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _exec_group(self) -> Any:
         """Return MXNet's ``DataParallelExecutorGroup``, which holds the executors and their arrays.
 
-        If neither MXNet nor mxmp reads this property, a user does, who may then write into float16 arrays of
-        parameters; ``core.exposed`` remembers that, and steps then copy what was written into the master weights.
+        Sets ``core.exposed`` if a user's code reads this property, instead of MXNet's or mxmp's. Such a user may write
+        into float16 arrays of parameters, so later steps copy what was written there into the master weights.
         """
         if is_called_by_user():
             self.core.exposed = True
@@ -302,13 +305,13 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
     @_exec_group.setter
     def _exec_group(self, group: Any) -> None:
-        """Set the executor group, as the ``bind`` of MXNet's Module does."""
+        """Set the executor group; ``bind`` of MXNet's Module does so."""
         self._group = group
 
     def arrays(self) -> dict[str, list[NDArray]]:
-        """Return the arrays that the executors compute with, by parameter name: one per device.
+        """Return the arrays that the executors compute with: from the name of each parameter to one array per device.
 
-        They are float16 for parameters that are stored in low precision.
+        They are float16 for parameters that are stored in float16, FP32 for all others.
         """
         return dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
 
@@ -323,8 +326,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         """Create the optimizer and the master weights; the arguments are those of ``mx.mod.Module.init_optimizer``.
 
-        The kvstore only sums gradients: weights are updated in the worker, after the check. ``"horovod"`` is a kvstore
-        here, too. With several workers all start from the parameters of rank 0, and the call waits for these.
+        The kvstore only sums gradients: the module itself checks them and then updates the weights. ``kvstore`` may
+        also be ``"horovod"``. With several workers, all start from the parameters of rank 0, and the call waits until
+        this worker has received them.
 
         Raises
         ------
@@ -361,19 +365,20 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.load_optimizer_states(preload)
 
     def _weights_by_key(self) -> dict[str, Weight]:
-        """Return all weights by the keys under which rank 0 sends them in FP32, such as ``"fc_weight:initial"``.
+        """Return all weights by the keys of a kvstore under which rank 0 sends them to all workers in FP32.
 
-        The kvstore knows ``"fc_weight"`` as the key of the gradient. A key keeps the dtype of its first array, and the
-        gradient may be float16.
+        A key is, for example, ``"fc_weight:initial"``. The kvstore has the key ``"fc_weight"`` too, but for the
+        gradient, which may be float16, and a key keeps the dtype of its first array.
         """
         return {f"{weight.name}:initial": weight for weight in self.core.weights(self.arrays())}
 
     @contextmanager
     def _params_in_gradient_dtype(self) -> Iterator[None]:
-        """Give the module's CPU copies of parameters the dtype of their gradients within the ``with`` block.
+        """Cast the module's CPU copies of parameters to the dtype of their gradients within the ``with`` block.
 
-        MXNet initializes the keys of a kvstore with these copies, and gradients are pushed under the same keys. A
-        float16 gradient that is pushed to an FP32 key of a distributed store hangs the job.
+        In the block, MXNet initializes the keys of a kvstore with these copies. Gradients are pushed under the same
+        keys, and a float16 gradient that is pushed to an FP32 key of a distributed store hangs the job. After the block
+        the copies are those from before.
         """
         original = self._arg_params
         self._arg_params = {
@@ -387,11 +392,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
     # -- another policy while it trains ------------------------------------------------------------
 
     def rebind(self, shared_module: Module | None) -> None:
-        """Bind new executors after the policy has changed, with the shapes and arguments of the last ``bind``.
+        """Bind new executors after ``self.core.conversion`` got another policy; all other arguments of ``bind`` stay.
 
-        The policy is that of ``self.core.conversion``. Parameters, inputs, auxiliary states and outputs are copied to
-        the new executors; a metric may still read the outputs. ``shared_module`` is the module whose memory a bucket
-        shares, or None.
+        Parameters, inputs, auxiliary states and outputs are copied from the old executors to the new ones; a metric may
+        still read the outputs. ``shared_module`` is, for a bucket, the module whose memory it shares, otherwise None.
         """
         before = list(self._exec_group.execs)
         shapes = self.data_shapes, self.label_shapes
@@ -404,10 +408,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 value.copyto(array)
 
     def remake_masters(self, weights: Mapping[str, Sequence[NDArray]]) -> None:
-        """Create the master weights anew after ``rebind``, since other parameters may be stored in low precision now.
+        """Create the master weights anew after ``rebind``, since other parameters may be stored in float16 now.
 
-        ``weights`` maps the name of each parameter to its FP32 values, one per device, from which master weights and
-        the executors' arrays are set.
+        ``weights`` maps the name of each parameter to its FP32 values, one per device. The master weights are set to
+        these values, and the executors' arrays to the same values in their own dtype.
         """
         arrays = self.arrays()
         self.core.make_masters(self._arg_params, arrays)
@@ -420,9 +424,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
     def renew_store(self) -> None:
-        """Replace the kvstore, if the module has one, by a new one of the same type.
+        """Replace the module's kvstore by a new one of the same type; do nothing if the module has none.
 
-        This is needed after ``rebind`` if gradients have other dtypes now: a key keeps the dtype of its first array.
+        A kvstore keeps, for each key, the dtype of its first array. After ``rebind`` gradients may have other dtypes.
         """
         if self._kvstore is None:
             return
@@ -441,13 +445,13 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def backward(self, out_grads: Any = None) -> None:
         """Run backward with the loss multiplied by the loss scale.
 
-        The gradients in the executors are multiplied by it, too; ``update`` divides it out on the way to the weights.
-        Does not wait for the device.
+        The gradients in the executors are then multiplied by the loss scale, too; ``update`` divides it out again
+        before it changes the weights. Does not wait for the device.
 
         Parameters
         ----------
         out_grads : NDArray or list of NDArray, optional
-            The gradients of the outputs, not scaled; None where all outputs are of loss heads.
+            The gradients of the outputs, not multiplied by the loss scale; None if all outputs are of loss heads.
 
         Raises
         ------
@@ -467,9 +471,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
         super().backward(out_grads)
 
     def set_head_scale(self, scale: float) -> None:
-        """Set the factor by which backward multiplies the gradients that loss heads write, on all devices.
+        """Set the loss scale by which backward multiplies the gradients that loss heads write, on all devices.
 
-        Loss heads ignore ``out_grads``, so a factor in these would not reach them. It holds until it is set again.
+        Loss heads ignore ``out_grads``, so a factor in ``out_grads`` would not reach these gradients. ``scale`` stays
+        in effect until the next call.
         """
         for executor in self._exec_group.execs:
             if SCALE_NAME in executor.arg_dict:
@@ -501,7 +506,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
         def apply() -> None:
-            """Update all weights with the unscaled gradients; after SGLD, which draws noise, send rank 0's to all."""
+            """Divide the gradients by the loss scale and update all weights; runs only if the gradients are finite.
+
+            The optimizer SGLD adds different random noise in each worker, so after it rank 0's weights are sent to all
+            workers.
+            """
             self._updater.apply(updates, 1.0 / self.core.scaled_by, reduced=kvstore is not None)
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
@@ -516,8 +525,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """Return the gradients of the inputs, divided by the loss scale, as new arrays.
 
-        The form is that of ``mx.mod.Module.get_input_grads``: a list over the inputs; without ``merge_multi_context``,
-        each entry is a list over the devices. Does not wait for the device.
+        The result has the form of ``mx.mod.Module.get_input_grads``: a list with an array per input; without
+        ``merge_multi_context``, a list per input, with an array per device. Does not wait for the device.
         """
         found = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self.core.scaled_by
@@ -525,7 +534,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
     @property
     def scaled_step(self) -> ScaledStep:
-        """Return the object that checks gradients and has the scaler and the counters of steps."""
+        """Return the ``ScaledStep``, which applies or skips updates and keeps loss scale and counters of steps."""
         return self.core.step
 
     # -- files --------------------------------------------------------------------------------------
@@ -548,7 +557,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self.logger.info("Saved checkpoint %s-%04d", prefix, epoch)
 
     def save_optimizer_states(self, fname: str) -> None:
-        """Save optimizer states, master weights, the scaler and the counters of steps in one file.
+        """Save optimizer states, master weights, the loss scale and the counters of steps in one file.
 
         A run that is resumed with ``load_optimizer_states`` continues bit for bit. The file appears completely or not
         at all. Waits for the device. Raises ``RuntimeError`` before ``init_optimizer``, ``OSError`` if the file cannot
@@ -563,15 +572,15 @@ class Module(SavesParams, StepView, mx.mod.Module):
         The number of devices may differ from that of the saved run. Optimizer states, master weights (of the parameters
         that are stored in float16), counters and the loss scale are set to those of the file. The learning rate, its
         schedule, the weight decay and the other arguments of the optimizer stay those that ``init_optimizer`` got, as
-        in MXNet. A schedule with the same settings as the saved one continues where that one ended; another one counts
-        from now on, starting at ``begin_num_update``.
+        in MXNet. A learning rate schedule with the same settings as the saved one continues where that one ended; a
+        schedule with other settings starts from now on, at ``begin_num_update``.
 
         Raises
         ------
         RuntimeError
             ``bind``, ``init_params`` or ``init_optimizer`` was not called.
         ValueError
-            The file is damaged, or of other parameters or another optimizer; nothing has changed.
+            The file is damaged, or was saved with other parameters or another optimizer; nothing has changed.
         """
         _require(self, optimizer=True)
         weights = self.core.weights(self.arrays())
@@ -580,9 +589,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
 
 def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
-    """Raise ``RuntimeError`` if ``module`` is not bound, or its parameters are not initialized; names what to call.
+    """Raise ``RuntimeError``, which names the methods to call first, if ``module`` is not ready.
 
-    With ``optimizer``, the error is raised, too, if the module has no optimizer.
+    It must be bound and its parameters initialized; if ``optimizer`` is True, it must have an optimizer too.
     """
     done = {
         "bind": module.binded,

@@ -29,11 +29,11 @@ _MOST_AXES = 5
 def check_parameters(
     symbol: mx.sym.Symbol, params: Mapping[str, NDArray], shapes: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    """Check that a checkpoint's parameters are those of a Symbol, by name and by shape.
+    """Check that a checkpoint's parameters are those of a Symbol; return whether their shapes could be checked too.
 
-    Return whether shapes could be checked. Without ``shapes``, shapes of the first input are tried, and the sizes that
-    do not depend on them are checked. False means that the Symbol takes none of the tried ones, as one that takes
-    inputs of one size only; names were checked then.
+    Names are always checked. Shapes are inferred from ``shapes``. If that is empty, shapes of one to five axes are
+    tried for the first input, and only the sizes of parameters that do not depend on the input are checked. The result
+    is False if the Symbol accepts none of these shapes, for example because it takes images of one size only.
 
     Parameters
     ----------
@@ -72,8 +72,9 @@ def check_parameters(
 def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArray]:
     """Return a checkpoint's FP32 parameters in the dtypes in which a Symbol of ``cast_symbol`` stores them.
 
-    Those that ``low`` declares as float16 are new float16 arrays, all others are the given arrays. The keys of
-    ``params`` and of the result are ``"arg:NAME"`` and ``"aux:NAME"``. Waits for the device.
+    Parameters that the Symbol ``low`` declares as float16 are returned as new float16 arrays, all others as the arrays
+    that were given. The keys of ``params`` and of the result are ``"arg:NAME"`` and ``"aux:NAME"``. Waits for the
+    device.
 
     Raises
     ------
@@ -97,7 +98,7 @@ def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[s
 
 
 def _parameter_names(symbol: mx.sym.Symbol) -> Iterator[str]:
-    """Yield the names of the variables that operators read as weights, biases, gammas and the like, not as data.
+    """Yield the names of the variables that an operator reads as a weight, bias, gamma or the like, not as data.
 
     A name is repeated for each operator that reads the variable.
     """
@@ -116,13 +117,20 @@ _Sizes = Mapping[str, "list[tuple[int, int]]"]
 def _expected_sizes(
     symbol: mx.sym.Symbol, saved: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[_Sizes]:
-    """Yield the shapes that parameters should have, for one pair of input shapes after the other.
+    """Yield, for each choice of the shapes of the inputs, the sizes that each parameter should have on its axes.
 
-    Each item maps a parameter's name to one pair of sizes for every axis. The two sizes are inferred from two
-    different shapes of the input; where they are equal, the size does not depend on the input. If ``shapes`` gives the
-    shapes of the inputs, there is one item, and all pairs are equal. Otherwise shapes of the first input with one to
-    five axes are tried, and each that MXNet can infer from gives an item. ``saved`` are the shapes in the checkpoint,
-    whose names are no inputs.
+    An item maps a parameter's name to one pair of sizes per axis. For example, ``{"fc_weight": [(10, 10), (512,
+    1024)]}`` says that the weight has 10 rows, and that the number of columns depends on the input: the two sizes of a
+    pair are inferred from two shapes of the input.
+
+    Parameters
+    ----------
+    symbol : Symbol
+    saved : mapping of str to tuple of int
+        The shapes of all parameters in the checkpoint; arguments of the Symbol that are not in it are inputs.
+    shapes : mapping of str to tuple of int
+        The shapes of the inputs by name: both sizes of a pair are inferred from them. If empty, the first input is
+        tried with one to five axes, two shapes for each. Shapes that the Symbol does not accept yield no item.
     """
     inputs = [name for name in symbol.list_arguments() if name not in saved]
     if shapes:
@@ -150,10 +158,10 @@ def _expected_sizes(
 
 
 def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all arguments and auxiliary states, by name, that follow from the shapes of some inputs.
+    """Return the shapes of all arguments and auxiliary states, by name, that MXNet infers from the given input shapes.
 
-    A shape that does not follow is ``()``, an unknown size in it 0. Raises ``mxnet.MXNetError`` if the Symbol cannot
-    have inputs of these shapes.
+    A shape that cannot be inferred is ``()``, and an unknown size in a shape is 0. Raises ``mxnet.MXNetError`` if the
+    Symbol cannot have inputs of these shapes.
     """
     arguments, _, states = symbol.infer_shape_partial(**shapes)
     return dict(zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*arguments, *states]))
@@ -162,9 +170,10 @@ def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> d
 def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
     """Return an error message for the first parameter whose saved shape is not the expected one; empty if all fit.
 
-    ``sizes`` maps a parameter's name to a pair of sizes for every axis, inferred from two input shapes. If the two
-    are equal, the saved size must be that. Otherwise any size is right, but axes with the same pair must have the same
-    one.
+    ``sizes``, from ``_expected_sizes``, maps a parameter's name to one pair of sizes per axis, inferred from two input
+    shapes. If the two are equal, the saved size must be the same number. Otherwise the size depends on the input and
+    may be any, but all axes with the same pair must have the same saved size. ``saved`` has the shapes in the
+    checkpoint.
     """
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():

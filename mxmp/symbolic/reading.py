@@ -10,10 +10,10 @@ __all__ = ["bound_graphs"]
 
 
 def bound_graphs(target: Module | BucketingModule) -> list[ConvertedGraph]:
-    """Return the FP32 graph and the plan of a bound module; of a ``BucketingModule`` one for each bucket so far.
+    """Return the FP32 graph of a bound module with its plan and input shapes; of a ``BucketingModule`` one per bucket.
 
-    ``explain`` and ``advise`` read them, and nothing runs. The name of a bucket's graph is, for example,
-    ``"softmax, bucket 10"``.
+    ``explain`` and ``advise`` report on them; no operator runs. Buckets that were not used yet have no graph. The name
+    of a bucket's graph is, for example, ``"softmax, bucket 10"``: the Symbol's name and the bucket's key.
 
     Raises
     ------

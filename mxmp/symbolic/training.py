@@ -21,10 +21,10 @@ __all__ = ["TrainedModule"]
 
 
 class TrainedModule:
-    """A module in training as ``watch``, ``blame`` and ``guard`` see it; implements ``frontend.TrainedNetwork``.
+    """A module in training, as ``watch``, ``blame`` and ``guard`` use it; implements ``frontend.TrainedNetwork``.
 
-    Of a ``BucketingModule`` it is always the current bucket's module, but where a method says otherwise. A *place*, of
-    which several methods speak, is one executor: there is one per device.
+    For a ``BucketingModule``, methods act on the current bucket's module unless they say otherwise. In arguments, a
+    *place* is an executor, of which the module has one per device.
 
     Raises
     ------
@@ -40,12 +40,12 @@ class TrainedModule:
 
     @property
     def _module(self) -> Module:
-        """Return the ``Module`` that this object is made for; of a ``BucketingModule`` the current bucket's."""
+        """Return the ``Module`` that was given; if a ``BucketingModule`` was given, the current bucket's."""
         return _mxnet.current(self._target) if isinstance(self._target, BucketingModule) else self._target
 
     @property
     def step(self) -> ScaledStep:
-        """Return the object that checks the module's gradients and has its scaler and its counters of steps."""
+        """Return the module's ``ScaledStep``: it applies or skips updates and keeps loss scale and counters."""
         return self._target.scaled_step
 
     @property
@@ -55,12 +55,12 @@ class TrainedModule:
 
     @property
     def is_planned(self) -> bool:
-        """Return whether the dtypes come from a Plan that the user gave, and not from the rules alone."""
+        """Return whether a Plan that the user gave decides the dtypes, and not the rules under a policy."""
         return self._module.core.conversion.plan is not None
 
     @property
     def gradient_scale(self) -> float:
-        """Return the loss scale of the last backward, by which the gradients in the executors are too large."""
+        """Return the loss scale of the last backward, by which the gradients in the executors are multiplied."""
         return self._module.core.scaled_by
 
     def weights(self) -> list[Weight]:
@@ -78,9 +78,10 @@ class TrainedModule:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Set all gradients to zero for the ``with`` block; restore them and the auxiliary states after it.
+        """Set all gradients to zero for the ``with`` block; restore them and the auxiliary states when it ends.
 
-        A diagnosis runs batches again in the block. Afterwards waits for the device.
+        In the block a diagnosis runs batches again, which must not change what the user trains. Waits for the device
+        when the block ends.
         """
         executors = _mxnet.group(self._module).execs
         written = [array for each in executors for array in each.grad_arrays if array is not None]
@@ -90,7 +91,7 @@ class TrainedModule:
     def prepare(self, batch: Sequence[Any]) -> None:
         """Switch a ``BucketingModule`` to the bucket of a batch; do nothing for a ``Module``.
 
-        ``batch`` is a list of one ``DataBatch``. Call it before ``listen``, which is for the current bucket.
+        ``batch`` is a list of one ``DataBatch``. Call this before ``listen``, which acts on the current bucket only.
         """
         if isinstance(self._target, BucketingModule):
             (data,) = batch
@@ -99,13 +100,16 @@ class TrainedModule:
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
         """Run one forward and one backward of a batch on all devices, without an update.
 
+        A diagnosis runs a batch again in this way to see the tensors of a step.
+
         Parameters
         ----------
         batch : list of one DataBatch
         loss
-            Is ignored: the loss of a module is in its Symbol.
+            Not used: the loss of a module is in its Symbol.
         loss_scale : float
-            Multiplies the gradients that loss heads write. All other outputs get it as their gradient.
+            Multiplies the gradients that loss heads write. The backward of all other outputs starts from a gradient in
+            which every element is this number.
         note : callable
             Called with the name and the array of each input and label.
         """
@@ -118,24 +122,24 @@ class TrainedModule:
         _mxnet.group(module).backward([mx.nd.ones_like(out) * loss_scale for out in module.get_outputs()])
 
     def graphs(self, place: mx.executor.Executor) -> Iterator[GraphRun]:
-        """Yield the one graph that an executor runs, with the plan that it follows and which variables have gradients.
+        """Yield a ``GraphRun`` for the one graph of the executor ``place``; nothing before ``bind``.
 
-        Yields nothing before ``bind``.
+        It has the Symbol with casts, the plan by which that was made, and which variables have a gradient.
         """
         gradients, plan = place.grad_dict, self._module.plan
         if plan is not None:
             yield GraphRun(place, _mxnet.symbol_of(place), plan, lambda name: gradients.get(name) is not None)
 
     def count_graphs(self, place: mx.executor.Executor) -> int:
-        """Return how many graphs run at a place: always 1, since an executor has one graph."""
+        """Return how many graphs run at ``place``: always 1, since an executor has one graph."""
         return 1
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
-        """Let each executor of the current bucket call a listener with the outputs and gradients of all operators.
+        """Call listeners with the outputs and gradients of all operators in training, until ``stop_listening``.
 
-        Not with those of an inference. ``listener_at(executor)`` returns the listener, ``listener(name, array)``. An
-        executor that has no listener yet is replaced by one with a callback, which runs operator by operator, until
-        ``stop_listening``.
+        ``listener_at(executor)`` returns the listener of one of the current bucket's executors; it is called as
+        ``listener(name, array)``. It gets no tensors of an inference. An executor without a listener is replaced by a
+        second one, of the same graph and arrays, that has a callback and runs operator by operator.
         """
         module, execs = self._module, _mxnet.group(self._module).execs
         twins = module.core.listening_executors
@@ -149,9 +153,9 @@ class TrainedModule:
             self._listening.append((module, i, execs[i], listener))
 
     def stop_listening(self) -> None:
-        """Remove the listeners that ``listen`` added, and put back the executors that have no other listener.
+        """Remove the listeners that ``listen`` added, and use the original executors again where no listener is left.
 
-        An executor that is put back gets the outputs of the one that it replaces, since a metric may read them.
+        The outputs of the last batch are copied into the original executors, since a metric may read them there.
         """
         for module, i, each, listener in self._listening:
             (listeners, executor), execs = module.core.listening_executors[each], _mxnet.group(module).execs
@@ -165,24 +169,24 @@ class TrainedModule:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether executors that have the listeners of ``listen`` were replaced, so that tensors were missed.
+        """Return whether MXNet has replaced an executor that had a listener of ``listen``, so that tensors were missed.
 
-        MXNet replaces them for a batch of another size, and when the module is bound again.
+        MXNet makes new executors for a batch of another size, and when the module is bound again.
         """
         return any(_mxnet.group(module).execs[i] is not each for module, i, each, _ in self._listening)
 
     def check_excludable(self) -> None:
-        """Raise ``ValueError`` if several workers train the module: ``exclude`` would then change one of them alone."""
+        """Raise ``ValueError`` if several workers train: ``exclude`` would change the dtypes in this worker alone."""
         if self._module.has_other_workers:
             raise ValueError(OTHER_WORKERS)
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep these operators in FP32 from the next forward on, in all buckets. Call it between two steps.
+        """Keep operators in FP32 from the next forward on, in all buckets. Call it between two steps.
 
-        ``nodes`` are names of operators in the FP32 Symbol, which are added to the policy's ``exclude``. All buckets
-        are bound again with that policy; parameters, master weights, auxiliary states, optimizer states and outputs
-        keep their values. A ``mx.mon.Monitor`` of a ``Module`` must be installed again; a ``BucketingModule`` installs
-        its own again.
+        ``nodes`` are the names of these operators in the FP32 Symbol; they are added to the policy's ``exclude``. All
+        buckets are bound again with that policy; parameters, master weights, auxiliary states, optimizer states and
+        outputs keep their values. A ``mx.mon.Monitor`` of a ``Module`` must be installed again by the user; that of a
+        ``BucketingModule`` is installed again here.
         """
         target = self._target
         modules = list(target.modules.values()) if isinstance(target, BucketingModule) else [target]
