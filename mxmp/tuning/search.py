@@ -203,9 +203,10 @@ class Search:
         return self._end(fastest(times), times)
 
     def _learn(self, low: frozenset[Node]) -> None:
-        """Profile the plan in which the operators ``low`` compute in low precision, and add its times to the table.
+        """Time each operator and cast of the plan in which ``low`` is in low precision; add the times to the table.
 
-        Does nothing if the table has them all. Takes for each operator and cast the least of several profiles.
+        ``low`` are operators. Does nothing if the table has all of these times already. The time of an operator or cast
+        is the least of several runs, as other processes only make it longer.
         """
         if self._table.knows(low):
             return
