@@ -61,7 +61,7 @@ def slow_clips(fitted: FittedGraph) -> list[Node]:
     """
 
     def is_bounded(node: Node) -> bool:
-        """Return True for a clip whose bounds FP32 holds exactly, as ``"0"`` and ``"6"`` but not ``"0.1"``."""
+        """Return True for a clip whose bounds are in order, and such as FP32 holds exactly: ``"6"``, not ``"0.1"``."""
         low, high = (node.attrs.get(bound, "") for bound in ("a_min", "a_max"))
         return _is_exact(low) and _is_exact(high) and float(low) <= float(high)
 
