@@ -19,7 +19,7 @@ def slices_without_step(fitted: FittedGraph) -> list[Node]:
     """Return the ``slice`` operators of the converted graph in ``fitted`` whose attribute ``step`` is not set.
 
     On a GPU, MXNet's pointwise fusion joins such a slice, but no other, with neighbouring operators in one generated
-    kernel. That kernel may not compile, or may read wrong elements.
+    kernel. That kernel may not compile, or may read wrong elements. ``write_steps`` avoids it.
     """
     return [node for node in fitted.graph.nodes() if node.op == "slice" and not _items(node.attrs.get("step", ""))]
 
@@ -27,8 +27,8 @@ def slices_without_step(fitted: FittedGraph) -> list[Node]:
 def write_steps(fitted: FittedGraph, slices: Sequence[Node]) -> None:
     """Set the attribute ``step`` of each operator in ``slices`` to 1 along each axis, in place.
 
-    1 is the default, so the result stays the same. But MXNet's pointwise fusion, which breaks slices on a GPU, leaves
-    out a slice whose ``step`` is set.
+    1 is the default, so the result stays the same. But MXNet's pointwise fusion on a GPU, which is wrong for some
+    slices, leaves out a slice whose ``step`` is set.
     """
     for node in slices:
         ones = ", ".join("1" for _ in _items(node.attrs["begin"]))
@@ -41,12 +41,18 @@ def _items(text: str) -> list[str]:
 
 
 def norms_with_relu(fitted: FittedGraph) -> list[Node]:
-    """Return the ``_contrib_BatchNormWithReLU`` operators of the graph, for which MXNet has no GPU kernel."""
+    """Return the ``_contrib_BatchNormWithReLU`` operators of the converted graph in ``fitted``.
+
+    MXNet has no GPU kernel for them, so ``split_norms_with_relu`` replaces them.
+    """
     return [node for node in fitted.graph.nodes() if node.op == "_contrib_BatchNormWithReLU"]
 
 
 def split_norms_with_relu(fitted: FittedGraph, norms: Sequence[Node]) -> None:
-    """Replace each ``BatchNormWithReLU`` in ``norms`` by a ``BatchNorm`` and a ``relu`` that reads its output."""
+    """Replace each ``BatchNormWithReLU`` in ``norms``, in place, by a ``BatchNorm`` and a ``relu`` behind it.
+
+    MXNet has GPU kernels for these two, but none for ``BatchNormWithReLU``.
+    """
 
     def relu(node: Node) -> Entry:
         """Make ``node`` a BatchNorm, in place; return the output of a new relu that reads its output."""
@@ -57,7 +63,7 @@ def split_norms_with_relu(fitted: FittedGraph, norms: Sequence[Node]) -> None:
 
 
 def global_averages(fitted: FittedGraph) -> list[Node]:
-    """Return the ``AdaptiveAvgPooling2D`` operators of the graph that compute in float16.
+    """Return the ``AdaptiveAvgPooling2D`` operators that compute in float16 in the converted graph of ``fitted``.
 
     Their GPU kernel sums in float16, which is not accurate enough. Each of them averages over the whole image (output
     size 1 x 1), because those with other output sizes stay in FP32.

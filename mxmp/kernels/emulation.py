@@ -68,9 +68,9 @@ def _widen(fitted: FittedGraph, entry: Entry, node: Node, position: int) -> Entr
 def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
     """Return the output of a new cast to float16 of an operator's FP32 output ``entry``.
 
-    The cast is added to ``fitted.roundings``. Where ``entry`` is the first output of its operator, and an output of
-    the graph (``is_head``), the cast takes the operator's name, so that the graph's outputs keep their names; the
-    operator becomes ``NAME_float32``.
+    The cast is added to ``fitted.roundings``. If ``entry`` is the first output of its operator and also an output of
+    the graph (``is_head``), the cast takes the operator's name, ``"fc"``, so that the graph's outputs keep their names;
+    the operator is then called ``"fc_float32"``.
     """
     node, dtype = entry.node, fitted.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""
@@ -83,7 +83,7 @@ def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
 
 
 def failing_deconvolutions(fitted: FittedGraph) -> list[Node]:
-    """Return the 1-D and 2-D deconvolutions of the graph that compute in emulated float16.
+    """Return the 1-D and 2-D deconvolutions that compute in emulated float16 in the converted graph of ``fitted``.
 
     oneDNN's backward of an FP32 deconvolution fails if the weight is the output of a cast, which it is here. 3-D ones
     are never among them: they stay in FP32.
@@ -105,7 +105,7 @@ def compute_in_float64(fitted: FittedGraph, deconvolutions: Sequence[Node]) -> N
 
 
 def poolings_of_padding(fitted: FittedGraph) -> list[Node]:
-    """Return the max poolings of the graph, in emulated float16, in which a window may cover nothing but padding.
+    """Return the max poolings, in emulated float16, in which a window may cover nothing but padding.
 
     Only ``pooling_convention="full"``, which rounds the number of windows up, has such windows. For these the FP32
     kernel returns FP32's lowest value, which is -inf in float16.

@@ -52,8 +52,8 @@ def fit_to_device(
         The converted graph; ``casted.graph`` is what this function returns.
     device : {"cpu", "gpu"}
     grad_req : mapping of str to str
-        From the name of a variable to its requested gradient: "write", "add" or "null". Variables that are not in it
-        get every workaround that some request would need.
+        From the name of a variable to its requested gradient: "write", "add" or "null". For a variable that is not in
+        it, every workaround is applied that one of the three requests would need.
     large_inputs : bool
         True if the caller runs the graph only with inputs for which ``LargeInputs.at`` returned True: workarounds for
         wrong gradients around padding are left out.

@@ -55,13 +55,16 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
 def reshapes_after_volumes(fitted: FittedGraph) -> list[Node]:
     """Return the ``Reshape``, ``Flatten`` and ``expand_dims`` operators that depend on a 3-D convolution or pooling.
 
-    In bfloat16 they fail where they read oneDNN's blocked layout of five axes.
+    In bfloat16 they fail where they read oneDNN's blocked layout of five axes; ``copy_inputs`` avoids it.
     """
     return [node for node in _after_volumes(fitted.graph) if node.op in _RESHAPES]
 
 
 def copy_inputs(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
-    """Let each operator in ``reshapes`` read a copy of its data in the plain (row-major) layout, in place."""
+    """Let each operator in ``reshapes`` read a copy of its data in the plain (row-major) layout, in place.
+
+    In bfloat16 a reshape fails on the blocked layout that oneDNN gives the output of a 3-D convolution.
+    """
     for node in reshapes:
         node.inputs[0] = plain_copy(node.inputs[0], node)
 
@@ -85,15 +88,17 @@ def reshapes_before_convolutions(fitted: FittedGraph) -> list[Node]:
 def copy_reshaped(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
     """Insert a plain (row-major) copy behind each operator in ``reshapes``: its readers read the copy instead.
 
-    In the backward, the reshape then gets its gradient from the copy, in the plain layout.
+    In the backward, the reshape then gets its gradient from the copy, in the plain layout. It fails on a gradient in
+    oneDNN's blocked layout.
     """
     fitted.graph.insert_behind(reshapes, lambda node: plain_copy(Entry(node), node, "flat"))
 
 
 def norms_after_volumes(fitted: FittedGraph) -> list[Node]:
-    """Return the ``BatchNorm`` operators of the graph that depend on a 3-D convolution or pooling.
+    """Return the ``BatchNorm`` operators that depend on a 3-D convolution or pooling, in the graph of ``fitted``.
 
-    The backward of BatchNorm fails on oneDNN's blocked layout of five axes.
+    The backward of BatchNorm fails on oneDNN's blocked layout of five axes, so these get copies
+    (``copy_around_norms``).
     """
     return [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
 

@@ -40,9 +40,10 @@ def norms_between_casts(fitted: FittedGraph) -> list[Node]:
 def norms_sharing_casts(fitted: FittedGraph) -> list[Node]:
     """Return those BatchNorms of ``norms_between_casts`` whose casts do not round all that cuDNN's kernel rounds.
 
-    cuDNN's float16 kernel rounds the BatchNorm's output for every reader, and its gradient before MXNet sums it with
-    others. The casts do not, where another operator reads the same cast to FP32, so that the gradients of both are
-    summed before they are rounded; or where an FP32 operator reads the BatchNorm's output directly.
+    The emulation of float16 on a CPU must round as that kernel does: the BatchNorm's output for every reader, and its
+    gradient before MXNet sums it with others. The casts do not, where another operator reads the same cast to FP32, so
+    that the gradients of both are summed before they are rounded; or where an FP32 operator reads the BatchNorm's
+    output directly.
     """
     readers = fitted.graph.consumers()
     return [

@@ -70,7 +70,7 @@ def pad_separately(fitted: FittedGraph, volumes: Sequence[Node]) -> None:
 
 
 def _is_bfloat16(node: Node) -> bool:
-    """Return True for a convolution whose weight is a cast to bfloat16."""
+    """Return True for a convolution that computes in bfloat16: its weight is a cast to bfloat16."""
     return node.inputs[1].node.attrs.get("dtype") == "bfloat16"
 
 
@@ -80,7 +80,7 @@ class LargeInputs:
     If ``at(shapes)`` returns True, the graph needs neither of the workarounds ``unused_taps`` and ``padded_volumes`` at
     these shapes, and ``fit_to_device(large_inputs=True)`` leaves them out. A converted block makes one such object for
     each FP32 graph that it traces on a CPU. ``bool`` of the object is False if no shape is too small for the graph, so
-    that nobody needs to ask.
+    that ``at`` need not be called.
 
     Parameters
     ----------
@@ -131,8 +131,8 @@ class LargeInputs:
 def _may_read_padding(graph: Graph) -> list[Node]:
     """Return the 1-D and 2-D convolutions, of any dtype, in which a tap (kernel position) may read only padding.
 
-    Whether one does depends on the input size. Convolutions are left out for which oneDNN writes the gradient of such a
-    tap all the same (``_is_written``).
+    Whether one does depends on the input size. Where it does, oneDNN does not write its bfloat16 weight gradient. Left
+    out are convolutions for which measurements found the gradient written all the same (``_is_written``).
     """
     flat = (node for node in graph.nodes() if node.op == "Convolution" and not is_volume(node.attrs))
     return [node for node in flat if not all(_is_written(*axis) for axis in _axes(node))]
@@ -228,7 +228,7 @@ def _pad(node: Node) -> None:
 
 
 def _crop(node: Node) -> Entry:
-    """Set a deconvolution's padding to 0; return the output of a new ``slice`` that crops its output by the padding."""
+    """Set a deconvolution's padding to 0; return the output of a new ``slice`` that cuts off the same margin."""
     front = [pad or None for _, _, pad, _ in _axes(node)]
     ends = {"begin": (None, None, *front), "end": (None, None, *(pad and -pad for pad in front))}
     attrs = {name: str(value) for name, value in ends.items()}
@@ -237,7 +237,10 @@ def _crop(node: Node) -> Entry:
 
 
 def _drop_padding(volume: Node) -> None:
-    """Set the padding of a 3-D convolution or deconvolution to 0, in place, so that ``strip`` can restore it."""
+    """Set the padding of a 3-D convolution or deconvolution to 0, in place.
+
+    The original value is kept, so that ``strip``, which removes all that mxmp inserted, can restore it.
+    """
     replace_operator(volume, volume.op, **{**volume.attrs, "pad": "(0, 0, 0)"})
 
 

@@ -18,7 +18,10 @@ __all__ = [
 
 
 def inserted_casts(fitted: FittedGraph) -> list[Node]:
-    """Return the casts between FP32 and bfloat16 that mxmp inserted into the graph."""
+    """Return the casts between FP32 and bfloat16 that mxmp inserted into the converted graph of ``fitted``.
+
+    They are ``Cast`` operators, which truncate to bfloat16, until ``use_amp_cast`` changes them.
+    """
     return [node for node in fitted.graph.nodes() if is_ours(node)]
 
 
@@ -56,8 +59,9 @@ def replace_truncating_operators(fitted: FittedGraph, operators: Sequence[Node])
 def slow_clips(fitted: FittedGraph) -> list[Node]:
     """Return the ``clip`` operators (such as ReLU6) that compute in FP32 and can be split into a maximum and a minimum.
 
-    Their bounds are short decimal numbers that FP32 holds exactly, so that clip, maximum and minimum read the same
-    values from the texts; and the lower bound is not above the upper one.
+    The kernel of ``clip`` is slow. The bounds of the returned ones are short decimal numbers that FP32 holds exactly,
+    so that clip, maximum and minimum read the same values from the texts; and the lower bound is not above the upper
+    one.
     """
 
     def is_bounded(node: Node) -> bool:

@@ -33,7 +33,7 @@ class FittedGraph:
         workaround ``emulated_float16`` fills it; in bfloat16, and on a GPU, it is empty.
     widenings : set of Node
         In emulated float16, the casts to FP32 between a float16 tensor and the low-precision operator that reads it.
-        Filled, and empty, as ``roundings`` is.
+        Empty where ``roundings`` is.
     """
 
     casted: CastGraph

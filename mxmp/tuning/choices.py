@@ -191,7 +191,7 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
     Raises
     ------
     ValueError
-        The known shapes contradict the graph, or are too few to infer all others; names the inputs without a shape.
+        The known shapes contradict the graph, or are too few to infer all others; the message names inputs without one.
     """
     entries = list(dict.fromkeys([*graph.consumers(), *graph.heads]))
     symbol = with_stand_ins(Graph(entries, graph.attrs, numpy=graph.numpy)).to_symbol()

@@ -57,8 +57,8 @@ class Arrays:
     """Arrays for a graph to be timed on: inputs, parameters, gradients and auxiliary states, all on one device.
 
     They are made once, and every plan of the graph that is timed is bound to them, so that all plans compute on the
-    same values. None of them is an array of the user's: given values are copied, all others are made here, by random
-    numbers of a fixed seed.
+    same values. None of them is an array of the user's: given values are copied, all others are random numbers of a
+    fixed seed, or zeros and ones for labels, indices, statistics and the like.
 
     Parameters
     ----------
@@ -158,8 +158,8 @@ class Timed:
         True if a step is a forward and a backward, False if it is a forward alone.
     before_each : callable, optional
         If given, one more step runs first, operator by operator. Before each operator runs, this is called with the
-        operator or cast of the FP32 graph that its time belongs to; after the step it is called with None. So the
-        caller knows what ran when a kernel crashes the process.
+        operator or cast of the FP32 graph for which it runs; after the step it is called with None. So the caller knows
+        what ran when a kernel crashes the process.
 
     Attributes
     ----------
@@ -265,10 +265,11 @@ class Timed:
         owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 
         def call(name: bytes | str, handle: Any) -> None:
-            """Handle one report of MXNet's monitor: wait for the device, then call ``note``.
+            """Handle one report of MXNet's monitor: free ``handle``, wait for the device, and call ``note``.
 
-            ``name`` says which tensor it is: ``"n7_output"`` is one of the operator that ``self._owners[7]`` stands
-            for. ``handle`` is MXNet's handle of the tensor, which must be freed.
+            ``name`` is the monitor's name of a tensor. The time of the operator of ``"n7_output"`` is counted for
+            ``owners[7]``; for a name without such a number, ``note`` gets None. ``handle`` is that of the tensor's
+            array.
             """
             with error:
                 NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees the handle
@@ -293,10 +294,10 @@ class Timed:
 
 
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
-    """Return, for each operator of the graph with casts, what its measured time belongs to.
+    """Return, for each operator of the graph with casts, what its measured time is counted for.
 
     That is an operator of the FP32 graph, or a ``Cast`` of a tensor of the FP32 graph. The time of an operator that a
-    workaround inserted belongs to what the time of its reader belongs to.
+    workaround inserted is counted together with that of an operator that reads its output.
     """
     casts = {}
     for cast in casted.casts:
