@@ -102,7 +102,7 @@ class LargeInputs:
         self._known: dict[tuple, bool] = {}
 
     def __bool__(self) -> bool:
-        """Return False if no input is too small for the graph, because no convolution in it has the faults.
+        """Return False if no input is too small, as no convolution of the graph has oneDNN's faults around padding.
 
         Then the graph needs neither of the workarounds ``unused_taps`` and ``padded_volumes``, whatever the shapes.
         """

@@ -123,7 +123,7 @@ class Choice:
         return Tensor(source, tuple(dict.fromkeys(readers)), is_fp32_output or len(readers) < len(users))
 
     def cost(self, low: Collection[Node], costs: Costs) -> float:
-        """Return the total cost of one assignment, in the unit of ``costs``.
+        """Return the total cost of one assignment of dtypes, in the unit of ``costs``, such as seconds.
 
         It is the sum over the operators of ``free`` and ``always_low`` and over the casts; operators that always
         compute in FP32 are left out, since they cost the same under every assignment. ``low`` is the assignment: all
@@ -168,7 +168,7 @@ class Choice:
 
 
 def cheapest(choice: Choice, costs: Costs) -> frozenset[Node]:
-    """Return the assignment with the least total cost: the operators that compute in low precision under it.
+    """Return the assignment of dtypes with the least total cost: the operators that compute in low precision.
 
     It is the exact minimum of ``choice.cost`` over all assignments of ``choice``, found by a minimum cut; the operators
     of ``choice.always_low`` are in it.

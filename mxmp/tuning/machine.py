@@ -78,7 +78,7 @@ def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None)
 def _source() -> str:
     """Return a hash of the code of mxmp that makes the timed graphs and that times them.
 
-    ``describe`` has it, so that times that other code measured are not used.
+    It is a part of what ``describe`` returns, so that times that another version measured are not used.
     """
     package = Path(__file__).parents[1]
     files = sorted(path for name in ("precision", "kernels", "tuning") for path in (package / name).glob("*.py"))

@@ -76,7 +76,7 @@ def measured(job: Job, tell: Tell) -> Plan:
 
 
 def fewest_bytes(job: Job) -> Plan:
-    """Return the plan for a job in which all matrix operators are low and the casts move the fewest bytes.
+    """Return, for a job, the plan with all matrix operators in low precision whose casts move the fewest bytes.
 
     A cast moves the bytes that it reads and writes. Nothing is measured or run: it is what ``tune(measure=False)``
     returns. A matrix operator that the rules or the policy keep in FP32 stays there.
@@ -258,12 +258,12 @@ class Search:
         return names
 
     def _announce(self, owner: Owner | None, low: frozenset[Node]) -> None:
-        """Call ``tell("operators", names)`` before an operator or a cast runs, so that a crash in it can be attributed.
+        """Call ``tell("operators", names)`` before an operator or a cast runs, so that a crash can be blamed on it.
 
-        ``owner`` is the operator or cast; the names are of the operator, or of those that could be left in FP32 to
-        avoid the cast: the operator that returns the tensor in low precision, or those that read it in low precision.
-        If ``owner`` is None, the whole step is going to run at once, and there are no names. ``low`` are the operators
-        that compute in low precision under the plan that runs.
+        ``owner`` is the operator or cast that runs next. For an operator, ``names`` has its name. For a cast, it has
+        those of the operators that need the cast because they are in low precision: the one that returns the tensor, if
+        it is cast to FP32, or else those that read it. If ``owner`` is None, a whole step is going to run at once, and
+        there are no names. ``low`` are the operators that compute in low precision under the plan that runs.
         """
         if not isinstance(owner, Cast):
             nodes = [owner] if owner is not None else []

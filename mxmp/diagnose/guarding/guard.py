@@ -125,8 +125,8 @@ class Guard(StepObserver):
     def after_step(self) -> None:
         """Move the layer that ``before_update`` found to FP32, and decide whether the probe listens in the next step.
 
-        It does after a skipped step, and after the loss scale was raised to ``low_scale`` or less. The network's
-        ScaledStep, which does each training step, calls this at its end.
+        The probe listens after a skipped step, and after the loss scale was raised to ``low_scale`` or less. The
+        network's ScaledStep, which does each training step, calls this at its end.
         """
         ran, to_move, self._to_move = self._recording.has_operators, self._to_move, None
         if ran or (self._probe.listens and self._network.is_stale):
@@ -273,9 +273,9 @@ def _parameters_read(graph: ObservedGraph, node: Node, params: Collection[str]) 
 
 
 def _followers(graph: ObservedGraph, layer: Iterable[Node]) -> Iterable[Node]:
-    """Yield the operators that compute in low precision only because their inputs do, starting behind ``layer``.
+    """Yield the low-precision operators behind ``layer`` that are in low precision only because their inputs are.
 
-    These have the rule ``FOLLOW`` and read, directly or through each other, an output of an operator of ``layer``.
+    These have the rule ``FOLLOW`` and read an output of an operator of ``layer``, directly or through each other.
     """
     stack, found = list(layer), set(layer)
     while stack:

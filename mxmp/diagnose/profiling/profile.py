@@ -116,8 +116,9 @@ def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, s
 def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[tuple[tuple[int, Any], str]]:
     """Yield, for each launch of a kernel, the pair (process id, correlation id) and the name of an NVTX range.
 
-    The range is the innermost one that was open on the launching thread at the time of the launch, so MXNet's operator;
-    the name is empty if none was. ``names`` maps the ids of the table StringIds to texts.
+    The pair says which run of a kernel was launched. The range is the innermost one that was open on the launching
+    thread at that time, so MXNet's operator; the name is empty if none was open. ``names`` maps the ids of the table
+    StringIds to texts.
     """
     events: dict[int, list[tuple[int, bool, int, Any]]] = defaultdict(list)  # by thread: start, is a launch, -end, ...
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}
