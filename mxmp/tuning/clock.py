@@ -256,7 +256,7 @@ class Timed:
     def _run(
         self, executor: mx.executor.Executor, note: Callable[[Owner | None], None], monitor_all: bool = False
     ) -> None:
-        """Run one step of ``executor`` operator by operator; after each, call ``note`` with what its time belongs to.
+        """Run one step of ``executor``; after each operator, call ``note`` with what its time is counted for.
 
         That is an operator or cast of the FP32 graph, or None for an operator that MXNet added by itself. ``note`` is
         called once for each output of an operator; with ``monitor_all`` also before each operator, once for each of its

@@ -150,7 +150,7 @@ class Choice:
         return tensor.readers[0] if tensor.source is None and len(tensor.readers) == 1 else None
 
     def casts(self, low: Collection[Node]) -> Iterator[tuple[Entry, bool]]:
-        """Yield each cast that the graph has under one assignment, as the tensor that is cast and its direction.
+        """Yield each cast that the graph has under one assignment of dtypes: the tensor to cast, and the direction.
 
         The direction is True for a cast to FP32 and False for a cast to low precision. ``low`` is the assignment: all
         operators that compute in low precision. A tensor has at most one cast, however many operators read it.
