@@ -16,18 +16,19 @@ __all__ = [
 
 
 def slices_without_step(fitted: FittedGraph) -> list[Node]:
-    """Return the ``slice`` operators of the graph whose attribute ``step`` is not set.
+    """Return the ``slice`` operators of the converted graph in ``fitted`` whose attribute ``step`` is not set.
 
-    MXNet's pointwise fusion on a GPU joins only these with other operators in one generated kernel, which may not
-    compile, or may read wrong elements.
+    On a GPU, MXNet's pointwise fusion joins such a slice, but no other, with neighbouring operators in one generated
+    kernel. That kernel may not compile, or may read wrong elements. ``write_steps`` avoids it.
     """
     return [node for node in fitted.graph.nodes() if node.op == "slice" and not _items(node.attrs.get("step", ""))]
 
 
 def write_steps(fitted: FittedGraph, slices: Sequence[Node]) -> None:
-    """Set the attribute ``step`` of these ``slice`` operators to 1 along each axis, which is its default, in place.
+    """Set the attribute ``step`` of each operator in ``slices`` to 1 along each axis, in place.
 
-    The result stays the same, but MXNet's pointwise fusion leaves out a slice with a ``step``.
+    1 is the default, so the result stays the same. But MXNet's pointwise fusion on a GPU, which is wrong for some
+    slices, leaves out a slice whose ``step`` is set.
     """
     for node in slices:
         ones = ", ".join("1" for _ in _items(node.attrs["begin"]))
@@ -35,17 +36,23 @@ def write_steps(fitted: FittedGraph, slices: Sequence[Node]) -> None:
 
 
 def _items(text: str) -> list[str]:
-    """Return the items of a tuple in Symbol JSON: ``["1", "None"]`` for ``"(1, None)"``, none for ``""``."""
+    """Return the items of a tuple in Symbol JSON as texts: ``["1", "None"]`` for ``"(1, None)"``, none for ``""``."""
     return re.findall(r"-?\d+|None", text)
 
 
 def norms_with_relu(fitted: FittedGraph) -> list[Node]:
-    """Return the ``_contrib_BatchNormWithReLU`` operators of the graph, which have no GPU kernel."""
+    """Return the ``_contrib_BatchNormWithReLU`` operators of the converted graph in ``fitted``.
+
+    MXNet has no GPU kernel for them, so ``split_norms_with_relu`` replaces them.
+    """
     return [node for node in fitted.graph.nodes() if node.op == "_contrib_BatchNormWithReLU"]
 
 
 def split_norms_with_relu(fitted: FittedGraph, norms: Sequence[Node]) -> None:
-    """Replace each ``BatchNormWithReLU`` in ``norms`` by a ``BatchNorm`` and a ``relu`` that reads its output."""
+    """Replace each ``BatchNormWithReLU`` in ``norms``, in place, by a ``BatchNorm`` and a ``relu`` behind it.
+
+    MXNet has GPU kernels for these two, but none for ``BatchNormWithReLU``.
+    """
 
     def relu(node: Node) -> Entry:
         """Make ``node`` a BatchNorm, in place; return the output of a new relu that reads its output."""
@@ -56,18 +63,19 @@ def split_norms_with_relu(fitted: FittedGraph, norms: Sequence[Node]) -> None:
 
 
 def global_averages(fitted: FittedGraph) -> list[Node]:
-    """Return the ``AdaptiveAvgPooling2D`` operators of the graph that compute in float16.
+    """Return the ``AdaptiveAvgPooling2D`` operators that compute in float16 in the converted graph of ``fitted``.
 
-    Each averages over the whole image (output size 1 x 1), as those with other output sizes stay in FP32. On a GPU
-    their kernel sums in float16.
+    Their GPU kernel sums in float16, which is not accurate enough. Each of them averages over the whole image (output
+    size 1 x 1), because those with other output sizes stay in FP32.
     """
     return [node for node in fitted.low if node.op == "_contrib_AdaptiveAvgPooling2D"]
 
 
 def use_global_pooling(fitted: FittedGraph, poolings: Sequence[Node]) -> None:
-    """Replace these ``AdaptiveAvgPooling2D``, of output size 1 x 1, by a global average ``Pooling``, in place.
+    """Replace each ``AdaptiveAvgPooling2D`` in ``poolings`` by a global average ``Pooling``, in place.
 
-    Both compute the average of each channel, but cuDNN's kernel of ``Pooling`` sums in FP32 instead of float16.
+    Their output size is 1 x 1, so both compute the average of each channel. But cuDNN's kernel of ``Pooling`` sums in
+    FP32 instead of float16.
     """
     for node in poolings:
         replace_operator(node, "Pooling", kernel="(1, 1)", global_pool="True", pool_type="avg")

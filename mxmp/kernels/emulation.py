@@ -21,19 +21,19 @@ __all__ = [
 
 
 def low_nodes(fitted: FittedGraph) -> list[Node]:
-    """Return the operators that compute in float16 in the graph of ``fitted``, by its plan.
+    """Return the operators that compute in float16 in the converted graph of ``fitted``.
 
-    They are the ones that the emulation of float16 on a CPU rewrites.
+    The emulation of float16 on a CPU rewrites these: ``round_every_node`` puts casts around them.
     """
     return list(fitted.low)
 
 
 def round_every_node(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
-    """Emulate each float16 operator: cast its inputs from float16 to FP32 and its outputs to float16, in place.
+    """Emulate each float16 operator in ``nodes``: cast its inputs to FP32 and its outputs to float16, in place.
 
-    Inputs and outputs that its rule keeps in FP32 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. A rounded output
-    that is an output of the graph keeps its name: the cast gets the name. Fills ``fitted.widenings`` and
-    ``fitted.roundings``.
+    The operator then computes in FP32 and rounds its result once, as a Tensor Core does. Inputs and outputs that its
+    rule keeps in FP32 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. The outputs of the graph keep their names.
+    The new casts to FP32 are added to ``fitted.widenings``, those to float16 to ``fitted.roundings``.
     """
     graph, low = fitted.graph, fitted.low
     heads = set(graph.heads)
@@ -56,8 +56,8 @@ def round_every_node(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
 def _widen(fitted: FittedGraph, entry: Entry, node: Node, position: int) -> Entry:
     """Return the output of a new cast to FP32 of the float16 tensor ``entry``, to be input ``position`` of ``node``.
 
-    The cast is added to ``fitted.widenings``, and no other operator may read it: of several readers, MXNet would sum
-    the gradients in FP32 and round the sum, where a GPU rounds each gradient.
+    The cast is added to ``fitted.widenings``. It serves this one input alone: if several operators read one cast, MXNet
+    would sum their gradients in FP32 and round the sum, where a GPU rounds each gradient.
     """
     name = f"{node.name}_in{position}_to_{FULL}"
     cast = Node("Cast", name, {"dtype": FULL, MARK: "cast", APART: name}, [entry])
@@ -68,9 +68,9 @@ def _widen(fitted: FittedGraph, entry: Entry, node: Node, position: int) -> Entr
 def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
     """Return the output of a new cast to float16 of an operator's FP32 output ``entry``.
 
-    The cast is added to ``fitted.roundings``. Where ``entry`` is the first output of its operator, and an output of
-    the graph (``is_head``), the cast takes the operator's name, so that the graph's outputs keep their names; the
-    operator becomes ``NAME_float32``.
+    The cast is added to ``fitted.roundings``. If ``entry`` is the first output of its operator and also an output of
+    the graph (``is_head``), the cast takes the operator's name, ``"fc"``, so that the graph's outputs keep their names;
+    the operator is then called ``"fc_float32"``.
     """
     node, dtype = entry.node, fitted.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""
@@ -83,19 +83,19 @@ def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
 
 
 def failing_deconvolutions(fitted: FittedGraph) -> list[Node]:
-    """Return the 1-D and 2-D deconvolutions of the graph that compute in emulated float16.
+    """Return the 1-D and 2-D deconvolutions that compute in emulated float16 in the converted graph of ``fitted``.
 
-    Their weight is the output of a cast to FP32, for which oneDNN's backward of a deconvolution fails. 3-D ones are
-    never among them: they stay in FP32.
+    oneDNN's backward of an FP32 deconvolution fails if the weight is the output of a cast, which it is here. 3-D ones
+    are never among them: they stay in FP32.
     """
     operators = ("Deconvolution", "_npx_deconvolution")
     return [node for node in fitted.low if node.op in operators and not is_volume(node.attrs)]
 
 
 def compute_in_float64(fitted: FittedGraph, deconvolutions: Sequence[Node]) -> None:
-    """Change the casts to FP32 in front of these deconvolutions to casts to float64, in place.
+    """Change the casts to FP32 in front of each operator in ``deconvolutions`` to casts to float64, in place.
 
-    MXNet then computes the deconvolutions by its own float64 kernel, as oneDNN's backward in FP32 fails. The casts
+    MXNet then computes the deconvolutions by its own float64 kernel, because oneDNN's backward in FP32 fails. The casts
     behind them round to float16 as before.
     """
     for node in deconvolutions:
@@ -105,9 +105,10 @@ def compute_in_float64(fitted: FittedGraph, deconvolutions: Sequence[Node]) -> N
 
 
 def poolings_of_padding(fitted: FittedGraph) -> list[Node]:
-    """Return the max poolings of the graph, in emulated float16, in which a window may cover nothing but padding.
+    """Return the max poolings, in emulated float16, in which a window may cover nothing but padding.
 
-    Only ``pooling_convention="full"``, which rounds the number of windows up, has such windows.
+    Only ``pooling_convention="full"``, which rounds the number of windows up, has such windows. For these the FP32
+    kernel returns FP32's lowest value, which is -inf in float16.
     """
 
     def may_cover_padding(node: Node) -> bool:
@@ -119,7 +120,7 @@ def poolings_of_padding(fitted: FittedGraph) -> list[Node]:
 
 
 def clamp_to_lowest(fitted: FittedGraph, poolings: Sequence[Node]) -> None:
-    """Insert, between each max pooling in ``poolings`` and the casts that round it, a maximum with -65504.
+    """Insert ``max(x, -65504)`` between each max pooling in ``poolings`` and the casts that round its output.
 
     -65504 is float16's lowest value. For a window that covers only padding, the pooling's kernel returns FP32's lowest
     value, which a cast to float16 would turn into -inf.
@@ -134,20 +135,21 @@ def clamp_to_lowest(fitted: FittedGraph, poolings: Sequence[Node]) -> None:
 
 
 def selecting_nodes(fitted: FittedGraph) -> list[Node]:
-    """Return the operators of the graph, in emulated float16, that only select or move input values.
+    """Return the operators, in emulated float16, whose outputs are input values up to sign, or zeros.
 
-    These are the operators with ``Rule.exact``, such as relu, reshape and concat. They give the same numbers whether
-    values are rounded before or after them.
+    Their rules have ``exact=True``; examples are relu, reshape and concat. They give the same numbers whether values
+    are rounded to float16 before or after them, so one of the two roundings is needless.
     """
     return [node for node in fitted.roundings if fitted.low[node].exact]
 
 
 def skip_needless_roundings(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
-    """Take out the emulation's cast to float16 behind each operator in ``nodes``, and the one back to FP32, in place.
+    """Take out the cast to float16 behind each operator in ``nodes``, and the emulation's cast back to FP32, in place.
 
-    The operators only select values, so they return FP32 values that float16 holds exactly. The casts in front of them
-    round their gradients. So no number changes, and two casts are saved. An output that has several readers, or that is
-    an output of the graph, keeps its casts.
+    The operators only select or move values (``selecting_nodes``). Their inputs are float16 numbers, so their FP32
+    outputs are float16 numbers too; in the backward, the casts in front of the operators round their gradients. So no
+    number changes, and up to two casts are saved. An output that has several readers, or that is an output of the
+    graph, keeps its casts.
     """
     readers = fitted.graph.consumers()
     heads = set(fitted.graph.heads)

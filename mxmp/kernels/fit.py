@@ -42,8 +42,8 @@ def fit_to_device(
 ) -> Graph:
     """Apply to a converted graph, in place, the workarounds that a device needs; return that graph, ready to run.
 
-    The workarounds in ``WORKAROUNDS`` are tried in their order; from the name of each one that found nodes to rewrite,
-    ``casted.workarounds`` then maps to these nodes. On a CPU one of the workarounds emulates float16. Warns, once in a
+    The workarounds in ``WORKAROUNDS`` are tried in their order. ``casted.workarounds`` then maps the name of each one
+    that was applied to the nodes that needed it. On a CPU one of the workarounds emulates float16. Warns, once in a
     process, where bfloat16 has no CPU instructions and so saves no time. Nothing runs on the device here.
 
     Parameters
@@ -52,8 +52,8 @@ def fit_to_device(
         The converted graph; ``casted.graph`` is what this function returns.
     device : {"cpu", "gpu"}
     grad_req : mapping of str to str
-        From the name of a variable to its requested gradient: "write", "add" or "null". Variables that are not in it
-        get every workaround that some request would need.
+        From the name of a variable to its requested gradient: "write", "add" or "null". For a variable that is not in
+        it, every workaround is applied that one of the three requests would need.
     large_inputs : bool
         True if the caller runs the graph only with inputs for which ``LargeInputs.at`` returned True: workarounds for
         wrong gradients around padding are left out.
@@ -80,9 +80,10 @@ def fit_to_device(
 
 
 def _switched_off(text: str) -> set[str]:
-    """Return the names in the value of ``MXMP_WITHOUT``, such as ``"amp_cast,split_casts"``; empty for ``""``.
+    """Return the names of the workarounds to leave out: ``text`` is the environment's ``MXMP_WITHOUT``.
 
-    Raises ``ValueError`` where one of them names no workaround.
+    ``text`` is a list such as ``"amp_cast,split_casts"``; the result is empty for ``""``. Raises ``ValueError`` where
+    one of the names is not a workaround's.
     """
     names = set(filter(None, text.split(",")))
     known = [row.name for row in WORKAROUNDS]

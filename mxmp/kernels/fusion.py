@@ -13,10 +13,11 @@ __all__ = ["Unfused"]
 class Unfused(mx.sym.Symbol):
     """A copy of a Symbol whose ``bind`` and ``simple_bind`` do not let MXNet fuse operators by oneDNN.
 
-    MXNet fuses a graph on a CPU if the context that ``bind`` gets is ``cpu(0)``. Its only switch is an environment
-    variable for the whole process, and prints a line at every bind. So here MXNet gets another context, ``cpu(1)`` for
-    ``cpu(0)``, on which nothing runs: variables and operators without inputs are put into one context group, which is
-    placed on the real context, and the other operators run where their inputs are.
+    That fusion gives wrong numbers for some graphs. MXNet fuses a graph on a CPU if the context that ``bind`` gets is
+    ``cpu(0)``. Its only switch is an environment variable for the whole process, and prints a line at every bind. So
+    here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables and operators without
+    inputs are put into one context group, which is placed on the real context, and the other operators run where their
+    inputs are.
 
     Parameters
     ----------
@@ -56,5 +57,8 @@ class Unfused(mx.sym.Symbol):
 
 
 def _next_context(ctx: mx.Context) -> mx.Context:
-    """Return the context of the same type with the next number: ``cpu(1)`` for ``cpu(0)``. Nothing runs there."""
+    """Return the context of the same type with the next number: ``cpu(1)`` for ``cpu(0)``.
+
+    ``Unfused`` gives it to MXNet's ``bind``, so that MXNet does not fuse operators. No operator runs there.
+    """
     return mx.Context(ctx.device_type, ctx.device_id + 1)

@@ -25,8 +25,8 @@ _RESHAPES = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
 def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
     """Return the output of a new node that copies the tensor ``entry`` into the plain (row-major) layout.
 
-    The new node, named ``NAME_ROLE`` after ``node``, is a ``slice_axis`` over the whole array. MXNet computes it
-    without oneDNN, so the copy has no layout of oneDNN's, and nor has the gradient that its backward returns.
+    The new node, named ``NAME_ROLE`` after ``node`` and ``role``, is a ``slice_axis`` over the whole array. MXNet
+    computes it without oneDNN, so neither the copy nor the gradient that its backward returns has a layout of oneDNN's.
     """
     attrs = {"axis": "0", "begin": "0", "end": "None", MARK: "cast"}
     return Entry(Node("slice_axis", f"{node.name}_{role}", attrs, [entry]))
@@ -43,7 +43,7 @@ def is_cast_of_variable(node: Node) -> bool:
 def _after_volumes(graph: Graph) -> Iterator[Node]:
     """Yield the 3-D convolutions, deconvolutions and poolings, and every node whose inputs depend on one of them.
 
-    The arrays of these nodes may have a blocked layout of five axes.
+    Only the arrays of these nodes may have oneDNN's blocked layout of five axes, on which some kernels fail.
     """
     volumes: set[Node] = set()
     for node in list(graph.nodes()):
@@ -55,13 +55,16 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
 def reshapes_after_volumes(fitted: FittedGraph) -> list[Node]:
     """Return the ``Reshape``, ``Flatten`` and ``expand_dims`` operators that depend on a 3-D convolution or pooling.
 
-    In bfloat16 they fail where they read oneDNN's blocked layout of five axes.
+    In bfloat16 they fail where they read oneDNN's blocked layout of five axes; ``copy_inputs`` avoids it.
     """
     return [node for node in _after_volumes(fitted.graph) if node.op in _RESHAPES]
 
 
 def copy_inputs(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
-    """Let each of these reshapes read a copy of its data in the plain (row-major) layout, in place."""
+    """Let each operator in ``reshapes`` read a copy of its data in the plain (row-major) layout, in place.
+
+    In bfloat16 a reshape fails on the blocked layout that oneDNN gives the output of a 3-D convolution.
+    """
     for node in reshapes:
         node.inputs[0] = plain_copy(node.inputs[0], node)
 
@@ -69,7 +72,8 @@ def copy_inputs(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
 def reshapes_before_convolutions(fitted: FittedGraph) -> list[Node]:
     """Return, in graph order, the bfloat16 ``Reshape`` and ``expand_dims`` on which a bfloat16 convolution depends.
 
-    The gradient that such a convolution returns may have a blocked layout, on which the backward of a reshape fails.
+    The gradient that the convolution sends back may have oneDNN's blocked layout, on which the backward of a reshape
+    fails.
     """
     found: list[Node] = []
     needed = {node for node in fitted.low if node.op == "Convolution"}
@@ -82,17 +86,19 @@ def reshapes_before_convolutions(fitted: FittedGraph) -> list[Node]:
 
 
 def copy_reshaped(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
-    """Insert a copy behind each of these reshapes: all operators that read the reshape's output read the copy instead.
+    """Insert a plain (row-major) copy behind each operator in ``reshapes``: its readers read the copy instead.
 
-    In the backward, the reshape gets its gradient from the copy, in the plain (row-major) layout.
+    In the backward, the reshape then gets its gradient from the copy, in the plain layout. It fails on a gradient in
+    oneDNN's blocked layout.
     """
     fitted.graph.insert_behind(reshapes, lambda node: plain_copy(Entry(node), node, "flat"))
 
 
 def norms_after_volumes(fitted: FittedGraph) -> list[Node]:
-    """Return the ``BatchNorm`` operators that depend on a 3-D convolution or pooling.
+    """Return the ``BatchNorm`` operators that depend on a 3-D convolution or pooling, in the graph of ``fitted``.
 
-    Their backward fails on oneDNN's blocked layout of five axes.
+    The backward of BatchNorm fails on oneDNN's blocked layout of five axes, so these get copies
+    (``copy_around_norms``).
     """
     return [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
 
@@ -111,15 +117,16 @@ def copy_around_norms(fitted: FittedGraph, norms: Sequence[Node]) -> None:
 
 
 def grouped_with_cast_weight(fitted: FittedGraph) -> list[Node]:
-    """Return the convolutions with several groups whose weight is a cast of a variable to bfloat16.
+    """Return the convolutions with several groups (``num_group``) whose weight is mxmp's cast of an FP32 variable.
 
-    If the same FP32 variable was used in inference, its array may have a blocked layout that the cast cannot read.
+    If the same variable was used in FP32 inference, its array may have a blocked layout that the cast to bfloat16
+    cannot read.
     """
     return [node for node in _grouped(fitted.graph) if is_cast_of_variable(node.inputs[1].node)]
 
 
 def copy_weights(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
-    """Insert a copy between the weight of each of these convolutions and the cast of the weight to bfloat16.
+    """Insert a copy between the weight of each of ``convolutions`` and the cast of the weight to bfloat16.
 
     oneDNN's ``amp_cast`` fails on the blocked layout that a grouped weight may have; the copy has the plain (row-major)
     layout. MXNet's ``Cast`` would not need the copy, but truncates to bfloat16 instead of rounding.
@@ -132,21 +139,24 @@ def copy_weights(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
 def small_block_convolutions(fitted: FittedGraph) -> list[Node]:
     """Return the 2-D convolutions with several groups whose arrays oneDNN stores in blocks of 4 or 8 channels.
 
-    These have 4, 8, 12, 20, ... output channels per group. oneDNN's BatchNorm is slow on arrays in such blocks.
+    These have 4, 8, 12, 20, ... (not 16, 32, ...) output channels per group. oneDNN's BatchNorm is slow on arrays in
+    such small blocks.
     """
     return [node for node in _grouped(fitted.graph) if _is_2d(node) and _has_small_blocks(node)]
 
 
 def copy_around_convolutions(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
-    """Insert a copy in front of and behind each of these convolutions, so that no BatchNorm reads its small blocks.
+    """Insert a copy in front of and behind each of ``convolutions``, into layouts in which BatchNorm is not slow.
 
-    The copy in front has the plain (row-major) layout. The copy behind has blocks of channels in which BatchNorm is
-    fast, if the number of output channels is a multiple of 16 (in FP32: of 8), and the plain layout otherwise. A
-    ResNeXt's block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench layouts``).
+    oneDNN stores the arrays of these convolutions in blocks of 4 or 8 channels, for which a BatchNorm before or after
+    them is slow. The copy in front has the plain (row-major) layout. The copy behind has larger blocks, in which
+    BatchNorm is fast, if the number of output channels is a multiple of 16 (in FP32: of 8), and the plain layout
+    otherwise. A ResNeXt's block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench
+    layouts``).
     """
 
     def copied(node: Node) -> Entry:
-        """Return the output of a new node that copies the output of the convolution ``node``."""
+        """Return a copy of the output of the convolution ``node``, in large blocks of channels or the plain layout."""
         low = node in fitted.low
         fits = int(node.attrs["num_filter"]) % (16 if low else 8) == 0
         dtype = fitted.casted.compute if low else FULL
@@ -173,19 +183,20 @@ def _has_small_blocks(node: Node) -> bool:
 
 
 def unblocked_norms(fitted: FittedGraph) -> list[Node]:
-    """Return the ``BatchNorm`` operators over axis 1 that read a 2-D convolution's output, rounded to emulated float16.
+    """Return the ``BatchNorm`` operators over axis 1 whose data is a 2-D convolution's output in emulated float16.
 
-    The cast that rounds returns the plain (row-major) layout, in which oneDNN's BatchNorm is slow.
+    The cast that rounds this output to float16 returns the plain (row-major) layout, in which oneDNN's BatchNorm is
+    slow.
     """
     norms = (n for n in fitted.graph.nodes() if n.op == "BatchNorm" and n.attrs.get("axis", "1") == "1")
     return [norm for norm in norms if _convolution_before(norm) is not None]
 
 
 def block_inputs(fitted: FittedGraph, norms: Sequence[Node]) -> None:
-    """Insert in front of each BatchNorm in ``norms`` a copy of its data in blocks of channels, oneDNN's fast layout.
+    """Insert, in front of each BatchNorm in ``norms``, a copy of its data in blocks of channels.
 
-    With the copies, a training step of a ResNet-50 in emulated float16 took 1.93 times as long as in FP32; without
-    them, 2.08 times.
+    That is the layout in which oneDNN's BatchNorm is fast. With the copies, a training step of a ResNet-50 in emulated
+    float16 took 1.93 times as long as in FP32; without them, 2.08 times.
     """
     for norm in norms:
         convolution = _convolution_before(norm)
@@ -216,8 +227,8 @@ def _blocked_copy(entry: Entry, convolution: Node, name: str, dtype: str = FULL)
     ``entry`` is the output of ``convolution``, or a cast of it, and has as many channels. The new node, named
     ``NAME_blocked`` after ``name``, is a depthwise 1 x 1 convolution whose weight is all ones.
 
-    These ones are made from the number of channels. ``ones_like`` of a slice of the convolution's weight would fail
-    ("dimensions are invalid") or end the process where FP32 inference left the weight in a blocked layout.
+    The weight is made from the number of channels. Made by ``ones_like`` from the weight of ``convolution``, it would
+    fail ("dimensions are invalid") or end the process where FP32 inference left that weight in a blocked layout.
     """
     size = convolution.attrs["num_filter"]
     ones = Entry(Node("_ones", f"{name}_ones", {"shape": f"({size}, 1, 1, 1)", "dtype": FULL, MARK: "copy"}))

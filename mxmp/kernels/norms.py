@@ -16,11 +16,11 @@ __all__ = ["drop_casts", "norms_between_casts", "norms_sharing_casts", "separate
 
 
 def norms_between_casts(fitted: FittedGraph) -> list[Node]:
-    """Return the BatchNorms that read a cast to FP32 by mxmp, and whose output at least one cast to float16 reads.
+    """Return the BatchNorms between casts by mxmp: they read a cast to FP32, and a cast to float16 reads their output.
 
-    A float16 kernel of cuDNN does the same as these three operators. Left out are BatchNorms for which a GPU has no
-    such kernel, and those whose output is an output of the graph. The list is empty if the user's policy sets ``norm``,
-    as then the user has decided whether there are casts.
+    One float16 kernel of cuDNN does the same as such a cast, BatchNorm and cast together. Left out are BatchNorms for
+    which a GPU has no such kernel, and those whose output is an output of the graph. The list is empty if the user's
+    policy sets ``norm``, as then the user has decided whether there are casts.
     """
     if fitted.casted.norm is not None:
         return []
@@ -40,8 +40,10 @@ def norms_between_casts(fitted: FittedGraph) -> list[Node]:
 def norms_sharing_casts(fitted: FittedGraph) -> list[Node]:
     """Return those BatchNorms of ``norms_between_casts`` whose casts do not round all that cuDNN's kernel rounds.
 
-    Either another operator reads the same cast to FP32, so that the BatchNorm's gradient is summed with that of the
-    other before it is rounded; or an FP32 operator reads the BatchNorm's output without the cast to float16.
+    The emulation of float16 on a CPU must round as that kernel does: the BatchNorm's output for every reader, and its
+    gradient before MXNet sums it with others. The casts do not, where another operator reads the same cast to FP32, so
+    that the gradients of both are summed before they are rounded; or where an FP32 operator reads the BatchNorm's
+    output directly.
     """
     readers = fitted.graph.consumers()
     return [
@@ -73,7 +75,8 @@ def separate_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
 def drop_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
     """Take out the casts before and after each BatchNorm in ``norms``, in place, so that it reads and returns float16.
 
-    cuDNN's float16 kernel computes in FP32 inside. gamma, beta and the running statistics stay FP32.
+    This is for a GPU, where cuDNN's float16 kernel itself computes in FP32. gamma, beta and the running statistics stay
+    FP32.
     """
     separate_casts(fitted, norms)
     readers = fitted.graph.consumers()

@@ -29,35 +29,38 @@ _DTYPE = {"dtype": "bfloat16", MARK: "cast"}
 def convolutions_with_unused_taps(fitted: FittedGraph) -> list[Node]:
     """Return the 1-D and 2-D bfloat16 convolutions in which a tap (kernel position) may read nothing but padding.
 
-    Whether a tap does depends on the input's size, which is not known here. So all convolutions in which it could are
-    returned, and none if ``fitted.large_inputs`` says that the inputs are large enough.
+    oneDNN does not write the weight gradient of such a tap. Whether there is one depends on the size of the
+    convolution's input, which is not known here, so all convolutions are returned that have one at some size. The list
+    is empty if ``fitted.large_inputs`` says that the inputs are large enough for all of them.
     """
     return [] if fitted.large_inputs else [node for node in _may_read_padding(fitted.graph) if _is_bfloat16(node)]
 
 
 def select_used_taps(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
-    """Give taps (kernel positions) of these convolutions that read padding alone the weight gradient 0, in place.
+    """Rewrite each of ``convolutions`` so that taps (kernel positions) that read only padding get gradient 0.
 
-    oneDNN does not write their gradient. Which taps they are depends on the size of the data, so the rewritten graph
-    reads the size at each run. The forward values stay as they are. Costs about 2 ns per weight and training step.
+    oneDNN does not write the weight gradient of these taps. Which taps they are depends on the size of the data, so the
+    rewritten graph reads the size at each run. The forward values stay as they are. Costs about 2 ns per weight and
+    training step.
     """
     for node in convolutions:
         _select(node, [least_inputs(*axis) for axis in _axes(node)])
 
 
 def padded_volumes(fitted: FittedGraph) -> list[Node]:
-    """Return the padded 3-D convolutions and deconvolutions whose weight gradient oneDNN gets wrong for small inputs.
+    """Return the padded 3-D convolutions and deconvolutions whose weight gradient oneDNN may get wrong.
 
-    The list is empty if ``fitted.large_inputs`` says that the inputs are large enough.
+    It does so for inputs so small that a kernel covers the padding at both ends of an axis at once. The list is empty
+    if ``fitted.large_inputs`` says that the inputs are large enough.
     """
     return [] if fitted.large_inputs else _around_both_ends(fitted.graph)
 
 
 def pad_separately(fitted: FittedGraph, volumes: Sequence[Node]) -> None:
-    """Set the attribute ``pad`` of these 3-D convolutions and deconvolutions to 0, and pad by new operators, in place.
+    """Set the attribute ``pad`` of each operator in ``volumes`` to 0, and let new operators pad instead, in place.
 
-    A new ``Pad`` in front of a convolution pads its data; a new ``slice`` behind a deconvolution crops its output.
-    Without padding of their own, oneDNN's gradients of the operators are right.
+    ``volumes`` are 3-D convolutions and deconvolutions. A new ``Pad`` in front of a convolution pads its data; a new
+    ``slice`` behind a deconvolution crops its output. oneDNN's gradients are right for operators without padding.
     """
     for node in volumes:
         if node.op == "Convolution":
@@ -67,7 +70,7 @@ def pad_separately(fitted: FittedGraph, volumes: Sequence[Node]) -> None:
 
 
 def _is_bfloat16(node: Node) -> bool:
-    """Return True for a convolution whose weight is a cast to bfloat16."""
+    """Return True for a convolution that computes in bfloat16: its weight is a cast to bfloat16."""
     return node.inputs[1].node.attrs.get("dtype") == "bfloat16"
 
 
@@ -76,7 +79,8 @@ class LargeInputs:
 
     If ``at(shapes)`` returns True, the graph needs neither of the workarounds ``unused_taps`` and ``padded_volumes`` at
     these shapes, and ``fit_to_device(large_inputs=True)`` leaves them out. A converted block makes one such object for
-    each FP32 graph that it traces on a CPU. The object is False (``bool``) if no shape is too small for the graph.
+    each FP32 graph that it traces on a CPU. ``bool`` of the object is False if no shape is too small for the graph, so
+    that ``at`` need not be called.
 
     Parameters
     ----------
@@ -98,15 +102,18 @@ class LargeInputs:
         self._known: dict[tuple, bool] = {}
 
     def __bool__(self) -> bool:
-        """Return False if the graph needs neither workaround at any shape, as no convolution has the faults."""
+        """Return False if no input is too small, as no convolution of the graph has oneDNN's faults around padding.
+
+        Then the graph needs neither of the workarounds ``unused_taps`` and ``padded_volumes``, whatever the shapes.
+        """
         return bool(self._least)
 
     def at(self, shapes: Sequence[tuple]) -> bool:
-        """Return True if, with inputs of these shapes, the graph needs neither workaround.
+        """Return True if inputs of these shapes are large enough for the graph to run without the two workarounds.
 
-        ``shapes`` holds one shape for each of the ``names`` of the constructor. False also where the sizes that a
-        convolution reads do not follow from these shapes, or the shapes do not fit the graph. Answers are kept, so that
-        a block can ask at every call.
+        These are ``unused_taps`` and ``padded_volumes``. ``shapes`` holds one shape for each of the ``names`` of the
+        constructor. False also where the sizes that a convolution reads do not follow from these shapes, or where the
+        shapes do not fit the graph. The answer for each ``shapes`` is kept, so that a block can ask at every call.
         """
         if not self:
             return True
@@ -122,9 +129,10 @@ class LargeInputs:
 
 
 def _may_read_padding(graph: Graph) -> list[Node]:
-    """Return the 1-D and 2-D convolutions, of any dtype, in which a tap reads nothing but padding at some input size.
+    """Return the 1-D and 2-D convolutions, of any dtype, in which a tap (kernel position) may read only padding.
 
-    Those in which oneDNN writes the gradient all the same (``_is_written``) are left out.
+    Whether one does depends on the input size. Where it does, oneDNN does not write its bfloat16 weight gradient. Left
+    out are convolutions for which measurements found the gradient written all the same (``_is_written``).
     """
     flat = (node for node in graph.nodes() if node.op == "Convolution" and not is_volume(node.attrs))
     return [node for node in flat if not all(_is_written(*axis) for axis in _axes(node))]
@@ -138,7 +146,7 @@ def _around_both_ends(graph: Graph) -> list[Node]:
     """
 
     def is_right(kernel: int, stride: int, pad: int, dilate: int) -> bool:
-        """Return True where oneDNN is right along an axis with these attributes, however short the input is."""
+        """Return True if oneDNN's weight gradient is right along an axis with these attributes, at any input size."""
         return kernel <= 3 and stride == 1 and pad <= 1
 
     found = []
@@ -179,16 +187,16 @@ def least_inputs(kernel: int, stride: int, pad: int, dilate: int) -> list[int]:
 
 
 def _is_written(kernel: int, stride: int, pad: int, dilate: int) -> bool:
-    """Return True if, along this axis, oneDNN writes the bfloat16 weight gradient of every tap at any input size.
+    """Return True if oneDNN writes the bfloat16 weight gradient of every tap (kernel position) at any input size.
 
-    Found by measuring 10,800 random 1-D and 2-D convolutions: 100 were wrong, none of them with stride 1 and at most 3
-    taps. Without padding there is no such tap.
+    The arguments are a convolution's attributes along one axis. Found by measuring 10,800 random 1-D and 2-D
+    convolutions: 100 were wrong, none of them with stride 1 and at most 3 taps. Without padding, no tap reads padding.
     """
     return pad == 0 or (stride == 1 and kernel <= 3)
 
 
 def _axes(node: Node) -> list[tuple[int, int, int, int]]:
-    """Return (kernel, stride, pad, dilate) of a convolution along each spatial axis."""
+    """Return (kernel, stride, pad, dilate) of a convolution for each spatial axis, such as ``(3, 1, 1, 1)``."""
     names = {"kernel": 1, "stride": 1, "pad": 0, "dilate": 1}
     return list(zip(*(_read(node, name, default) for name, default in names.items())))
 
@@ -202,7 +210,7 @@ def _read(node: Node, name: str, default: int) -> Sequence[int]:
 
 
 def _pad(node: Node) -> None:
-    """Let a convolution read zero-padded data by a new ``Pad``, and set its own padding to 0.
+    """Let a 3-D convolution read data that a new ``Pad`` has padded with zeros, and set its own padding to 0, in place.
 
     ``Pad`` has no bfloat16 kernel, so a bfloat16 convolution's data is padded in FP32 and cast after that.
     """
@@ -220,7 +228,7 @@ def _pad(node: Node) -> None:
 
 
 def _crop(node: Node) -> Entry:
-    """Set a deconvolution's padding to 0; return the output of a new ``slice`` that crops its output by the padding."""
+    """Set a deconvolution's padding to 0; return the output of a new ``slice`` that cuts off the same margin."""
     front = [pad or None for _, _, pad, _ in _axes(node)]
     ends = {"begin": (None, None, *front), "end": (None, None, *(pad and -pad for pad in front))}
     attrs = {name: str(value) for name, value in ends.items()}
@@ -229,20 +237,27 @@ def _crop(node: Node) -> Entry:
 
 
 def _drop_padding(volume: Node) -> None:
-    """Set the padding of a 3-D convolution or deconvolution to 0, in place; ``strip`` undoes it."""
+    """Set the padding of a 3-D convolution or deconvolution to 0, in place.
+
+    The original value is kept, so that ``strip``, which removes all that mxmp inserted, can restore it.
+    """
     replace_operator(volume, volume.op, **{**volume.attrs, "pad": "(0, 0, 0)"})
 
 
 def _select(node: Node, least: list[list[int]]) -> None:
-    """Insert, before the weight of a bfloat16 convolution, nodes by which taps that read padding alone get gradient 0.
+    """Insert nodes between a bfloat16 convolution and its weight, so that taps that read only padding get gradient 0.
 
-    ``least`` holds, for each spatial axis and each tap along it, the least input size at which the tap reads some of
-    the input (``least_inputs``). The new nodes compare these with the size of the data at each run, make a mask of the
-    weight's shape, and select with it between the weight and a copy without gradient.
+    ``least`` holds, for each spatial axis and each tap (kernel position) along it, the least input size at which the
+    tap reads some of the input (``least_inputs``). The new nodes compare these with the size of the data at each run,
+    make a mask of the weight's shape, and select with it between the weight and a copy of it that passes no gradient
+    on.
     """
 
     def op(kind: str, role: str, inputs: Sequence[Entry], **attrs: object) -> Entry:
-        """Return the output of a new node: operator ``kind``, the name ``NODE_ROLE``, attributes as in Symbol JSON."""
+        """Return the output of a new node of type ``kind``, named after the convolution and ``role``: ``"conv0_mask"``.
+
+        ``attrs`` are its attributes, with values that ``str`` turns into those of Symbol JSON.
+        """
         text = {name: str(value) for name, value in attrs.items()}
         return Entry(Node(kind, f"{node.name}_{role}", {**text, MARK: "cast"}, list(inputs)))
 

@@ -18,12 +18,15 @@ __all__ = [
 
 
 def inserted_casts(fitted: FittedGraph) -> list[Node]:
-    """Return the casts between FP32 and bfloat16 that mxmp inserted into the graph."""
+    """Return the casts between FP32 and bfloat16 that mxmp inserted into the converted graph of ``fitted``.
+
+    They are ``Cast`` operators, which truncate to bfloat16, until ``use_amp_cast`` changes them.
+    """
     return [node for node in fitted.graph.nodes() if is_ours(node)]
 
 
 def use_amp_cast(fitted: FittedGraph, casts: Sequence[Node]) -> None:
-    """Make each of these casts an ``amp_cast`` instead of a ``Cast``, in place.
+    """Make each operator in ``casts``, a ``Cast`` to or from bfloat16, an ``amp_cast``, in place.
 
     oneDNN computes ``amp_cast``: it rounds to nearest, and is faster. ``Cast`` to bfloat16 truncates.
     """
@@ -34,13 +37,13 @@ def use_amp_cast(fitted: FittedGraph, casts: Sequence[Node]) -> None:
 def truncating_operators(fitted: FittedGraph) -> list[Node]:
     """Return the ``sigmoid``, ``tanh`` and ``elemwise_sub`` operators that compute in bfloat16.
 
-    Their kernels truncate results to bfloat16 instead of rounding to nearest.
+    MXNet's kernels for them truncate results to bfloat16 instead of rounding to nearest, so that magnitudes shrink.
     """
     return [node for node in fitted.low if node.op in ("sigmoid", "tanh", "elemwise_sub")]
 
 
 def replace_truncating_operators(fitted: FittedGraph, operators: Sequence[Node]) -> None:
-    """Replace these operators, in place, by operators of the same function whose oneDNN kernels round.
+    """Replace each of ``operators``, in place, by one of the same function whose oneDNN kernel rounds to nearest.
 
     ``sigmoid`` and ``tanh`` become an ``Activation``; ``a - b`` becomes ``a + (-b)``, where the negation is exact.
     """
@@ -56,12 +59,13 @@ def replace_truncating_operators(fitted: FittedGraph, operators: Sequence[Node])
 def slow_clips(fitted: FittedGraph) -> list[Node]:
     """Return the ``clip`` operators (such as ReLU6) that compute in FP32 and can be split into a maximum and a minimum.
 
-    Their bounds are short decimal numbers that FP32 holds exactly, so that all three operators read the same values
-    from them, and the lower bound is not above the upper one.
+    The kernel of ``clip`` is slow. The bounds of the returned ones are short decimal numbers that FP32 holds exactly,
+    so that clip, maximum and minimum read the same values from the texts; and the lower bound is not above the upper
+    one.
     """
 
     def is_bounded(node: Node) -> bool:
-        """Return True for a clip whose bounds are such numbers, as ``"0"`` and ``"6"`` are and ``"0.1"`` is not."""
+        """Return True for a clip whose bounds are in order, and such as FP32 holds exactly: ``"6"``, not ``"0.1"``."""
         low, high = (node.attrs.get(bound, "") for bound in ("a_min", "a_max"))
         return _is_exact(low) and _is_exact(high) and float(low) <= float(high)
 
@@ -77,10 +81,11 @@ def clip_by_two_bounds(fitted: FittedGraph, clips: Sequence[Node]) -> None:
     values, casts from and to bfloat16 included, take 57 ms with ``clip``, 16 ms after the rewrite, and 180 ms with
     clip's own bfloat16 kernel (one core of a Zen 5).
 
-    If ``x`` is not the output of a cast, the maximum reads a copy of ``x`` in the plain layout, because ``clip`` too
-    returns a plain gradient. Without the copy, the gradient would keep the blocked layout of the operator that reads
-    the clipped values. A BatchNorm in front of it with other blocks would then compute its backward by oneDNN's slow
-    reference kernel (between a pointwise and a depthwise convolution: 100 ms instead of 0.5).
+    If ``x`` is not the output of a cast, the maximum reads a copy of ``x`` in the plain (row-major) layout, and so
+    sends back a plain gradient, as ``clip`` does. Without the copy, the gradient would keep the blocked layout of the
+    operator that reads the clipped values. A BatchNorm in front of the clip whose own blocks are different would then
+    compute its backward by oneDNN's slow reference kernel (between a pointwise and a depthwise convolution: 100 ms
+    instead of 0.5).
     """
     for node in clips:
         source = node.inputs[0] if is_ours(node.inputs[0].node) else plain_copy(node.inputs[0], node)
@@ -106,9 +111,9 @@ _ADDED_IN_PLACE = 4
 
 
 def shared_casts(fitted: FittedGraph) -> list[Node]:
-    """Return the casts of variables, such as weights, whose output more than four operators read.
+    """Return mxmp's casts of variables, such as weights, whose output more than four operators read.
 
-    MXNet sums the gradients of these operators in bfloat16.
+    MXNet sums the gradients of these operators in bfloat16, and such a long sum loses small summands.
     """
     return [
         entry.node
@@ -118,7 +123,7 @@ def shared_casts(fitted: FittedGraph) -> list[Node]:
 
 
 def split_shared_casts(fitted: FittedGraph, casts: Sequence[Node]) -> None:
-    """Add casts of the same variable, in place, until each cast has at most four readers.
+    """Add casts beside each of ``casts``, of the same variable, until each cast has at most four readers, in place.
 
     MXNet sums the gradients of a tensor's readers in the tensor's dtype: those of the readers of one cast in bfloat16,
     those of several casts of one FP32 variable in FP32. A weight of an unrolled recurrent network has as many readers
@@ -135,10 +140,11 @@ def split_shared_casts(fitted: FittedGraph, casts: Sequence[Node]) -> None:
 
 
 def casts_losing_gradients(fitted: FittedGraph) -> list[Node]:
-    """Return mxmp's ``amp_cast`` nodes whose gradient may be lost, as MXNet may add it to other gradients.
+    """Return mxmp's ``amp_cast`` nodes whose gradient may be lost, because MXNet may add it to other gradients.
 
-    These are the casts of variables whose ``grad_req`` is "add" or not known, and the casts of tensors with four or
-    more readers, whose gradients MXNet may add in place, one after another.
+    The backward of ``amp_cast`` cannot add to a gradient array (``grad_req="add"``). The casts are those of variables
+    whose ``grad_req`` is "add" or not known, and those of tensors with four or more readers, whose gradients MXNet may
+    add in place, one after another.
     """
     readers = fitted.graph.consumers()
 
@@ -152,7 +158,7 @@ def casts_losing_gradients(fitted: FittedGraph) -> list[Node]:
 
 
 def copy_before_casts(fitted: FittedGraph, casts: Sequence[Node]) -> None:
-    """Let each of these casts read a copy of its input, in place; casts of the same tensor share one copy.
+    """Let each of ``casts`` read a copy of its input, in place; casts of the same tensor share one copy.
 
     The backward of ``amp_cast`` in oneDNN ignores ``grad_req="add"`` and leaves the gradient as it was; the backward of
     a copy adds. A copy costs about 0.4 ns per element, forward and backward together.

@@ -23,15 +23,16 @@ _WRITTEN_TOGETHER = {
 def operators_with_frozen_input(fitted: FittedGraph) -> list[Node]:
     """Return the operators whose CPU kernel may leave the gradient of one input unwritten, as another input is frozen.
 
-    An example is a FullyConnected with a frozen weight, whose kernel does not write the gradient of the bias. Where
-    ``fitted.grad_req`` says that the first of the two inputs gets a gradient, the operator is left out.
+    A frozen input gets no gradient (``grad_req="null"``). For example, FullyConnected does not write the gradient of
+    its bias if its weight is frozen. An operator is left out if ``fitted.grad_req`` says that this other input, such as
+    the weight, gets a gradient.
     """
 
     def may_lose_gradient(node: Node) -> bool:
-        """Return True if the kernel of ``node`` may leave one of two gradients unwritten.
+        """Return True if the kernel of ``node`` may leave the gradient of its second input, such as a bias, unwritten.
 
-        The kernel writes both together, and not if MXNet requests one alone, because the other input has or may have
-        ``grad_req="null"``.
+        The kernel writes it together with the gradient of a first input, such as the weight, and only if MXNet requests
+        that one, which it does not where the first input has ``grad_req="null"``.
         """
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
         return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitted.grad_req)
@@ -40,11 +41,11 @@ def operators_with_frozen_input(fitted: FittedGraph) -> list[Node]:
 
 
 def request_both_gradients(fitted: FittedGraph, operators: Sequence[Node]) -> None:
-    """Let each of these operators read the two inputs whose gradients its kernel writes together through one new node.
+    """Let each of ``operators`` read the two inputs whose gradients its kernel writes together through one new node.
 
-    The new node is an ``amp_multicast``, which copies both. Its backward needs the gradients of both its outputs, so
-    MXNet requests both from the operator, even if one of the inputs is frozen. An example of the two inputs are weight
-    and bias of a FullyConnected.
+    An example are weight and bias of a FullyConnected. The new node is an ``amp_multicast``, which copies both. Its
+    backward needs the gradients of both its outputs, so MXNet requests both from the operator, even if one of the
+    inputs is frozen, and the kernel writes both.
     """
     for node in operators:
         first, second = _WRITTEN_TOGETHER[node.op]
@@ -59,34 +60,45 @@ def request_both_gradients(fitted: FittedGraph, operators: Sequence[Node]) -> No
 
 
 def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
-    """Return True if ``weight`` is a variable, or mxmp's cast of one, whose known ``grad_req`` is not "null"."""
+    """Return True if ``weight`` is a variable that gets a gradient, or mxmp's cast of one.
+
+    A variable does if ``grad_req``, from names of variables to requests, has its name with another value than "null".
+    """
     while is_ours(weight.node):
         weight = weight.node.inputs[0]
     return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
 
 
 def regions_of_interest(fitted: FittedGraph) -> list[Node]:
-    """Return the ``ROIAlign`` operators: MXNet's CPU kernel does not write outputs of regions with batch index -1."""
+    """Return the ``ROIAlign`` operators of the graph.
+
+    MXNet's CPU kernel does not write the outputs of regions whose batch index is negative.
+    """
     return [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
 
 
 def zero_unassigned_regions(fitted: FittedGraph, aligns: Sequence[Node]) -> None:
-    """Make the output of each of these ``ROIAlign`` operators 0 for regions whose batch index is negative, in place.
+    """Make the output of each ``ROIAlign`` in ``aligns`` 0 for regions whose batch index is negative, in place.
 
-    A negative batch index marks a region without an image. The kernel does not write its output.
+    A negative batch index marks a region that belongs to no image here, but for example to another level of a feature
+    pyramid. MXNet's kernel does not write its output.
     """
     replace_heads(fitted.graph, fitted.graph.insert_behind(aligns, _assigned_only))
 
 
 def _assigned_only(node: Node) -> Entry:
-    """Rewrite one ``ROIAlign`` in place; return a tensor with its output, and 0 for regions with a negative index.
+    """Rewrite one ``ROIAlign`` in place; return a tensor with its output, but 0 where a batch index is negative.
 
-    ``node`` reads a valid box in the place of each such region (the kernel would write a stray zero for it), and new
-    nodes behind ``node`` replace what it computes from that box by zeros.
+    A region with a negative batch index belongs to no image. ``node`` then reads a valid box in the place of each such
+    region (the kernel would write a stray zero for the region), and new nodes behind ``node`` replace by zeros what it
+    computes from that box.
     """
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
-        """Return the output of a new node: operator ``kind``, the name ``NODE_ROLE``, attributes as in Symbol JSON."""
+        """Return the output of a new node of type ``kind``, named after ``node`` and ``role``: ``"roialign0_index"``.
+
+        ``attrs`` are its attributes, as in Symbol JSON.
+        """
         return Entry(Node(kind, f"{node.name}_{role}", {**attrs, MARK: "cast"}, list(inputs)))
 
     rois = node.inputs[1]

@@ -23,8 +23,8 @@ class FittedGraph:
     casted : CastGraph
         The converted graph and what is known of its nodes. Workarounds change ``casted.graph`` in place.
     grad_req : mapping of str to str
-        From the name of a variable to the gradient that is requested for it: "write", "add" or "null". For a variable
-        that is not in the mapping, workarounds assume whichever request needs them.
+        From the name of a variable to the gradient that is requested for it: "write", "add" or "null". If a variable is
+        not in the mapping, a workaround is applied that one of the three requests would need.
     large_inputs : bool
         True if the graph will run only with inputs that are large beside the padding of its convolutions, as
         ``LargeInputs`` checks: the workarounds for wrong gradients around padding are then left out.
@@ -33,7 +33,7 @@ class FittedGraph:
         workaround ``emulated_float16`` fills it; in bfloat16, and on a GPU, it is empty.
     widenings : set of Node
         In emulated float16, the casts to FP32 between a float16 tensor and the low-precision operator that reads it.
-        Filled, and empty, as ``roundings`` is.
+        Empty where ``roundings`` is.
     """
 
     casted: CastGraph

@@ -38,34 +38,34 @@ class Task:
     device : {"cpu", "gpu"}
         The device whose kernels run the graph.
     parameters : collection of str, optional
-        The names of the variables that are parameters. Without it, those that matrix operators read as weight or bias
-        are.
+        The names of the variables that may be stored in float16. By default these are the weights and biases of
+        convolutions, FullyConnected and RNN.
     keep_output_names : bool
-        True keeps operators in FP32 of which the graph returns another output than the first, because a cast behind
-        it would change the output's name.
+        True keeps an operator in FP32 if its second or a later output is an output of the graph, because a cast behind
+        that output would change the output's name.
     slow_too : bool
         True lets operators compute in low precision whose low-precision kernel is correct but known to be slow; False
         keeps them in FP32.
     left_out : mapping of str to str
-        The operators that stay in FP32 under every plan for another reason, as a mapping from the operator's name to
-        that reason, for example ``"its low-precision kernel crashes here (SIGSEGV)"``.
+        The operators that stay in FP32 under every plan although rules and policy allow low precision: from the name of
+        each to the reason, for example ``"its low-precision kernel crashes here (SIGSEGV)"``.
 
     Attributes
     ----------
     graph, policy, device
         As given.
     names : dict of Node to str
-        The unique name of every node of the graph, as plans use it.
+        The unique name of every node of the graph, as plans use it, for example ``"conv0"``.
     rules_plan : Plan
         The plan that the rules make without any measuring.
     rule_of_node : mapping of Node to Rule
         The rule of every operator of the graph.
     may_be_low : frozenset of Node
-        The operators that compute in low precision under some plans.
+        The operators for which ``tune`` may choose between low precision and FP32.
     matrix_operators : frozenset of Node
         Those of ``may_be_low`` that are matrix operators (convolution, fully connected and the like).
     choice : Choice
-        All assignments in which each operator of ``may_be_low`` is free.
+        The operators of ``may_be_low`` as the minimum cut needs them, which chooses a dtype for each.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Task:
     def plan(self, low: Collection[Node], reasons: Mapping[Node, str]) -> Plan:
         """Return the plan in which the operators ``low`` compute in low precision.
 
-        All other operators that could do so compute in FP32. Operators in the bodies of loops and conditions follow the
-        rules; if ``low`` is empty, they compute in FP32. ``reasons`` maps operators to the text that the plan gives for
-        their dtype. For an operator without one, the plan gives the reason of the rules where it agrees with them, and
-        "chosen by tuning" where it does not.
+        All other operators of ``may_be_low`` compute in FP32. Operators in the bodies of loops and conditions follow
+        the rules; if ``low`` is empty, they compute in FP32. ``reasons`` maps operators to the text that the plan gives
+        for their dtype. For an operator without such a text, the plan gives the reason of the rules if it has the dtype
+        that the rules choose, and otherwise "chosen by tuning".
         """
         decided = {}
         for node in self.may_be_low:
@@ -124,11 +124,12 @@ class Task:
         return self._decide(decided)
 
     def least_bytes(self, shapes: Mapping[Entry, tuple[int, ...]]) -> frozenset[Node]:
-        """Return the low-precision operators of the plan whose casts move the fewest bytes in one forward.
+        """Return the operators in low precision under the plan whose casts move the fewest bytes in one forward.
 
-        Only plans are compared in which all matrix operators compute in low precision. Of plans that move equally many
-        bytes, it is the one with the most operators in low precision. ``shapes`` has the shape of every tensor. Raises
-        ``ImportError`` where python-igraph is not installed.
+        A cast moves the bytes that it reads and writes (``cast_bytes``). Only plans are compared in which all matrix
+        operators compute in low precision. Of several plans with the fewest bytes, it is the one with the most
+        operators in low precision. ``shapes`` maps every tensor of the graph to its shape. Raises ``ImportError`` where
+        python-igraph is not installed.
         """
         free = self.may_be_low - self.matrix_operators
         choice = Choice(self._planned, free, self.matrix_operators, self._may_be_stored_low)
@@ -136,14 +137,18 @@ class Task:
         return cheapest(choice, Costs({}, dict.fromkeys(choice.free, 1e-2), moved, moved))
 
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
-        """Return the plan that follows ``decided``, a mapping from operator names to decisions, and else the rules.
+        """Return a plan of the graph: ``decided`` says the dtype of the operators in it, the rules that of all others.
 
-        The operators that the constructor got as ``left_out`` stay in FP32 whatever ``decided`` says.
+        ``decided`` maps names of operators, such as ``"conv0"``, to decisions. The operators that the constructor got
+        as ``left_out`` stay in FP32 whatever ``decided`` says.
         """
         return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._storage)
 
     def _storable_low(self) -> set[Node]:
-        """Return the variables that some plan stores in low precision; none where the policy keeps all in FP32."""
+        """Return the variables, such as weights, that the plan with all of ``may_be_low`` low stores in float16.
+
+        Empty if the policy stores all parameters in FP32.
+        """
         if not self.policy.stores_low(self.device):
             return set()
         most = self._decide({self.names[node]: Decision(node.op, True, "") for node in self.may_be_low})
@@ -151,12 +156,12 @@ class Task:
 
 
 def _around_matrix_operators(graph: Graph, safe: Mapping[Node, tuple[Kind, Rule]]) -> frozenset[Node]:
-    """Return the matrix operators, and the operators around them that can share their dtype without rounding data.
+    """Return the matrix operators, and the operators around them that may compute in low precision as well.
 
-    ``safe`` maps each operator that its rule and the device's kernels allow in low precision to its kind and rule. Of
-    these, the result has all of kind ``LOW``; those whose inputs all come from operators in the result; and those
-    whose outputs are read by operators in the result alone. Other operators stay in FP32 under every plan, because
-    what passes through them may be a label, a mask or a position, which rounding would change.
+    ``safe`` maps each operator that its rule and the device's kernels allow in low precision to its kind and rule.
+    Three groups of these are returned: those of kind ``LOW``, the matrix operators; those whose data inputs are all
+    outputs of returned operators; and those whose outputs only returned operators read. All others may compute on
+    labels, masks or positions, which must not be rounded.
     """
     found: set[Node] = set()
     heads = {entry.node for entry in graph.heads}
@@ -186,7 +191,7 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
     Raises
     ------
     ValueError
-        The known shapes contradict the graph, or are too few to infer all others; names the inputs without a shape.
+        The known shapes contradict the graph, or are too few to infer all others; the message names inputs without one.
     """
     entries = list(dict.fromkeys([*graph.consumers(), *graph.heads]))
     symbol = with_stand_ins(Graph(entries, graph.attrs, numpy=graph.numpy)).to_symbol()
@@ -208,16 +213,17 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
 def cast_bytes(shapes: Mapping[Entry, tuple[int, ...]]) -> dict[Entry, float]:
     """Return, for each tensor of ``shapes``, how many bytes one cast of it reads and writes: 6 for each element.
 
-    A cast between FP32 and a 16-bit dtype moves 4 + 2 bytes an element in either direction.
+    A cast between FP32 and a 16-bit dtype, in either direction, moves 4 bytes of an element in FP32 and 2 in the other
+    dtype. ``shapes`` maps tensors to their shapes.
     """
     return {entry: float(_CAST * prod(shape)) for entry, shape in shapes.items()}
 
 
 def signature(node: Node, shapes: Mapping[Entry, tuple[int, ...]]) -> str:
-    """Return a text with the type, the parameters and the input shapes of an operator, for example ``relu {} 8x64``.
+    """Return a text with an operator's type, parameters and input shapes: ``'Activation {"act_type": "relu"} 8x64'``.
 
-    Operators with equal signatures run the same kernels on equally large arrays, so one measured time serves them all.
-    ``shapes`` has the shape of every tensor.
+    Operators with equal texts run the same kernels on equally large arrays, so one measured time serves them all.
+    ``shapes`` maps every tensor of the graph to its shape.
     """
     attrs = {name: value for name, value in sorted(node.attrs.items()) if not name.startswith("__")}
     inputs = ["x".join(map(str, shapes[entry])) for entry in node.inputs]

@@ -33,7 +33,9 @@ __all__ = ["Arrays", "Cast", "Owner", "Timed"]
 
 
 class Cast(NamedTuple):
-    """The cast of one tensor, as an owner of measured time: of its forward and its backward together.
+    """The cast of one tensor to another dtype, as something that takes time: its forward and its backward together.
+
+    Measured times are kept for each operator (a ``Node``) and for each ``Cast``. The type ``Owner`` stands for either.
 
     Attributes
     ----------
@@ -54,8 +56,9 @@ Owner = Union[Node, Cast]
 class Arrays:
     """Arrays for a graph to be timed on: inputs, parameters, gradients and auxiliary states, all on one device.
 
-    They are made once, and every plan of the graph that is timed is bound to them, so that all plans compute the same.
-    None of them is an array of the user's: given values are copied, all others are drawn from a fixed seed.
+    They are made once, and every plan of the graph that is timed is bound to them, so that all plans compute on the
+    same values. None of them is an array of the user's: given values are copied, all others are random numbers of a
+    fixed seed, or zeros and ones for labels, indices, statistics and the like.
 
     Parameters
     ----------
@@ -66,12 +69,12 @@ class Arrays:
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for variables by name; a variable that is missing has no gradient.
     values : mapping of str to NDArray
-        The inputs with known values, by name.
+        The values of inputs, by name, where the user gave them.
     shapes : mapping of str to tuple of int
-        The shapes of the other inputs, by name. Their values are drawn, and so are those of all parameters.
+        The shapes of the other inputs, by name. Their values are made here, and so are those of all parameters.
     large_inputs : bool
-        Whether the inputs are so large that no convolution needs the workarounds for padding around small inputs
-        (``kernels.padding.LargeInputs``).
+        True if ``kernels.padding.LargeInputs`` found the inputs large enough beside the padding of the convolutions, so
+        that the graph can be timed without the workarounds for wrong gradients around padding.
 
     Attributes
     ----------
@@ -114,9 +117,9 @@ class Arrays:
 
 
 def _read_exactly(graph: Graph) -> set[str]:
-    """Return the names of the variables that operators read only at inputs which stay FP32 under every plan.
+    """Return the names of the variables that every operator reads as they are, without a cast, under every plan.
 
-    These are labels, indices, lengths, gamma, beta and the like: random values would not be valid for all of them.
+    These are labels, indices, lengths, gamma, beta and the like. Random values would not be valid for all of them.
     """
     found = {}
     for entry, users in graph.consumers().items():
@@ -129,8 +132,8 @@ def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactl
     """Return FP32 values for the variable ``name`` with which no activation or gradient overflows or is denormal.
 
     Denormals would make operators slow. A weight gets normal values with a variance of 2 / fan-in, another variable
-    standard normal ones. If ``exactly``, the variable is a label, an index or a statistic: a name that ends in "gamma"
-    or "var" then gets ones, any other zeros.
+    standard normal ones, drawn from ``rng``. ``exactly`` is True for a label, an index, gamma, beta or a running
+    statistic: all values are then 1 if the name ends in "gamma" or "var", and otherwise 0.
     """
     if exactly:
         return np.full(shape, float(name.endswith(("gamma", "var"))), "float32")
@@ -139,9 +142,9 @@ def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactl
 
 
 class Timed:
-    """The graph of one plan, bound on the shared arrays, whose steps can be timed as a whole or operator by operator.
+    """The graph of one plan, bound to arrays, whose steps can be timed as a whole or operator by operator.
 
-    The constructor runs one step, so that no later one includes first-time work of the kernels.
+    The constructor runs one step, so that the later ones do not include what kernels do only the first time.
 
     Parameters
     ----------
@@ -150,19 +153,19 @@ class Timed:
     plan : Plan
         Which operators of ``graph`` compute in low precision.
     arrays : Arrays
-        Made for ``graph``.
+        Inputs, parameters, gradients and states, made for ``graph``; several plans of it can share them.
     training : bool
         True if a step is a forward and a backward, False if it is a forward alone.
     before_each : callable, optional
         If given, one more step runs first, operator by operator. Before each operator runs, this is called with the
-        operator or cast of the FP32 graph that its time belongs to; after the step it is called with None. So the
-        caller knows what ran when a kernel crashes the process.
+        operator or cast of the FP32 graph for which it runs; after the step it is called with None. So the caller knows
+        what ran when a kernel crashes the process.
 
     Attributes
     ----------
     operators : Counter of Owner to int
-        For each operator and cast of the FP32 graph, how many operators the bound graph runs for it: a workaround may
-        need several.
+        For each operator of the FP32 graph and each cast, how many operators the bound graph runs for it: a workaround
+        may need several.
 
     Raises
     ------
@@ -216,15 +219,18 @@ class Timed:
     def profile(self) -> dict[Owner, float]:
         """Run one step and return the seconds of each operator and cast in it, forward and backward together.
 
-        An operator that MXNet adds by itself, to sum gradients, counts for the operator whose backward runs next.
-        Waits for the device after each operator. The executor keeps the callback, so from then on ``step`` waits after
-        each operator too, and takes longer.
+        The time of an operator that MXNet adds by itself, to sum gradients, is counted for the operator whose backward
+        runs next. A callback waits for the device after each operator. It stays on the executor, so from then on
+        ``step`` waits after each operator too, and takes longer.
         """
         spent: dict[Owner, float] = {}
         times = {"last": 0.0, "pending": 0.0}
 
         def note(owner: Owner | None) -> None:
-            """Add the seconds since the last call to the time of ``owner``; if it is None, to that of the next call."""
+            """Add the seconds since the last call to the time of ``owner``, an operator or a cast.
+
+            If ``owner`` is None, these seconds are added at the next call, to the time of its ``owner``.
+            """
             times["pending"] += time.perf_counter() - times["last"]
             if owner is not None:
                 spent[owner] = spent.get(owner, 0.0) + times["pending"]
@@ -237,10 +243,11 @@ class Timed:
         return spent
 
     def _try(self, executor: mx.executor.Executor, before_each: Callable[[Owner | None], None]) -> None:
-        """Run one step and call ``before_each`` before each operator, and after the step with None.
+        """Run one step of ``executor``, and call ``before_each`` before each operator, and with None after the step.
 
-        Its argument is the operator or cast of the FP32 graph for which the operator runs. An ``MXNetError`` of the
-        step is dropped: the next step, which has no callback, raises it too unless the monitor was its cause.
+        The argument is the operator or cast of the FP32 graph for which the operator runs, so that the caller knows
+        what ran if a kernel crashes the process. An ``MXNetError`` is dropped here: the constructor's next step,
+        without MXNet's monitor, raises it again unless the monitor was its cause.
         """
         with suppress(mx.MXNetError):
             self._run(executor, lambda owner: None if owner is None else before_each(owner), monitor_all=True)
@@ -249,15 +256,21 @@ class Timed:
     def _run(
         self, executor: mx.executor.Executor, note: Callable[[Owner | None], None], monitor_all: bool = False
     ) -> None:
-        """Run one step operator by operator, and call ``note`` after each operator with the owner of its time.
+        """Run one step of ``executor``; after each operator, call ``note`` with what its time is counted for.
 
-        The owner is an operator or cast of the FP32 graph, or None for an operator that MXNet added by itself. With
-        ``monitor_all``, ``note`` is also called before each operator, once for each of its inputs.
+        That is an operator or cast of the FP32 graph, or None for an operator that MXNet added by itself. ``note`` is
+        called once for each output of an operator; with ``monitor_all`` also before each operator, once for each of its
+        inputs.
         """
         owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 
         def call(name: bytes | str, handle: Any) -> None:
-            """Take one report of MXNet's monitor: a name such as ``n7_output``, and the handle of an array to free."""
+            """Handle one report of MXNet's monitor: free ``handle``, wait for the device, and call ``note``.
+
+            ``name`` is the monitor's name of a tensor. The time of the operator of ``"n7_output"`` is counted for
+            ``owners[7]``; for a name without such a number, ``note`` gets None. ``handle`` is that of the tensor's
+            array.
+            """
             with error:
                 NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees the handle
                 mx.nd.waitall()
@@ -281,10 +294,10 @@ class Timed:
 
 
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
-    """Return a mapping from each operator of the graph with casts to the owner of the time that it takes.
+    """Return, for each operator of the graph with casts, what its measured time is counted for.
 
-    The owner is an operator of the FP32 graph, or a ``Cast`` of a tensor of the FP32 graph. The time of an operator
-    that a workaround inserted counts as time of the owner of the operator that reads it.
+    That is an operator of the FP32 graph, or a ``Cast`` of a tensor of the FP32 graph. The time of an operator that a
+    workaround inserted is counted together with that of an operator that reads its output.
     """
     casts = {}
     for cast in casted.casts:
@@ -308,9 +321,9 @@ def _bind(
 ) -> mx.executor.Executor:
     """Return an executor of ``symbol``, bound without MXNet's oneDNN fusion.
 
-    Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion. ``arguments`` maps the name of every argument
-    to its array, and ``gradients`` maps those that need a gradient to the array for it. The device, the requested
-    gradients and the auxiliary states are those of ``arrays``.
+    Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion, so their times would differ with it.
+    ``arguments`` maps the name of every argument to its array, and ``gradients`` the name of every argument that needs
+    a gradient to the array for the gradient. The device, ``grad_req`` and the auxiliary states are those of ``arrays``.
     """
     if arrays.ctx.device_type == "cpu":
         symbol = Unfused(symbol)

@@ -19,12 +19,15 @@ __all__ = ["Choice", "Costs", "Tensor", "cheapest"]
 class Tensor(NamedTuple):
     """What decides whether one tensor of a graph is cast: the node that it comes from, and the operators that read it.
 
+    An assignment, here, says of each operator whether it computes in low precision or in FP32.
+
     Attributes
     ----------
     source : Node or None
-        The operator that returns the tensor, or the variable that holds it. The tensor is in low precision where this
-        node is assigned to low precision. None where the tensor is FP32 under every assignment, because its operator
-        computes in FP32 always or returns this output in FP32 always.
+        The operator that returns the tensor, or the variable that holds it. The tensor is in low precision where the
+        operator computes in low precision, or the variable is stored so. None where the tensor is FP32 under every
+        assignment: its operator always computes in FP32 or always returns this output in FP32, or its variable is
+        always stored in FP32.
     readers : tuple of Node
         The operators that read the tensor in the dtype in which they compute, so in low precision under some
         assignment; each once.
@@ -42,10 +45,10 @@ class Tensor(NamedTuple):
 class Costs:
     """What each operator costs in each dtype, and each tensor's cast in each direction.
 
-    All costs are in one unit, for example seconds or bytes. An operator or tensor that a mapping lacks costs 0 there.
-    An operator may have a negative cost. So may a cast on which one operator alone decides
-    (``Choice.sole_decider``): measured seconds of a cast are negative where the operators around it gain more time
-    than the cast takes.
+    ``cheapest`` finds the dtypes with the lowest sum of these costs. All are in one unit, for example seconds or bytes.
+    An operator or tensor that a mapping lacks costs 0 there. An operator may have a negative cost. So may a cast on
+    which one operator alone decides (``Choice.sole_decider``): the seconds measured for a cast contain what the
+    operators beside it gain or lose by it.
 
     Attributes
     ----------
@@ -63,7 +66,7 @@ class Costs:
 
 
 class Choice:
-    """All assignments of dtypes to the operators of one graph that a cut may choose from, and the casts of each.
+    """All assignments of dtypes to the operators of one graph among which ``cheapest`` chooses, and the casts of each.
 
     An assignment is a set of nodes: the operators that compute in low precision. All other operators compute in FP32.
 
@@ -85,7 +88,7 @@ class Choice:
         The variables (weights, biases) that are stored in low precision under those assignments in which all
         operators that read them compute in low precision. They then need no cast.
     tensors : dict of Entry to Tensor
-        Every tensor that an operator reads or that the graph returns.
+        Every tensor that an operator reads or that the graph returns, with what decides whether it is cast.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Choice:
     def _tensor(
         self, planned: PlannedGraph, entry: Entry, users: list[tuple[Node, int]], is_fp32_output: bool
     ) -> Tensor:
-        """Return the ``Tensor`` that describes ``entry``.
+        """Return what decides whether the tensor ``entry`` is cast: the node that it comes from, and its readers.
 
         ``users`` are the operators that read ``entry``, each with the position of that input. ``is_fp32_output`` is
         True if the graph returns ``entry`` and must return it in FP32.
@@ -120,7 +123,7 @@ class Choice:
         return Tensor(source, tuple(dict.fromkeys(readers)), is_fp32_output or len(readers) < len(users))
 
     def cost(self, low: Collection[Node], costs: Costs) -> float:
-        """Return the total cost of one assignment, in the unit of ``costs``.
+        """Return the total cost of one assignment of dtypes, in the unit of ``costs``, such as seconds.
 
         It is the sum over the operators of ``free`` and ``always_low`` and over the casts; operators that always
         compute in FP32 are left out, since they cost the same under every assignment. ``low`` is the assignment: all
@@ -132,11 +135,12 @@ class Choice:
         )
 
     def sole_decider(self, entry: Entry, to_fp32: bool) -> Node | None:
-        """Return the one operator whose dtype decides whether a tensor is cast; None if it is not one operator alone.
+        """Return the operator whose dtype alone decides whether a tensor is cast; None if there is no such operator.
 
         ``to_fp32`` says which cast is meant: True the one from low precision to FP32, False the one from FP32 to low
-        precision. The tensor ``entry`` is cast so in exactly those assignments in which the returned operator
-        computes in low precision. Only such a cast may have a negative cost.
+        precision. The graph has this cast of the tensor ``entry`` under exactly those assignments in which the returned
+        operator computes in low precision. Only such a cast may have a negative cost, since a minimum cut can count the
+        cost as one of the operator.
         """
         tensor = self.tensors[entry]
         if tensor.source in self.may_be_stored_low:
@@ -146,7 +150,7 @@ class Choice:
         return tensor.readers[0] if tensor.source is None and len(tensor.readers) == 1 else None
 
     def casts(self, low: Collection[Node]) -> Iterator[tuple[Entry, bool]]:
-        """Yield each cast that the graph has under one assignment, as the tensor that is cast and its direction.
+        """Yield each cast that the graph has under one assignment of dtypes: the tensor to cast, and the direction.
 
         The direction is True for a cast to FP32 and False for a cast to low precision. ``low`` is the assignment: all
         operators that compute in low precision. A tensor has at most one cast, however many operators read it.
@@ -164,7 +168,7 @@ class Choice:
 
 
 def cheapest(choice: Choice, costs: Costs) -> frozenset[Node]:
-    """Return the assignment with the least total cost: the operators that compute in low precision under it.
+    """Return the assignment of dtypes with the least total cost: the operators that compute in low precision.
 
     It is the exact minimum of ``choice.cost`` over all assignments of ``choice``, found by a minimum cut; the operators
     of ``choice.always_low`` are in it.
@@ -212,7 +216,8 @@ class _Network:
     """A flow network whose minimum cut puts each of its vertices on the low-precision side or on the FP32 side.
 
     A vertex is any hashable object: an operator, a cast, or one of the two ends ``LOW`` and ``FP32``, which are always
-    on their own sides. ``pay`` and ``forbid`` add the edges; ``low_side`` cuts. ``cheapest`` makes one per call.
+    on their own sides. ``pay`` and ``forbid`` add the edges, and ``low_side`` computes the cut. ``cheapest`` makes one
+    such network per call.
     """
 
     LOW, FP32 = "low", "fp32"
@@ -253,7 +258,7 @@ class _Network:
         return frozenset(what for what, number in self._numbers.items() if number in cut)
 
     def _add(self, low: Any, fp32: Any, capacity: float | None) -> None:
-        """Add an edge from vertex ``low`` to vertex ``fp32``, with its capacity; None stands for an infinite one."""
+        """Add an edge from vertex ``low`` to vertex ``fp32``; a ``capacity`` of None stands for an infinite one."""
         numbers = (self._numbers.setdefault(each, len(self._numbers)) for each in (low, fp32))
         first, second = numbers
         self._edges.append((first, second))

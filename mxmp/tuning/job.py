@@ -30,8 +30,8 @@ class Crash(NamedTuple):
     low : frozenset of str
         The names of the operators that compute in low precision under the plan that ran.
     operators : tuple of str
-        The name of the operator that ran when the process ended. If a cast ran, the names of the operators that it
-        comes from or goes to. Empty if the process did not tell.
+        The name of the operator that ran when the process ended. If a cast ran, the names of the low-precision
+        operators that return or read its tensor, since the cast is there for them. Empty if a whole step ran at once.
     how : str
         The signal that ended the process, for example ``"SIGSEGV"``, or its exit status, ``"exit status 1"``.
     """
@@ -43,7 +43,7 @@ class Crash(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """All that the process in which ``tune`` measures must know: the network, and how and where it is going to run.
+    """What the process in which ``tune`` measures must know: the network, and how and where it is going to run.
 
     ``job_of`` makes it in the user's process, and ``pickle`` brings it to the other one. Nothing in it is an object of
     the user's, but for the arrays in ``values``.
@@ -53,8 +53,8 @@ class Job:
     symbol : str
         JSON of the network, in FP32 or converted, as ``stand_ins.described`` writes it.
     numpy : tuple of three bool
-        Whether the network is a Symbol of MXNet's NumPy kind; whether MXNet's NumPy shapes, and whether its NumPy
-        arrays, were switched on where ``tune`` was called.
+        Whether the network is a Symbol of ``mx.sym.np``; whether MXNet's NumPy shapes, and whether its NumPy arrays,
+        were switched on where ``tune`` was called.
     policy : Policy
     ctx : mxnet.Context
         The device to measure on.
@@ -63,18 +63,20 @@ class Job:
     inputs : mapping of str to tuple of int
         The shape of every input by its name. All other variables are parameters and auxiliary states.
     values : mapping of str to NDArray
-        The inputs that the user gave as arrays, by name; the values of others are drawn.
+        The inputs that the user gave as arrays, by name; the process makes random values for the others.
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name; a variable that is missing has no gradient.
     parameters : list of str, optional
-        The names of a block's parameters. None if ``tune`` was called with a Symbol, whose output names the plan then
-        must keep.
+        The names of a block's parameters. None if ``tune`` was called with a Symbol; the plan must then keep the names
+        of its outputs.
     blocks : tuple of str
         The prefixes of the block and of all blocks in it, as ``Plan.blocks`` holds them; empty for a Symbol.
     stand_ins : list of str
-        Types and names of the operators that only the user's process can run, which are timed as stand-ins.
+        Types and names (``"my_op 'custom0'"``) of the operators that only the user's process can run. In their place
+        the process times operators of MXNet's own that read and return tensors of the same shapes.
     seconds : dict of str to float
-        The times that are known from earlier runs, by the keys that ``table.Table`` makes. New times are added to it.
+        The times of operators and casts from earlier runs, by the keys of ``table.Table``, such as
+        ``"training relu {} 8x64 bfloat16"``. New times are added to it.
     crashes : tuple of Crash
         How the earlier processes for this job ended. Operators that crashed stay in FP32.
     """
@@ -94,11 +96,14 @@ class Job:
     crashes: tuple[Crash, ...] = ()
 
     def graph(self) -> Graph:
-        """Return the network's FP32 graph, without the nodes that mxmp inserted. Every call reads a new graph."""
+        """Return the network's FP32 graph, without the nodes that mxmp inserted. Each call makes a new object."""
         return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
 
     def after(self, crash: Crash) -> Job:
-        """Return a copy of this job that lists ``crash`` too, for the next process, which avoids what crashed."""
+        """Return a copy of this job with ``crash`` added to its ``crashes``.
+
+        The next process that measures gets the copy, and keeps the operators that crashed in FP32.
+        """
         return replace(self, crashes=(*self.crashes, crash))
 
 
@@ -111,11 +116,14 @@ def job_of(
     training: bool,
     measure: bool,
 ) -> Job:
-    """Return the job for one call of ``tune``. ``target`` is not changed, and no operator runs.
+    """Return the job for one call of ``tune``: what the process that measures must know, as data to be pickled.
+
+    ``target`` is not changed, and no operator runs.
 
     Parameters
     ----------
     target : HybridBlock or Symbol
+        The network, as ``tune`` got it.
     inputs : tuple
         The positional inputs of ``tune``: for a block, arrays or shapes, or lists of them.
     named : mapping of str to NDArray or tuple of int
@@ -192,7 +200,7 @@ class _Subject(NamedTuple):
 
 
 def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, named: Mapping[str, Any]) -> _Subject:
-    """Return what a ``Job`` needs to know of a Symbol.
+    """Return what ``job_of`` needs to know of a Symbol that ``tune`` was called with.
 
     ``inputs`` are the positional arguments that ``tune`` got after the Symbol. ``named`` are its keywords, which map
     the names of inputs to shapes or arrays. Raises ``ValueError`` where ``inputs`` is not empty, since a Symbol's
@@ -206,12 +214,12 @@ def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, named: Mapping[str, Any]) -
 
 
 def _of_block(block: Any, inputs: tuple, named: Mapping[str, Any], training: bool) -> _Subject:
-    """Return what a ``Job`` needs to know of a block; its graph is traced in training mode if ``training``.
+    """Return what ``job_of`` needs to know of a block that ``tune`` was called with.
 
-    ``inputs`` are the positional arguments that ``tune`` got after the block: arrays or shapes, or lists of them.
-    ``named`` are its keywords, of which a block has none. Raises ``TypeError`` where ``block`` is no Block, and
-    ``ValueError`` where it is no HybridBlock, cannot be traced, or the inputs are missing, named, or neither arrays nor
-    shapes.
+    The block's graph is traced in training mode if ``training``. ``inputs`` are the positional arguments that ``tune``
+    got after the block: arrays or shapes, or lists of them. ``named`` are its keywords, which a block must not have.
+    Raises ``TypeError`` where ``block`` is no Block, and ``ValueError`` where it is no HybridBlock, cannot be traced,
+    or the inputs are missing, named, or neither arrays nor shapes.
     """
     if not isinstance(block, Block):
         raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")

@@ -27,11 +27,12 @@ _VARIABLES = (
 
 
 def describe(ctx: mx.Context) -> dict[str, Any]:
-    """Return all that measured times depend on, as data for JSON: times hold only where all of it is the same.
+    """Return what measured times depend on, as data for JSON: times hold only where all of it is the same.
 
     The keys are ``"device"`` (``"cpu"`` or ``"gpu"``, of ``ctx``), ``"processor"`` (the CPU's model), ``"processors"``
-    (how many this process may use), ``"environment"`` (the set environment variables that change kernels or threads),
-    ``"mxnet"`` (its version), ``"mxmp"`` (a hash of its code) and ``"features"`` (those that MXNet is built with).
+    (how many this process may use), ``"environment"`` (those environment variables that are set and change kernels or
+    threads), ``"mxnet"`` (its version), ``"mxmp"`` (a hash of its code) and ``"features"`` (those that MXNet is built
+    with).
     """
     return {
         "device": ctx.device_type,
@@ -45,14 +46,16 @@ def describe(ctx: mx.Context) -> dict[str, Any]:
 
 
 def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None) -> str:
-    """Return the path of the file for a machine's times, ``FOLDER/times-HASH.json``. The file need not exist.
+    """Return the path of the file in which ``tune`` keeps the times measured on one machine. It need not exist.
+
+    The path is ``FOLDER/times-HASH.json``.
 
     Parameters
     ----------
     machine : dict
         What ``describe`` returned; its hash is in the file's name.
     folder : path, optional
-        Where the file is (default: the user's cache folder). It is created if it does not exist.
+        The folder of the file (default: the user's cache folder). It is created if it does not exist.
 
     Raises
     ------
@@ -73,7 +76,10 @@ def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None)
 
 
 def _source() -> str:
-    """Return a hash of mxmp's code that makes the timed graphs and that times them: other code, other times."""
+    """Return a hash of the code of mxmp that makes the timed graphs and that times them.
+
+    It is a part of what ``describe`` returns, so that times that another version measured are not used.
+    """
     package = Path(__file__).parents[1]
     files = sorted(path for name in ("precision", "kernels", "tuning") for path in (package / name).glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in [*files, package / "pipeline.py"])).hexdigest()[:12]

@@ -50,9 +50,10 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
     Parameters
     ----------
     job : Job
-        ``job.seconds`` has the times from earlier runs; new ones are added to it in place, and it is what is returned.
+        The network, and how to measure it. ``job.seconds`` has the times from earlier runs; new ones are added to it in
+        place.
     show : callable
-        Called with the name of each part of the search when it begins, for a progress bar.
+        Called with the name of each part of the search, such as ``"steps"``, when it begins, for a progress bar.
 
     Raises
     ------
@@ -72,7 +73,10 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
 
 @contextmanager
 def _started() -> Iterator[subprocess.Popen]:
-    """Start the process that measures, yield it, and kill it when the ``with`` block ends, even by an exception."""
+    """Start the process in which ``tune`` measures, yield it, and kill it when the ``with`` block ends.
+
+    It is killed after an exception too.
+    """
     process = start_python(START, hint="Use tune(measure=False)")
     try:
         yield process
@@ -83,11 +87,11 @@ def _started() -> Iterator[subprocess.Popen]:
 
 
 def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
-    """Send a job to the process that measures, and read its messages until it has the plan or crashes.
+    """Send a job to the process that measures, and read its messages until it has found the plan or has crashed.
 
-    Return the plan, or the ``Crash`` if the process ended without one. Until then, the process's warnings are issued
-    here, its measured seconds are added to ``job.seconds``, and ``show`` is called with each part of the search. An
-    exception that the process reports is raised here.
+    Return the plan, or a ``Crash`` if the process ended without one. Until then, the process's warnings are issued
+    here, the times that it measured are added to ``job.seconds``, and ``show`` is called with the name of each part of
+    the search that begins. An exception that the process reports is raised here.
     """
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
@@ -118,7 +122,7 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
 
 
 def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
-    """Return a description of how a measuring process crashed, from which the next one knows what to leave out.
+    """Return how a measuring process crashed, so that the next one can leave out the operators or the plan that ran.
 
     Parameters
     ----------
@@ -153,10 +157,10 @@ def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...])
 def main() -> None:
     """Run the process that measures: read a pickled ``Job`` from stdin, and write pickled messages to stdout.
 
-    A message is a tuple of its kind and its value. The kinds are "part", "plan", "operators" and "seconds", which
-    ``search.measured`` describes; "warning", with a text and a category; and as the last message "found" with the Plan,
-    or "failed" with the type and the text of an exception. What other code prints to stdout goes to stderr. If the
-    user's process ends, this one does too.
+    A message is a tuple of its kind and its value, such as ``("part", "steps")``. The kinds "part", "plan", "operators"
+    and "seconds" say how the search proceeds; ``search.measured`` describes them. A "warning" has a text and a
+    category. The last message is "found" with the Plan, or "failed" with the type and the text of an exception. What
+    other code prints to stdout goes to stderr. If the user's process ends, this one does too.
     """
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what other code prints goes to stderr
@@ -166,7 +170,7 @@ def main() -> None:
     lock = threading.Lock()
 
     def tell(kind: str, value: Any) -> None:
-        """Send a message of this kind and value to the user's process; any thread may call it."""
+        """Send a message such as ``("part", "steps")`` to the user's process; any thread may call this."""
         with lock:
             _send(messages, (kind, value))
 
@@ -200,6 +204,7 @@ def _end_with_parent() -> None:
 def _start_second_team() -> None:
     """Start a second team of OpenMP threads, as a training loop does when it copies a batch from NumPy.
 
-    libgomp makes threads wait in another way where there are more of them than processors, which changes the times.
+    With two teams there are more threads than processors. libgomp then lets waiting threads spin for a shorter time,
+    which changes the times of kernels.
     """
     mx.nd.array(np.zeros(_PARALLEL_COPY, "float32")).wait_to_read()

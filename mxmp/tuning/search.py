@@ -39,7 +39,7 @@ Tell = Callable[[str, Any], None]
 
 
 def measured(job: Job, tell: Tell) -> Plan:
-    """Return the plan for a job whose steps are the fastest on this machine, measured in this process.
+    """Measure in this process which plan for a job has the fastest steps on this machine, and return the plan.
 
     Kernels may crash the process, so ``process.measured_apart`` calls this in a process of its own. The call blocks
     until all is measured.
@@ -51,8 +51,8 @@ def measured(job: Job, tell: Tell) -> Plan:
     tell : callable
         ``tell(kind, value)`` is called as the search proceeds. Kind and value are ``"part"`` and a text, when a part of
         the search begins; ``"plan"`` and the names of the operators that compute in low precision, before a plan runs;
-        ``"operators"`` and the names of those that run next, before they do; ``"seconds"`` and all known times by key,
-        after some were measured.
+        ``"operators"`` and the names of those that run next, before they do; ``"seconds"`` and the times of all
+        operators and casts measured so far, by the keys of ``table.Table``.
 
     Raises
     ------
@@ -76,10 +76,10 @@ def measured(job: Job, tell: Tell) -> Plan:
 
 
 def fewest_bytes(job: Job) -> Plan:
-    """Return the plan for a job whose casts move the fewest bytes, with all matrix operators in low precision.
+    """Return, for a job, the plan with all matrix operators in low precision whose casts move the fewest bytes.
 
-    Nothing is measured or run: it is what ``tune(measure=False)`` returns. A matrix operator that the rules or the
-    policy keep in FP32 stays there.
+    A cast moves the bytes that it reads and writes. Nothing is measured or run: it is what ``tune(measure=False)``
+    returns. A matrix operator that the rules or the policy keep in FP32 stays there.
     """
     graph = job.graph()
     shapes = shapes_of(graph, job.inputs)
@@ -91,7 +91,7 @@ def fewest_bytes(job: Job) -> Plan:
 
 
 def _task(job: Job, graph: Graph, **options: Any) -> Task:
-    """Return the task of planning ``graph``, the FP32 graph of ``job``.
+    """Return the ``Task`` for ``graph``, the FP32 graph of ``job``: the plans among which ``tune`` can choose.
 
     ``options`` are the keywords ``slow_too`` and ``left_out`` of ``Task``.
     """
@@ -108,8 +108,8 @@ def _task(job: Job, graph: Graph, **options: Any) -> Task:
 def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Crash]) -> dict[str, str]:
     """Return the operators that must stay in FP32 because their low-precision kernel crashed, and the reason of each.
 
-    It maps names to reasons, such as ``"its low-precision kernel crashes here (SIGSEGV)"``. Operators that run the same
-    kernel on the same shapes as a crashed one are in it, too.
+    The result maps names of operators to reasons, such as ``"its low-precision kernel crashes here (SIGSEGV)"``. It
+    also has the operators that run the same kernel on the same shapes as one that crashed.
     """
     names = graph.names()
     signatures = {name: signature(node, shapes) for node, name in names.items() if not node.is_variable}
@@ -119,11 +119,12 @@ def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Cra
 
 
 class Search:
-    """One search for the fastest plan of a task, from measuring operators to comparing whole steps. ``run`` does it.
+    """One search for the fastest plan of a task; ``run`` does it, from measuring operators to comparing whole steps.
 
-    The search profiles three plans: FP32, as much low precision as possible, and matrix operators alone. A minimum cut
-    of the measured costs gives a new plan, which is profiled too and the cut repeated. Then whole steps of all
-    candidates are timed, and the fastest wins.
+    The search first profiles three plans, which means that it times them operator by operator: FP32, as much low
+    precision as possible, and matrix operators alone. A minimum cut of the measured costs gives a new plan. This one is
+    profiled too, and the cut repeated, up to three times. Then whole steps are timed of all plans that may win, the
+    candidates, and the fastest wins.
 
     Parameters
     ----------
@@ -147,8 +148,8 @@ class Search:
     Attributes
     ----------
     candidates : dict of str to frozenset of Node
-        Each plan that may win, by the name that a printed plan shows (``"rules"``, ``"least time"``, ...): the
-        operators that compute in low precision under it.
+        The plans that may win: from the name that a printed plan shows (``"rules"``, ``"least time"``, ...) to the
+        operators that compute in low precision under the plan.
     """
 
     def __init__(
@@ -178,8 +179,10 @@ class Search:
     def run(self) -> Plan:
         """Measure, and return the plan whose steps are the fastest, with all that was measured in ``Plan.tuned``.
 
-        It is FP32 unless another plan is faster in three of four rounds. If low precision fails while operators are
-        profiled, the steps of the candidates so far are compared. Raises ``mxnet.MXNetError`` if FP32 itself fails.
+        The plan is FP32 unless another one is faster in at least three of four rounds, in each of which every candidate
+        runs one step. If low precision fails while operators are profiled, the steps of the candidates so far are
+        compared. Nothing is measured if no operator may compute in low precision. Raises ``mxnet.MXNetError`` if FP32
+        itself fails.
         """
         if not self.candidates[RULES] and not self._task.may_be_low:
             self._notes.append("nothing may compute low")
@@ -200,9 +203,10 @@ class Search:
         return self._end(fastest(times), times)
 
     def _learn(self, low: frozenset[Node]) -> None:
-        """Profile the plan in which the operators ``low`` compute in low precision, and add its times to the table.
+        """Time each operator and cast of the plan in which ``low`` is in low precision; add the times to the table.
 
-        Does nothing if the table has them all. Takes for each operator and cast the least of several profiles.
+        ``low`` are operators. Does nothing if the table has all of these times already. The time of an operator or cast
+        is the least of several runs, as other processes only make it longer.
         """
         if self._table.knows(low):
             return
@@ -223,20 +227,20 @@ class Search:
         self._tell("seconds", self._table.seconds)
 
     def _timed(self, low: frozenset[Node]) -> Timed:
-        """Return the bound graph of the plan in which the operators ``low`` compute in low precision.
+        """Return the graph of the plan in which the operators ``low`` compute in low precision, bound to be timed.
 
-        If ``low`` is empty, it is FP32 with the workarounds against slow kernels (the candidate ``CONVERTED``), which
-        every graph with operators in low precision has.
+        If ``low`` is empty, it is FP32 with the workarounds against slow kernels, named ``CONVERTED`` among the
+        candidates, because every graph with operators in low precision has these workarounds.
         """
         tuned = None if low else Tuned(CONVERTED, self._training)
         return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))
 
     def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
-        """Return the bound graph of ``plan``, in which the operators ``low`` compute in low precision.
+        """Return the graph of ``plan``, in which the operators ``low`` compute in low precision, bound to be timed.
 
-        It runs one step, before each operator of which ``tell`` gets the operator's name, so that the user's process
-        knows what ran if the kernel crashes this one. Raises ``mxnet.MXNetError`` if the
-        plan cannot run, or if it crashed an earlier process.
+        It has then run a first step, operator by operator. Before each operator, ``tell`` got its name, so that the
+        user's process knows what ran if a kernel crashes this one. Raises ``mxnet.MXNetError`` if the plan cannot run,
+        or if it crashed an earlier process.
         """
         names = self._tell_plan(low)
         if names in self._crashes:
@@ -246,19 +250,20 @@ class Search:
     def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
         """Call ``tell("plan", names)`` with the names of the operators ``low``, and return these names.
 
-        It is called before a plan runs, with the operators that compute in low precision under that plan.
+        It is called before a plan runs, with the operators that compute in low precision under the plan, so that the
+        user's process knows which plan ran if a kernel crashes this one.
         """
         names = frozenset(self._task.names[node] for node in low)
         self._tell("plan", names)
         return names
 
     def _announce(self, owner: Owner | None, low: frozenset[Node]) -> None:
-        """Call ``tell("operators", names)`` before an operator or a cast runs, so that a crash in it can be attributed.
+        """Call ``tell("operators", names)`` before an operator or a cast runs, so that a crash can be blamed on it.
 
-        ``owner`` is the operator or cast; the names are of the operator, or of those that could be left in FP32 to
-        avoid the cast: the operator that returns the tensor in low precision, or those that read it in low precision.
-        If ``owner`` is None, the whole step is going to run at once, and there are no names. ``low`` are the operators
-        that compute in low precision under the plan that runs.
+        ``owner`` is the operator or cast that runs next. For an operator, ``names`` has its name. For a cast, it has
+        those of the operators that need the cast because they are in low precision: the one that returns the tensor, if
+        it is cast to FP32, or else those that read it. If ``owner`` is None, a whole step is going to run at once, and
+        there are no names. ``low`` are the operators that compute in low precision under the plan that runs.
         """
         if not isinstance(owner, Cast):
             nodes = [owner] if owner is not None else []
@@ -271,9 +276,9 @@ class Search:
     def _compare_steps(self) -> dict[str, list[float]]:
         """Time whole steps of all candidates; return the seconds of each step by the candidate's name.
 
-        In each round every candidate runs one step, so the lists are equally long and entry ``i`` is of round ``i``.
-        There are 7 to 21 rounds, fewer where the times hardly vary. A candidate that fails is left out, with a note in
-        the plan. Raises ``mxnet.MXNetError`` if FP32 fails.
+        In each round every candidate (a plan that may win) runs one step, so the lists are equally long and entry ``i``
+        is of round ``i``. There are 7 to 21 rounds: fewer than 21 where the times hardly vary, or after 60 seconds. A
+        candidate that fails is left out, with a note in the plan. Raises ``mxnet.MXNetError`` if FP32 fails.
         """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
@@ -302,7 +307,7 @@ class Search:
     def _has_workarounds_against_slow_kernels(self) -> bool:
         """Return whether a workaround against a slow kernel applies to the graph when all of it computes in FP32.
 
-        If none does, the candidate ``CONVERTED`` (FP32 with these workarounds) would be the same graph as plain FP32.
+        If none does, FP32 with these workarounds is the same graph as plain FP32, and need not be timed.
         """
         plan, graph, arrays = self._task.plan(frozenset(), {}), self._task.graph, self._arrays
         with_and_without = [
@@ -312,7 +317,7 @@ class Search:
         return len({tuple(casted.workarounds) for casted in with_and_without}) > 1
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
-        """Return the plan of the candidate named ``chosen``, with all measurements in its ``tuned``.
+        """Return the plan that the candidate named ``chosen`` stands for, with all measurements in its ``tuned``.
 
         ``times`` are the seconds of the steps of each candidate, as ``_compare_steps`` returns them; empty if none were
         timed.
@@ -347,9 +352,10 @@ class Search:
         return replace(self._task.plan(low, self._reasons(low) if learnt else failed), tuned=tuned)
 
     def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
-        """Return why each operator that may compute in low precision stays in FP32 in the plan with ``low``.
+        """Return why the operators that may compute in low precision, but are not in ``low``, stay in FP32.
 
-        Such a reason is ``"slower in bfloat16 here (0.31 ms, 0.12 in FP32)"``.
+        ``low`` are the operators in low precision under the returned plan. The reasons are by operator, for example
+        ``"slower in bfloat16 here (0.31 ms, 0.12 in FP32)"``.
         """
         compute = self._task.policy.compute
         reasons = {}
@@ -361,7 +367,7 @@ class Search:
 
 
 def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], step: float) -> dict[Owner, float]:
-    """Return a profile from which the time of waiting after every operator is taken out.
+    """Return a profile, the seconds of each operator and cast, without the time of waiting after every operator.
 
     A profile waits for the device after each operator, and a whole step only at its end. So the sum of the profile is
     too large; the excess is taken from all operators in equal shares, but none falls below 0.
@@ -388,17 +394,20 @@ def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, in
 
 
 def fastest(times: Mapping[str, Sequence[float]]) -> str:
-    """Return the name of the candidate that wins the comparison of whole steps.
+    """Return the name of the candidate, a plan that was timed, that wins the comparison of whole steps.
 
     ``times`` maps each candidate's name to the seconds of its steps, one for each round. ``FULL`` is plain FP32, and
-    ``CONVERTED``, if it is there, FP32 with the workarounds against slow kernels. Candidates with low precision are
-    ranked by the median over the rounds of plain FP32's time divided by theirs. The best of them wins if it is faster
-    than FP32 in at least three of four rounds, otherwise FP32 does. FP32 is ``CONVERTED`` here if that is faster than
-    ``FULL`` in at least three of four rounds.
+    ``CONVERTED``, if it is there, FP32 with the workarounds against slow kernels. For each other candidate, which has
+    operators in low precision, plain FP32's time is divided by its own in each round; the best one has the highest
+    median. It wins if it is faster than FP32 in at least three of four rounds; otherwise FP32 wins. FP32 means
+    ``CONVERTED`` if that is faster than ``FULL`` in at least three of four rounds, and else ``FULL``.
     """
 
     def gains(name: str, against: str) -> tuple[float, float, float]:
-        """Return how many times as fast as the candidate ``against`` the other one is: quartiles over the rounds."""
+        """Return how many times as fast as the candidate ``against`` the candidate ``name`` is.
+
+        The three numbers are the lower quartile, the median and the upper quartile over the rounds.
+        """
         return quartiles([a / b for a, b in zip(times[against], times[name])])
 
     full = CONVERTED if CONVERTED in times and gains(CONVERTED, FULL)[0] > 1 else FULL
@@ -419,9 +428,10 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
-    """Return whether more rounds are unnecessary: each candidate's quartiles differ by 4 % of its median at most.
+    """Return whether the times vary so little that no more rounds are needed.
 
-    ``times`` maps each candidate's name to the seconds of its steps. False after a single round.
+    Each candidate's quartiles may differ by 4 % of its median at most. ``times`` maps each candidate's name to the
+    seconds of its steps. False after a single round.
     """
     spreads = [quartiles(each) for each in times.values()]
     return all(len(each) > 1 for each in times.values()) and all(
@@ -430,5 +440,8 @@ def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's text that contains "error", or the whole text; its last 120 characters."""
+    """Return the end of an error's text for a note: the last 120 characters of the first line that contains "error".
+
+    If no line does, the last 120 characters of the whole text.
+    """
     return next((line for line in str(error).splitlines() if "rror" in line), str(error))[-120:]

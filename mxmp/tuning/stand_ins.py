@@ -23,9 +23,10 @@ _PYTHON = ("Custom", "_npi_Custom", "_NDArray", "_Native")
 
 
 def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, list[str], list[str]]:
-    """Return a Symbol as JSON that another process can read, and its operators that only this process can run.
+    """Return a Symbol as JSON for another process, and titles of the operators that only this process can run.
 
-    Those are Custom operators and operators of a library that ``mx.library`` loaded. ``shapes`` maps the names of the
+    Those are Custom operators and operators of a library that ``mx.library`` loaded. The other process runs stand-ins
+    for them: operators of MXNet's own that read and return tensors of the same shapes. ``shapes`` maps the names of the
     inputs to their shapes.
 
     Returns
@@ -73,9 +74,9 @@ def with_stand_ins(graph: Graph) -> Graph:
 def put_stand_ins(graph: Graph) -> dict[Node, Node]:
     """Replace, in place, each operator that only the user's process can run by a stand-in of MXNet's own operators.
 
-    Such an operator is known by the attribute that ``described`` gave it. Its stand-in reads the same tensors, returns
-    tensors of the same shapes, and has gradients, so that the graph can be bound and timed. Return a mapping from each
-    new node to the operator that it is part of the stand-in for.
+    ``described`` has marked these operators by an attribute with the shapes of their outputs. A stand-in reads the same
+    tensors, returns tensors of the same shapes, and has gradients, so that the graph can be bound and timed. It has
+    several nodes; return, for each new node, the operator that was replaced.
     """
     made: dict[Node, Node] = {}
     for node in [each for each in graph.nodes() if _SHAPES in each.attrs]:
@@ -88,14 +89,15 @@ def put_stand_ins(graph: Graph) -> dict[Node, Node]:
 
 
 def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Entry:
-    """Return a tensor of ``shape`` that stands for one output of the operator ``node``, which it does not change.
+    """Return a tensor of ``shape`` that takes the place of one output of the operator ``node``.
 
-    Its value is the FP32 sum of all elements of all inputs of ``node``, in every position; 1 if ``node`` reads nothing.
-    So every input has a gradient. Each new node is added to ``made``, with ``node`` as its value.
+    Each of its elements is the FP32 sum of all elements of all inputs of ``node``, so every input has a gradient; 1 if
+    ``node`` reads nothing. ``node`` itself is not changed. Each new node is added to ``made``, with ``node`` as its
+    value.
     """
 
     def new(op: str, inputs: list[Entry], **attrs: str) -> Entry:
-        """Return the output of a new operator, marked as inserted by mxmp."""
+        """Return the output of a new node of type ``op``, marked as inserted by mxmp, and add the node to ``made``."""
         each = Node(op, f"{node.name}_stand_in{len(made)}", {**attrs, MARK: "copy"}, inputs)
         made[each] = node
         return Entry(each)
@@ -108,7 +110,7 @@ def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Ent
 
 
 def _runs_here_only(node: Mapping[str, Any]) -> bool:
-    """Return whether a node of Symbol JSON is an operator that another process cannot run: a Custom or library one."""
+    """Return whether a node of Symbol JSON is a Custom or a library operator, which another process cannot run."""
     op = node["op"]
     return op != "null" and (op in _PYTHON or op not in RULES)
 
@@ -122,9 +124,9 @@ def _title(node: Mapping[str, Any]) -> str:
 
 
 def _in_bodies(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the operators in the bodies of loops and conditions, nested ones too, that another process cannot run.
+    """Yield the Custom and library operators, which another process cannot run, in the bodies of loops and conditions.
 
-    ``raw`` is a parsed Symbol JSON; what is yielded are entries of its "nodes".
+    Nested bodies are searched too. ``raw`` is a parsed Symbol JSON, and each operator is an entry of its "nodes".
     """
     for body in [body for node in raw["nodes"] for body in node.get("subgraphs", ())]:
         yield from filter(_runs_here_only, body["nodes"])

@@ -21,16 +21,17 @@ _CAST = " -> "  # in the keys of casts only
 
 
 class Table:
-    """The measured seconds of the operators and casts of one task, and the costs that follow for plans of it.
+    """Measured seconds of the operators and casts of one task, from which the time of a plan is predicted.
 
-    ``learn`` adds the profile of one plan; ``costs`` and ``predict`` then cost other plans. Operators of equal type,
-    parameters, shapes and dtype share one time, and so do casts of equal shape, direction, source and readers.
+    ``learn`` adds the times that were measured for one plan; ``costs`` and ``predict`` then cost other plans. Operators
+    of equal type, parameters, shapes and dtype share one time, and so do casts of equal shape, direction, source and
+    readers.
 
     An operator keeps the time that was learned first. ``search.Search`` begins with the plan in which all is FP32 and
-    the plan with as much low precision as possible, so these are times without casts beside the operator. Beside a cast
-    an operator may take longer or shorter, because it reads another memory layout; this difference is added to the
-    cast. So ``predict`` returns the measured times of the plans that were profiled, but for differences between
-    operators that share a time.
+    the plan with as much low precision as possible, so these times are measured with few casts beside the operator, or
+    none. Beside a cast an operator may take longer or shorter, because it reads another memory layout; this difference
+    is added to the cast. So ``predict`` returns the measured times of the plans that were learned, but for differences
+    between operators that share a time.
 
     Parameters
     ----------
@@ -41,13 +42,13 @@ class Table:
     training : bool
         Whether the times are of a forward and a backward. Times of the two modes have different keys.
     known : dict of str to float
-        Seconds by key, from earlier runs on this machine; empty if there are none. New times are added to it in place.
+        Times from earlier runs on this machine, as in ``seconds``; empty if there are none. New times are added to it.
 
     Attributes
     ----------
     seconds : dict of str to float
-        ``known`` with all that was learned. A key is a text such as ``"training relu {} 8x64 bfloat16"``; the key of a
-        cast contains ``" -> "``.
+        ``known`` with all that was learned. The key of an operator's time is a text such as ``"training relu {} 8x64
+        bfloat16"``; the key of a cast's time contains ``" -> "``.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class Table:
         """Add the measured seconds of one plan's operators and casts to the table.
 
         ``low`` are the operators that compute in low precision under the plan. ``profile`` maps each operator and cast
-        to its seconds in one step. An operator whose time the table has keeps it; a cast gets the new one.
+        to its seconds in one step. An operator whose time the table has keeps that; where it took longer or shorter
+        now, the difference is added to the casts beside it. A cast gets its new time.
         """
         found: dict[str, list[float]] = {}
         for node in self._signatures:
@@ -97,9 +99,9 @@ class Table:
     def costs(self) -> Costs:
         """Return the costs, in seconds, of all operators and casts of the graph, for ``cut.cheapest``.
 
-        A cast that no profiled plan had is given a cost: the median seconds per element of the known casts in its
-        direction, times its size. A negative cost becomes 0, unless one operator alone decides on the cast: a cut
-        cannot minimise it. Raises ``KeyError`` for an operator that was not measured in both dtypes.
+        A cast that no measured plan had is given the median seconds per element of the known casts in its direction,
+        times its size. The cost of a cast on which several operators decide is at least 0, because a minimum cut allows
+        no negative one there. Raises ``KeyError`` for an operator that was not measured in both dtypes.
         """
         rates: dict[bool, list[float]] = {True: [], False: []}
         casts = [Cast(e, to_fp32) for e in self._task.choice.tensors for to_fp32 in rates if not e.node.is_variable]
@@ -110,7 +112,7 @@ class Table:
         usual = {to_fp32: max(statistics.median(each), 0.0) if each else 1e-9 for to_fp32, each in rates.items()}
 
         def cost_of_cast(entry: Entry, to_fp32: bool) -> float:
-            """Return the cost of casting a tensor, to FP32 or to low precision."""
+            """Return the seconds that a cast of the tensor ``entry`` takes: to FP32, or else to low precision."""
             cost = self.seconds.get(self._cast_key(Cast(entry, to_fp32)), usual[to_fp32] * prod(self._shapes[entry]))
             return cost if self._task.choice.sole_decider(entry, to_fp32) else max(cost, 0.0)
 
@@ -136,7 +138,7 @@ class Table:
         return self.seconds[self._key(node, low)]
 
     def _beside(self, casts: list[Cast], low: Collection[Node]) -> dict[Node, list[Cast]]:
-        """Return a mapping from each operator beside a cast to the casts beside it, which may change its time.
+        """Return each operator beside a cast, with the casts beside it, which may change its time.
 
         An operator is beside a cast if it returns the tensor that is cast, or reads the cast tensor. ``casts`` are all
         casts of a plan, and ``low`` are the operators that compute in low precision under it.
@@ -156,17 +158,17 @@ class Table:
         return beside
 
     def _key(self, node: Node, low: bool) -> str:
-        """Return the key of an operator's seconds, for example ``"training relu {} 8x64 bfloat16"``.
+        """Return the key of an operator's time in ``seconds``, for example ``"training relu {} 8x64 bfloat16"``.
 
         Its last word is the compute dtype if ``low``, otherwise "float32".
         """
         return f"{self._signatures[node]} {self._task.policy.compute if low else 'float32'}"
 
     def _cast_key(self, cast: Cast) -> str:
-        """Return the key of a cast's seconds, for example ``"training Convolution -> float32 8x64 -> BatchNorm"``.
+        """Return the key of a cast's time in ``seconds``: ``"training Convolution -> float32 8x64 -> BatchNorm"``.
 
-        It has the operator that returns the tensor, the dtype of the result, the shape, and the operators that read the
-        tensor, in both dtypes.
+        It names the type of the operator that returns the tensor, the dtype that the tensor is cast to, its shape, and
+        the types of all operators that read the tensor, those that read it without the cast included.
         """
         maker = cast.entry.node.op
         readers = sorted({node.op for node, _ in self._readers.get(cast.entry, ())})
@@ -176,7 +178,7 @@ class Table:
 
 
 def read(path: str) -> dict[str, float]:
-    """Return the seconds of operators and casts, by their keys, that ``write`` wrote; empty if there is no file.
+    """Return the measured times in a file that ``write`` wrote, by the keys of ``Table``; empty if there is no file.
 
     Raises
     ------
@@ -208,9 +210,10 @@ def _is_time(value: Any) -> bool:
 
 
 def write(path: str, machine: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-    """Write a JSON file with the seconds of ``Table.seconds`` and the machine, which ``machine.describe`` returned.
+    """Write a JSON file with measured times and the machine on which they hold, for ``read``.
 
-    The file appears complete or not at all. Raises ``OSError``, which names ``path``, if it cannot be written.
+    ``seconds`` is ``Table.seconds``, and ``machine`` is what ``machine.describe`` returned. The file appears complete
+    or not at all. Raises ``OSError``, which names ``path``, if it cannot be written.
     """
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump({"machine": machine, "seconds": dict(sorted(seconds.items()))}, file, indent=1)

@@ -123,9 +123,10 @@ def tune(
 
 
 def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
-    """Return the path of the file for a machine's times, and the seconds in it by key; empty if there are none.
+    """Return the path of the file in which a machine's times are kept, and the times in it, by the keys of ``Table``.
 
-    The path is None if the file cannot be written. If the file cannot be read or written, one warning says why.
+    The path is None if the file cannot be written. There are no times if the file does not exist or cannot be read. If
+    it cannot be read or written, one warning says why.
 
     Parameters
     ----------

@@ -93,7 +93,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
 def _scale_of_last(step: ScaledStep) -> float:
     """Return the loss scale of the last step if it was skipped, otherwise the current one.
 
-    A skipped step has lowered the loss scale since; the history still has the former one.
+    The scaler may have lowered the loss scale after a skipped step; the history still has the one of that step.
     """
     if not step.last_step_skipped:
         return step.loss_scale

@@ -21,7 +21,7 @@ __all__ = ["Recording"]
 
 
 class _PendingRecord(NamedTuple):
-    """A recorded tensor whose range is still being computed on its device; it becomes a Record.
+    """A recorded tensor whose range is still being computed on its device; ``record`` waits and returns its Record.
 
     ``observed`` says which operator of the network made the tensor. It is None for an input, a parameter, the loss, and
     a gradient of the loss or of a parameter. ``numbers`` has shape (4,): the lowest and highest finite value, the
@@ -35,7 +35,7 @@ class _PendingRecord(NamedTuple):
     numbers: NDArray
 
     def record(self) -> Record:
-        """Return the tensor's Record. Waits for the device."""
+        """Return the tensor's Record: the range of its values, and which operator made it. Waits for the device."""
         lowest, highest, infs, nans = (float(x) for x in self.numbers.asnumpy())
         if lowest > highest:  # none is finite
             lowest = highest = math.nan
@@ -43,9 +43,9 @@ class _PendingRecord(NamedTuple):
 
 
 class Recording:
-    """The ranges of the tensors of one step, in the order in which they were recorded.
+    """The ranges of the tensors of one step, with the operators that made them, in the order of recording.
 
-    ``blame`` makes one for its replay, and ``guard`` one for each step that it looks into.
+    ``blame`` makes one for the step that it replays, and ``guard`` one for each step that it looks into.
     """
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class Recording:
     def note(self, name: str, array: NDArray, observed: Observed | None = None) -> None:
         """Record the range of one tensor, without waiting for the device; integer and empty arrays are left out.
 
-        ``name`` becomes the name of its Range. ``observed`` says which operator made the tensor; None for any other
-        tensor.
+        ``name`` is what reports call the tensor, such as ``"fc1"`` or ``"the loss"``. ``observed`` says which operator
+        of the network made it; None for any other tensor.
         """
         with autograd.pause():
             values = values_of(array)
@@ -77,14 +77,17 @@ class Recording:
             self._pending.append(_PendingRecord(observed, name, array.shape, dtype_name, numbers))
 
     def note_observed(self, observed: Observed, array: NDArray) -> None:
-        """Record a tensor that a probe reports: what an operator, or a cast that mxmp inserted, has computed."""
+        """Record a tensor that a probe reports: what an operator, or a cast that mxmp inserted, has computed.
+
+        ``observed`` says which operator it is, and has the name of the tensor for reports.
+        """
         self.note(observed.label, array, observed)
 
     def note_weights(self, weights: Sequence[Weight]) -> None:
-        """Record each weight on its first device: its FP32 master if it has one, then the array that computes.
+        """Record each weight on its first device: its FP32 master if it has one, then the array that operators read.
 
-        Where there is a master, that array is the master rounded to the compute dtype. A weight whose shape is not
-        known before the first forward has no arrays yet, and is left out.
+        Where there is a master, that array is the master rounded to float16. A weight whose shape is not known before
+        the first forward has no arrays yet, and is left out.
         """
         for weight in weights:
             for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # both empty before the first forward
@@ -96,5 +99,8 @@ class Recording:
             self.note(f"the gradient of {name}", array)
 
     def records(self) -> list[Record]:
-        """Return the records of all tensors in order. Waits for the device."""
+        """Return a Record for each tensor, in order: the range of its values, and the operator that made it.
+
+        Waits for the device.
+        """
         return [pending.record() for pending in self._pending]

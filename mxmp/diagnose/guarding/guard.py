@@ -71,9 +71,9 @@ class Guard(StepObserver):
     def __init__(self, network: TrainedNetwork, patience: int, low_scale: float) -> None:
         """Start to guard a network.
 
-        ``patience`` is in how many steps an operator must overflow before it is moved, ``low_scale`` the loss scale up
-        to which the overflow of a gradient counts. Raises ``ValueError`` if operators of the network cannot be moved to
-        FP32 while it trains.
+        ``patience`` is in how many steps an operator must overflow before it is moved. ``low_scale`` is the loss scale
+        up to which the overflow of a gradient counts as an operator's fault. Raises ``ValueError`` if operators of the
+        network cannot be moved to FP32 while it trains.
         """
         network.check_excludable()
         self.moved: list[Moved] = []
@@ -96,10 +96,10 @@ class Guard(StepObserver):
         return "\n".join(map(str, self.moved)) or "nothing was moved to FP32"
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
-        """Find out which layer overflowed in this step, if the probe listened, and count the overflow against it.
+        """Find out which layer overflowed in this step, if the probe listened to it, and count the overflow against it.
 
-        A layer that has overflowed ``patience`` times is moved in ``after_step``. Called by the network's ScaledStep
-        with the gradients of the parameters as the update gets them. Waits for the device.
+        ``after_step`` moves a layer that has overflowed ``patience`` times. The network's ScaledStep, which does each
+        training step, calls this with the gradients of the parameters before the update. Waits for the device.
         """
         if not self._recording.has_operators:
             return
@@ -125,8 +125,8 @@ class Guard(StepObserver):
     def after_step(self) -> None:
         """Move the layer that ``before_update`` found to FP32, and decide whether the probe listens in the next step.
 
-        The probe listens after a skipped step, and after the loss scale was raised to ``low_scale`` or less. Called by
-        the network's ScaledStep.
+        The probe listens after a skipped step, and after the loss scale was raised to ``low_scale`` or less. The
+        network's ScaledStep, which does each training step, calls this at its end.
         """
         ran, to_move, self._to_move = self._recording.has_operators, self._to_move, None
         if ran or (self._probe.listens and self._network.is_stale):
@@ -141,11 +141,11 @@ class Guard(StepObserver):
             self._start()
 
     def _counts_against_layer(self, observed: Observed | None) -> bool:
-        """Return whether an overflow of the tensor ``observed`` is the fault of a layer, and not of a high loss scale.
+        """Return whether an overflow is the fault of the layer that computed the tensor, and not of a high loss scale.
 
-        An activation does not depend on the loss scale, and counts always. A gradient counts if the loss scale is at
-        ``low_scale`` or below, or cannot become lower. None means a tensor that no operator made, such as a parameter,
-        which counts always.
+        ``observed`` says which tensor has overflowed; None means one that no operator made, such as a parameter. An
+        output or a parameter does not depend on the loss scale, and counts always. A gradient counts if the loss scale
+        is at ``low_scale`` or below, or cannot become lower.
         """
         gradient = observed is not None and observed.backward
         return not gradient or self._step.loss_scale <= self._low_scale or self._step.at_floor
@@ -156,7 +156,7 @@ class Guard(StepObserver):
         self._recording.note_weights(self._network.weights())
 
     def _forget(self) -> None:
-        """Drop the tensors recorded in the current step."""
+        """Drop what was recorded of the tensors of the current step."""
         self._recording = Recording()
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
@@ -173,7 +173,7 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
         print(guarded)                                          # what was moved, when and why
         mxmp.explain(net).graphs[0].plan.save("plan.json")      # for the next run: mxmp.convert(net, plan)
 
-    The guard looks into the step after a skipped step, and into the step after the loss scale was raised to
+    The guard looks into the first step, each step after a skipped one, and each step after the loss scale was raised to
     ``low_scale`` or less. It records the range of each operator's tensors while the step trains, as ``watch`` does;
     other steps cost nothing. If the step overflows, the operator that made the first tensor with an inf or NaN is at
     fault. An activation counts at any loss scale, because it does not depend on the loss scale. A gradient counts only
@@ -227,7 +227,7 @@ def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str]
     the tensor became inf or NaN in FP32, and where ``graph`` does not have the tensor.
 
     ``with_followers`` adds the operators behind these that compute in low precision only because their inputs do (rule
-    ``FOLLOW``). It is needed where a Plan decides: the rules would move such operators by themselves.
+    ``FOLLOW``). It is needed where a Plan decides the dtypes: the rules would move such operators by themselves.
     """
     fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
     layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
@@ -239,9 +239,9 @@ def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str]
 def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
     """Return the operators, in any precision, that are at fault for ``first``, the first tensor that was not finite.
 
-    Usually this is the operator that made the tensor. Where a cast from FP32 has overflowed, or a parameter stored in
-    low precision, these are the operators that read the tensor in low precision. Empty if ``graph`` does not have the
-    tensor.
+    Usually this is the operator that made the tensor. Where a cast from FP32 to low precision has overflowed, or a
+    parameter stored in low precision, these are the operators that read the tensor in low precision; for a gradient,
+    the operator that the gradient is sent to. Empty if ``graph`` does not have the tensor.
     """
     observed, found = first
     if observed is None:  # a parameter that is stored in low precision, whose master is finite
@@ -255,9 +255,9 @@ def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
 
 
 def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:
-    """Yield ``node``, and the operators in low precision of the same type that read one of its parameters too.
+    """Yield ``node``, and the operators of the same type in low precision that read one of its parameters too.
 
-    ``params`` are the names of the trained parameters.
+    For example, all time steps of an unrolled cell read one weight. ``params`` are the names of the trained parameters.
     """
     own = _parameters_read(graph, node, params)
     yield node
@@ -273,9 +273,9 @@ def _parameters_read(graph: ObservedGraph, node: Node, params: Collection[str]) 
 
 
 def _followers(graph: ObservedGraph, layer: Iterable[Node]) -> Iterable[Node]:
-    """Yield the operators that compute in low precision only because their inputs do, starting behind ``layer``.
+    """Yield the low-precision operators behind ``layer`` that are in low precision only because their inputs are.
 
-    These have the rule ``FOLLOW`` and read, directly or through each other, an output of an operator of ``layer``.
+    These have the rule ``FOLLOW`` and read an output of an operator of ``layer``, directly or through each other.
     """
     stack, found = list(layer), set(layer)
     while stack:

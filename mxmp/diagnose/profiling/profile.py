@@ -82,11 +82,12 @@ def _read(path: str) -> tuple[KernelReport, ...]:
 
 
 def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, str], float]]:
-    """Yield, for each run of a kernel, the key (name, operator, kind, device) and the duration in seconds.
+    """Yield, for each run of a GPU kernel, the tuple (name, operator, kind, device) and the duration in seconds.
 
-    The kind is as ``kind_of_kernel`` says, or ``"cast"`` if the operator is a cast; the device is ``"gpu/0"`` or so.
-    The operator is the one whose NVTX range launched the kernel, empty if not known: MXNet opens a range for each
-    operator that its profiler records (src/profiler/nvtx.h). Raises ``ValueError`` for a damaged file.
+    The kind is as ``kind_of_kernel`` says, but ``"cast"`` if the operator is a cast and the kernel uses no Tensor
+    Cores; the device is ``"gpu/0"`` or so. The operator is the one whose NVTX range launched the kernel, empty if not
+    known: MXNet opens a range for each operator that its profiler records (src/profiler/nvtx.h). Raises ``ValueError``
+    for a damaged file.
     """
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"} <= tables:
@@ -115,8 +116,9 @@ def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, s
 def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[tuple[tuple[int, Any], str]]:
     """Yield, for each launch of a kernel, the pair (process id, correlation id) and the name of an NVTX range.
 
-    The range is the innermost one that was open on the launching thread at the time of the launch; the name is empty if
-    none was. ``names`` maps the ids of table StringIds to texts.
+    The pair says which run of a kernel was launched. The range is the innermost one that was open on the launching
+    thread at that time, so MXNet's operator; the name is empty if none was open. ``names`` maps the ids of the table
+    StringIds to texts.
     """
     events: dict[int, list[tuple[int, bool, int, Any]]] = defaultdict(list)  # by thread: start, is a launch, -end, ...
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}
@@ -149,9 +151,10 @@ def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[t
 
 
 def _check(table: str, kind: type, **columns: Any) -> None:
-    """Raise ``ValueError`` if a value is not of type ``kind``: SQLite keeps values of any type in any column.
+    """Raise ``ValueError`` if a value read from the database is not of type ``kind``.
 
-    ``columns`` maps the names of columns of ``table`` to the values read from them.
+    SQLite keeps values of any type in any column, so a damaged file may have them. ``columns`` maps the names of
+    columns of ``table`` to the values read from them.
     """
     for column, value in columns.items():
         if not isinstance(value, kind):

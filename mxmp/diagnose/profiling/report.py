@@ -130,12 +130,15 @@ class Profile:
         return self._share_of(sum(k.seconds for k in self.kernels if k.kind == kind))
 
     def _share_of(self, seconds: float) -> float:
-        """Return ``seconds`` as a share of the time of all kernels; 0 if there is none."""
+        """Return ``seconds`` as a share, from 0 to 1, of the time of all kernels; 0 if that time is 0."""
         return seconds / self.seconds if self.seconds else 0.0
 
     @property
     def missed(self) -> tuple[KernelReport, ...]:
-        """Return the kernels that multiply matrices in low precision without Tensor Cores, longest total time first."""
+        """Return the kernels of matrix products and convolutions that read low precision without using Tensor Cores.
+
+        Longest total time first. These are the ones that could be faster on Tensor Cores.
+        """
         return tuple(kernel for kernel in self.kernels if kernel.kind == MATRIX and reads_low_precision(kernel.name))
 
     def __str__(self) -> str:
