@@ -280,7 +280,8 @@ def passed_on(entry: Entry) -> Entry:
     """Return the input from which an inserted node makes its output ``entry``, perhaps rounded, padded or cropped.
 
     This is the first input, unless the node's attribute ``PASSED`` names another: a ``where`` that mxmp inserts to
-    select between the network's tensor and zeros passes its second input on.
+    select between the network's tensor and zeros passes its second input on, and an ``amp_multicast`` passes each of
+    its inputs on as the output of the same position.
     """
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]
