@@ -35,8 +35,8 @@ class CastSize(NamedTuple):
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
     """Return how many bytes each cast of a converted graph reads and writes, in the order of ``casted.casts``.
 
-    ``shapes`` maps the names of the graph's inputs to their shapes. ``bytes`` is None where MXNet cannot infer the shape
-    of the tensor that is cast from them.
+    ``shapes`` maps the names of the graph's inputs to their shapes. ``bytes`` is None for a tensor whose shape MXNet
+    cannot infer from these.
     """
     casts = casted.casts
     sizes: list[int | None] = [None] * len(casts)
