@@ -103,10 +103,10 @@ def source_of(entry: Entry) -> Entry:
 
 
 def strip(graph: Graph) -> Graph:
-    """Return the network's graph as it was before mxmp changed it: a copy of ``graph`` without the inserted nodes.
+    """Return the network's graph as it was before mxmp changed it, as a copy without the nodes that mxmp inserted.
 
-    In the copy, nodes have their former names, variables their former declared dtypes, and operators that a workaround
-    replaced by others are back; so too in the bodies of control flow. ``graph`` is not changed.
+    In the copy, nodes have their former names and variables their former declared dtypes, and operators that a
+    workaround replaced by others are back; so too in the bodies of control flow. ``graph`` is not changed.
     """
     new: dict[Node, Node] = {}
     renamed: dict[Node, str] = {}
@@ -194,7 +194,10 @@ def declare_full(graph: Graph) -> None:
 
 
 class _Rewriter:
-    """One run of ``insert_casts``: copies a graph node by node and inserts a cast where a node reads another dtype."""
+    """One run of ``insert_casts``: copies a graph node by node, and inserts casts by its plan.
+
+    Below, the FP32 graph is the graph that is copied, and the new graph is the copy.
+    """
 
     def __init__(self, planned: PlannedGraph) -> None:
         self._planned = planned
@@ -203,7 +206,7 @@ class _Rewriter:
         self._casts: dict[tuple[Entry, str], Node] = {}
 
     def run(self) -> CastGraph:
-        """Return the copy of the planned graph with casts, as ``insert_casts`` describes it."""
+        """Return the copy of the FP32 graph with casts, as ``insert_casts`` describes it."""
         planned, new = self._planned, self._new
         for node in planned.graph.nodes():
             inputs = [self._read(e, node, i) for i, e in enumerate(node.inputs)]
@@ -298,7 +301,7 @@ def _declare_dtype(variable: Node, dtype: str) -> None:
 
 
 def _restore_dtype(node: Node) -> None:
-    """Give a variable back, in place, the declared dtype that it had before ``_declare_dtype``, or none.
+    """Give a variable back, in place, the dtype that it declared before ``_declare_dtype``; if none, it declares none.
 
     Does nothing for a node for which ``_declare_dtype`` was not called.
     """
@@ -321,5 +324,5 @@ def _restore_operator(node: Node) -> None:
 
 
 def _is_hidden(attr: str) -> bool:
-    """Return whether any node may have the attribute ``attr``, such as ``"__dtype__"``: no operator's parameter."""
+    """Return whether ``attr`` is an attribute that any node may have, ``"__dtype__"``, and no operator's parameter."""
     return attr.startswith("__")

@@ -84,7 +84,7 @@ def decide(
         FullyConnected and RNN.
     stored_low : collection of str
         Names of parameters that are stored in float16 already, because another graph of the same network decided so.
-        If the policy stores parameters in float16, the plan has them so even if operators read them in FP32 here.
+        If the policy stores parameters in float16, the plan keeps them so, even if an operator here reads one in FP32.
     keep_output_names : bool
         Keep an operator in FP32 if its second or a later output is a graph output, because a cast would rename that.
     non_fp32 : mapping of str to str
@@ -215,6 +215,8 @@ def _decide_body(
 class _Draft:
     """The plan of one graph while ``decide`` makes it, operator by operator from the inputs to the outputs.
 
+    The arguments of the constructor are those of ``decide``.
+
     Attributes
     ----------
     rules : dict of Node to Rule
@@ -305,7 +307,8 @@ class _Draft:
     def _may_be_either(self, entry: Entry) -> bool:
         """Return whether an operator may read this tensor in FP32 or in low precision, as ``settle`` decides later.
 
-        True for the FP32 output of a normalization, and for an output of an operator for which ``settle`` decides.
+        True for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, and for an output of
+        an operator for which ``settle`` decides.
         """
         if entry.node in self._normalized:
             return entry.index == 0
@@ -322,7 +325,7 @@ class _Draft:
     def wants_low(self, node: Node, position: int) -> bool:
         """Return whether ``node``, which is decided already, reads its input at ``position`` in low precision.
 
-        Returns False for inputs that the operator's rule never casts, such as indices.
+        Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices.
         """
         return self.decisions[node].low and position not in self.rules[node].keep
 
@@ -346,8 +349,9 @@ class _Draft:
     def non_fp32_reason(self, node: Node, rule: Rule | None) -> str:
         """Return why the outputs of ``node`` are no dense FP32 arrays, or ``""`` if they are.
 
-        Only dense FP32 arrays are ever cast: integer, float64 and sparse arrays stay as they are. An operator without a
-        parameter ``dtype`` is taken to return what it reads. ``rule`` is the operator's rule, None for a variable.
+        mxmp casts dense FP32 arrays only; integer, float64 and sparse arrays stay as they are. An operator without a
+        parameter ``dtype`` is taken to return arrays like those that it reads. ``rule`` is the operator's rule, or None
+        for a variable.
         """
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")
@@ -367,7 +371,7 @@ class _Draft:
 
 
 def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | None) -> set[Node]:
-    """Return the variables to store in float16: the parameters that every operator that reads them takes in float16.
+    """Return the variables to store in float16: the parameters that all their readers read in float16.
 
     ``draft`` has the decisions for the graph's operators. ``parameters`` has the names of the parameters; None stands
     for the weights and biases of convolutions, FullyConnected and RNN.

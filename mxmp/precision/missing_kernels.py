@@ -45,7 +45,7 @@ def _always(call: Call) -> bool:
 class MissingKernel:
     """One row of the table of missing kernels: operators that must not compute in low precision on a device, and why.
 
-    ``TABLE`` has the rows of each device and compute dtype.
+    The dict ``TABLE`` maps each pair of a device and a compute dtype to its rows.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ def _is_bfloat16(text: str) -> bool:
 def _leaves_cudnn(call: Call) -> bool:
     """Return whether a GPU computes the BatchNorm ``call`` with MXNet's own kernel instead of cuDNN's.
 
-    It does so if ``use_global_stats`` or ``cudnn_off`` is set.
+    It does so if ``use_global_stats`` or ``cudnn_off`` is set. MXNet's kernel rounds gamma and beta to float16.
     """
     return any(call.attrs.get(attr) in ("True", "true", "1") for attr in ("use_global_stats", "cudnn_off"))
 

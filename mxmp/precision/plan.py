@@ -168,7 +168,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Return the plan of which ``to_json`` returned ``text``; raises ``ValueError`` for any other text."""
+        """Return the plan that ``to_json`` wrote as ``text``; raises ``ValueError`` for any other text."""
         try:
             raw = json.loads(text)
             if raw["format"] != FORMAT:
@@ -220,7 +220,7 @@ class PlannedGraph:
     Attributes
     ----------
     names : dict of Node to str
-        From each node to its unique name, by which the plan has it (see ``Graph.names``).
+        From each node to its unique name (see ``Graph.names``), which is its key in ``plan.decisions``.
     decisions : dict of Node to Decision
         From each operator to its decision. Operators in bodies of control flow are not in it.
     rules : dict of Node to Rule
@@ -255,7 +255,7 @@ class PlannedGraph:
     def wants_low(self, node: Node, position: int) -> bool:
         """Return whether ``node`` reads its input at ``position`` in low precision.
 
-        Returns False for inputs that the operator's rule never casts, such as indices.
+        Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices.
         """
         return self.decisions[node].low and position not in self.rules[node].keep
 
@@ -390,7 +390,10 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
     known = re.compile(f"(^|/)({'|'.join(map(re.escape, longest_first))})")
 
     def rename(name: str) -> str:
-        """Return a node's name with its innermost block's prefix replaced: ``"loop/dense2_fwd"`` for dense0's."""
+        """Return a node's name with its innermost block's prefix replaced.
+
+        ``"loop/dense0_fwd"`` becomes ``"loop/dense2_fwd"`` if the block ``dense0`` is now ``dense2``.
+        """
         return known.sub(lambda found: found[1] + prefixes[found[2]], name)
 
     decisions = {rename(name): decision for name, decision in plan.decisions.items()}
@@ -413,8 +416,8 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
 def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
     """Return patterns that match, after the blocks were renamed, just what ``pattern`` matched before.
 
-    This is one pattern, ``pattern`` with the new prefix of its block, if it does so. Otherwise it is the list of the
-    new names of all blocks and nodes that ``pattern`` matched.
+    This is one pattern, ``pattern`` with the new prefix of its block, if that matches just these. Otherwise it is the
+    list of the new names of all blocks and nodes that ``pattern`` matched.
 
     Parameters
     ----------

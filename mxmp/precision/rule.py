@@ -18,7 +18,8 @@ class Kind(enum.Enum):
 
     ==========  ===========================================================================================
     ``LOW``     reads and writes the compute dtype and sums in FP32: convolutions and matrix products
-    ``FOLLOW``  computes in low precision if the inputs that it computes on are in low precision; else in FP32
+    ``FOLLOW``  computes in low precision if its inputs are in low precision; else in FP32. Inputs in ``Rule.keep``,
+                such as indices, and ``Rule.params`` do not count
     ``FULL``    reads, computes and writes FP32
     ``NORM``    BatchNorm: ``FULL``, or ``FOLLOW`` if the policy has ``norm="compute"``
     ``HEAD``    a loss head, which ignores the gradient of its output: computes in FP32, and ``scale_heads`` has the

@@ -53,7 +53,7 @@ def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str,
 
 @dataclass(frozen=True)
 class Tuned:
-    """What ``mxmp.tune`` measured of the ways to run a network that it compared, and which of them it chose.
+    """The ways to run a network that ``mxmp.tune`` compared, what it measured of each, and which one it chose.
 
     Each of these ways, below called candidates, has a name: ``"float32"`` is the FP32 graph as it is,
     ``"float32, converted"`` the FP32 graph with the workarounds against slow kernels, ``"rules"`` the plan that the
