@@ -7,7 +7,8 @@
 ``plan``           a decision for every operator of one graph, as plain data; ``tuned``: how tuning found it
 ``decide``         the plan by the rules
 ``casts``          a planned graph with its casts, and back
-``traffic``        what casts move, and the policy that would move less
-``heads``          a scale in front of loss heads, for a scaled loss does not reach them
+``traffic``        how many bytes the casts read and write
+``heads``          the loss scale for loss heads, which a scaled loss does not reach
+``monitoring``     what MXNet's monitor reports of the graph with casts, in the names and values of the FP32 graph
 =================  ================================================================================
 """

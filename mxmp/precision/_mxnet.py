@@ -10,7 +10,7 @@ __all__ = ["custom_op_reads_gradient", "has_operator", "is_numpy"]
 
 
 def is_numpy(symbol: mx.sym.Symbol) -> bool:
-    """Return whether ``symbol`` is of MXNet's NumPy interface (``mx.sym.np``), not of ``mx.sym``."""
+    """Return whether ``symbol`` was made by MXNet's NumPy interface (``mx.sym.np``), not by ``mx.sym``."""
     return isinstance(symbol, mx.sym.np._Symbol)
 
 
@@ -20,12 +20,12 @@ def has_operator(name: str) -> bool:
 
 
 def custom_op_reads_gradient(attrs: Mapping[str, str], num_inputs: int) -> bool:
-    """Return whether the backward of a Custom operator reads the gradients of its outputs.
+    """Return whether the backward of a ``Custom`` operator reads the gradients of its outputs.
 
-    A Custom operator that does not read them is a loss head, which a scaled loss does not reach. Neither the graph nor
-    a public function of MXNet tells. Therefore this function creates another Custom node with the same arguments. MXNet
-    then creates the user's ``CustomOpProp``, whose ``declare_backward_dependency`` tells. Returns True where MXNet
-    creates none.
+    An operator whose backward does not read them is a loss head: scaling the loss does not scale the gradients that it
+    writes. Only the ``declare_backward_dependency`` of the user's ``CustomOpProp`` says which kind an operator is, and
+    MXNet has no public function that returns this object. So this function builds a second ``Custom`` node with the
+    same arguments, for which MXNet creates a ``CustomOpProp``. Returns True if MXNet creates none.
 
     Parameters
     ----------

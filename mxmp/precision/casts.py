@@ -44,27 +44,26 @@ FULL = "float32"
 
 @dataclass
 class CastGraph:
-    """A graph with the casts of a plan, as ``insert_casts`` makes it.
+    """A graph whose operators compute in the dtypes of a plan, with casts between them; ``insert_casts`` returns it.
 
-    The workarounds of ``mxmp.kernels`` then change ``graph`` in place and note themselves in ``workarounds``.
+    The workarounds of ``mxmp.kernels`` then rewrite ``graph`` in place and add their entries to ``workarounds``.
 
     Attributes
     ----------
     graph : Graph
-        The graph that runs.
+        The graph with casts, which runs in place of the network's FP32 graph.
     compute : str
         The compute dtype: what operators in low precision read and write.
     casts : list of Node
         The casts that ``insert_casts`` inserted. Nodes that workarounds insert are not in it.
     low : dict of Node to Rule
-        From each operator of ``graph`` that computes in low precision to its rule.
+        The operators of ``graph`` that compute in low precision, each with its entry of the rule table.
     source : dict of Node to Node
-        From each node of ``graph`` that the network has to the node of the FP32 graph of which it is a copy. Nodes that
-        mxmp inserted have no entry.
+        From each copied node of ``graph`` to its original in the FP32 graph. Nodes that mxmp inserted are not in it.
     norm : {None, "float32", "compute"}
-        ``Policy.norm`` of the plan: where the casts around BatchNorm are.
+        ``Policy.norm`` of the plan's policy, which says whether there are casts around BatchNorm.
     workarounds : dict of str to list of Node
-        From the name of each workaround that was applied to the nodes that needed it.
+        From the name of each workaround that was applied to the nodes of ``graph`` that it rewrote.
     """
 
     graph: Graph
@@ -77,11 +76,13 @@ class CastGraph:
 
 
 def insert_casts(planned: PlannedGraph) -> CastGraph:
-    """Return a copy of the planned graph with a cast wherever an operator reads another dtype than its input has.
+    """Return a copy of an FP32 graph with a cast wherever the plan has an operator read another dtype than it gets.
 
-    Readers of one tensor in one dtype share a cast. The new graph has the same arguments and auxiliary states, in the
-    same order. A cast that becomes a graph output takes the name of the operator in front of it, ``"fc"``, which is
-    then called ``"fc_float16"``: the output is ``"fc_output"`` as before. ``planned.graph`` is not changed.
+    ``planned`` is the graph with its plan; it is not changed. Operators that read the same tensor in the same dtype
+    share a cast. The copy has the same arguments and auxiliary states, in the same order. If the policy asks for FP32
+    outputs, an output of the graph that is in low precision gets a cast too. MXNet names an output by the node that
+    makes it, so this cast takes the name of its operator, ``"fc"``, and the operator is renamed ``"fc_float16"``: the
+    output is still ``"fc_output"``. Only a cast of an operator's second or a later output changes an output's name.
     """
     return _Rewriter(planned).run()
 
@@ -92,9 +93,9 @@ def is_ours(node: Node) -> bool:
 
 
 def source_of(entry: Entry) -> Entry:
-    """Return the network's tensor from which nodes that mxmp inserted made ``entry``: of a cast, what is cast.
+    """Return the network's own tensor from which mxmp's inserted nodes computed ``entry``; for a cast, what it casts.
 
-    Returns ``entry`` itself where an operator or variable of the network makes it.
+    Returns ``entry`` itself if an operator or variable of the network makes it.
     """
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)
@@ -102,19 +103,19 @@ def source_of(entry: Entry) -> Entry:
 
 
 def strip(graph: Graph) -> Graph:
-    """Return the original graph: a copy of ``graph`` without the nodes that mxmp inserted.
+    """Return the network's graph as it was before mxmp changed it, as a copy without the nodes that mxmp inserted.
 
-    The copy has the names, the declared dtypes of variables and the operators (where a workaround replaced one) that
-    the network had, also in the bodies of control flow. ``graph`` is not changed.
+    In the copy, nodes have their former names and variables their former declared dtypes, and operators that a
+    workaround replaced by others are back; so too in the bodies of control flow. ``graph`` is not changed.
     """
     new: dict[Node, Node] = {}
     renamed: dict[Node, str] = {}
 
     def original(entry: Entry) -> Entry:
-        """Return the tensor of the new graph that the tensor ``entry`` of ``graph`` stands for.
+        """Return the tensor of the stripped copy that is read in place of ``entry``, a tensor of ``graph``.
 
-        If nodes that mxmp inserted made ``entry``, that is what the first of them reads. If one of them took the name
-        of the operator in front of it, note that the operator gets its name back.
+        This is the copy of the network's own tensor from which inserted nodes computed ``entry``. If one of these nodes
+        has taken the name of an operator of the network, records in ``renamed`` that the operator gets it back.
         """
         name = None
         while is_ours(entry.node):
@@ -139,10 +140,11 @@ def strip(graph: Graph) -> Graph:
 
 
 def replace_operator(node: Node, op: str, **attrs: str) -> None:
-    """Have ``node``, an operator of the network, compute as operator ``op`` with the parameters ``attrs``, in place.
+    """Turn ``node``, an operator of the network, into the operator ``op`` with the parameters ``attrs``, in place.
 
-    The node keeps its name, its inputs and attributes like ``__dtype__``, which are no parameters. Workarounds call
-    this function; ``strip`` restores the operator.
+    For example, a workaround turns an AdaptiveAvgPooling2D into a Pooling, whose kernel is more exact. The node keeps
+    its name, its inputs and the attributes that any node may have, such as ``__dtype__``. ``strip`` restores the former
+    operator and its parameters.
     """
     hidden = {name: value for name, value in node.attrs.items() if _is_hidden(name)}
     node.attrs = {**hidden, **attrs, _REPLACED: json.dumps([node.op, node.attrs])}
@@ -150,16 +152,16 @@ def replace_operator(node: Node, op: str, **attrs: str) -> None:
 
 
 def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
-    """Replace outputs of ``graph`` by tensors that a workaround inserted, in place; the names of the outputs stay.
+    """Replace outputs of ``graph``, in place, by tensors that a workaround computes from them; output names stay.
 
     Parameters
     ----------
     graph : Graph
         The graph that a workaround rewrites.
     made : mapping of Node to Entry
-        From an operator to the tensor that replaces the operator's first output, where that is an output of the graph.
-        The inserted node then has the operator's name, ``"fc"``, and the operator is called ``"fc_inner"``; ``strip``
-        undoes this.
+        From an operator to the tensor that replaces its first output, if this is an output of the graph. MXNet names an
+        output by the node that makes it, so the inserted node takes the operator's name, ``"fc"``, and the operator is
+        renamed ``"fc_inner"``; ``strip`` undoes this.
     """
     for position, head in enumerate(graph.heads):
         if head.index == 0 and head.node in made:
@@ -170,8 +172,8 @@ def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
 def _take_name(ours: Node, source: Node, suffix: str) -> None:
     """Give ``ours``, a node that mxmp inserted, the name of ``source``, and rename ``source`` to ``<name>_<suffix>``.
 
-    ``ours`` replaces ``source`` as a graph output, and MXNet names outputs by the nodes that make them. Does nothing if
-    ``ours`` took a name before.
+    ``ours`` replaces the operator ``source`` as the node that makes a graph output, and MXNet names an output by its
+    node. Does nothing if ``ours`` took a name before.
     """
     if ours.attrs[MARK] != "head":
         ours.attrs[MARK] = "head"
@@ -179,10 +181,10 @@ def _take_name(ours: Node, source: Node, suffix: str) -> None:
 
 
 def declare_full(graph: Graph) -> None:
-    """Declare as FP32, in place, each variable without a declared dtype that only nodes inserted by mxmp read.
+    """Declare as FP32, in place, each variable that has no declared dtype and that only nodes inserted by mxmp read.
 
-    MXNet infers the dtype of a weight from the operator that reads it, but not through a cast. ``bind`` would fail
-    where the dtypes of some inputs only are given, as Module gives them.
+    MXNet infers the dtype of a weight from the operator that reads it, but not through a cast. Without the declaration
+    (the attribute ``__dtype__``), ``bind`` fails if the caller gives dtypes for some inputs only, as Module does.
     """
     for entry, users in graph.consumers().items():
         variable = entry.node
@@ -192,7 +194,10 @@ def declare_full(graph: Graph) -> None:
 
 
 class _Rewriter:
-    """One run of ``insert_casts``: copies a graph node by node and inserts a cast where a node reads another dtype."""
+    """One run of ``insert_casts``: copies a graph node by node, and inserts casts by its plan.
+
+    Below, the FP32 graph is the graph that is copied, and the new graph is the copy.
+    """
 
     def __init__(self, planned: PlannedGraph) -> None:
         self._planned = planned
@@ -201,7 +206,7 @@ class _Rewriter:
         self._casts: dict[tuple[Entry, str], Node] = {}
 
     def run(self) -> CastGraph:
-        """Return the copy of the planned graph with casts, as ``insert_casts`` describes it."""
+        """Return the copy of the FP32 graph with casts, as ``insert_casts`` describes it."""
         planned, new = self._planned, self._new
         for node in planned.graph.nodes():
             inputs = [self._read(e, node, i) for i, e in enumerate(node.inputs)]
@@ -219,10 +224,9 @@ class _Rewriter:
         )
 
     def _read(self, entry: Entry, node: Node, position: int) -> Entry:
-        """Return the tensor of the new graph that the copy of ``node`` has as its input number ``position``.
+        """Return the tensor that the copy of ``node`` reads at ``position``, where ``node`` itself reads ``entry``.
 
-        In the planned graph that input is ``entry``. The result is the copy of ``entry``, or a cast of this copy where
-        the plan has ``node`` read another dtype.
+        This is the copy of ``entry``, or a cast of this copy if the plan has ``node`` read another dtype.
         """
         low = self._planned.wants_low(node, position)
         if low == self._planned.is_low(entry):
@@ -230,9 +234,9 @@ class _Rewriter:
         return self._cast(entry, self._policy.compute if low else FULL)
 
     def _output(self, entry: Entry) -> Entry:
-        """Return the new graph's output for ``entry``, an output of the planned graph.
+        """Return the new graph's output for ``entry``, an output of the FP32 graph.
 
-        That is the copy of ``entry``, or a cast of this copy to FP32 where ``entry`` is in low precision and the policy
+        This is the copy of ``entry``, or a cast of this copy to FP32 if ``entry`` is in low precision and the policy
         asks for FP32 outputs.
         """
         if self._policy.output != FULL or not self._planned.is_low(entry):
@@ -243,7 +247,7 @@ class _Rewriter:
         return cast
 
     def _cast(self, entry: Entry, dtype: str) -> Entry:
-        """Return the output of the only cast of ``entry``'s copy to ``dtype``; its first reader creates the cast."""
+        """Return the copy of ``entry``, cast to ``dtype``; the first call inserts the cast, later calls share it."""
         key = (entry, dtype)
         if key not in self._casts:
             suffix = f"_{entry.index}" if entry.index else ""
@@ -256,14 +260,14 @@ class _Rewriter:
         return Entry(self._casts[key])
 
     def _copied(self, entry: Entry) -> Entry:
-        """Return the copy, in the new graph, of the tensor ``entry`` of the planned graph."""
+        """Return the copy, in the new graph, of the tensor ``entry`` of the FP32 graph."""
         return Entry(self._new[entry.node], entry.index, entry.version)
 
 
 def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
-    """Return a new node like ``node`` that reads ``inputs``.
+    """Return a copy of ``node`` for a new graph, in which it reads the tensors ``inputs``.
 
-    ``new`` maps the nodes that were copied before, which ``node`` may depend on, to their copies.
+    ``new`` maps nodes that were copied already to their copies; the copy's control dependencies are taken from it.
     """
     return Node(
         node.op,
@@ -276,25 +280,31 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
 
 
 def passed_on(entry: Entry) -> Entry:
-    """Return the input that a node inserted by mxmp passes on as its output ``entry``, perhaps rounded or rearranged.
+    """Return the input from which an inserted node makes its output ``entry``, perhaps rounded, padded or cropped.
 
-    A cast has one input; other nodes are marked with the position of theirs (``PASSED``).
+    This is the first input, unless the node's attribute ``PASSED`` names another: a ``where`` that mxmp inserts to
+    select between the network's tensor and zeros passes its second input on, and an ``amp_multicast`` passes each of
+    its inputs on as the output of the same position.
     """
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]
 
 
 def _declare_dtype(variable: Node, dtype: str) -> None:
-    """Declare that a variable is stored in ``dtype`` (its attribute ``__dtype__``), and note the former declaration.
+    """Declare that a variable has ``dtype`` (by its attribute ``__dtype__``), and keep the former declaration.
 
-    MXNet cannot infer the dtype of a variable that a cast reads. ``strip`` restores the former declaration.
+    MXNet cannot infer the dtype of a variable that a cast reads. ``strip`` restores the former declaration, which
+    another attribute keeps.
     """
     variable.attrs[_STORED] = variable.attrs.get("__dtype__", "")
     variable.attrs["__dtype__"] = TYPE_CODES[dtype]
 
 
 def _restore_dtype(node: Node) -> None:
-    """Undo ``_declare_dtype``, if it was called for ``node``, in place."""
+    """Give a variable back, in place, the dtype that it declared before ``_declare_dtype``; if none, it declares none.
+
+    Does nothing for a node for which ``_declare_dtype`` was not called.
+    """
     if _STORED in node.attrs:
         before = node.attrs.pop(_STORED)
         del node.attrs["__dtype__"]
@@ -303,9 +313,10 @@ def _restore_dtype(node: Node) -> None:
 
 
 def _restore_operator(node: Node) -> None:
-    """Undo ``replace_operator``, if it was called for ``node``, in place.
+    """Give ``node`` back, in place, the operator and parameters that it had before ``replace_operator``.
 
-    Attributes like ``__dtype__``, which are no parameters, are not changed.
+    Attributes that any node may have, such as ``__dtype__``, are not changed. Does nothing for a node whose operator no
+    workaround replaced.
     """
     if _REPLACED in node.attrs:
         node.op, before = json.loads(node.attrs.pop(_REPLACED))
@@ -313,5 +324,5 @@ def _restore_operator(node: Node) -> None:
 
 
 def _is_hidden(attr: str) -> bool:
-    """Return whether an attribute is no operator's parameter but one like ``__dtype__``, which any node may have."""
+    """Return whether ``attr`` is an attribute that any node may have, ``"__dtype__"``, and no operator's parameter."""
     return attr.startswith("__")

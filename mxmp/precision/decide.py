@@ -67,7 +67,7 @@ def decide(
     non_fp32: Mapping[str, str] = _NOTHING,
     decided: Mapping[str, Decision] = _UNDECIDED,
 ) -> Plan:
-    """Return the plan that the rules give for a graph, in one pass from its inputs to its outputs.
+    """Return the plan that the rules give for a graph: whether each operator computes in low precision, and why.
 
     Parameters
     ----------
@@ -76,21 +76,24 @@ def decide(
     policy : Policy
         What the user chose; it overrules the rules.
     device : {"cpu", "gpu"}
-        Where the graph will run. An operator for which it lacks a sound kernel in low precision stays in FP32.
+        Where the graph will run. An operator stays in FP32 if the device has no low-precision kernel for it, or one
+        that is wrong or slower than FP32's.
     parameters : collection of str, optional
         Names of the variables that may be stored in float16, with FP32 master weights, if the policy stores parameters
-        so and all their readers compute in low precision. Default: weights and biases of convolutions, FullyConnected
-        and RNN.
+        so and all operators that read them do so in low precision. Default: weights and biases of convolutions,
+        FullyConnected and RNN.
     stored_low : collection of str
         Names of parameters that are stored in float16 already, because another graph of the same network decided so.
+        If the policy stores parameters in float16, the plan keeps them so, even if an operator here reads one in FP32.
     keep_output_names : bool
         Keep an operator in FP32 if its second or a later output is a graph output, because a cast would rename that.
     non_fp32 : mapping of str to str
-        For the body of a loop or branch: from the name of each variable that holds no dense FP32 array, although the
-        graph does not declare it, to the reason that the plan gives for not casting it.
+        For the body of a loop or branch: the variables that hold an integer, float64 or sparse array, although the body
+        does not declare it. Each name is mapped to the reason that the plan gives for not casting the variable.
     decided : mapping of str to Decision
-        Decisions of another plan, by node name. An operator of the same name and type follows them, unless ``exclude``,
-        its dtype or ``keep_output_names`` keeps it in FP32. The rules decide for all others.
+        Decisions to take over, by node name: those of a plan that was made or changed before. An operator with the same
+        name and type gets the decision there, unless ``policy.exclude``, an input that is no FP32 array, or
+        ``keep_output_names`` keeps it in FP32. For all other operators the rules decide.
 
     Raises
     ------
@@ -141,11 +144,11 @@ _STEERS = "it computes the condition of a loop or branch, which rounding could c
 def may_compute_low(
     graph: Graph, policy: Policy, device: str, *, keep_output_names: bool = False, slow_too: bool = False
 ) -> dict[Node, tuple[Kind, Rule]]:
-    """Return the operators that can compute in low precision, from each to its kind and its rule.
+    """Return the operators that can compute in low precision, each with its kind (``LOW`` or ``FOLLOW``) and its rule.
 
-    The kind is ``Kind.LOW`` or ``Kind.FOLLOW``. Tuning chooses among these operators: their rules, the policy, the
-    device's kernels and ``keep_output_names`` (see ``decide``) allow low precision, and what their neighbours compute
-    in does not count. ``slow_too`` includes operators whose kernels in low precision are slower than FP32's.
+    Tuning chooses among these operators. Their rules, the policy, the device's kernels and ``keep_output_names`` (see
+    ``decide``) all allow low precision; in which dtype the operators around them compute is not considered. If
+    ``slow_too``, operators whose low-precision kernel is right, but slower than FP32's, are among them.
     """
     draft = _Draft(policy, device, _NOTHING)
     found: dict[Node, tuple[Kind, Rule]] = {}
@@ -159,11 +162,11 @@ def may_compute_low(
 def _operators(
     graph: Graph, draft: _Draft, excluded: _Patterns, keep_output_names: bool
 ) -> Iterator[tuple[Node, Rule, str]]:
-    """Yield each operator of ``graph`` with its rule and a reason to keep it in FP32 whatever the rule says, or ``""``.
+    """Yield each operator of ``graph``, its rule, and a reason to keep it in FP32 whatever its rule says, or ``""``.
 
-    Such a reason is that a pattern of ``excluded`` matches, that the operator's tensors are no dense FP32 arrays, or
-    ``keep_output_names`` (see ``decide``). Notes in ``draft`` which tensors are not FP32 and how many channels they
-    have.
+    There is such a reason if a pattern of ``excluded`` matches its name, if its tensors are no dense FP32 arrays, or
+    if ``keep_output_names`` requires it (see ``decide``). For later decisions, records in ``draft`` which nodes have
+    outputs that are no dense FP32 arrays, and how many channels the first output of each node has.
     """
     heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
     for node in graph.nodes():
@@ -183,23 +186,23 @@ def _operators(
 def _decide_body(
     body: Body, policy: Policy, device: str, draft: _Draft, fixed: str, decided: Mapping[str, Decision]
 ) -> Plan:
-    """Return the plan of a body of control flow, by the names that its operators have in the body.
+    """Return the plan of one body of a control-flow operator, with names as in the body: ``"fc"``, not ``"loop/fc"``.
 
-    The variables of a body are FP32, except those that get an integer or sparse tensor from the graph around it.
-    Parameters are cast inside the body, never stored in float16.
+    The variables of a body hold FP32 arrays, except those into which the graph around the body passes an integer,
+    float64 or sparse tensor. Parameters that the body reads are cast inside it; they are not stored in float16.
 
     Parameters
     ----------
     body : Body
-        What to plan.
+        The body of a loop or branch, or its condition.
     policy, device
         As for ``decide``.
     draft : _Draft
-        The decisions for the graph around the body.
+        The draft of the plan of the graph around the body, which knows which tensors there are no FP32 arrays.
     fixed : str
-        The reason for which the whole body stays in FP32, or ``""``.
+        The reason for which the whole body stays in FP32, or ``""`` if the rules decide.
     decided : mapping of str to Decision
-        As for ``decide``, by the names in the body.
+        As for ``decide``, with names as in the body.
     """
     non_fp32 = {v.name: draft.non_fp32[e.node] for v, e in body.outer.items() if e.node in draft.non_fp32}
     plan = decide(body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided)
@@ -211,6 +214,8 @@ def _decide_body(
 
 class _Draft:
     """The plan of one graph while ``decide`` makes it, operator by operator from the inputs to the outputs.
+
+    The arguments of the constructor are those of ``decide``.
 
     Attributes
     ----------
@@ -238,8 +243,9 @@ class _Draft:
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
         """Return whether ``node`` computes in low precision by its rule, the policy and the device's kernels, and why.
 
-        Call it after the decisions for the node's inputs, which an operator of ``Kind.FOLLOW`` follows. If it may read
-        all of them in either dtype, the result is True for the time being and ``settle`` decides.
+        The operators that make its inputs must be decided already: an operator of ``Kind.FOLLOW`` computes in low
+        precision only if its inputs are so. If all inputs are normalized values (outputs of an FP32 BatchNorm, say),
+        which it may read in either dtype, the result is True for now, and ``settle`` decides later.
         """
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
@@ -257,11 +263,12 @@ class _Draft:
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
     def settle(self, graph: Graph, by_plan: bool) -> None:
-        """Decide for the operators that follow normalized values, which they may read in FP32 or low precision.
+        """Decide for operators that read normalized values only, such as a relu behind an FP32 BatchNorm.
 
-        Call it once all other operators are decided. Such an operator computes in low precision if one of its readers
-        does, which saves a cast. If ``by_plan``, the decisions are those of a given plan, which has no decision for
-        such an operator: it stays in FP32.
+        They are safe in both dtypes. Each computes in low precision if an operator that reads its output does so in low
+        precision, as that would round the output anyway; otherwise in FP32. Call this once all other operators are
+        decided. ``by_plan`` says that the other decisions were taken over from a plan (``decided``): an operator that
+        this plan does not have then stays in FP32.
         """
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided else ():
@@ -274,8 +281,8 @@ class _Draft:
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
         """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
 
-        Does not look at what the node reads. ``Kind.LOW`` or ``Kind.FOLLOW`` mean that the device has a kernel for low
-        precision; ``slow_too`` allows one that is slower than FP32's.
+        The dtypes of the node's inputs are not considered. ``Kind.LOW`` and ``Kind.FOLLOW`` are returned only if the
+        device has a low-precision kernel that is right and, unless ``slow_too``, no slower than FP32's.
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
@@ -294,28 +301,39 @@ class _Draft:
         return kind, reason
 
     def _is_low(self, entry: Entry) -> bool:
-        """Return whether a tensor is certainly in low precision, by the decisions so far."""
+        """Return whether a tensor is in low precision by the decisions so far, and ``settle`` will not change that."""
         return entry.node not in self._undecided and self._makes_low(entry)
 
     def _may_be_either(self, entry: Entry) -> bool:
-        """Return whether a tensor, FP32 or undecided so far, may be read in low precision as well; see ``settle``."""
+        """Return whether an operator may read this tensor in FP32 or in low precision, as ``settle`` decides later.
+
+        True for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, and for an output of
+        an operator for which ``settle`` decides.
+        """
         if entry.node in self._normalized:
             return entry.index == 0
         return entry.node in self._undecided and self._makes_low(entry)
 
     def _makes_low(self, entry: Entry) -> bool:
-        """Return whether the node of ``entry`` makes this output in low precision, by the decision for it so far."""
+        """Return whether the tensor ``entry`` is in low precision by the decision so far for its operator.
+
+        Returns False for a variable, and for an output that the operator's rule keeps in FP32.
+        """
         decision = self.decisions.get(entry.node)
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
-        """Return whether ``node``, for which there is a decision, reads its input at ``position`` in low precision."""
+        """Return whether ``node``, which is decided already, reads its input at ``position`` in low precision.
+
+        Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices.
+        """
         return self.decisions[node].low and position not in self.rules[node].keep
 
     def note_channels(self, node: Node) -> None:
-        """Record how many channels the first output of ``node`` has, if the convolutions in front of it determine this.
+        """Record how many channels the first output of ``node`` has, if ``num_filter`` of convolutions determines this.
 
-        ``missing_kernel`` needs it: oneDNN's bfloat16 kernels are slower than FP32's for some numbers of channels.
+        ``missing_kernel`` needs the number: some bfloat16 kernels of oneDNN are slower than FP32's unless it is a
+        multiple of 16.
         """
         found: int | None = None
         if node.op == "Convolution":
@@ -329,10 +347,11 @@ class _Draft:
             self._channels[Entry(node)] = found
 
     def non_fp32_reason(self, node: Node, rule: Rule | None) -> str:
-        """Return why the outputs of ``node`` are no dense FP32 arrays (a plan casts only such), or ``""`` if they are.
+        """Return why the outputs of ``node`` are no dense FP32 arrays, or ``""`` if they are.
 
-        An integer, float64 or sparse array stays as it is. ``rule`` is the operator's rule, None for a variable. An
-        operator that declares no dtype has that of its inputs.
+        mxmp casts dense FP32 arrays only; integer, float64 and sparse arrays stay as they are. An operator without a
+        parameter ``dtype`` is taken to return arrays like those that it reads. ``rule`` is the operator's rule, or None
+        for a variable.
         """
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")
@@ -352,7 +371,7 @@ class _Draft:
 
 
 def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | None) -> set[Node]:
-    """Return the variables to store in float16: parameters that all their readers read in low precision.
+    """Return the variables to store in float16: the parameters that all their readers read in float16.
 
     ``draft`` has the decisions for the graph's operators. ``parameters`` has the names of the parameters; None stands
     for the weights and biases of convolutions, FullyConnected and RNN.
@@ -373,9 +392,9 @@ def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | No
 
 
 class _Patterns:
-    """The patterns of ``Policy.exclude``, which remembers what each of them matched.
+    """The patterns of ``Policy.exclude``, and which of them have matched the name of a node so far.
 
-    A pattern matches the name of a node, or that of a block and thereby every node in the block.
+    A pattern may also match the name of a Gluon block, ``"net0_dense0"``: then it matches every node in the block.
     """
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
@@ -383,11 +402,14 @@ class _Patterns:
         self._matched: set[str] = set()
 
     def match(self, name: str) -> str:
-        """Return why the node ``name`` is excluded, such as ``"excluded by '*head*'"``; ``""`` if it is not."""
+        """Return why the node ``name`` is excluded, such as ``"excluded by '*head*'"``; ``""`` if it is not.
+
+        Remembers the patterns that matched, for ``unmatched``.
+        """
         found = [pattern for pattern, compiled in self._compiled if compiled.match(name)]
         self._matched.update(found)
         return f"excluded by {found[0]!r}" if found else ""
 
     def unmatched(self) -> tuple[str, ...]:
-        """Return the patterns that have matched no name so far."""
+        """Return the patterns that matched none of the names that ``match`` was called with; perhaps misspelt ones."""
         return tuple(p for p, _ in self._compiled if p not in self._matched)

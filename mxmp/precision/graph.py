@@ -47,7 +47,8 @@ class Node:
     control_deps : list of Node
         Nodes that must run before this one, although it reads nothing from them.
     subgraphs : list or None
-        Of a control-flow operator: its bodies as parsed JSON, which ``precision.subgraphs`` reads. Otherwise None.
+        For a control-flow operator (``_foreach``, ``_while_loop``, ``_cond``), the graphs that it runs, as parsed JSON;
+        ``subgraphs.bodies`` returns them as ``Graph`` objects. None for any other node.
     """
 
     __slots__ = ("attrs", "control_deps", "inputs", "name", "op", "subgraphs")
@@ -80,7 +81,8 @@ class Node:
 class Entry(NamedTuple):
     """One tensor of a graph: the output ``index`` of ``node``.
 
-    ``version`` is MXNet's count of the writes into the tensor that come before; it is 0 nearly always.
+    ``version`` is MXNet's count of the operators that have updated a variable in place, the reading one included: 1
+    where a BatchNorm reads its running mean. Elsewhere it is nearly always 0.
     """
 
     node: Node
@@ -89,7 +91,7 @@ class Entry(NamedTuple):
 
 
 class Graph:
-    """The outputs of a network and all nodes that they depend on.
+    """A Symbol as Python objects that can be rewritten: its outputs and all nodes that they depend on.
 
     Attributes
     ----------
@@ -98,7 +100,7 @@ class Graph:
     attrs : dict
         The graph-level attributes of the Symbol JSON, such as ``{"mxnet_version": ["int", 10901]}``.
     numpy : bool
-        Whether the graph was read from a Symbol of ``mx.sym.np``, and ``to_symbol`` makes one.
+        Whether the graph was read from a Symbol of ``mx.sym.np``, so that ``to_symbol`` returns such a Symbol.
     """
 
     def __init__(self, heads: list[Entry], attrs: dict[str, Any] | None = None, *, numpy: bool = False) -> None:
@@ -108,16 +110,19 @@ class Graph:
 
     @classmethod
     def from_symbol(cls, symbol: mx.sym.Symbol) -> Graph:
-        """Return the graph of a Symbol, its casts included; the Symbol is not changed."""
+        """Return the graph of a Symbol, with its ``amp_cast`` nodes, which ``Symbol.tojson`` leaves out by default.
+
+        The Symbol is not changed.
+        """
         text = symbol.tojson(remove_amp_cast=False)
         return cls.from_json(text, numpy=_mxnet.is_numpy(symbol))
 
     @classmethod
     def from_json(cls, text: str, *, numpy: bool = False) -> Graph:
-        """Return the graph of a text of Symbol JSON as MXNet 1.9 writes it.
+        """Return the graph that ``text``, Symbol JSON as MXNet 1.9 writes it, describes.
 
-        MXNet itself can read older JSON: pass that through ``mx.sym.load`` and ``from_symbol``. ``numpy``: whether
-        ``to_symbol`` is to make a Symbol of ``mx.sym.np``.
+        For JSON of an older MXNet use ``mx.sym.load``, which reads it, and ``from_symbol``. ``numpy`` says whether
+        ``to_symbol`` shall return a Symbol of ``mx.sym.np``; the JSON does not say it.
         """
         raw = json.loads(text)
         nodes: list[Node] = []
@@ -132,7 +137,8 @@ class Graph:
     def nodes(self) -> Iterator[Node]:
         """Yield each node once, after the nodes that it reads, in MXNet's own order (depth first from the outputs).
 
-        MXNet derives ``list_arguments()`` from this order. Inserting nodes with one input between two others keeps it.
+        ``list_arguments()`` of a Symbol has the variables in this order. A new node with one input between two others
+        does not change the order of the others.
         """
         seen: set[Node] = set()
         stack: list[Node | tuple[Node]] = [head.node for head in reversed(self.heads)]
@@ -152,8 +158,8 @@ class Graph:
     def names(self) -> dict[Node, str]:
         """Return a dict from each node to a name that no other node has, in the order of ``nodes()``.
 
-        Layers that are called twice, and users, give several nodes one name. The first keeps it, the second is
-        ``"name:1"``, the third ``"name:2"``; a name that another node has already is skipped.
+        Several nodes have the same name if a layer is called twice, or if a user gives it twice. The first keeps the
+        name, the second gets ``"name:1"``, the third ``"name:2"``; a name that another node has is skipped.
         """
         nodes = list(self.nodes())
         taken = {node.name for node in nodes}
@@ -200,7 +206,10 @@ class Graph:
         return symbol.as_np_ndarray() if self.numpy else symbol
 
     def consumers(self) -> dict[Entry, list[tuple[Node, int]]]:
-        """Return a dict from each tensor that is read to its readers: pairs of a node and its input's position."""
+        """Return a dict from each tensor to the places where nodes read it: pairs ``(node, position of the input)``.
+
+        A tensor that no node reads, such as most graph outputs, is not in the dict.
+        """
         users: dict[Entry, list[tuple[Node, int]]] = {}
         for node in self.nodes():
             for position, entry in enumerate(node.inputs):
@@ -210,8 +219,8 @@ class Graph:
     def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> dict[Node, Entry]:
         """Have all readers of the first output of each of ``nodes`` read the tensor ``made(node)`` instead, in place.
 
-        ``made`` is called once for each node. Where such an output is an output of the graph too, that stays as it is:
-        see ``casts.replace_heads``.
+        ``made`` is called once for each node. It returns the result of new nodes that compute something from this
+        output, such as a relu. An output of the graph is not replaced: ``casts.replace_heads`` does that.
 
         Returns
         -------
@@ -228,13 +237,13 @@ class Graph:
 
 
 def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
-    """Return the shape that a user wrote, a tuple or list of positive integers, as a tuple of int.
+    """Return a shape that a user wrote, a tuple or list of positive integers, as a tuple of int.
 
     Raises
     ------
     ValueError
-        ``value`` is no such shape. The message says what was probably meant; it begins with ``name``, the input's name,
-        if that is given.
+        ``value`` is no such shape. The message says how to write one; it begins with ``name``, the name of the input
+        that has the shape, if that is given.
     """
     start = f"{name}=" if name else ""
     if isinstance(value, (tuple, list)):
@@ -250,7 +259,7 @@ def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
 
 
 def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
-    """Check shapes of inputs that a user gave as keyword arguments.
+    """Check the shapes of a Symbol's inputs that a user gave as keyword arguments, ``data=(32, 3, 224, 224)``.
 
     Parameters
     ----------
@@ -259,13 +268,14 @@ def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence
     inputs : list of str
         The names of the inputs that the Symbol has.
     keywords : sequence of str
-        The caller's other keyword arguments, which the message suggests for a misspelt name.
+        Names of the calling function's other keyword arguments, such as ``"policy"``. Where a name in ``shapes`` is
+        like one of them, the user perhaps misspelt it, and the message suggests it.
 
     Raises
     ------
     ValueError
-        A name is none of ``inputs``, a shape is none, or it is too large: MXNet counts the elements of an array in 64
-        bits and each size in 32, or in 64 if it is built with ``USE_INT64_TENSOR_SIZE``.
+        A name is none of ``inputs``, a shape is no tuple of positive integers, or it is too large: MXNet counts the
+        elements of an array in 64 bits and each size in 32, or in 64 if it is built with ``USE_INT64_TENSOR_SIZE``.
     """
     largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
     for name, shape in shapes.items():
@@ -281,10 +291,10 @@ def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence
 
 
 def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:
-    """Return the shapes of a Symbol's outputs that follow from ``shapes``, a mapping from inputs' names to shapes.
+    """Return the shapes of a Symbol's outputs, as far as MXNet infers them from ``shapes``, the inputs' shapes by name.
 
-    A size that does not follow is 0, and a shape of which nothing is known is ``()``. Names that the Symbol does not
-    have are ignored. Raises ``MXNetError`` where the shapes do not fit.
+    A size that cannot be inferred is 0, and a shape of which nothing is known is ``()``. Names that are no inputs of
+    the Symbol are ignored. Raises ``MXNetError`` if the shapes contradict the Symbol.
     """
     inputs = set(symbol.list_inputs())
     return symbol.infer_shape_partial(**{k: v for k, v in shapes.items() if k in inputs})[1]

@@ -25,11 +25,11 @@ HEAD_OPERATORS |= {op for op, rule in RULES.items() if Kind.HEAD in (rule.kind, 
 
 
 def scale_heads(graph: Graph) -> bool:
-    """Insert, in place, an identity in front of every loss head of ``graph`` that multiplies the head's gradient.
+    """Insert nodes, in place, that multiply the gradients written by the loss heads of ``graph`` by the loss scale.
 
-    A loss head ignores a scaled loss, so the loss scale becomes an input of the graph, by which the identity
-    multiplies: an FP32 variable of shape (1,), called ``SCALE_NAME``. Returns whether the graph has a loss head; if
-    not, it is not changed.
+    A loss head ignores the gradient of its output, so scaling the loss does not scale what it writes. The inserted
+    nodes pass the head's input on unchanged in the forward. The loss scale becomes an input of the graph: an FP32
+    variable of shape (1,), called ``SCALE_NAME``. Returns whether the graph has a loss head; if not, nothing changes.
     """
     heads = [(node, positions) for node in graph.nodes() if (positions := _own_gradients(node))]
     if not heads:
@@ -42,17 +42,17 @@ def scale_heads(graph: Graph) -> bool:
 
 
 def is_unscaled(node: Node) -> bool:
-    """Return whether ``node`` is a loss head without the identity that ``scale_heads`` inserts in front of it.
+    """Return whether ``node`` is a loss head in front of which ``scale_heads`` has not inserted its nodes.
 
-    The loss scale does not reach the gradients of such a head.
+    The gradients that such a head writes are not multiplied by the loss scale.
     """
     return not all(_is_scaled(node.inputs[position]) for position in _own_gradients(node))
 
 
 def _is_scaled(x: Entry) -> bool:
-    """Return whether ``_scaled`` made the tensor ``x``.
+    """Return whether ``x`` is a tensor that ``_scaled`` returned, so that its gradient is multiplied by the loss scale.
 
-    This compares operators and not names, since a graph that autograd records has other names.
+    Compares the operators that compute ``x``, not their names, because a graph that autograd records has other names.
     """
     steps = ("elemwise_add", "broadcast_mul", "elemwise_sub", "_contrib_sign_ste")
     for op, position in zip(steps, (1, 0, 0, 0)):
@@ -63,10 +63,10 @@ def _is_scaled(x: Entry) -> bool:
 
 
 def _own_gradients(node: Node) -> tuple[int, ...]:
-    """Return the positions of the inputs to which ``node`` sends a gradient that ignores the gradient of its output.
+    """Return the positions of the inputs whose gradients ``node`` writes without regard to its output's gradient.
 
-    That is ``(0,)`` for a loss head such as SoftmaxOutput, every input for a Custom operator that ignores it, and
-    ``()`` for all other nodes.
+    That is ``(0,)`` for a loss head such as SoftmaxOutput, all positions for a Custom operator whose backward does not
+    read the gradients of its outputs, and ``()`` for every other node.
     """
     if node.is_variable:
         return ()
@@ -78,14 +78,14 @@ def _own_gradients(node: Node) -> tuple[int, ...]:
 
 
 def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
-    """Return a tensor that equals ``x`` and whose gradient reaches ``x`` multiplied by ``scale``.
+    """Return a tensor that equals ``x`` in the forward; in the backward its gradient, times ``scale``, goes to ``x``.
 
     It is ``BlockGrad(x) + (t - BlockGrad(t)) * scale`` with ``t = sign_ste(x)``, exact for infinities and NaN too.
     ``name`` is the prefix of the names of the new nodes.
     """
 
     def op(kind: str, role: str, *inputs: Entry) -> Entry:
-        """Return the output of a new node of the operator ``kind``, called ``<name>_scale_<role>``."""
+        """Return the output of a new node: operator ``kind``, the name ``<name>_scale_<role>``."""
         return Entry(Node(kind, f"{name}_scale_{role}", {}, list(inputs)))
 
     step = op("_contrib_sign_ste", "step", x)

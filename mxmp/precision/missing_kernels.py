@@ -19,7 +19,7 @@ __all__ = [
 
 
 class Call(NamedTuple):
-    """One operator of a graph, as far as the conditions in the table of missing kernels read it.
+    """One operator of a graph, with all that the conditions in the table of missing kernels may depend on.
 
     Attributes
     ----------
@@ -37,13 +37,15 @@ class Call(NamedTuple):
 
 
 def _always(call: Call) -> bool:
-    """Return True. This is the condition of rows whose kernels are missing whatever the parameters are."""
+    """Return True: the condition of rows that apply to their operators whatever the parameters are."""
     return True
 
 
 @dataclass(frozen=True)
 class MissingKernel:
     """One row of the table of missing kernels: operators that must not compute in low precision on a device, and why.
+
+    The dict ``TABLE`` maps each pair of a device and a compute dtype to its rows.
 
     Attributes
     ----------
@@ -53,12 +55,13 @@ class MissingKernel:
     operators : frozenset of str
         Names of operators in Symbol JSON, with their aliases.
     where : callable
-        The condition: takes one of these operators in a graph (a ``Call``) and returns whether its kernel is missing.
+        The condition: takes one of these operators in a graph (a ``Call``) and returns whether the row applies to it.
+        Default: always.
     all_others : bool
         Whether the row is about all operators except ``operators``.
     slow : bool
-        Whether there is a kernel and it is right, but it is slower than FP32's with casts around it. Tuning may use
-        such a kernel, but not one that is missing or wrong.
+        True: the kernel exists and is right, but slower than FP32's with casts around it; tuning may use it. False: the
+        kernel is missing or wrong.
     """
 
     reason: str
@@ -68,7 +71,7 @@ class MissingKernel:
     slow: bool = False
 
     def reason_for(self, call: Call) -> str:
-        """Return ``reason`` with the values that ``call`` has in place of the names in braces."""
+        """Return ``reason`` for the operator ``call``, with its values in place of the names in braces."""
         return self.reason.format_map({**call.attrs, "op": call.op, "channels": call.channels})
 
 
@@ -79,20 +82,20 @@ class MissingKernel:
 class HasAttribute:
     """A condition of a row in the table of missing kernels: the operator's parameter ``attr`` has one of ``values``.
 
-    The values are strings as in Symbol JSON. A parameter that the JSON does not have has its default; therefore the
-    default is never among ``values``.
+    The values are strings as in Symbol JSON. The JSON may leave out a parameter that has its default, so this condition
+    cannot recognize a default, and ``values`` has none.
     """
 
     attr: str
     values: tuple[str, ...]
 
     def __call__(self, call: Call) -> bool:
-        """Return whether the condition is true for the operator ``call``."""
+        """Return whether the parameter ``attr`` of the operator ``call`` has one of ``values``."""
         return call.attrs.get(self.attr) in self.values
 
 
 def is_volume(attrs: Mapping[str, str]) -> bool:
-    """Return whether a convolution, deconvolution or pooling with these parameters is 3-D."""
+    """Return whether a convolution, deconvolution or pooling with these parameters is 3-D: its kernel has 3 sizes."""
     return attrs.get("kernel", "").count(",") == 2
 
 
@@ -102,20 +105,21 @@ def is_global_average(attrs: Mapping[str, str]) -> bool:
 
 
 def _is_unmeasured_volume(call: Call) -> bool:
-    """Return whether ``call`` is a 3-D convolution with dilation or with a kernel longer than 7 along an axis.
+    """Return whether the convolution ``call`` is 3-D and has dilation, or a kernel longer than 7 along an axis.
 
-    If so, it stays in FP32. The bfloat16 gradients of all other 3-D convolutions were compared with exact sums: oneDNN
-    2.4 computes them right, for small inputs only where ``kernels/padding.py`` has padded the input.
+    It then stays in FP32, because oneDNN's bfloat16 gradients of such convolutions were never checked. Those of all
+    other 3-D convolutions were compared with exact sums and are right, for small inputs with the workarounds of
+    ``kernels/padding.py``.
     """
     dilated = set(re.findall(r"\d+", call.attrs.get("dilate", ""))) - {"1"}
     return is_volume(call.attrs) and (bool(dilated) or max(map(int, re.findall(r"\d+", call.attrs["kernel"]))) > 7)
 
 
 def _scales_inexactly(call: Call) -> bool:
-    """Return whether ``call`` multiplies or divides by a constant such that its result needs rounding.
+    """Return whether ``call``, which multiplies or divides a tensor by a constant, must round its bfloat16 result.
 
-    It does not for a power of two from 2**-17 to 2**15, or its negative: the result has the mantissa of the tensor's
-    value.
+    MXNet's kernel would truncate the result instead. False for a constant that is, up to its sign, a power of two from
+    2**-17 to 2**15: then only the exponent changes, and the result is exact.
     """
     try:
         mantissa, exponent = math.frexp(abs(float(call.attrs.get("scalar", ""))))
@@ -125,12 +129,18 @@ def _scales_inexactly(call: Call) -> bool:
 
 
 def _truncates_a_bound(call: Call) -> bool:
-    """Return whether ``call`` is a clip with a bound that bfloat16 does not hold exactly."""
+    """Return whether the clip ``call`` has a bound that bfloat16 cannot hold exactly, such as ``a_max=0.1``.
+
+    MXNet's bfloat16 kernel would truncate such a bound.
+    """
     return not all(_is_bfloat16(call.attrs.get(bound, "nan")) for bound in ("a_min", "a_max"))
 
 
 def _is_bfloat16(text: str) -> bool:
-    """Return whether bfloat16 holds the number in ``text`` exactly: the lower 16 bits of the FP32 number are zero."""
+    """Return whether bfloat16 holds the number in ``text`` exactly: the lower 16 bits of the FP32 number are zero.
+
+    Returns False for NaN, and for a text that is no number.
+    """
     try:
         return struct.pack("<f", float(text))[:2] == b"\0\0" and float(text) == float(text)
     except (OverflowError, ValueError):
@@ -138,7 +148,10 @@ def _is_bfloat16(text: str) -> bool:
 
 
 def _leaves_cudnn(call: Call) -> bool:
-    """Return whether MXNet's own kernel computes a BatchNorm on a GPU, in place of cuDNN's, by its parameters."""
+    """Return whether a GPU computes the BatchNorm ``call`` with MXNet's own kernel instead of cuDNN's.
+
+    It does so if ``use_global_stats`` or ``cudnn_off`` is set. MXNet's kernel rounds gamma and beta to float16.
+    """
     return any(call.attrs.get(attr) in ("True", "true", "1") for attr in ("use_global_stats", "cudnn_off"))
 
 
@@ -149,12 +162,18 @@ CHANNEL_BLOCK = 16
 
 
 def _is_unblocked(call: Call) -> bool:
-    """Return whether the channels of the operator's first input are known, and no multiple of ``CHANNEL_BLOCK``."""
+    """Return whether the number of channels of the operator's first input is known, and no multiple of 16.
+
+    oneDNN's bfloat16 layouts store channels in blocks of 16 (``CHANNEL_BLOCK``), and are slow for other numbers.
+    """
     return call.channels is not None and call.channels % CHANNEL_BLOCK != 0
 
 
 def _is_unblocked_depthwise(call: Call) -> bool:
-    """Return whether ``call`` is a depthwise convolution whose channels are no multiple of ``CHANNEL_BLOCK``."""
+    """Return whether the convolution ``call`` is depthwise, with a number of channels that is no multiple of 16.
+
+    oneDNN's bfloat16 layouts store channels in blocks of 16 (``CHANNEL_BLOCK``), and are slow for other numbers.
+    """
     filters = call.attrs["num_filter"]
     return call.attrs.get("num_group", "1") == filters != "1" and int(filters) % CHANNEL_BLOCK != 0
 
@@ -163,7 +182,7 @@ def _is_unblocked_depthwise(call: Call) -> bool:
 
 
 def _names(text: str) -> frozenset[str]:
-    """Return the names in a text that separates them by white space."""
+    """Return the set of names in ``text``, which are separated by white space."""
     return frozenset(text.split())
 
 

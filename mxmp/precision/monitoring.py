@@ -41,7 +41,8 @@ def network_names(graph: Graph, plan: Plan) -> dict[Node, str]:
     """Return a dict from each of the network's operators in ``graph`` to its name in the FP32 graph.
 
     ``graph`` is the graph with casts that follows ``plan``. Nodes that mxmp inserted, and variables, are not in the
-    dict. Where a cast took an operator's name, the operator has it in the dict.
+    dict. An operator ``"fc"`` whose name an inserted cast has taken is called ``"fc_float16"`` in ``graph``, and
+    ``"fc"`` in the dict.
     """
     names = {}
     for node in graph.nodes():
@@ -64,23 +65,24 @@ def in_full(array: NDArray) -> NDArray:
 
 
 class GraphListener:
-    """Base class of monitor callbacks that are called with the names and values in the graph with casts.
+    """Base class of mxmp's own monitor callbacks, which get names and values as they are in the graph with casts.
 
-    Other callbacks, those of users, are called through a ``NetworkView``, which leaves out what mxmp inserted.
+    All other callbacks are those of users. They are called through a ``NetworkView``, which translates to names and
+    values of the FP32 network.
     """
 
 
 class Place(NamedTuple):
-    """Which tensor of a graph a monitor reports, as read from the name that MXNet gives it.
+    """The tensor that MXNet's monitor reports under a name such as ``"fc_output"``, as ``place_of`` reads the name.
 
     Attributes
     ----------
     node : Node
-        The node to which the tensor belongs.
+        The node to which the tensor belongs, ``"fc"``.
     what : {"output", "gradient", "input"}
-        An output of the node, the gradient of one of its inputs, or an input.
+        Whether the tensor is an output of the node, the gradient of one of its inputs, or an input.
     number : int or None
-        The position of that output or input; None where the name does not say which input it is.
+        The position of that output or input; None for an input whose position is not known, such as ``"fc_bias"``.
     suffix : str
         What follows the node's name and an underscore: ``"output"`` in ``"fc_output"``.
     """
@@ -92,18 +94,20 @@ class Place(NamedTuple):
 
 
 class _Report(NamedTuple):
-    """What a user's monitor callback is told about one tensor.
+    """What a user's monitor callback gets for one tensor that MXNet reports.
 
     Attributes
     ----------
     name : str
         The tensor's name in the FP32 network, ``"fc_output"``.
     op : str or None
-        The operator's type, which Gluon's callbacks get too; None: the one that MXNet reports.
+        The operator's type in the FP32 network, for a callback of Gluon, which gets the type too. None: the callback
+        gets the type that MXNet reports.
     array : NDArray
-        The tensor's values, in FP32 or the compute dtype.
+        The tensor's values, in FP32 or the compute dtype. The callback gets them in FP32.
     rounded : bool
-        Whether a cast rounds the tensor to float16 after its operator, so that the callback must get rounded values.
+        Whether to round ``array`` to float16 first, because the tensor is float16 by the plan. In emulation MXNet
+        reports what the operator computed in FP32, before a cast rounds it.
     """
 
     name: str
@@ -113,10 +117,10 @@ class _Report(NamedTuple):
 
 
 class NetworkView:
-    """Translates what MXNet's monitor reports of one graph with casts to the FP32 network's operators.
+    """Translates what MXNet's monitor reports of one graph with casts to names and values of the FP32 network.
 
-    A user's monitor callback then needs to know nothing of mxmp. One object is made for each monitor that is installed
-    on a graph.
+    A monitor callback that a user wrote for the FP32 network then works unchanged. One object is made for each callback
+    that is installed on a graph.
 
     Parameters
     ----------
@@ -131,9 +135,9 @@ class NetworkView:
         self._plan = plan
         self._names = network_names(graph, plan)
         self._nodes = {node.name: node for node in reversed(list(graph.nodes()))}
-        # From an inserted node that changes values or shapes in front of or after an operator (a padded convolution,
-        # a clip in two) to the tensor of that operator that it has: the operator, "gradient" and the position of the
-        # input, or the operator, "output" and 0.
+        # From an inserted node that changes values or shapes next to an operator of the network to the tensor of this
+        # operator as which it is reported: (operator, "gradient", position of the input) for a node in front of it,
+        # such as a convolution's Pad; (operator, "output", 0) for one behind it, such as a slice that crops its output.
         self._stands_for: dict[Node, tuple[Node, str, int]] = {}
         owners = {name: node for node, name in self._names.items()}
         read: list[tuple[Entry, Node | None, int]] = [(head, None, 0) for head in graph.heads]
@@ -149,15 +153,15 @@ class NetworkView:
         self._inputs: dict[tuple, NDArray] = {}
 
     def translated(self, callback: Callable) -> Callable:
-        """Return a function to register with MXNet as the monitor callback in place of ``callback``.
+        """Return a function to register with MXNet as the monitor callback in place of a user's ``callback``.
 
-        It calls ``callback`` with the FP32 network's names and FP32 values, and skips what mxmp inserted.
+        It calls ``callback`` with names of the FP32 network and FP32 values, and not for tensors of inserted nodes.
         """
 
         def report(name: bytes, *op_and_handle: Any) -> None:
-            """Call ``callback`` for a tensor that MXNet reports, unless mxmp inserted it.
+            """Call ``callback`` for a tensor that MXNet reports, if the FP32 network has the tensor.
 
-            MXNet's arguments are the tensor's name, in Gluon the operator's type, and the array's handle.
+            MXNet calls this with the tensor's name, the operator's type (in Gluon only), and the array's handle.
             """
             *op, handle = op_and_handle
             array = NDArray(NDArrayHandle(handle), writable=False)  # frees the handle
@@ -174,9 +178,10 @@ class NetworkView:
         return report
 
     def _read(self, name: str, array: NDArray, in_gluon: bool) -> _Report | None:
-        """Return what to tell a user's callback about the tensor that MXNet calls ``name``, or None for nothing.
+        """Return what a user's callback gets for the tensor that MXNet calls ``name``, or None not to call it.
 
-        ``in_gluon``: whether a cached operator reports it, and not an executor, which has other names for some outputs.
+        ``array`` has the tensor's values. ``in_gluon`` says whether Gluon's CachedOp reports it; otherwise an executor
+        of a Symbol does, which names some outputs differently.
         """
         if name in self._nodes and self._nodes[name].is_variable:
             return None if name == SCALE_NAME else _Report(name, None, array, False)
@@ -200,12 +205,12 @@ class NetworkView:
         return self._report(place, array)
 
     def _read_change(self, place: Place, array: NDArray) -> _Report | None:
-        """Return what to tell a user's callback about ``place``, a tensor of a node that changes values or shapes.
+        """Return what a user's callback gets for ``place``, a tensor of an inserted node that changes values or shapes.
 
-        mxmp inserted this node next to an operator of the network, such as a Pad in front of a convolution. The
-        callback is told of the operator's tensor in the FP32 network: the gradient that the Pad returns is reported as
-        the gradient of the convolution's input, and the Pad's input is kept until MXNet reports the convolution's.
-        Returns None where there is nothing to report.
+        An example is a Pad in front of a convolution, which then pads no more itself. The callback shall see the
+        convolution's tensors as they are in the FP32 network. So the gradient that the Pad returns is reported as the
+        gradient of the convolution's input; the Pad's input is kept and reported in place of the convolution's input.
+        Returns None if the callback is not to be called for ``place``.
         """
         key = node, what, number = self._stands_for[place.node]
         passed = int(place.node.attrs.get(PASSED, "0"))
@@ -218,7 +223,10 @@ class NetworkView:
         return None
 
     def _report(self, place: Place, array: NDArray) -> _Report:
-        """Return what to tell a user's callback about ``place``, a tensor of one of the network's operators."""
+        """Return what a user's callback gets for ``place``, a tensor of one of the network's operators.
+
+        ``array`` has the tensor's values.
+        """
         name = self._names[place.node]
         decision = self._plan.decisions[name]
         op = None if place.what == "gradient" else decision.op
@@ -230,10 +238,10 @@ class NetworkView:
 
 
 def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
-    """Return which tensor a monitor reports by ``name``; None if ``name`` does not begin with the name of a node.
+    """Return which tensor MXNet's monitor reports under ``name``; None if this does not begin with the name of a node.
 
-    ``"fc_output"`` is output 0 of the node ``"fc"``, ``"fc_backward_output1"`` the gradient of its input 1. ``nodes``
-    maps the names of the graph's nodes to the nodes.
+    ``"fc_output"`` is output 0 of the node ``"fc"``, ``"fc_backward_output1"`` the gradient of its input 1, and
+    ``"fc_data"`` its input 0. ``nodes`` maps the names of the graph's nodes to the nodes.
     """
     node, suffix = _longest(nodes, name)
     if node is None:
@@ -267,7 +275,8 @@ def _input_names(op: str, attrs: frozenset[tuple[str, str]]) -> list[str]:
 def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
     """Return the node with the longest name that ``name`` begins with, and what follows that name and an underscore.
 
-    ``("fc1" node, "output0")`` for ``"fc1_output0"``. Returns ``(None, "")`` where there is no such node.
+    For ``"fc1_output0"`` these are the node ``"fc1"`` and ``"output0"``. ``nodes`` maps names to nodes. Returns
+    ``(None, "")`` if ``name`` begins with no node's name.
     """
     parts = name.split("_")
     for end in range(len(parts) - 1, 0, -1):
@@ -278,9 +287,10 @@ def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
 
 
 def _changes(entry: Entry) -> Iterator[Node]:
-    """Yield the nodes between ``entry`` and the network's own tensor that change values or shapes, the last one first.
+    """Yield the inserted nodes that change values or shapes on the way from the network's own tensor to ``entry``.
 
-    mxmp inserted these nodes, such as a Pad in front of a convolution. Casts and copies are left out.
+    If ``entry`` is what a convolution reads, the Pad that mxmp inserted in front of it is such a node. The node nearest
+    to ``entry`` comes first. Casts, which only round, and copies are left out.
     """
     while is_ours(entry.node) and entry.node.inputs:
         if entry.node.op not in _COPIES:

@@ -60,7 +60,7 @@ class Plan:
     low_variables : frozenset of str
         Names of the parameters that are stored in float16, with FP32 master weights.
     unmatched : tuple of str
-        Patterns of ``policy.exclude`` that match no node; perhaps they are misspelt.
+        Patterns of ``policy.exclude`` that match no node of the graph; perhaps they are misspelt.
     tuned : Tuned or None
         What ``mxmp.tune`` compared and measured to find the plan; None for the plan that the rules make.
     blocks : tuple of str
@@ -78,22 +78,22 @@ class Plan:
 
     @property
     def num_low(self) -> int:
-        """Return how many operators compute in low precision."""
+        """Return how many operators compute in low precision, those in bodies of loops and branches included."""
         return sum(d.low for d in self.decisions.values())
 
     @property
     def avoids_slow_kernels(self) -> bool:
-        """Return whether the graph of this plan gets the workarounds against slow FP32 kernels.
+        """Return whether a graph that follows this plan also gets the workarounds that change nothing but its speed.
 
-        It does if an operator computes in low precision, or if tuning measured that FP32 is faster with them. Otherwise
-        the graph gets only the workarounds without which it fails or is wrong.
+        It gets them if an operator computes in low precision, or if ``mxmp.tune`` measured that the FP32 graph is
+        faster with them. Otherwise it gets only the workarounds without which it fails or gives wrong numbers.
         """
         return self.num_low > 0 or (self.tuned is not None and self.tuned.chosen == CONVERTED)
 
     def within(self, body: Body, name: str) -> Plan:
-        """Return the part of the plan that is about one body of the control-flow node ``name``, as a plan of that body.
+        """Return the plan of ``body``, a body of the control-flow operator ``name``: the part of this plan about it.
 
-        The operators have the names that they have in the body. The policy has ``output="float32"``, because a body
+        An operator ``"loop/fc"`` of this plan is ``"fc"`` there. The policy has ``output="float32"``, because a body
         returns FP32 to the graph around it.
         """
         prefix = body.prefix(name)
@@ -106,13 +106,15 @@ class Plan:
         return Plan(replace(self.policy, output="float32"), self.device, decisions)
 
     def differences(self, other: Plan) -> dict[str, tuple[Decision | None, Decision | None]]:
-        """Return the operators that the two plans treat differently.
+        """Return the operators that compute in low precision in one of the two plans and not in the other.
+
+        Operators that only one of the plans has are returned as well.
 
         Returns
         -------
         dict of str to (Decision or None, Decision or None)
-            From the operator's name to this plan's decision and that of ``other``, which differ in ``low``. None: the
-            plan does not have the operator.
+            From the operator's name to its decision in this plan and to that in ``other``; None where the plan does not
+            have the operator.
         """
         names = dict.fromkeys([*self.decisions, *other.decisions])
         pairs = {name: (self.decisions.get(name), other.decisions.get(name)) for name in names}
@@ -124,7 +126,7 @@ class Plan:
         Raises
         ------
         OSError
-            The file cannot be written. A file of this name that was there stays as it was.
+            The file cannot be written. An older file of this name is then unchanged.
         """
         with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
             file.write(self.to_json())
@@ -136,7 +138,7 @@ class Plan:
         Raises
         ------
         ValueError
-            The file holds no plan; the message says where it differs.
+            The file holds no plan; the message says what is wrong with it.
         OSError
             The file cannot be read.
         """
@@ -166,7 +168,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Return the plan of which ``to_json`` returned ``text``; raises ``ValueError`` for any other text."""
+        """Return the plan that ``to_json`` wrote as ``text``; raises ``ValueError`` for any other text."""
         try:
             raw = json.loads(text)
             if raw["format"] != FORMAT:
@@ -186,7 +188,7 @@ class Plan:
             ) from error
 
     def __str__(self) -> str:
-        """Return a text: how many operators are in low precision, what tuning measured, what is in FP32 and why."""
+        """Return a summary: how many operators compute in low precision, what tuning measured, what is FP32 and why."""
         full: dict[tuple[str, str], int] = {}
         for decision in self.decisions.values():
             if not decision.low:
@@ -204,17 +206,21 @@ class Plan:
         )
 
     def __hash__(self) -> int:
-        """Return a hash of the policy, the device and the decisions; equal plans have equal hashes."""
+        """Return a hash of the policy, the device and the decisions in their order.
+
+        Equal plans of one graph have equal hashes, as their decisions are in graph order. A dataclass's own hash would
+        fail at ``decisions``, a dict.
+        """
         return hash((self.policy, self.device, tuple(self.decisions.items())))
 
 
 class PlannedGraph:
-    """An FP32 graph together with its plan, so that decisions can be looked up by node instead of by name.
+    """An FP32 graph together with its plan, so that decisions and rules can be looked up by node instead of by name.
 
     Attributes
     ----------
     names : dict of Node to str
-        From each node to its unique name, by which the plan has it (see ``Graph.names``).
+        From each node to its unique name (see ``Graph.names``), which is its key in ``plan.decisions``.
     decisions : dict of Node to Decision
         From each operator to its decision. Operators in bodies of control flow are not in it.
     rules : dict of Node to Rule
@@ -238,26 +244,33 @@ class PlannedGraph:
         self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
 
     def is_low(self, entry: Entry) -> bool:
-        """Return whether a tensor is in low precision: an operator makes it so, or it is stored in float16."""
+        """Return whether ``entry`` is in low precision: an operator's output by its decision, or a variable as stored.
+
+        Returns False for an output that the operator's rule keeps in FP32.
+        """
         if entry.node.is_variable:
             return entry.node in self.low_variables
         return self.decisions[entry.node].low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
-        """Return whether ``node`` reads its input at ``position`` in low precision."""
+        """Return whether ``node`` reads its input at ``position`` in low precision.
+
+        Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices.
+        """
         return self.decisions[node].low and position not in self.rules[node].keep
 
 
 def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
-    """Return the Policy that a user's ``policy`` argument means, and the Plan if it means one, otherwise None.
+    """Return the Policy and the Plan that a user's ``policy`` argument means; for the Plan None if it means no plan.
 
     Parameters
     ----------
     policy : str, os.PathLike, Policy or Plan
-        A recipe's name, a policy string, the path of a file that ``Plan.save`` wrote, or an object. A string is a path
-        if it ends in ``.json`` and does not begin with a recipe or a field of a policy.
+        A recipe's name, a policy string, the path of a file that ``Plan.save`` wrote, or a Policy or Plan itself. A
+        string is a path if it ends in ``.json`` and does not begin with a recipe's name or a field of Policy. For a
+        plan, the first value returned is the plan's policy.
     exclude : iterable of str
-        Patterns to exclude besides those of the policy.
+        Patterns to add to ``exclude`` of the policy.
 
     Raises
     ------
@@ -280,8 +293,9 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
 def rule_under(policy: Policy, op: str) -> Rule:
     """Return the rule of the operator ``op`` in a graph with this policy.
 
-    An operator without an entry in the rule table has an FP32 rule if the policy names it. The policy's ``full_ops``
-    and ``low_ops`` overrule what this returns.
+    An operator that the rule table does not have, such as one of a plug-in, gets an FP32 rule if the policy's
+    ``full_ops`` or ``low_ops`` names it. The dtype that these lists ask for is not in the rule: ``decide`` lets them
+    overrule the rule's kind.
 
     Raises
     ------
@@ -296,14 +310,18 @@ def rule_under(policy: Policy, op: str) -> Rule:
 
 
 def _parents(name: str) -> Iterator[str]:
-    """Yield the names of the control-flow nodes around the node ``name``: of ``"a/b/c"`` ``"a"`` and ``"a/b"``."""
+    """Yield the parts of a plan's operator name that end before a slash: ``"a"`` and ``"a/b"`` for ``"a/b/c"``.
+
+    The names of all control-flow nodes around the operator are among them.
+    """
     return (name[:i] for i, letter in enumerate(name) if letter == "/")
 
 
 def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
     """Return a dict from the name to the type of each operator, those in bodies of control flow included.
 
-    ``names`` maps the nodes of one graph to their unique names; ``prefix`` precedes them in the result, as in a plan.
+    ``names`` maps the nodes of one graph to their unique names. ``prefix`` is put in front of each name: ``"loop/"`` if
+    the graph is the body of the loop ``"loop"``, as in a plan.
     """
     found = {}
     for node, name in names.items():
@@ -315,13 +333,14 @@ def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
 
 
 def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
-    """Check that a plan has just the operators of a graph, by name and type.
+    """Check that a plan has exactly the operators of a graph, by name and type.
 
     Parameters
     ----------
     names : mapping of Node to str
         The unique names of the graph's nodes, as ``Graph.names`` returns them.
     plan : Plan
+        The plan to check; it may be of another graph.
 
     Raises
     ------
@@ -347,18 +366,19 @@ def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
 
 
 def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
-    """Return the plan for a net of the same code whose blocks have other names.
+    """Return ``plan`` with the names that its operators have in another Gluon net, which the same code built.
 
-    MXNet numbers blocks through the whole process: ``"dense0_fwd"`` is ``"dense2_fwd"`` in the next net. All names and
-    patterns in the plan are changed. ``plan`` is returned as it is where this is not possible: it has no ``blocks``,
-    ``blocks`` has another length, or two blocks would get one name. Use ``check_fit`` to see whether the result fits.
+    Gluon numbers the blocks of a process: ``"dense0_fwd"`` of one net is ``"dense2_fwd"`` in the next. All names and
+    ``exclude`` patterns in the plan are changed. ``plan`` is returned unchanged if this is not possible: it has no
+    ``blocks``, the other net has more or fewer, or two blocks would get one name. Whether the result is a plan of the
+    other net is not checked; ``check_fit`` does that.
 
     Parameters
     ----------
     plan : Plan
         A plan of a Gluon net.
     blocks : sequence of str
-        The name prefixes of the net's blocks, in the order of ``plan.blocks``.
+        The name prefixes of the other net's blocks, ``"dense2_"``, in the order of ``plan.blocks``.
     """
     pairs = {(old, new) for old, new in zip(plan.blocks, blocks) if old and new}
     prefixes = dict(pairs)
@@ -370,7 +390,10 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
     known = re.compile(f"(^|/)({'|'.join(map(re.escape, longest_first))})")
 
     def rename(name: str) -> str:
-        """Return a node's name, such as ``"loop/dense0_fwd"``, with the prefix of its innermost block replaced."""
+        """Return a node's name with its innermost block's prefix replaced.
+
+        ``"loop/dense0_fwd"`` becomes ``"loop/dense2_fwd"`` if the block ``dense0`` is now ``dense2``.
+        """
         return known.sub(lambda found: found[1] + prefixes[found[2]], name)
 
     decisions = {rename(name): decision for name, decision in plan.decisions.items()}
@@ -391,19 +414,19 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
 
 
 def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
-    """Return patterns that exclude in the renamed plan what ``pattern`` excludes in the old one.
+    """Return patterns that match, after the blocks were renamed, just what ``pattern`` matched before.
 
-    That is one pattern, with its block's prefix replaced, if this matches the right names; otherwise the new names one
-    by one.
+    This is one pattern, ``pattern`` with the new prefix of its block, if that matches just these. Otherwise it is the
+    list of the new names of all blocks and nodes that ``pattern`` matched.
 
     Parameters
     ----------
     pattern : str
-        A pattern of ``Policy.exclude``.
+        A pattern of ``Policy.exclude``, which matches old names.
     names : iterable of str
         The old names of all blocks and nodes.
     rename : callable
-        From an old name to the new one.
+        Takes an old name of a node and returns the new one.
     """
     new = re.sub("_$", "", rename(pattern + "_"))
     before, after = pattern_of(pattern), pattern_of(new)

@@ -18,12 +18,14 @@ class Kind(enum.Enum):
 
     ==========  ===========================================================================================
     ``LOW``     reads and writes the compute dtype and sums in FP32: convolutions and matrix products
-    ``FOLLOW``  computes in low precision if all inputs that it computes on are in low precision; else in FP32
+    ``FOLLOW``  computes in low precision if its inputs are in low precision; else in FP32. Inputs in ``Rule.keep``,
+                such as indices, and ``Rule.params`` do not count
     ``FULL``    reads, computes and writes FP32
     ``NORM``    BatchNorm: ``FULL``, or ``FOLLOW`` if the policy has ``norm="compute"``
-    ``HEAD``    a loss head, which ignores the gradient of its output: FP32, and ``heads.py`` scales its gradient
-    ``ALONE``   is not touched: its inputs are what they are in the FP32 graph (integers, indices, random numbers,
-                sparse arrays, Custom operators)
+    ``HEAD``    a loss head, which ignores the gradient of its output: computes in FP32, and ``scale_heads`` has the
+                gradient that it writes multiplied by the loss scale
+    ``ALONE``   reads and writes the dtypes of the FP32 graph, whatever the policy says: it works on indices, masks or
+                integers, creates a tensor, or runs user code (Custom)
     ==========  ===========================================================================================
     """
 
@@ -37,19 +39,19 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class When:
-    """An exception to a rule for nodes whose parameter ``attr`` has one of ``values``, such as ``act_type="softrelu"``.
+    """An exception to a rule for operators with certain values of one parameter, such as ``act_type="softrelu"``.
 
     Attributes
     ----------
     attr : str
         The parameter's name.
     values : tuple of str
-        Values as Symbol JSON writes them. A parameter that the JSON does not have has its default, so the default is
-        never among them.
+        The values for which the exception applies, as Symbol JSON writes them. The JSON may leave out a parameter that
+        has its default, so an exception cannot be for a default.
     kind : Kind
-        How such a node takes part, in place of the rule's kind.
+        How such an operator takes part in mixed precision, in place of the rule's kind.
     reason : str
-        Why, in one line, for the user.
+        Why, in one line, which ``explain`` shows to the user.
     """
 
     attr: str
@@ -58,7 +60,7 @@ class When:
     reason: str
 
     def holds(self, attrs: Mapping[str, str]) -> bool:
-        """Return whether the exception is for a node with the parameters ``attrs``, as in Symbol JSON."""
+        """Return whether the exception applies to an operator with the parameters ``attrs``, as in Symbol JSON."""
         return attrs.get(self.attr) in self.values
 
 
@@ -75,24 +77,25 @@ class Rule:
     operators : str
         Names in Symbol JSON, with their aliases, separated by white space.
     keep : tuple of int
-        Positions of the inputs that arrive as in the FP32 graph, whatever the operator computes in: indices, labels,
-        lengths, conditions, gamma, beta and running statistics.
+        Positions of the inputs that are never cast to low precision, even where the operator computes in it: indices,
+        labels, lengths, conditions, gamma, beta and running statistics.
     keep_outputs : tuple of int
         Positions of the outputs that are FP32 even where the operator computes in low precision.
     params : tuple of int
-        Of a ``FOLLOW`` operator, the positions of the inputs that are parameters. They are cast to what the operator
-        computes in, and do not count among the inputs that it follows.
+        For ``Kind.FOLLOW``, the positions of the inputs that are parameters. They are cast to the dtype in which the
+        operator computes; the dtypes of the other inputs determine it.
     normalized : bool
-        Whether the first output is normalized values or probabilities, near 1 or below. A ``FOLLOW`` operator that
-        reads it may then compute in float16, if one of that operator's own readers computes in low precision.
+        Whether the values of the first output are about 1 or less, as after a normalization or softmax, and so are safe
+        in float16. A ``Kind.FOLLOW`` operator may compute in float16 (not in bfloat16) although such an FP32 output is
+        among its inputs. If all its inputs are such, it does so where an operator reads its own output in float16.
     exact : bool
-        Whether the output values, and the gradients, are some of the input values up to sign and zeros (relu, reshape,
-        transpose, concat, slice...). Rounding before such an operator gives what rounding after it gives.
+        Whether each output value is an input value, perhaps with another sign, or zero, and gradients likewise (relu,
+        reshape, transpose, concat, slice...). Rounding before such an operator gives what rounding after it gives.
     when : tuple of When
-        Exceptions by parameter; the first that holds counts.
+        Exceptions for certain values of parameters; the first one that applies counts.
     scalars : tuple of str
-        Parameters with a constant that the kernel casts to the dtype of the data. The operator stays in FP32 where
-        float16 would turn the constant into infinity (-1e18 for a mask) or zero (1e-12 for a logarithm).
+        Names of the parameters that hold a constant which the kernel casts to the dtype of the data. The operator stays
+        in FP32 if float16 would turn the constant into infinity (-1e18 for a mask) or zero (1e-12 for a logarithm).
     """
 
     kind: Kind
@@ -107,10 +110,10 @@ class Rule:
     scalars: tuple[str, ...] = ()
 
     def resolve(self, attrs: Mapping[str, str], compute: str = "float16") -> tuple[Kind, str]:
-        """Return how a node with the parameters ``attrs`` takes part in mixed precision, and the reason.
+        """Return how an operator of this rule with the parameters ``attrs`` takes part in mixed precision, and why.
 
-        ``attrs`` are strings as in Symbol JSON. ``compute`` is the compute dtype: float16 has a smaller range than
-        FP32, so a constant outside of it gives ``Kind.FULL``; bfloat16 has FP32's range.
+        ``attrs`` are strings as in Symbol JSON. ``compute`` is the compute dtype. For float16, a constant beyond its
+        range gives ``Kind.FULL`` (see ``scalars``); bfloat16 has FP32's range.
         """
         for exception in self.when:
             if exception.holds(attrs):
@@ -124,7 +127,10 @@ class Rule:
 
 
 def _leaves_float16(text: str) -> bool:
-    """Return whether float16 turns the number in ``text`` into infinity or zero; False for what is no finite number."""
+    """Return whether float16 turns the number in ``text`` into infinity or zero.
+
+    Returns False for zero itself, and for a text that is no finite number.
+    """
     try:
         value = abs(float(text))
     except ValueError:

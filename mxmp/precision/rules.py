@@ -27,9 +27,9 @@ __all__ = [
 
 
 class UnknownOperator(KeyError, ValueError):  # noqa: N818
-    """Raised for an operator without a rule: MXNet 1.9.1 does not register it, so it is from a plug-in.
+    """Raised for an operator without a rule: one that MXNet 1.9.1 itself does not register, but a plug-in, for example.
 
-    ``name`` is the operator's name. The message says how a policy declares the operator.
+    ``name`` is the operator's name. The message says how to set its dtype by ``low_ops`` or ``full_ops`` of a policy.
     """
 
     def __init__(self, name: str) -> None:
@@ -61,12 +61,13 @@ RULES = _by_operator(rule_table.TABLE)
 def rule_of(name: str) -> Rule:
     """Return the rule of an operator, by its name in Symbol JSON or an alias.
 
-    Every other name with "backward" in it is a gradient operator, for which there is one common rule.
+    The rule table has no entries for gradient operators such as ``"_backward_Convolution"``. Names that contain
+    "backward" and are not in the table have one rule in common.
 
     Raises
     ------
     UnknownOperator
-        MXNet 1.9.1 does not register the name.
+        Neither the table has the name, nor does it contain "backward".
     """
     if name in RULES:
         return RULES[name]
@@ -86,7 +87,8 @@ def missing_kernel(
 ) -> str:
     """Return why an operator must stay in FP32 on a device although its rule allows low precision, or ``""``.
 
-    The device has no kernel for it in that dtype, or one that gives wrong numbers or is slower than FP32's.
+    It must if the device has no kernel for it in the compute dtype, or one that is wrong or slower than FP32's.
+    Otherwise ``""`` is returned.
 
     Parameters
     ----------
@@ -101,7 +103,7 @@ def missing_kernel(
     channels : int, optional
         How many channels its first input has, where that is known. Some kernels are slow for some numbers of channels.
     slow_too : bool
-        Return ``""`` for a kernel that is right, but slower than FP32's with casts around it.
+        Allow kernels that are right, but slower than FP32's with casts around it: return ``""`` for them as well.
     """
     call = Call(op, attrs, channels)
     for row in missing_kernels.TABLE.get((device, compute), ()):

@@ -17,12 +17,12 @@ class Body(NamedTuple):
     Attributes
     ----------
     role : str
-        What stands between the names of the control-flow node and of the body's nodes, after a slash: ``""`` in the
-        body of a loop (``"loop/fc"``), ``"then/"`` in a branch (``"branch/then/fc"``).
+        What follows the control-flow node's name and a slash in a plan's names for the body's nodes: ``""`` in the body
+        of a loop (``"loop/fc"``), ``"while/"`` in its condition (``"loop/while/fc"``), ``"then/"`` in a branch.
     graph : Graph
         A copy of the body. ``set_bodies`` writes a changed one into the node.
     steers : bool
-        Whether the graph computes a condition: whether a loop goes on, or which branch runs.
+        Whether the graph is a condition: it computes whether a loop goes on, or which branch runs.
     outer : dict of Node to Entry
         From each variable of ``graph`` to the input of the control-flow node that the variable stands for.
     """
@@ -33,9 +33,9 @@ class Body(NamedTuple):
     outer: dict[Node, Entry]
 
     def prefix(self, name: str) -> str:
-        """Return what the names of the body's nodes begin with if the control-flow node is called ``name``.
+        """Return the beginning of a plan's names for the body's nodes, where ``name`` is the control-flow node's name.
 
-        ``"loop/"`` or, for the condition of a loop, ``"loop/while/"``.
+        For ``"loop"`` it is ``"loop/"`` for the body and ``"loop/while/"`` for the condition.
         """
         return f"{name}/{self.role}"
 
@@ -55,7 +55,10 @@ _INPUTS = {
 
 
 def bodies(node: Node) -> Iterator[Body]:
-    """Yield the bodies of a control-flow node (``_foreach``, ``_while_loop``, ``_cond``); none for any other node."""
+    """Yield the bodies of a control-flow node (``_foreach``, ``_while_loop``, ``_cond``), in MXNet's order.
+
+    Yields nothing for any other node.
+    """
     if node.op not in _ROLES or not node.subgraphs:
         return
     for number, ((role, steers), raw) in enumerate(zip(_ROLES[node.op], node.subgraphs)):
@@ -80,14 +83,18 @@ def set_bodies(node: Node, graphs: list[Graph]) -> None:
 
 
 def _variables(graph: Graph) -> list[Node]:
-    """Return the variables of a body in the order of ``Graph.nodes``, in which the node's attributes number them."""
+    """Return the variables of a body in the order of ``Graph.nodes``.
+
+    The attributes of a control-flow node refer to a variable by its position in this list.
+    """
     return [node for node in graph.nodes() if node.is_variable]
 
 
 def _positions(node: Node, number: int) -> list[int]:
-    """Return, for each variable of the ``number``-th body, the position of the node's input that it stands for.
+    """Return, for each variable of a body of ``node``, the position of the node's input whose value it gets.
 
-    The attributes of ``_foreach`` say the opposite: which of the body's variables each input of the node is.
+    ``number`` says which body, in the order of ``bodies``. The node's attributes have these positions; only those of
+    ``_foreach`` have the inverse: which variable of the body each input of the node is passed to.
     """
     if node.op == "_foreach":
         places = [p for key in ("in_data_locs", "in_state_locs", "remain_locs") for p in _numbers(node, key)]
@@ -96,5 +103,5 @@ def _positions(node: Node, number: int) -> list[int]:
 
 
 def _numbers(node: Node, key: str) -> list[int]:
-    """Return the integers in the attribute ``key`` of a node: (0, 2) for ``"(0, 2)"``, none where it is absent."""
+    """Return the integers in the attribute ``key`` of a node: ``[0, 2]`` for ``"(0, 2)"``, ``[]`` if it is absent."""
     return [int(n) for n in literal_eval(node.attrs.get(key, "[]"))]

@@ -14,7 +14,7 @@ _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class CastSize(NamedTuple):
-    """One cast of a graph and how much memory it moves.
+    """One cast of a graph, and how many bytes it reads and writes.
 
     Attributes
     ----------
@@ -33,10 +33,10 @@ class CastSize(NamedTuple):
 
 
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
-    """Return what each cast of ``casted.casts`` moves, in that order.
+    """Return how many bytes each cast of a converted graph reads and writes, in the order of ``casted.casts``.
 
-    ``shapes`` maps the names of the graph's inputs to their shapes. Where the shape of a cast tensor does not follow
-    from them, ``bytes`` is None.
+    ``shapes`` maps the names of the graph's inputs to their shapes. ``bytes`` is None for a tensor whose shape MXNet
+    cannot infer from these.
     """
     casts = casted.casts
     sizes: list[int | None] = [None] * len(casts)

@@ -19,7 +19,7 @@ def texts(values: Any) -> tuple[str, ...]:
     Raises
     ------
     ValueError
-        ``values`` is no list of strings, or a string cannot be printed: JSON can hold half a surrogate pair.
+        ``values`` is no list of strings, or a string cannot be encoded in UTF-8: JSON can hold half a surrogate pair.
     """
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"expected a list of texts, got {values!r:.200}")
@@ -44,16 +44,20 @@ def _quartiles(values: Any) -> tuple[float, float, float]:
 
 
 def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a copy of a dict that was read from JSON, with ``read(value)`` in place of each value."""
+    """Return a copy of a dict that was read from JSON, with ``read(value)`` in place of each value.
+
+    ``read`` checks one value and raises for a wrong one, as ``_number`` does.
+    """
     return dict(zip(texts(list(values)), map(read, values.values())))
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Which plans tuning compared with FP32, and what it measured. Each of these candidates has a name.
+    """The ways to run a network that ``mxmp.tune`` compared, what it measured of each, and which one it chose.
 
-    ``"float32"`` is the FP32 graph as it is, ``"float32, converted"`` the FP32 graph with the workarounds against slow
-    kernels, ``"rules"`` the plan that the rules make; others, such as ``"least time"``, are plans that tuning tried.
+    Each of these ways, below called candidates, has a name: ``"float32"`` is the FP32 graph as it is,
+    ``"float32, converted"`` the FP32 graph with the workarounds against slow kernels, ``"rules"`` the plan that the
+    rules make. All others, such as ``"least time"``, are plans that tuning itself made.
 
     Attributes
     ----------
@@ -62,12 +66,13 @@ class Tuned:
     training : bool
         Whether a forward and a backward were timed; otherwise a forward alone.
     steps : mapping of str to float
-        From each candidate that was timed to the median of its times, in seconds. Empty where nothing was timed.
+        From each candidate that was timed to the median time of its steps, in seconds. Empty if nothing was timed.
     gains : mapping of str to (float, float, float)
-        From each candidate that was timed to how many times as fast as FP32 it was: lower quartile, median and upper
-        quartile over the rounds of timing.
+        From each candidate that was timed to how many times as fast as ``"float32"`` it was: lower quartile, median and
+        upper quartile over the rounds of timing.
     predicted : mapping of str to float
-        From a candidate to how many times as fast as FP32 it should be by the sum of its operators' and casts' times.
+        From a candidate to how many times as fast as ``"float32"`` it should be, by the sum of the times that were
+        measured for its operators and casts one by one.
     cast_bytes : mapping of str to int
         From a candidate to the bytes that its casts read and write in one forward.
     notes : tuple of str
@@ -88,12 +93,12 @@ class Tuned:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Tuned:
-        """Return the ``Tuned`` of which ``to_dict`` returned ``raw``, perhaps written to JSON and read again.
+        """Return the ``Tuned`` whose ``to_dict()`` was written to JSON and read again as ``raw``.
 
         Raises
         ------
         AttributeError, OverflowError, TypeError, ValueError
-            ``raw`` is anything else.
+            ``raw`` is anything else. A dict straight from ``to_dict`` is refused: its lists are still tuples.
         """
         if set(raw) != {f.name for f in fields(cls)} or type(raw["training"]) is not bool:
             raise ValueError(f"'tuned' is {raw!r:.200}")
@@ -103,7 +108,7 @@ class Tuned:
         return cls(chosen, raw["training"], steps, gains, predicted, moved, texts(raw["notes"]))
 
     def __str__(self) -> str:
-        """Return a table with one line for each candidate, ``*`` before the chosen one, and the notes below."""
+        """Return a table with one line for each candidate, ``*`` before the chosen one, and ``notes`` below it."""
         what = "forward and backward" if self.training else "forward"
         names = list(dict.fromkeys([*self.steps, *self.cast_bytes]))
         rows = [["", f"{what}, ms", "times as fast as FP32", "predicted", "MiB cast"]]
