@@ -111,7 +111,7 @@ class Search:
         self._base = self._original
         self._tried: dict[str, _Tried] = {}
         self._rows: dict[str, Candidate] = {}
-        self._alone: dict[str, float] = {}
+        self._alone: dict[str, dict[str, float]] = {}  # by dtype, then by layer
         self._calibrators: dict[str, float] = {}
         self._score: float | None = None
         self._bfloat16_is_accurate = False  # if so, layers that leave INT8 are tried in bfloat16 too
@@ -168,6 +168,7 @@ class Search:
             self.notes.append("MXNet's fusion is wrong on this network beyond what is known: it stays unfused")
         if self._limits.evaluate is not None:
             self._score = self._limits.evaluate(*self._tried[FOLDED][:2])
+            self._rows[FOLDED] = self._rows[FOLDED]._replace(score=self._score)
 
     def _try_same(self, name: str, graph: Graph, params: Params) -> bool:
         """Run an FP32 graph as the candidate ``name``; return True if its outputs on all batches are the network's.
@@ -204,7 +205,7 @@ class Search:
         if not layers:
             self.notes.append("bfloat16: no operator of this network may compute in it")
             return
-        self._fall_back(BFLOAT16, layers, build, measured=False)
+        self._fall_back(BFLOAT16, layers, build)
         rows = self._rows.items()
         self._bfloat16_is_accurate = any(name.startswith(BFLOAT16) and not row.verdict for name, row in rows)
 
@@ -233,7 +234,7 @@ class Search:
         layers = [node.name for node in weighted if decisions[node.name].low]
         if not layers:
             self.notes.append("float16: no layer of this network may compute in it")
-        kept = self._fall_back(FLOAT16, layers, lambda full: lowered(full, "cpu")[:2], measured=False) if layers else []
+        kept = self._fall_back(FLOAT16, layers, lambda full: lowered(full, "cpu")[:2]) if layers else []
         chosen = _candidate_name(FLOAT16, len(kept), "float32")
         if chosen in self._rows and not self._rows[chosen].verdict:
             graph, params, decisions = lowered(kept, "gpu") if kept else found
@@ -249,12 +250,12 @@ class Search:
         ``decisions`` says, by an operator's name, whether it computes in float16; an operator that is missing there is
         FP32.
         """
-        layers = []
+        layers, alone = [], self._alone.get(FLOAT16, {})
         for node in self._base[0].nodes():
             if not node.is_variable:
                 decision = decisions.get(node.name, Decision(node.op, False, ""))
                 dtype = FLOAT16 if decision.low else "float32"
-                layers.append(Layer(node.name, node.op, dtype, decision.reason, self._alone.get(node.name)))
+                layers.append(Layer(node.name, node.op, dtype, decision.reason, alone.get(node.name)))
         return layers
 
     # -- INT8 ---------------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ class Search:
             self.notes.append("int8: nothing to quantize, no operator of this network has an INT8 kernel")
             return
         failing = self._measure_alone(
-            every, lambda rest: quantize(fused, params, ranges["min/max"], rest, every=True)[:2]
+            INT8, every, lambda rest: quantize(fused, params, ranges["min/max"], rest, every=True)[:2]
         )
         layers = [name for name in every if name not in failing]
         found = self._best_ranges(fused, params, ranges, failing)
@@ -338,14 +339,15 @@ class Search:
 
     # -- falling back -------------------------------------------------------------------------------
 
-    def _measure_alone(self, layers: Sequence[str], build: Build) -> dict[str, str]:
-        """Run, for each of the ``layers``, a graph in which this layer alone is in the dtype that is tried.
+    def _measure_alone(self, dtype: str, layers: Sequence[str], build: Build) -> dict[str, str]:
+        """Run, for each of the ``layers``, a graph in which this layer alone is in ``dtype``.
 
-        Keeps the SQNR in dB of the graph's outputs on one batch in ``self._alone``, by the layer's name: it shows how
-        much accuracy the layer costs. Returns a dict from the name of each layer that cannot run in the dtype to the
-        reason. After two crashes of one type of operator, other layers of that type are not run. ``build`` takes the
-        names of the layers that must not be in the dtype, and returns a graph and its parameters.
+        Keeps the SQNR in dB of the graph's outputs on one batch in ``self._alone[dtype]``, by the layer's name: it
+        shows how much accuracy the layer costs. Returns a dict from the name of each layer that cannot run in ``dtype``
+        to the reason. After two crashes of one type of operator, other layers of that type are not run. ``build`` takes the
+        names of the layers that must not be in ``dtype``, and returns a graph and its parameters.
         """
+        alone = self._alone[dtype] = {}
         failing: dict[str, str] = {}
         crashes: dict[str, int] = {}
         kinds = {node.name: node.op for node in fuse(self._base[0], quantizable=True).nodes()}
@@ -358,7 +360,7 @@ class Search:
             try:
                 self._runner.add("alone", *build([other for other in layers if other != name]))
                 outputs = self._runner.outputs("alone", self._held[:1])
-                self._alone[name] = self._compared({self._held[0]: outputs[0]})[0]
+                alone[name] = self._compared({self._held[0]: outputs[0]})[0]
             except (CandidateError, mx.MXNetError) as error:
                 failing[name] = f"fails here: {_last_line(error)}"
                 if isinstance(error, CandidateError) and error.crashed:
@@ -372,14 +374,13 @@ class Search:
         dtype: str,
         layers: Sequence[str],
         build: Build,
-        *,
-        measured: bool = True,
         why: Mapping[str, str] | None = None,
     ) -> list[str]:
         """Find how few layers must be in FP32 for a graph in ``dtype`` to be accurate enough; return their names.
 
         The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
-        is run for this is a candidate. The list is empty if no layer has to be in FP32, and also if all would have to
+        is run for this is a candidate. If ``_measure_alone`` has not run for ``dtype``, it runs when its result is
+        needed. The list is empty if no layer has to be in FP32, and also if all would have to
         be, which is noted for the report.
 
         Parameters
@@ -389,13 +390,11 @@ class Search:
             Names of the layers that can be in ``dtype``.
         build : callable
             Takes the names of layers that are to be in FP32, and returns a graph and its parameters.
-        measured : bool
-            True if ``_measure_alone`` has measured the layers; otherwise it is called here when it is needed.
         why : mapping of str to str, optional
             From the names of operators that cannot be in ``dtype`` to the reasons, for the report.
         """
         tried: dict[int, bool] = {}
-        order = sorted(layers, key=lambda name: self._alone.get(name, np.inf))
+        order = self._by_cost(dtype, layers)
 
         def within(count: int) -> bool:
             """Return True if the graph with the first ``count`` layers of ``order`` in FP32 is accurate enough.
@@ -411,21 +410,25 @@ class Search:
 
         if within(0):
             return []
-        if not measured:
-            self._alone.clear()
-            self._measure_alone(layers, build)
-            order = sorted(layers, key=lambda name: self._alone.get(name, -np.inf))
+        if dtype not in self._alone:
+            self._measure_alone(dtype, layers, build)
+            order = self._by_cost(dtype, layers)
         most = len(layers) - 1
         count, failed = min(1, most), 0
         while count < most and not within(count):
             count, failed = min(2 * count, most), count
         if not most or not within(count):
-            self.notes.append(f"{dtype}: no graph with a layer in it stays within max_drop")
+            self.notes.append(f"{dtype}: no graph with a layer in it is accurate enough")
             return []
         while count - failed > 1:
             middle = (count + failed) // 2
             count, failed = (middle, failed) if within(middle) else (count, middle)
         return order[:count]
+
+    def _by_cost(self, dtype: str, layers: Sequence[str]) -> list[str]:
+        """Return the layers, those first whose SQNR alone in ``dtype`` is lowest, or that cannot run in it alone."""
+        alone = self._alone.get(dtype, {})
+        return sorted(layers, key=lambda name: alone.get(name, -np.inf))
 
     def _try(self, name: str, build: Callable[[], tuple[Graph, Params]], why: Mapping[str, str]) -> bool:
         """Run the graph that ``build`` returns as the candidate ``name``; return True if it is accurate enough.
@@ -522,7 +525,7 @@ class Search:
         """
         graph, _, why = self._tried[name]
         spent = self._runner.profile(name)
-        layers = []
+        layers, alone = [], self._alone.get(name.partition(",")[0], {})
         for node in graph.nodes():
             if node.is_variable:
                 continue
@@ -530,7 +533,7 @@ class Search:
             milliseconds, dtype = spent.get(f"{node.name}_output", (None, "float32"))
             dtype = INT8 if own != node.name or dtype == "uint8" else dtype
             reason = why.get(own) or ("" if dtype == "float32" else "within the accuracy that was requested")
-            layers.append(Layer(own, node.op, dtype, reason, self._alone.get(own), milliseconds))
+            layers.append(Layer(own, node.op, dtype, reason, alone.get(own), milliseconds))
         return layers
 
 
