@@ -187,7 +187,7 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _optimize(args: argparse.Namespace) -> None:
-    """Run ``optimize``: write the fastest accurate graph for inference on this CPU, and print a report.
+    """Run ``optimize``: write the fastest graph for inference that is accurate enough, and print a report.
 
     ``--max-drop`` and ``--min-sqnr`` say how far its outputs may be from those of FP32. The report has the time and the
     accuracy of all graphs that were tried.
@@ -246,7 +246,7 @@ def _advise(args: argparse.Namespace) -> None:
 
 
 def _profile(args: argparse.Namespace) -> None:
-    """Run ``profile``: print which kernels ran on Tensor Cores, from a file that Nsight Systems recorded."""
+    """Run ``profile``: print how much GPU time a recording of Nsight Systems spent on Tensor Cores and in casts."""
     print(profile(args.file))
 
 

@@ -41,8 +41,8 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
     path : str, optional
         The file to write: .png, .svg or .pdf. Without it no file is written.
     kinds : sequence of str
-        The kinds of tensors to draw: "activation", "gradient" (the default: these two), "parameter gradient", "weight",
-        "update".
+        The kinds of tensors to draw: "activation", "gradient", "parameter gradient", "weight", "update". Default: the
+        first two.
 
     Returns
     -------
