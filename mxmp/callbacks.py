@@ -27,7 +27,7 @@ class KeptError:
         """Begin a block. Does nothing: an exception that was kept before stays kept."""
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        """Keep the block's exception, if there is one and none is kept yet; return True, so that it is not raised."""
+        """Keep the block's exception, if there is one and none is kept yet; return True, so that it goes no further."""
         self._error = self._error or error
         return True
 

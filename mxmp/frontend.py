@@ -118,8 +118,8 @@ class GraphRun(NamedTuple):
     plan : Plan
         The plan by which ``symbol`` was converted.
     has_gradient : callable
-        Takes the name of a variable and returns whether backward computes its gradient. For a variable without a
-        gradient MXNet's monitor reports an array too, into which backward never writes; this tells the two apart.
+        Takes the name of a variable and returns whether backward computes its gradient. The monitor of an executor
+        reports a gradient array for every variable; arrays into which backward never writes must be ignored.
     """
 
     key: Any
@@ -157,9 +157,9 @@ class TrainedNetwork(Protocol):
 
     @property
     def gradient_scale(self) -> float:
-        """Return by what the gradients of the parameters are multiplied now.
+        """Return the factor by which the gradients of the parameters are multiplied now.
 
-        This is the loss scale, or 1 once ``Trainer.unscale()`` has divided the gradients by it.
+        It is the loss scale, or 1 once ``Trainer.unscale()`` has divided the gradients by the loss scale.
         """
 
     def weights(self) -> list[Weight]:
@@ -172,10 +172,10 @@ class TrainedNetwork(Protocol):
         """Return the gradient of each trained parameter on each device, as the last backward left it."""
 
     def unchanged(self) -> ContextManager[None]:
-        """Return a context manager around ``replay``, so that the replayed batch leaves no trace in the training.
+        """Return a context manager within which ``replay`` may run a batch without changing the user's training.
 
-        On entry it sets all gradients to zero, so that ``grad_req="add"`` does not add to them. When the block ends it
-        restores gradients and running statistics, and waits for the device.
+        On entry it sets all gradients to zero, so that a backward with ``grad_req="add"`` does not add to those of the
+        last step. When the block ends, it restores gradients and running statistics, and waits for the device.
         """
 
     def prepare(self, batch: Sequence[Any]) -> None:

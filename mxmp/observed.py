@@ -176,9 +176,9 @@ class ObservedGraph:
         return [] if node is None else self.readers(node)
 
     def _find(self, name: str) -> Observed | None:
-        """Do the work of ``observe`` for a name that it has not seen before.
+        """Return what ``observe`` returns for ``name``, which must not be a name that MXNet gives to sums of gradients.
 
-        Returns None in the same cases. ``observe`` itself handles the names that MXNet gives to sums of gradients.
+        ``observe`` calls it once for each name and keeps the result.
         """
         place = place_of(self._nodes, name)
         if place is None or place.what == "input":

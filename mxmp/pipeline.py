@@ -50,8 +50,8 @@ def low_graph(
     device : {"cpu", "gpu"}
         Where the graph will run.
     keep_output_names : bool
-        True: keep an operator in FP32 if a cast behind it would rename an output of the graph (see ``decide``). A plan
-        is followed all the same.
+        True: keep an operator in FP32 if a cast behind it would rename an output of the graph (see ``decide``). Has no
+        effect if ``how`` is a plan.
     grad_req : mapping of str to str
         From the name of a variable to its ``grad_req``: ``"write"``, ``"add"`` or ``"null"``. Some workarounds depend
         on it; a variable that is missing gets every workaround that some request would need.
@@ -98,8 +98,8 @@ def emitted(
         As for ``low_graph``.
     avoid_slow_kernels : bool, optional
         False applies only the workarounds without which the graph fails or is wrong, and none of those that only make
-        it faster. Default: ``plan.avoids_slow_kernels``, which is True if an operator computes in low precision or
-        ``tune`` measured a gain.
+        it faster. Default: ``plan.avoids_slow_kernels``, which is True if an operator computes in low precision, or if
+        ``tune`` measured that the FP32 graph is faster with them.
     """
     if avoid_slow_kernels is None:
         avoid_slow_kernels = plan.avoids_slow_kernels
@@ -210,7 +210,8 @@ class Conversion:
         fixed : collection of str
             Names of parameters that must stay in FP32, such as Gluon Constants, unless ``stored`` says otherwise.
         keep_output_names : bool
-            As for ``low_graph``, but also against a plan.
+            True: keep an operator in FP32 if a cast behind it would rename an output of the graph, even if a plan says
+            otherwise.
         grad_req, large_inputs
             As for ``low_graph``.
 

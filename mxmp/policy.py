@@ -106,7 +106,8 @@ class Policy:
     def stores_low(self, device: str) -> bool:
         """Return whether parameters that low-precision operators read are stored in float16; False means FP32.
 
-        ``device`` is ``"cpu"`` or ``"gpu"``: with ``params=None``, float16 networks store them so on a GPU only.
+        ``device`` is ``"cpu"`` or ``"gpu"``. It counts only if ``params`` is None: a float16 network then stores them
+        in float16 on a GPU, and in FP32 on a CPU.
         """
         if self.params is not None:
             return self.params == "float16"
@@ -225,7 +226,8 @@ def pattern_of(pattern: str) -> re.Pattern:
 def is_policy_text(text: str) -> bool:
     """Return whether a user's string is meant as a recipe or policy string, and not as the path of a plan's file.
 
-    It is if it begins with the name of a recipe or of a field of Policy: ``"float16,..."``, ``"compute=..."``.
+    That is so if the string begins with the name of a recipe, ``"float16,norm=compute"``, or with that of a field of
+    Policy, ``"compute=float16"``.
     """
     first = text.partition(",")[0].strip()
     return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]

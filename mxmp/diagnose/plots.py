@@ -140,8 +140,8 @@ def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> l
     """Return the Axes (pictures) of a new matplotlib Figure, one below the other, with a common x axis.
 
     No window is opened. ``size`` is the Figure's (width, height) in inches, ``heights`` has the relative height of each
-    Axes, and ``xlabel`` is the text below the last one.
-    Raises ``ImportError`` without matplotlib; the message says what to install.
+    Axes, and ``xlabel`` is the text below the last one. Raises ``ImportError`` without matplotlib; the message says
+    what to install.
     """
     try:
         from matplotlib.figure import Figure
@@ -154,9 +154,9 @@ def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> l
 
 
 def _save(axis: Any, path: str | None) -> Any:
-    """Return the matplotlib Figure that ``axis`` belongs to; write it to the file ``path`` first, unless that is None.
+    """Write the matplotlib Figure that ``axis`` belongs to into the file ``path``, and return the Figure.
 
-    ``axis`` is any of its Axes. Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
+    Nothing is written if ``path`` is None. Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
     """
     if path is not None:
         kind = os.path.splitext(path)[1][1:]

@@ -142,7 +142,7 @@ class MatrixReport:
 class Joinable:
     """Several matrix operators that read the same tensor and could be computed by one larger operator.
 
-    For example the projections to Q, K and V in attention. One larger product runs faster than several small ones.
+    For example the projections to Q, K and V in attention. One large product is usually faster than several small ones.
 
     Attributes
     ----------

@@ -65,7 +65,7 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
     """Yield every operator of a graph in graph order; after a loop or branch, the operators of its bodies.
 
     ``known`` maps the names of inputs and parameters to their shapes and dtypes, as far as these are known. ``prefix``
-    is put before each operator's name. ``times`` is how often the graph runs in one forward: a body runs more often.
+    is put before each operator's name. ``times`` is how often the graph runs in one forward of the network.
     """
     found = _infer(graph, known)
     for node, name in graph.names().items():

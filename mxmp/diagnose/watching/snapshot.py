@@ -85,7 +85,7 @@ class Snapshot:
 
     @property
     def format(self) -> Format:
-        """Return the range of the compute dtype: the exponents of its smallest and largest numbers."""
+        """Return the range of the compute dtype: its largest number and the exponents of its smallest and largest."""
         return FORMATS[self.compute]
 
     def of(self, kind: str, *, low_only: bool = False) -> list[TensorReport]:
@@ -123,8 +123,8 @@ class Snapshot:
     def underflow(self) -> float:
         """Return the share of the gradient values, from 0 to 1, that the compute dtype rounds to zero.
 
-        They do so although they are multiplied by the loss scale of this step. The values of all ``gradients`` are
-        counted together; those that are zero before rounding are part of the total only.
+        The values are those multiplied by the loss scale of this step, of all ``gradients`` together. Values that are
+        zero before rounding are part of the total only.
         """
         return self._underflow([t.histogram for t in self.gradients])
 

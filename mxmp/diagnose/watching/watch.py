@@ -89,9 +89,9 @@ class Watch(StepObserver):
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         """Record the gradients of the parameters, and copy the weights, if this is a watched step.
 
-        It is one if the probe has reported a tensor since it was started. The network's ScaledStep calls this method in
-        every step, before the update. ``gradients`` are as the update gets them: multiplied by the loss scale, unless
-        ``Trainer.unscale`` has divided them by it.
+        A step is watched if the probe has reported tensors in it; it reports none if the step ran another bucket. The
+        network's ScaledStep calls this method in every step, before the update. ``gradients`` are as the update gets
+        them: multiplied by the loss scale, unless ``Trainer.unscale`` has divided them by it.
         """
         if not self._reported:  # another bucket ran, or a batch of another size
             return
@@ -181,8 +181,8 @@ class Watch(StepObserver):
 def _largest(flat: NDArray) -> NDArray:
     """Return the largest value of a vector without negative values, as an array of shape (1,).
 
-    The result may ignore a NaN among the values. On a CPU it is computed by a max pooling over the whole vector, since
-    MXNet's ``max`` takes five times as long.
+    A NaN among the values may be ignored; ``_PendingReport.squares`` shows it. On a CPU the result is computed by a max
+    pooling over the whole vector, since MXNet's ``max`` takes five times as long.
     """
     if flat.ctx.device_type == "gpu":
         return flat.max()
