@@ -35,10 +35,10 @@ from .tuning import tune
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line; return the exit status: 0, or 2 with one line on stderr.
+    """Run a command line; return the exit status: 0, or 2 after an error, which is printed to stderr in one line.
 
-    ``arguments`` are the words after ``python -m mxmp`` (default: those of the process). A wrong command line exits the
-    process with status 2, as argparse does.
+    ``arguments`` are the words after ``python -m mxmp`` (default: those of the process). An unknown command or option
+    exits the process with status 2, as argparse does.
     """
     args = parser().parse_args(arguments)
     try:
@@ -51,24 +51,26 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, with a subparser for each command."""
+    """Return the argparse parser of the command line, with a subparser for each command."""
     top = argparse.ArgumentParser("python -m mxmp", description="Mixed precision for MXNet checkpoints.")
     commands = top.add_subparsers(dest="command", required=True)
     recipes = ", ".join(Policy.recipes())
 
     def add(run: Callable, purpose: str, policy: str = "", plan: bool = False) -> argparse.ArgumentParser:
-        """Return the subparser of a new command with the name of the function ``run``: ``_cast`` runs ``cast``.
+        """Add a command to the command line, and return its subparser, so that the caller can add more arguments.
 
         Parameters
         ----------
         run : callable
-            Runs the command with the parsed arguments.
+            Is called with the parsed arguments to run the command. The command is named after it: ``cast`` for
+            ``_cast``.
         purpose : str
-            What ``--help`` says about the command.
+            The line on the command in ``--help``.
         policy : str
-            The default of ``--policy``. If it is given, the command also takes a symbol, ``--exclude`` and ``--shape``.
+            The default of ``--policy``, with which the command also takes a symbol, ``--exclude`` and ``--shape``. If
+            it is empty, the command has none of these.
         plan : bool
-            Whether ``--policy`` may be the path of a plan too.
+            Whether ``--policy`` may also be the path of a plan; only changes its help text.
         """
         command = commands.add_parser(run.__name__[1:], help=purpose)
         command.set_defaults(run=run)
@@ -118,7 +120,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _cast(args: argparse.Namespace) -> None:
-    """Run ``cast``: write a low-precision symbol, and its parameters if they are given, and print what was decided."""
+    """Run ``cast``: write a low-precision symbol, and its parameters if they are given, to files.
+
+    Prints in which dtype each type of operator computes and why, and the size of the parameters before and after.
+    """
     symbol = read_symbol(args.symbol)
     low = cast_symbol(symbol, args.policy, exclude=args.exclude, ctx=mx.Context(args.device))
     params = _parameters(args.params, symbol, _shapes(args)) if args.params else {}
@@ -137,9 +142,9 @@ def _cast(args: argparse.Namespace) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
-    """Run ``explain``: print in which dtype each type of operator would compute, and why.
+    """Run ``explain``: print in which dtype each type of operator in a symbol would compute, and why.
 
-    With ``--nodes``, print this for every single operator too.
+    With ``--nodes``, print it for every single operator as well.
     """
     found = _explanation(read_symbol(args.symbol), args)
     print(found)
@@ -151,12 +156,18 @@ def _explain(args: argparse.Namespace) -> None:
 
 
 def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation:
-    """Return what ``mxmp.explain`` says of a symbol under the command line's policy, device and shapes."""
+    """Return the Explanation that ``mxmp.explain`` gives of a symbol: the dtype of each operator, and why.
+
+    ``args`` has the policy, patterns to exclude, device and shapes of the command line.
+    """
     return explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
 
 
 def _tune(args: argparse.Namespace) -> None:
-    """Run ``tune``: find the fastest plan on this machine, write it to a file and print it."""
+    """Run ``tune``: find the plan (the dtype of every operator) that is fastest on this machine; write and print it.
+
+    With ``--bytes`` nothing is measured, and the plan is the one whose casts move the fewest bytes.
+    """
     symbol = read_symbol(args.symbol)
     shapes: dict[str, Any] = dict(_shapes(args))
     check_shapes(shapes, symbol.list_inputs())
@@ -176,9 +187,10 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _optimize(args: argparse.Namespace) -> None:
-    """Run ``optimize``: write the fastest graph for inference that is accurate enough, and print what was tried.
+    """Run ``optimize``: write the fastest graph for inference that is accurate enough, and print a report.
 
-    ``--max-drop`` and ``--min-sqnr`` say what is accurate enough.
+    ``--max-drop`` and ``--min-sqnr`` say how far its outputs may be from those of FP32. The report has the time and the
+    accuracy of all graphs that were tried.
     """
     symbol = read_symbol(args.symbol)
     params = _parameters(args.params, symbol, {})
@@ -203,13 +215,13 @@ def _optimize(args: argparse.Namespace) -> None:
 def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
     """Return the batches in a .npy or .npz file: for each batch, a dict from the name of an input to its array.
 
-    The arrays in the file have one axis more than the inputs, the first one, which counts the batches. A .npy file is
-    of the first of ``inputs``, the names of the symbol's inputs; an .npz file has an array for each input by name.
+    An array in the file has all batches of one input, stacked along a new first axis. A .npy file has one array, for
+    the first of ``inputs``, the names of the symbol's inputs; an .npz file has an array for each input, by its name.
 
     Raises
     ------
     ValueError
-        The file holds no such arrays.
+        The file cannot be read, an array has less than two axes, or the arrays have different numbers of batches.
     """
     try:
         raw = np.load(path, allow_pickle=False)
@@ -225,7 +237,7 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
 
 
 def _advise(args: argparse.Namespace) -> None:
-    """Run ``advise``: print which shapes in a symbol miss the Tensor Cores of a GPU."""
+    """Run ``advise``: print which sizes in a symbol's matrix operators do not suit the Tensor Cores of a GPU."""
     symbol = read_symbol(args.symbol)
     found = advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args))
     # A Symbol has the name of its last operator; the file has the network's.
@@ -234,15 +246,15 @@ def _advise(args: argparse.Namespace) -> None:
 
 
 def _profile(args: argparse.Namespace) -> None:
-    """Run ``profile``: print what ran on Tensor Cores, from a file of Nsight Systems."""
+    """Run ``profile``: print how much GPU time a recording of Nsight Systems spent on Tensor Cores and in casts."""
     print(profile(args.file))
 
 
 def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> dict[str, NDArray]:
     """Return the parameters in the file ``path``, by names such as ``"arg:fc_weight"`` and ``"aux:bn_moving_mean"``.
 
-    Raises ``ValueError`` where they do not fit ``symbol``. ``shapes`` maps inputs to shapes; prints a line where these
-    do not suffice to check the sizes of the parameters.
+    Raises ``ValueError`` if they do not fit ``symbol``. ``shapes`` maps the names of inputs to their shapes, from which
+    the sizes of the parameters are checked; if they do not suffice, a line is printed that says so.
     """
     params = read_parameters(path)
     try:
@@ -256,7 +268,8 @@ def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> d
 def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
     """Return a dict from the names of inputs to the shapes that ``--shape`` gives them.
 
-    ``--shape data=1,3,224,224`` gives ``{"data": (1, 3, 224, 224)}``. Raises ``ValueError`` for a text of another form.
+    ``--shape data=1,3,224,224`` gives ``{"data": (1, 3, 224, 224)}``. Raises ``ValueError`` for a text that is not
+    ``NAME=SIZE,SIZE,...`` with positive integers.
     """
     shapes = {}
     for text in args.shape:

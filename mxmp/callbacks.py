@@ -12,22 +12,22 @@ __all__ = ["KeptError", "hold_interrupts"]
 
 
 class KeptError:
-    """A context manager that keeps the first exception of its blocks, until ``raise_it`` raises it.
+    """A context manager that keeps the first exception of its ``with`` blocks, until ``raise_it`` raises it.
 
-    For the body of a Python function that MXNet calls through ctypes: ctypes would print the function's exception and
-    go on, and the code that called MXNet would never see it. One object serves any number of blocks. It keeps
-    ``KeyboardInterrupt`` too; but Ctrl-C may arrive in the function before the block is entered, so the call of MXNet
-    itself belongs into ``hold_interrupts()``.
+    It is meant for the body of a Python function that MXNet calls through ctypes: ctypes would print the function's
+    exception and go on, and the code that called MXNet would never see it. One object may be used for any number of
+    blocks, one after the other. It keeps ``KeyboardInterrupt`` too. But Ctrl-C may arrive in the function before the
+    block begins; therefore the code that calls MXNet should do so within ``hold_interrupts()``.
     """
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
 
     def __enter__(self) -> None:
-        """Begin a block; change nothing."""
+        """Begin a block. Does nothing: an exception that was kept before stays kept."""
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        """Keep the exception of the block if no earlier one is kept, and return True: the block never raises."""
+        """Keep the block's exception, if there is one and none is kept yet; return True, so that it goes no further."""
         self._error = self._error or error
         return True
 
@@ -40,11 +40,11 @@ class KeptError:
 
 @contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the block ends: the handler of SIGINT is then called once, however often the signal came.
+    """Delay Ctrl-C until the ``with`` block ends: SIGINT's handler is then called once, however often the signal came.
 
-    For a call of MXNet during which MXNet calls Python functions: a ``KeyboardInterrupt`` in one of those would be
-    lost. In any thread but the main one the block runs unchanged, since Python runs signal handlers in the main thread
-    only; and also where SIGINT has no Python handler.
+    It is meant for a call of MXNet during which MXNet calls Python functions: a ``KeyboardInterrupt`` raised in one of
+    these would be lost. Does nothing in a thread other than the main one, since Python runs signal handlers in the main
+    thread only; nor where SIGINT has no Python handler.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

@@ -13,11 +13,11 @@ __all__ = ["code_of", "prepare_to_crash", "showing", "start_python"]
 
 
 def code_of(module: str) -> str:
-    """Return Python code, for ``start_python``, that calls the function ``main`` of ``module``.
+    """Return a line of Python code, for ``start_python``, that imports ``module`` and calls its function ``main``.
 
-    ``module`` is a full name such as ``"mxmp.tuning.process"``. The code first takes ``sys.path`` from the command line
-    arguments. (``python -m`` would put the current folder first in ``sys.path``, where a file of the user's could
-    replace a standard module.)
+    ``module`` is a full name such as ``"mxmp.tuning.process"``. The code first sets ``sys.path`` to the process's
+    command line arguments. ``python -m module`` would put the current folder in front of ``sys.path`` instead, where a
+    file of the user's could hide a standard module.
     """
     return f"import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
 
@@ -25,18 +25,17 @@ def code_of(module: str) -> str:
 def start_python(code: str, hint: str = "", **options: Any) -> subprocess.Popen:
     """Start a new Python process that runs ``code``, with pipes for its stdin and stdout, and return it at once.
 
-    The process gets ``sys.path`` of this one as its arguments, and the environment variables unless ``options`` has
-    ``env``. It is in a new session, so Ctrl-C in a terminal interrupts this process alone; the caller has to end the
-    other.
+    The new process gets the ``sys.path`` of this one as its arguments, and its environment variables unless ``options``
+    has ``env``. It runs in a session of its own, so Ctrl-C in a terminal does not reach it: the caller has to end it.
 
     Parameters
     ----------
     code : str
-        As ``code_of`` returns it.
+        Python code, as ``code_of`` returns it.
     hint : str
-        What the user can do instead, for the error message.
+        A sentence for the error message on what the user can do instead: ``"Use tune(measure=False)"``.
     options
-        Further arguments for ``subprocess.Popen``, such as ``stderr`` or ``text``.
+        Further arguments of ``subprocess.Popen``, such as ``stderr`` or ``text``.
 
     Raises
     ------
@@ -57,8 +56,9 @@ def start_python(code: str, hint: str = "", **options: Any) -> subprocess.Popen:
 def prepare_to_crash() -> None:
     """Let a segmentation fault end this process by the signal SIGSEGV, without a core file.
 
-    A process that ``start_python`` started calls it. Otherwise MXNet's handler of SIGSEGV would end the process with an
-    ordinary exit status, and the parent could not tell a crash from an error.
+    Processes that ``start_python`` started call it, because a kernel may crash in them. Otherwise MXNet's handler of
+    SIGSEGV would end the process with an ordinary exit status, and the parent process could not tell a crash from an
+    error.
     """
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     with suppress(ImportError, ValueError, OSError):
@@ -69,10 +69,11 @@ def prepare_to_crash() -> None:
 
 @contextmanager
 def showing(progress: bool, total: int | None = None) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar within a ``with`` block; gives the function to call with the name of each part that begins.
+    """Show a tqdm progress bar during a ``with`` block, for a computation in several parts.
 
-    The function advances the bar by one part. It does nothing if ``progress`` is False or tqdm is not installed, and
-    shows nothing where stderr is no terminal. ``total`` is the number of parts, None if it is not known.
+    Yields a function that the caller calls whenever a part begins, with a text that the bar shows; the bar advances by
+    one. ``total`` is the number of parts, None if it is not known. There is no bar if ``progress`` is False, tqdm is
+    not installed or stderr is no terminal; the function then shows nothing.
     """
     try:
         from tqdm import tqdm
@@ -83,7 +84,7 @@ def showing(progress: bool, total: int | None = None) -> Iterator[Callable[[str]
         return
 
     class Bar(tqdm):
-        """A bar without the thread that tqdm starts for its first bar and never ends."""
+        """A tqdm bar without the monitor thread that tqdm starts with its first bar and leaves running."""
 
         monitor_interval = 0
 

@@ -13,10 +13,10 @@ __all__ = ["check_writable", "read_json", "replacing", "replacing_all"]
 
 
 def check_writable(path: str) -> None:
-    """Raise the ``OSError`` that ``replacing(path)`` would raise where ``path`` cannot be written.
+    """Raise ``OSError`` if ``path`` cannot be written: it is a folder, or its folder is missing or read-only.
 
-    Creates an empty temporary file beside ``path`` and removes it; ``path`` itself is not touched. For long
-    computations, which would otherwise fail only at their end.
+    Long computations call it first, since they would otherwise fail only at their end, when they write their result.
+    Creates an empty temporary file beside ``path`` and removes it; ``path`` itself is not touched.
     """
     target = os.path.realpath(path)
     with _errors_named(path):
@@ -33,8 +33,8 @@ def read_json(path: str) -> Any:
     Raises
     ------
     ValueError
-        The file is not in UTF-8, is not JSON, or nests deeper than Python can follow. The message does not name
-        ``path``: the caller adds it.
+        The file is not in UTF-8, is not JSON, or is nested deeper than Python's recursion limit. The message does not
+        name ``path``: the caller adds it.
     OSError
         The file cannot be read.
     """
@@ -47,10 +47,10 @@ def read_json(path: str) -> Any:
 
 @contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """Yield the path of a temporary file, which is renamed to ``path`` when the block ends without an error.
+    """Yield the path of a temporary file to write; it is renamed to ``path`` when the block ends without an error.
 
-    The caller writes the temporary file, which lies beside ``path``. So ``path`` holds the old content or the whole new
-    one, whenever the process dies. After an error in the block the temporary file is removed, and the old file stands.
+    So ``path`` has either its old content or the whole new one, even if the process dies in between. The temporary file
+    is in the same folder. After an error in the block it is removed, and ``path`` stays as it was.
 
     Raises
     ------
@@ -63,11 +63,11 @@ def replacing(path: str) -> Iterator[str]:
 
 @contextmanager
 def replacing_all(*paths: str) -> Iterator[list[str]]:
-    """Yield one temporary path for each of ``paths``; all are renamed when the block ends without an error.
+    """Yield the path of a temporary file for each of ``paths``; all are renamed when the block ends without an error.
 
-    As ``replacing``, for files that belong together: no file is renamed before all have been written and flushed to the
-    disk, so a full disk leaves all the old files. A path that is a symbolic link stays one; the file that it points to
-    is replaced.
+    It does what ``replacing`` does, for files that belong together: no file is renamed before all have been written and
+    flushed to the disk, so if the disk is full, all ``paths`` keep their old content. A path that is a symbolic link
+    stays one; the file that it points to is replaced.
     """
     # A link stays one: what it points to is replaced.
     targets = [os.path.realpath(path) for path in paths]
@@ -90,17 +90,20 @@ def replacing_all(*paths: str) -> Iterator[list[str]]:
 
 
 def _temporary_beside(target: str) -> str:
-    """Return a path in the folder of ``target`` that no other process or thread uses: ``.NAME.PROCESS.THREAD.part``."""
+    """Return a path in the folder of ``target`` that no other process or thread uses.
+
+    Its file name is ``.NAME.PROCESS.THREAD.part``, with the ids of this process and thread.
+    """
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name}.{os.getpid()}.{threading.get_ident()}.part")
 
 
 @contextmanager
 def _errors_named(*paths: str) -> Iterator[None]:
-    """Raise again an ``OSError`` of the block with ``paths`` as its file name, joined by commas.
+    """Replace an ``OSError`` of the ``with`` block by one that names ``paths``, joined by commas, as its file.
 
-    Errors of writing name the temporary file (``*.part``) or no file. An error that names any other file, or has no
-    error number, is raised unchanged.
+    The error of a failed write names the temporary file (``*.part``), of which the user does not know, or no file. An
+    error that names any other file, or has no error number, is raised unchanged.
     """
     try:
         yield

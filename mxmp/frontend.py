@@ -48,27 +48,29 @@ Note = Callable[[str, NDArray], None]
 
 
 class ConvertedGraph(NamedTuple):
-    """One FP32 graph, and the Plan by which it is converted.
+    """One FP32 graph of a network, and the Plan (the dtype of every operator) by which it is converted.
 
-    Made for ``explain``, which converts the FP32 graph again to report on it.
+    The frontends return it for ``explain``, which converts the FP32 graph once more to report on the result.
 
     Attributes
     ----------
     name : str
-        Name of the block (``"resnet0"``), or of the Symbol, followed by the bucket's key where a module has buckets.
+        Name of the block (``"resnet0"``), or of the Symbol; of a BucketingModule with the key of the bucket:
+        ``"softmax, bucket 10"``.
     training : bool or None
-        Whether the graph runs in training or in inference; None for a Symbol, which is not bound.
+        True if the graph runs in training, False in inference; None for a Symbol that is not bound.
     symbol : Symbol
-        The FP32 graph, without casts.
+        The FP32 graph.
     plan : Plan
         The dtype that each operator computes in.
     shapes : mapping of str to tuple
         From the name of an input (``"data"``) to its shape; the shapes of parameters are inferred from these.
     requested_gradients : mapping of str to str
-        From a variable's name to ``"write"``, ``"add"`` or ``"null"``. A variable that is missing is not known.
+        From a variable's name to its ``grad_req``: ``"write"``, ``"add"`` or ``"null"``. A variable whose ``grad_req``
+        is not known is missing.
     large_inputs : bool
-        Whether the graph runs only at inputs that are large beside the padding of its convolutions; the workarounds for
-        kernels that are wrong at small inputs are then left out.
+        True if the graph runs only with inputs so large, compared with the padding of its convolutions, that oneDNN
+        computes the weight gradients right. Then the workarounds for its faults at small inputs are left out.
     """
 
     name: str
@@ -81,7 +83,9 @@ class ConvertedGraph(NamedTuple):
 
 
 class CalledGraph(NamedTuple):
-    """One FP32 graph that a call of a Gluon net runs, or a Symbol, for ``advise``; neither need be converted.
+    """One FP32 graph whose matrix operators ``advise`` counts: a Symbol, or a graph that a call of a Gluon net runs.
+
+    The net may be converted or not.
 
     Attributes
     ----------
@@ -90,7 +94,8 @@ class CalledGraph(NamedTuple):
     symbol : Symbol
         The FP32 graph.
     known : mapping of str to (tuple of int, dtype)
-        From the name of a variable to its shape and dtype; a variable whose shape is not known is missing.
+        From the name of a variable (an input or a parameter) to its shape and dtype; a variable whose shape is not
+        known is missing.
     parameters : frozenset of str
         Names of those variables of ``symbol`` that are a block's parameters; empty for a Symbol.
     """
@@ -102,19 +107,19 @@ class CalledGraph(NamedTuple):
 
 
 class GraphRun(NamedTuple):
-    """One graph that a network runs in training, as it runs: with casts.
+    """One converted graph that a network runs in training, for a diagnostic that listens to its operators.
 
     Attributes
     ----------
     key : object
-        Stands for the graph: two GraphRuns describe the same graph if their keys are the same object.
+        Identifies the graph: two GraphRuns describe the same graph if their keys are the same object (``is``).
     symbol : Symbol
-        The graph that runs, with casts.
+        The graph that runs, with casts and workarounds.
     plan : Plan
-        The plan that ``symbol`` was converted by.
+        The plan by which ``symbol`` was converted.
     has_gradient : callable
-        From a variable's name to whether backward computes its gradient. MXNet's monitor also reports an array for the
-        gradient of every other variable of an executor; backward never writes into that array.
+        Takes the name of a variable and returns whether backward computes its gradient. The monitor of an executor
+        reports a gradient array for every variable; arrays into which backward never writes must be ignored.
     """
 
     key: Any
@@ -124,31 +129,41 @@ class GraphRun(NamedTuple):
 
 
 class TrainedNetwork(Protocol):
-    """A network with what trains it: all that ``watch``, ``blame`` and ``guard`` need, the same for both frontends.
+    """The protocol by which ``watch``, ``blame`` and ``guard`` use a network that trains, of either frontend.
 
-    ``mxmp.gluon`` implements it for a converted net with its Trainer, ``mxmp.symbolic`` for a Module. One object is
-    made for each call of a diagnostic. Several methods take a *place*: an object at which graphs run, which is the hook
-    of a converted block (Gluon) or an executor (Module). ``listen`` passes every place to its callback.
+    ``mxmp.gluon`` implements it for a converted net with its Trainer, ``mxmp.symbolic`` for a Module or
+    BucketingModule. Each call of a diagnostic makes one such object. Several methods take a *place*, the object that
+    runs graphs: in Gluon the hook of a converted block, in a Module an executor. ``listen`` passes every place to its
+    callback.
     """
 
     @property
     def step(self) -> ScaledStep:
-        """The scaled step of the Trainer or Module: its loss scale, counters and observers."""
+        """Return the ScaledStep of the Trainer or Module: its loss scale, its counts of steps, and its observers.
+
+        In each training step it checks the gradients for overflow and applies or skips the update.
+        """
 
     @property
     def policy(self) -> Policy:
-        """The Policy of the network as it is converted now; ``exclude`` replaces it."""
+        """Return the Policy by which the network is converted now. ``exclude`` replaces it by one with more patterns.
+
+        If the network was converted by a Plan, it is the Plan's policy.
+        """
 
     @property
     def is_planned(self) -> bool:
-        """Return whether the network was converted by a Plan. Otherwise the rules of its Policy decide."""
+        """Return whether the user gave a Plan for the conversion; if not, rules choose the dtypes under a Policy."""
 
     @property
     def gradient_scale(self) -> float:
-        """The factor in the gradients: the loss scale, or 1 once ``Trainer.unscale()`` has divided it out."""
+        """Return the factor by which the gradients of the parameters are multiplied now.
+
+        It is the loss scale, or 1 once ``Trainer.unscale()`` has divided the gradients by the loss scale.
+        """
 
     def weights(self) -> list[Weight]:
-        """Return the parameters that are trained, each with its arrays and FP32 masters on all devices.
+        """Return the parameters that are trained, each with its arrays and FP32 master weights on all devices.
 
         Parameters without a gradient (``grad_req="null"``) are left out.
         """
@@ -157,70 +172,74 @@ class TrainedNetwork(Protocol):
         """Return the gradient of each trained parameter on each device, as the last backward left it."""
 
     def unchanged(self) -> ContextManager[None]:
-        """Set all gradients to zero on entry; restore gradients and running statistics when the block ends.
+        """Return a context manager within which ``replay`` may run a batch without changing the user's training.
 
-        For a replayed step, which must not change what the user trains, and must not add to earlier gradients. Waits
-        for the device when the block ends.
+        On entry it sets all gradients to zero, so that a backward with ``grad_req="add"`` does not add to those of the
+        last step. When the block ends, it restores gradients and running statistics, and waits for the device.
         """
 
     def prepare(self, batch: Sequence[Any]) -> None:
-        """Select the graphs that ``batch`` runs, before ``listen``: a BucketingModule switches to the batch's bucket.
+        """Switch a BucketingModule to the bucket of ``batch``; do nothing for any other network.
 
-        ``batch`` holds the arguments of the Gluon net, or one ``DataBatch`` for a module.
+        Call it before ``listen``, which listens to the current bucket alone. ``batch`` holds the arguments of the
+        Gluon net, or one ``DataBatch`` for a module.
         """
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
         """Run forward and backward of ``batch`` once, in training mode and at ``loss_scale``, without an update.
 
-        Calls ``note(name, array)`` for the arrays that no operator of the network makes, so that the monitor does not
-        report them: the inputs and, in Gluon, the loss and its gradient. ``batch`` is as in ``prepare``. ``loss`` maps
-        the output of a Gluon net to its loss; a module has its loss in its graph, and ignores ``loss``.
+        MXNet's monitor reports only arrays that operators of the network make. So this method itself passes the others
+        to ``note(name, array)``: the inputs and, in Gluon, the loss and its gradient. ``batch`` is as in ``prepare``.
+        ``loss`` takes the output of a Gluon net and returns the loss; a module has its loss in its graph, and ignores
+        ``loss``.
         """
 
     def graphs(self, place: Any) -> Iterator[GraphRun]:
-        """Yield the graphs that run in training at ``place``, the hook of a block or an executor.
+        """Yield the graphs that ``place``, the hook of a block or an executor, runs in training.
 
-        A graph that has not run yet is missing, since a hook makes it at the first call.
+        A graph of a block that has not run yet is missing, since a hook builds a graph at the first call that needs it.
         """
 
     def count_graphs(self, place: Any) -> int:
         """Return how many graphs ``graphs(place)`` would yield, without reading them.
 
-        A probe asks when it does not know the name of a reported tensor, to learn whether the place has a new graph.
+        When the monitor reports a name that no known graph has, a probe compares this number with the number of graphs
+        that it knows: a larger one means that a new graph was built.
         """
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
-        """Report every output of every operator in training, from the next forward until ``stop_listening``.
+        """Report every tensor that an operator computes in training, forward and backward, until ``stop_listening``.
 
-        Calls ``listener_at(place)`` once for each place, a block's hook or an executor. What it returns is then called
-        with the monitor's name of each tensor (``"fc1_output"``) and the tensor, for all graphs at that place.
+        Calls ``listener_at(place)`` at once for each place, a block's hook or an executor. From the next forward on,
+        the function that it returned is called with the name that MXNet's monitor gives a tensor (``"fc1_output"``)
+        and the tensor, for all graphs at that place.
 
         Raises
         ------
         ValueError
-            A block has an op hook of the user's (``register_op_hook``); MXNet calls only one.
+            The user has called ``register_op_hook`` on a block, and MXNet calls only one such callback for a block.
         """
 
     def stop_listening(self) -> None:
-        """Remove all listeners that ``listen`` installed. Without any, does nothing."""
+        """Remove all listeners that ``listen`` installed; do nothing if there are none."""
 
     @property
     def is_stale(self) -> bool:
-        """Return whether a place that ``listen`` listens to was replaced since, so that new graphs run unreported.
+        """Return whether a hook or executor with a listener was replaced, so that its tensors are reported no more.
 
-        A net that is converted again, or an executor that is bound again, for a batch of another size, is such a case.
-        The caller stops listening and starts again.
+        A net gets new hooks when it is converted again; a module gets new executors when it is bound again or gets a
+        batch of another size. The caller then calls ``stop_listening`` and ``listen``.
         """
 
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if ``exclude`` cannot be used on this network.
 
-        Where several workers train, each would exclude other operators. A part of a net that was converted as a whole
-        has no policy of its own.
+        It cannot where several workers train, because each would exclude other operators; nor for a part of a Gluon net
+        that was converted as a whole, because the part has no policy of its own.
         """
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep the operators with these names (``"fc1_fwd"``) in FP32, too, from the next forward on.
+        """Keep the operators with these names (``"fc1_fwd"``) in FP32 from the next forward on, besides those before.
 
         Converts the network again. Parameters keep their values; gradients are lost, so call it between an update and
         the next forward.
@@ -228,10 +247,13 @@ class TrainedNetwork(Protocol):
 
 
 def in_training(listener: Listener, is_training: Callable[[], bool]) -> Listener:
-    """Return a listener that calls ``listener`` where ``is_training()`` is True, and does nothing in inference."""
+    """Return a function that passes a tensor's name and array on to ``listener``, but only in training.
+
+    ``is_training()`` is called for each tensor; where it returns False, the tensor is ignored.
+    """
 
     def called(name: str, array: NDArray) -> None:
-        """Pass a tensor on if this is training."""
+        """Call ``listener(name, array)`` if ``is_training()`` returns True; do nothing otherwise."""
         if is_training():
             listener(name, array)
 
@@ -239,10 +261,10 @@ def in_training(listener: Listener, is_training: Callable[[], bool]) -> Listener
 
 
 class Listeners(GraphListener):
-    """A callback for MXNet's monitor that calls any number of listeners with each tensor.
+    """A callback for MXNet's monitor that passes each tensor on to any number of listeners.
 
-    A block or an executor has room for one callback, and the handle of an array may be read only once, so that
-    listeners could not be installed one by one. One object is installed for one block or executor.
+    MXNet calls one callback for a block or executor, with a raw array handle that must be freed exactly once. So one
+    object of this class is installed for a block or executor; it makes an NDArray of the handle for all listeners.
     """
 
     def __init__(self) -> None:
@@ -261,14 +283,14 @@ class Listeners(GraphListener):
         self._listeners.append(listener)
 
     def remove(self, listener: Listener) -> None:
-        """Stop calling ``listener``, which ``add`` was called with."""
+        """Stop calling ``listener``, which must have been added by ``add``."""
         self._listeners.remove(listener)
 
     def __call__(self, name: Any, *operator_and_handle: Any) -> None:
-        """Call all listeners with one tensor; MXNet calls this.
+        """Call all listeners with the name and the array of one tensor. MXNet calls this method.
 
-        ``name`` is bytes or str. The last further argument is the handle of the array; Gluon passes the operator's name
-        before it, an executor does not.
+        ``name`` is bytes or str, such as ``"fc1_output"``. The last argument is the handle of the array; a block passes
+        the operator's name in front of it, an executor does not.
         """
         array = NDArray(NDArrayHandle(operator_and_handle[-1]), writable=False)  # frees the handle
         for listener in list(self._listeners):
@@ -277,9 +299,10 @@ class Listeners(GraphListener):
 
 @contextmanager
 def unchanged(gradients: Sequence[NDArray], states: Sequence[NDArray]) -> Iterator[None]:
-    """Set the arrays ``gradients`` to zero on entry; restore them and the arrays ``states`` when the block ends.
+    """Set the arrays ``gradients`` to zero; when the ``with`` block ends, restore them and the arrays ``states``.
 
-    Restores after an error too. Waits for the device when the block ends.
+    ``states`` are running statistics, which a forward in the block would change. Restores after an error too. Waits for
+    the device when the block ends.
     """
     with autograd.pause():
         before = [(array, array.copy()) for array in [*gradients, *states]]

@@ -18,29 +18,32 @@ SUM = "a sum of gradients"
 
 
 class Observed(NamedTuple):
-    """What one tensor is that MXNet's monitor reported: which operator made it, forward or backward, in which dtype.
+    """A description of one tensor that MXNet's monitor reported: its operator, whether it is a gradient, its precision.
 
-    ``ObservedGraph.observe`` makes one for each name that the monitor reports. A sum of several gradients of one
-    tensor, which MXNet adds up by itself, has ``SUM`` as its operator and label.
+    ``ObservedGraph.observe`` makes it from the name that the monitor reports. Where several operators read a tensor,
+    MXNet adds their gradients by itself and does not say of which tensor; such a sum has ``SUM`` (``"a sum of
+    gradients"``) as its operator and label.
 
     Attributes
     ----------
     node : Node
-        The node of the converted graph that made the tensor; mxmp may have inserted it.
+        The node of the converted graph that made the tensor, forward or backward; possibly a cast that mxmp inserted.
     operator, op : str
         Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``, of the operator that made the
-        tensor. Where mxmp inserted ``node`` (a cast): of the operator whose output or gradient ``node`` casts; or, for
-        the cast of a variable, the variable's name and ``"null"``.
+        tensor. If ``node`` is a cast that mxmp inserted: of the operator whose output or gradient it casts; for the
+        forward cast of a variable, the variable's name and ``"null"``.
     low : bool
-        True if the tensor is rounded to the compute dtype, because an operator in low precision makes it or reads it.
+        True if the tensor is rounded to the compute dtype, because an operator in low precision makes or reads it.
     backward : bool
         True for the gradient with respect to an input of ``node``, False for an output of ``node``.
     inserted : bool
         True if mxmp inserted ``node``.
     of_output : bool
-        True for the gradient of a graph output, made by the cast that mxmp put behind this output.
+        True for the gradient of a graph output where mxmp inserted a cast behind the output. The cast makes this
+        gradient, and no operator of the FP32 graph does.
     label : str
-        A text for reports: ``"fc"`` for an output of fc, ``"fc -> relu"`` for the gradient that fc sends back to relu.
+        A text for reports: ``"fc"`` for an output of fc, ``"fc -> relu"`` for the gradient that fc sends back to relu,
+        ``"the loss -> fc"`` for the gradient of a graph output.
     """
 
     node: Node
@@ -54,10 +57,10 @@ class Observed(NamedTuple):
 
 
 class ObservedGraph:
-    """A converted graph, and the names that its nodes and tensors have in the FP32 graph that it was made from.
+    """Translates names and nodes of a converted graph to those of the FP32 graph that it was made from.
 
-    Below, an "operator of the FP32 graph" is a node of the converted graph that mxmp has not inserted. While a Probe
-    listens, it makes one ObservedGraph for each training graph of the network.
+    A Probe, which reports the tensors of training steps, makes one for each training graph of the network. In the
+    methods an "operator of the FP32 graph" is a node of the converted graph that mxmp has not inserted.
 
     Attributes
     ----------
@@ -70,7 +73,7 @@ class ObservedGraph:
     def __init__(
         self, symbol: mx.sym.Symbol, plan: Plan, has_gradient: Callable[[str], bool] = lambda name: True
     ) -> None:
-        """Read a converted graph.
+        """Read the nodes of a converted graph and find the name that each of them had in the FP32 graph.
 
         Parameters
         ----------
@@ -99,23 +102,23 @@ class ObservedGraph:
         self.low_variables = {node.name for node in sources if node.is_variable}
 
     def observe(self, name: str) -> Observed | None:
-        """Return what the tensor is that MXNet's monitor calls ``name``, for example ``"fc1_output"``.
+        """Return a description of the tensor that MXNet's monitor calls ``name``, for example ``"fc1_output"``.
 
-        None where this graph has no such tensor, where it is an operator's input, or a gradient that is never computed.
+        Returns None if this graph has no tensor of this name, if the name is that of an operator's input, or if the
+        tensor is a gradient that backward never computes.
         """
         if name not in self._observed:
             self._observed[name] = _A_SUM if SUMS.match(name) else self._find(name)
         return self._observed[name]
 
     def __contains__(self, node: Node) -> bool:
-        """Return whether the node is one of this converted graph."""
+        """Return whether this object ``node`` is a node of the converted graph; names are not compared."""
         return node in self._differentiable
 
     def source(self, entry: Entry) -> Entry:
-        """Return the output of an operator of the FP32 graph, or the variable, from which ``entry`` was computed.
+        """Return the tensor of the FP32 graph from which nodes that mxmp inserted, such as casts, made ``entry``.
 
-        ``entry`` is an output in the converted graph. The nodes that mxmp inserted, such as casts, are followed back to
-        their input. ``entry`` itself is returned where mxmp did not insert its node.
+        An Entry is one output of a node, or a variable. Returns ``entry`` itself where mxmp did not insert its node.
         """
         while entry.node not in self._names and entry.node.inputs:
             entry = source_of(entry) if is_ours(entry.node) else entry.node.inputs[0]
@@ -127,27 +130,35 @@ class ObservedGraph:
         return list(self._names)
 
     def original_name(self, node: Node) -> str:
-        """Return the name of a node of the converted graph in the FP32 graph; an inserted node's own name."""
+        """Return the name that a node of the converted graph has in the FP32 graph.
+
+        The two differ where a cast of a graph output took the operator's name, so that the outputs keep their names.
+        Returns ``node.name`` for a variable and for a node that mxmp inserted.
+        """
         return self._names.get(node, node.name)
 
     def original_op(self, node: Node) -> str:
         """Return the operator type that a node of the converted graph has in the FP32 graph, such as ``"Convolution"``.
 
-        It differs from ``node.op`` where a workaround computes the operator by another one.
+        It differs from ``node.op`` where a workaround has replaced the operator by one of another type.
         """
         decision = self.plan.decisions.get(self.original_name(node))
         return node.op if decision is None else decision.op
 
     def is_low(self, node: Node) -> bool:
-        """Return whether the node is an operator of the FP32 graph that computes in low precision; casts are not."""
+        """Return whether the node is an operator of the FP32 graph that computes in low precision; False for a cast."""
         return node in self._names and self.plan.decisions[self._names[node]].low
 
     def inputs(self, operator: str) -> list[Entry]:
-        """Return the tensors that the operator of this name reads in the FP32 graph, in the order of its inputs."""
+        """Return the tensors that an operator reads in the FP32 graph, in the order of its inputs.
+
+        ``operator`` is its name, ``"fc1"``. Casts in front of it are skipped: the Entries are outputs of operators of
+        the FP32 graph, or variables. The list is empty where the graph has no such operator.
+        """
         return [self.source(e) for node, name in self._names.items() if name == operator for e in node.inputs]
 
     def readers(self, node: Node) -> list[Node]:
-        """Return the operators of the FP32 graph that read outputs of ``node``, directly or through inserted nodes."""
+        """Return the operators of the FP32 graph that read outputs of ``node``, directly or through inserted casts."""
         found: list[Node] = []
         stack = [node]
         while stack:
@@ -157,17 +168,17 @@ class ObservedGraph:
         return list(dict.fromkeys(found))
 
     def readers_of(self, variable: str) -> list[Node]:
-        """Return the operators that read the variable of this name, directly or through inserted nodes.
+        """Return the operators of the FP32 graph that read a variable, directly or through inserted casts.
 
-        The list is empty where the graph has no such variable.
+        ``variable`` is its name, ``"fc1_weight"``. The list is empty where the graph has no such variable.
         """
         node = self._nodes.get(variable)
         return [] if node is None else self.readers(node)
 
     def _find(self, name: str) -> Observed | None:
-        """Return what the tensor is that MXNet's monitor calls ``name``; None in the same cases as ``observe``.
+        """Return what ``observe`` returns for ``name``, which must not be a name that MXNet gives to sums of gradients.
 
-        The name is none of those that MXNet gives to sums of gradients.
+        ``observe`` calls it once for each name and keeps the result.
         """
         place = place_of(self._nodes, name)
         if place is None or place.what == "input":

@@ -35,32 +35,35 @@ def low_graph(
     grad_req: Mapping[str, str] = UNKNOWN,
     large_inputs: bool = False,
 ) -> tuple[Graph, Plan]:
-    """Return the graph that computes in low precision, and the plan that it follows.
+    """Return a copy of an FP32 graph that computes in low precision, and the plan (every operator's dtype) it follows.
 
-    Casts and workarounds of an earlier conversion are removed first, so converting twice is converting once. ``graph``
-    is not changed.
+    The copy has the casts of the plan and the workarounds for the device's kernels. Casts and workarounds of an earlier
+    conversion are removed first, so a converted graph gives the same result as its FP32 graph. ``graph`` is not
+    changed.
 
     Parameters
     ----------
     graph : Graph
         The FP32 graph, or one that was converted before.
     how : Policy or Plan
-        A policy, under which the rules decide (see ``decide``), or a plan, whose decisions are taken.
+        A policy, under which the rules decide each operator's dtype (see ``decide``), or a plan, which is followed.
     device : {"cpu", "gpu"}
         Where the graph will run.
     keep_output_names : bool
-        Keep an operator in FP32 where a cast would rename the outputs of the graph (see ``decide``).
+        True: keep an operator in FP32 if a cast behind it would rename an output of the graph (see ``decide``). Has no
+        effect if ``how`` is a plan.
     grad_req : mapping of str to str
-        From the names of variables to their requested gradients, ``"write"``, ``"add"`` or ``"null"``. Some workarounds
-        depend on them; variables that are not in it may have any.
+        From the name of a variable to its ``grad_req``: ``"write"``, ``"add"`` or ``"null"``. Some workarounds depend
+        on it; a variable that is missing gets every workaround that some request would need.
     large_inputs : bool
-        Whether the graph will run only at shapes for which ``LargeInputs`` in ``kernels/padding.py`` is true. The
-        workarounds for small inputs are then left out.
+        True if the caller runs the graph only with inputs so large, compared with the padding of its convolutions, that
+        oneDNN computes their weight gradients right (``LargeInputs.at`` in ``kernels/padding.py``). The workarounds for
+        its faults at small inputs are then left out.
 
     Raises
     ------
     ValueError
-        The policy cannot hold on the device, or the plan is of another graph or device.
+        The policy cannot be followed on the device (bfloat16 on a GPU), or the plan is of another graph or device.
     """
     original = strip(graph)
     if isinstance(how, Plan):
@@ -78,12 +81,12 @@ def emitted(
     large_inputs: bool = False,
     avoid_slow_kernels: bool | None = None,
 ) -> CastGraph:
-    """Return the graph that runs by a plan: with casts and with the workarounds for the plan's device.
+    """Return the graph to run for an FP32 graph and its plan: with casts, and with workarounds for the plan's device.
 
-    Bodies of control flow are included. A body reads and returns FP32, so that the states of a loop keep their dtype
-    from one iteration to the next. Weights are cast inside the body; if they were cast outside, MXNet would sum their
-    gradients over the iterations in low precision. If nothing computes in low precision, the graph gets no casts and
-    only the workarounds without which it fails or is wrong. ``graph`` is not changed.
+    Besides the graph, the CastGraph lists the casts and the workarounds. The bodies of control flow are converted too.
+    A body reads and returns FP32, so that the states of a loop keep their dtype from one iteration to the next. Weights
+    are cast inside the body; if they were cast outside, MXNet would sum their gradients over the iterations in low
+    precision. If nothing computes in low precision, there are no casts. ``graph`` is not changed.
 
     Parameters
     ----------
@@ -94,7 +97,9 @@ def emitted(
     grad_req, large_inputs
         As for ``low_graph``.
     avoid_slow_kernels : bool, optional
-        Whether to apply the workarounds against slow kernels as well. Default: ``plan.avoids_slow_kernels``.
+        False applies only the workarounds without which the graph fails or is wrong, and none of those that only make
+        it faster. Default: ``plan.avoids_slow_kernels``, which is True if an operator computes in low precision, or if
+        ``tune`` measured that the FP32 graph is faster with them.
     """
     if avoid_slow_kernels is None:
         avoid_slow_kernels = plan.avoids_slow_kernels
@@ -111,16 +116,16 @@ def emitted(
 
 
 def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str], avoid_slow_kernels: bool) -> Graph:
-    """Return the graph to run as a body of control flow, with the casts of ``plan`` and the workarounds.
+    """Return the graph to run for the body of a loop or branch, with the casts of ``plan`` and the workarounds.
 
     Parameters
     ----------
     body : Body
         The FP32 body.
     plan : Plan
-        The part of the plan that is about it (``Plan.within``).
+        The plan of this body: the part of the whole graph's plan that ``Plan.within`` returns.
     grad_req : mapping of str to str
-        The requested gradients of the graph around the body, by the names of variables there.
+        The ``grad_req`` of variables of the graph around the body, by their names there.
     avoid_slow_kernels : bool
         As for ``emitted``.
     """
@@ -131,19 +136,19 @@ def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str], avoid_slow_ke
 
 
 class Conversion:
-    """One conversion of one network: what decides the dtypes in its graphs, and how its parameters are stored.
+    """Converts all graphs of one network by one policy or plan, and records how the network's parameters are stored.
 
     ``convert`` and Module make one for each network, and it lives as long as the network is converted. A network has
     several graphs: for training and inference, for each bucket, for parts that are called alone. They share parameters,
-    so the first graph that reads a parameter decides how it is stored, and later graphs follow.
+    so the first graph that reads a parameter decides how it is stored, and later graphs use it as it is.
 
     Attributes
     ----------
     how : Policy or Plan
-        A policy, under which the rules decide, or a plan, whose decisions are taken.
+        A policy, under which the rules decide each operator's dtype, or a plan, which is followed.
     stored_low : dict of str to bool
-        From the name of each parameter that a graph has read to whether it is stored in float16, with FP32 master
-        weights.
+        From the name of each parameter that a graph built so far reads to True if it is stored in float16, with FP32
+        master weights, and False if it is stored in FP32.
     """
 
     def __init__(self, how: Policy | Plan) -> None:
@@ -157,13 +162,14 @@ class Conversion:
 
     @property
     def plan(self) -> Plan | None:
-        """Return the plan whose decisions are taken, or None where the rules decide."""
+        """Return the plan that the network was converted by; None if it was converted by a policy."""
         return self.how if isinstance(self.how, Plan) else None
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep the operators with the names ``nodes`` in FP32 in the graphs that ``build`` makes from now on.
+        """Keep the operators with the names ``nodes`` (``"fc1_fwd"``) in FP32 in all graphs that ``build`` makes later.
 
-        The next graphs also decide anew how the parameters are stored.
+        Adds the names to the policy's ``exclude``. Also clears ``stored_low``, so that the next graphs decide anew how
+        the parameters are stored.
         """
         policy = as_policy(self.policy, [escape(name) for name in nodes])
         self.how = replace(self.how, policy=policy) if isinstance(self.how, Plan) else policy
@@ -182,10 +188,10 @@ class Conversion:
         grad_req: Mapping[str, str] = UNKNOWN,
         large_inputs: bool = False,
     ) -> tuple[Graph, Plan]:
-        """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
+        """Return the graph in low precision for an FP32 Symbol of the network, and the plan that it follows.
 
-        Notes in ``stored_low`` how each parameter is to be stored. If the graph computes in float16 on a CPU, logs a
-        warning, once in a process, that this is an emulation.
+        Records in ``stored_low`` how each parameter is to be stored; the caller stores it so. If an operator computes
+        in float16 on a CPU, logs a warning, once in a process, that this is an emulation.
 
         Parameters
         ----------
@@ -196,21 +202,24 @@ class Conversion:
         parameters : iterable of str
             The names of all parameters that the Symbol reads.
         stored : mapping of str to bool
-            From each parameter whose storage was decided before to whether it is stored in float16.
+            Parameters that an earlier graph has read, by name: True if it is stored in float16, False if in FP32.
         strict : bool
-            With a plan: True raises an error unless the plan is of this very graph. False allows another mode, bucket
-            or part of the network: operators with the same name and type follow the plan, and the rules decide for all
-            others.
+            Counts only if the network is converted by a plan. True: the plan must have just the operators of this
+            graph. False: the graph may be that of another mode (training or inference), bucket or part of the network;
+            operators with the same name and type follow the plan, and the rules decide for all others.
         fixed : collection of str
-            Parameters that stay FP32 unless ``stored`` says otherwise.
-        keep_output_names, grad_req, large_inputs
+            Names of parameters that must stay in FP32, such as Gluon Constants, unless ``stored`` says otherwise.
+        keep_output_names : bool
+            True: keep an operator in FP32 if a cast behind it would rename an output of the graph, even if a plan says
+            otherwise.
+        grad_req, large_inputs
             As for ``low_graph``.
 
         Raises
         ------
         ValueError
-            The plan is of another network or device, the policy cannot hold on the device, or a parameter that another
-            Gluon net stores in float16 is needed in FP32.
+            The plan is of another network or device; the policy cannot be followed on the device; or this Gluon net
+            would read a parameter in FP32 that it shares with a net that stores it in float16.
         """
         original, names = strip(Graph.from_symbol(symbol)), list(parameters)
         if self.plan is not None and strict:
@@ -228,27 +237,28 @@ class Conversion:
     def _decide(
         self, how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool
     ) -> Plan:
-        """Return the plan of one graph by the rules, or by a plan where operators have the same name and type as in it.
+        """Return a plan for one FP32 graph, made under a policy or after the plan that the user gave.
 
         Parameters
         ----------
         how : Policy or Plan
-            What decides; the rules decide for operators that a plan does not have.
+            A plan decides for operators that have the same name and type in it. The rules decide for all others, or for
+            all if this is a policy.
         graph : Graph
             The FP32 graph.
         device : {"cpu", "gpu"}
             Where the graph will run.
         undecided : set of str
-            Parameters for which the plan decides whether they are stored in float16.
+            Names of the parameters that may be stored in float16 or FP32; the returned plan says which.
         low : set of str
-            Parameters that are stored in float16 already.
+            Names of the parameters that are stored in float16 already.
         keep_output_names : bool
-            As for ``low_graph``.
+            As for ``build``.
 
         Raises
         ------
         ValueError
-            The plan ``how`` has no operator of this graph, or is for another device.
+            No operator of the graph is in the plan ``how``, or that plan is for another device.
         """
         decided = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
         plan = decide(

@@ -27,32 +27,36 @@ class Policy:
     Parameters
     ----------
     compute : {"float16", "bfloat16"}
-        The compute dtype: what convolutions, matrix products and the operators between them read and write. Sums are
-        FP32.
+        The compute dtype: what convolutions, matrix products and the operators between them read and write. Within an
+        operator sums are FP32.
     params : {None, "float16", "float32"}
         Dtype in which the parameters of low-precision operators are stored. ``"float16"``: half the memory and
         all-reduce traffic, with FP32 master weights. ``"float32"``: the parameters are the master weights and are cast
         once per forward inside the graph. ``None``: ``"float16"`` for float16 on a GPU, ``"float32"`` on a CPU and for
-        bfloat16 (MXNet's optimizers have no bfloat16 kernels). Training is the same bit for bit on one device.
+        bfloat16 (MXNet's optimizers have no bfloat16 kernels). On one device, training gives the same numbers, bit for
+        bit, with either.
     norm : {None, "float32", "compute"}
-        Whether there are casts around BatchNorm. It computes in FP32, with FP32 running statistics, gamma and beta,
-        whatever this says. ``"float32"``: casts in front of it and after it, as operators of the graph. ``None``: the
-        same numbers, but without these casts where the device's kernel has them inside: cuDNN's reads float16, computes
-        in FP32 and rounds once. ``"compute"``: no casts on any kernel that sums in FP32: BatchNorm reads and writes the
-        compute dtype. For bfloat16 ``None`` means ``"compute"``, because casts would cost more than bfloat16 saves (a
-        ResNet-50 step on a CPU: 0.98 times FP32's speed with them, 1.49 without).
+        What BatchNorm reads and writes. In any case it computes in FP32, with FP32 running statistics, gamma and beta.
+        ``"float32"``: FP32, so that the graph has casts in front of it and after it. ``None``: the same numbers, but
+        without these casts where the device's kernel has them inside: cuDNN's reads float16, computes in FP32 and
+        rounds once. ``"compute"``: the compute dtype, where its input has it, so that there are no casts around it. For
+        bfloat16 ``None`` means ``"compute"``, because casts would cost more than bfloat16 saves (a ResNet-50 step on a
+        CPU: 0.98 times FP32's speed with them, 1.49 without).
     output : {"float32", "compute"}
-        Dtype of the network's outputs.
+        Dtype of the network's outputs. ``"compute"``: an output of an operator in low precision is not cast to FP32.
     exclude : iterable of str
-        ``fnmatch`` patterns of nodes or blocks that stay in FP32. ``"*dense0"`` keeps the block whose name ends so,
-        with all that it contains.
-    low_ops, full_ops : iterable of str
-        Names of operators, ``"softmax"``, that compute in the compute dtype or in FP32, whatever the rules say.
+        Patterns, as of ``fnmatch``, for the names of nodes or blocks that stay in FP32. ``"*dense0"`` keeps every block
+        whose name ends with ``dense0`` in FP32, with all that it contains.
+    low_ops : iterable of str
+        Types of operators, such as ``"softmax"``, that compute in the compute dtype whatever the rules say. Those that
+        ``exclude`` matches, and those for which the device has no such kernel, stay in FP32 nevertheless.
+    full_ops : iterable of str
+        Types of operators that compute in FP32 whatever the rules say.
 
     Raises
     ------
     ValueError
-        Names the field, the value and what is allowed.
+        A field has a value that is not allowed; the message names the field, the value and what is allowed.
 
     Examples
     --------
@@ -100,15 +104,19 @@ class Policy:
             raise ValueError(f"Policy: {both} stand in low_ops and in full_ops; name each in one of them")
 
     def stores_low(self, device: str) -> bool:
-        """Return whether parameters of low-precision operators are stored in float16 on ``"cpu"`` or ``"gpu"``."""
+        """Return whether parameters that low-precision operators read are stored in float16; False means FP32.
+
+        ``device`` is ``"cpu"`` or ``"gpu"``. It counts only if ``params`` is None: a float16 network then stores them
+        in float16 on a GPU, and in FP32 on a CPU.
+        """
         if self.params is not None:
             return self.params == "float16"
         return self.compute == "float16" and device == "gpu"
 
     def __str__(self) -> str:
-        """Return the policy string, which ``parse`` reads: the fields that do not have their default.
+        """Return the policy as a string that ``parse`` reads, such as ``"compute=float16,norm=compute"``.
 
-        For example ``"compute=float16,norm=compute"``; ``compute`` is always in it.
+        It has ``compute`` and all fields that do not have their default.
         """
         default = Policy(self.compute)
         names = [f.name for f in fields(self)]
@@ -117,11 +125,11 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Return the Policy of a recipe's name, of a policy string, or of a recipe with changes.
+        """Return the Policy that a text means: a recipe's name, a recipe with changes, or a policy string.
 
-        A policy string is ``"compute=float16,norm=compute,exclude=*head*;*stem*"``, as ``str(policy)`` returns it. List
-        items are separated by ``;`` and percent-encoded where they contain one of ``, ; = %``.
-        ``"float16-fast,exclude=*head*"`` is the recipe with one field replaced.
+        ``"float16-fast"`` is a recipe, ``"float16-fast,exclude=*head*"`` this recipe with one field replaced. A policy
+        string, such as ``"compute=float16,norm=compute,exclude=*head*;*stem*"``, is what ``str(policy)`` returns. Items
+        of a list are separated by ``;`` and percent-encoded where they contain one of ``, ; = %``.
 
         Raises
         ------
@@ -180,19 +188,20 @@ _RECIPES: dict[str, tuple[dict, str]] = {
 
 
 class Recipes(Dict[str, Policy]):
-    """A mapping from the names of recipes to their policies; printed, a table that says what sets each apart."""
+    """A dict from the names of recipes to their policies; ``print`` shows it as a table that compares them."""
 
     def __str__(self) -> str:
-        """Return a table with one line for each recipe: its name, its policy string and what sets it apart."""
+        """Return a table with one line for each recipe: name, policy string, and how it differs from the others."""
         rows = [("recipe", "policy", ""), *((name, str(policy), _RECIPES[name][1]) for name, policy in self.items())]
         first, second = (max(len(row[i]) for row in rows) for i in range(2))
         return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows)
 
 
 def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
-    """Return the Policy that a user means by a recipe's name, a policy string or a Policy.
+    """Return the Policy that a user's argument means: a Policy, a recipe's name or a policy string.
 
-    The patterns ``exclude`` are added to those of the policy. Raises ``ValueError`` for anything else.
+    The patterns ``exclude`` are added to the policy's own. Raises ``ValueError`` if ``policy`` is none of these, or
+    ``exclude`` is no list of strings.
     """
     if isinstance(policy, str):
         policy = Policy.parse(policy)
@@ -206,24 +215,29 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
 
 
 def pattern_of(pattern: str) -> re.Pattern:
-    """Return a regular expression for the names of the nodes that a pattern of ``Policy.exclude`` excludes.
+    """Return a regular expression that matches the names of the nodes which a pattern of ``Policy.exclude`` excludes.
 
-    ``"net0_dense0"`` matches the node of this name and all nodes in the block of this name, ``"net0_dense0_fwd"``.
+    For ``"net0_dense0"`` these are the node of this name, and all nodes in the block of this name, such as
+    ``"net0_dense0_fwd"``.
     """
     return re.compile(f"{translate(pattern)}|{translate(pattern + '_*')}")
 
 
 def is_policy_text(text: str) -> bool:
-    """Return whether a string begins with a recipe's name or a field of Policy, as a policy string does.
+    """Return whether a user's string is meant as a recipe or policy string, and not as the path of a plan's file.
 
-    A user's ``policy`` argument may also be the path of a plan; this tells the two apart.
+    That is so if the string begins with the name of a recipe, ``"float16,norm=compute"``, or with that of a field of
+    Policy, ``"compute=float16"``.
     """
     first = text.partition(",")[0].strip()
     return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]
 
 
 def _check_choice(field: str, value: object) -> None:
-    """Raise ``ValueError`` if ``value`` is not allowed for a field of Policy; the message says what is."""
+    """Raise ``ValueError`` if ``value`` is not allowed for ``field``; the message says which values are.
+
+    ``field`` is ``"compute"``, ``"params"``, ``"norm"`` or ``"output"``.
+    """
     allowed = _ALLOWED[field]
     if not (value is None or isinstance(value, str)) or value not in allowed:
         is_recipe = isinstance(value, str) and value in _RECIPES
@@ -242,10 +256,11 @@ _OTHER_NAMES = {
 
 
 def _hint(value: object, allowed: Collection[object] = ()) -> str:
-    """Return a text to add to an error message, ``"; did you mean 'float16'?"``, or ``""``.
+    """Return a suggestion to add to the message about a wrong ``value``, or ``""`` if there is none.
 
-    There is one if ``value`` is another library's name for a precision (``"fp16"``, ``"O1"``) or a dtype object.
-    ``allowed`` has the values that may be suggested (default: policy strings).
+    For ``"fp16"`` it is ``"; did you mean 'float16'?"``. There is one if ``value`` is another library's name for a
+    precision (``"fp16"``, ``"O1"``) or a dtype object. ``allowed`` has the values that may be suggested; if it is
+    empty, any policy string may be.
     """
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
@@ -263,7 +278,10 @@ def _short(value: object, limit: int = 100) -> str:
 
 
 def _as_names(field: str, values: object) -> tuple[str, ...]:
-    """Return the strings that a user gave for a list field of Policy as a tuple; raises ``ValueError`` otherwise."""
+    """Return as a tuple the strings that a user gave for ``exclude``, ``low_ops`` or ``full_ops``.
+
+    ``field`` is the name of this field of Policy. Raises ``ValueError`` if ``values`` is no list of non-empty strings.
+    """
     if isinstance(values, str) or not isinstance(values, Iterable):
         hint = f", such as [{values!r}]" if isinstance(values, str) else ""
         raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings{hint}")
@@ -277,7 +295,7 @@ def _as_names(field: str, values: object) -> tuple[str, ...]:
 
 
 def _encode(value: object) -> str:
-    """Return the text of a field's value in a policy string, such as ``"*head*;*stem*"`` for a tuple of patterns."""
+    """Return the text for a field's value in a policy string: ``"*head*;*stem*"`` for ``("*head*", "*stem*")``."""
     if isinstance(value, tuple):
         return ";".join(quote(name, safe=_PATTERN_CHARS) for name in value)
     return str(value)

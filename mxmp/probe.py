@@ -30,15 +30,16 @@ _Observer = TypeVar("_Observer", bound="StepObserver")
 class Probe:
     """Calls a function with every tensor that a network computes in training, between ``start`` and ``stop``.
 
-    The tensors are the outputs of operators and the gradients with respect to their inputs, those of the casts and
-    other nodes that mxmp inserted included. A net's calls in inference are not reported; a module's are.
+    The tensors are the outputs of operators and the gradients with respect to their inputs; also those of casts and
+    other nodes that mxmp inserted. Nothing is reported in inference.
 
     Attributes
     ----------
     network : TrainedNetwork
         The net with its trainer, or the module, whose tensors are reported.
     graphs : list of ObservedGraph
-        The training graphs of all blocks or executors that have reported a tensor since ``start``.
+        The training graphs of all blocks or executors that have reported a tensor since the last ``start``. ``stop``
+        keeps them.
     listens : bool
         True from ``start`` to ``stop``.
     """
@@ -46,9 +47,10 @@ class Probe:
     def __init__(self, network: TrainedNetwork, callback: Callable[[Observed, NDArray], None]) -> None:
         """Prepare a probe; it listens only from ``start`` on.
 
-        ``callback`` is called with an Observed, which says what the tensor is, and the NDArray, while MXNet runs the
-        operator and autograd does not record. The callback must copy what it keeps of the array, because MXNet may use
-        the memory for another tensor. An exception that the callback raises is kept, and raised by ``stop``.
+        ``callback(observed, array)`` is called for each tensor right after its operator, while autograd does not
+        record. ``observed`` says which operator made the tensor and whether it is a gradient. The callback must copy
+        what it keeps of ``array``, because MXNet may use the memory for another tensor. The first exception that the
+        callback raises is kept, and raised by ``stop``.
         """
         self.network = network
         self.graphs: list[ObservedGraph] = []
@@ -59,7 +61,7 @@ class Probe:
         self._failed = KeptError()
 
     def start(self) -> None:
-        """Report the tensors of every forward and backward from now on."""
+        """Call the callback for the tensors of every forward and backward in training from now on."""
         with hold_interrupts():
             self.network.listen(self._listener_at)
             self.listens = True
@@ -79,16 +81,16 @@ class Probe:
         self._failed.raise_it()
 
     def _listener_at(self, where: Any) -> Listener:
-        """Return the function that MXNet's monitor calls with name and array of each tensor computed at ``where``.
+        """Return the function that is to be called with the name and array of each tensor that ``where`` computes.
 
         ``where`` is the hook of a converted block, or an executor. MXNet may hold the function longer than the probe
-        exists, so the function refers to the probe and to ``where`` only weakly, and does nothing where one of them is
-        gone.
+        exists. So the function has only weak references to the probe and to ``where``, and does nothing once one of
+        them has been freed.
         """
         report, place = weakref.WeakMethod(self._report), weakref.ref(where)
 
         def listener(name: str, array: NDArray) -> None:
-            """Report a tensor to the probe, if the probe and the hook or executor still exist."""
+            """Pass a tensor to the probe's ``_report``, if the probe and the hook or executor still exist."""
             found, at = report(), place()
             if found is not None and at is not None:
                 found(at, name, array)
@@ -96,10 +98,10 @@ class Probe:
         return listener
 
     def _report(self, where: Any, name: str, array: NDArray) -> None:
-        """Call the callback with a tensor that MXNet's monitor reported, if the tensor belongs to a known graph.
+        """Call the callback with a tensor that MXNet's monitor reported, if a training graph at ``where`` has it.
 
         ``where`` is the hook or executor that computed it, ``name`` the monitor's name, such as ``"fc1_output"``.
-        Exceptions are kept for ``stop``.
+        Exceptions are kept, and ``stop`` raises the first of them.
         """
         if not self.listens:
             return
@@ -110,11 +112,11 @@ class Probe:
                     self._callback(observed, array)
 
     def _observe(self, where: Any, name: str) -> Observed | None:
-        """Return what the tensor that the monitor calls ``name`` is, in the newest graph at ``where`` that has it.
+        """Return a description of the tensor that the monitor calls ``name``, from the newest graph that has it.
 
-        ``where`` is a hook or an executor. None means that no graph there has such a tensor. A hook may build more
-        graphs while the probe listens: if ``name`` is not found, the graphs that are new since the last call are read
-        into ObservedGraphs.
+        ``where`` is the hook or executor that reported the tensor; only its graphs are searched. None means that none
+        of them has such a tensor. A hook may build more graphs while the probe listens: if the graphs known so far do
+        not have ``name``, the new ones are read too.
         """
         known = self._known.setdefault(id(where), [])
         found = _observe_newest(known, name)
@@ -128,25 +130,25 @@ class Probe:
 
 
 def _observe_newest(known: list[tuple[Any, ObservedGraph]], name: str) -> Observed | None:
-    """Return what the tensor ``name`` is, by the last graph in ``known`` that has such a tensor; None if none has.
+    """Return a description of the tensor ``name`` from the last graph in ``known`` that has it; None if none has.
 
-    ``name`` is the monitor's, such as ``"fc1_output"``. ``known`` belongs to one hook or executor: it holds a pair of
-    GraphRun key and ObservedGraph for each graph, oldest first.
+    ``name`` is the monitor's, such as ``"fc1_output"``. ``known`` has the graphs of one hook or executor, oldest first,
+    as pairs: the ``key`` of its GraphRun, which identifies the graph, and its ObservedGraph.
     """
     return next((found for _, graph in reversed(known) if (found := graph.observe(name)) is not None), None)
 
 
 class StepObserver(Observer):
-    """Base class of ``Watch`` and ``Guard``: observes some of the steps in which a network trains, by a probe.
+    """Base class of ``Watch`` and ``Guard``: records the tensors of some training steps of a network by a Probe.
 
-    A StepObserver is registered with the network's ScaledStep, which calls ``before_update`` and ``after_step`` in
-    every step. A subclass implements these two, to decide in which steps the probe listens and what is done with the
-    tensors; ``_observe``, which gets each tensor; and ``_forget``. An observer works until ``close``, or until its
-    ``with`` block ends.
+    It is registered with the network's ScaledStep (the object that checks the gradients and applies or skips the
+    update), which calls ``before_update`` and ``after_step`` in every step. A subclass implements these two, to start
+    and stop the probe and to use the tensors; ``_observe``, which records one tensor; and ``_forget``, which drops the
+    recorded ones. An observer works until ``close``, or until its ``with`` block ends.
     """
 
     def __init__(self, network: TrainedNetwork) -> None:
-        """Register with the network's training steps, and let the probe listen from the next forward on."""
+        """Start the probe, so that it listens from the next forward on, and register with the network's ScaledStep."""
         self._network = network
         self._step = network.step
         self._probe = Probe(network, self._observe)
@@ -154,7 +156,7 @@ class StepObserver(Observer):
         self._step.observers.append(self)
 
     def close(self) -> None:
-        """Stop observing, and remove everything from the net, trainer or module. What was found so far remains here."""
+        """Stop observing, and remove all listeners from the network; the results so far stay in this object."""
         if self in self._step.observers:
             self._step.observers.remove(self)
         self._stop()
@@ -166,7 +168,10 @@ class StepObserver(Observer):
         self.close()
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
-        """Record one tensor that the probe reports, as the subclass needs it; copy what is to be kept of ``array``."""
+        """Record one tensor that the probe reports, as the subclass needs it.
+
+        An implementation must copy what it keeps of ``array``, because MXNet may use the memory for another tensor.
+        """
         raise NotImplementedError
 
     def _forget(self) -> None:
@@ -174,7 +179,7 @@ class StepObserver(Observer):
         raise NotImplementedError
 
     def _start(self) -> None:
-        """Let the probe listen from the next forward on, with no tensor recorded yet."""
+        """Drop the tensors recorded so far, and let the probe listen from the next forward on."""
         self._forget()
         self._probe.start()
 
@@ -188,8 +193,8 @@ class StepObserver(Observer):
 def values_of(array: NDArray, *, magnitude: bool = False) -> NDArray | None:
     """Return an FP32 copy of the values of a float array, on its device; None for an integer array and an empty one.
 
-    The copy is dense: of a row-sparse array it has the rows that are stored. ``magnitude`` returns absolute values,
-    which takes no more time. Does not wait for the device.
+    The copy is dense: of a row-sparse array it has the rows that are stored. With ``magnitude=True`` it has the
+    absolute values. Does not wait for the device.
     """
     if not array.size:
         return None

@@ -27,20 +27,22 @@ _LOST, _WEAK, _EDGE = "#f4c7c3", "#fce8b2", "firebrick"
 
 
 def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Sequence[str] = KINDS[:2]) -> Any:
-    """Draw a watched step: how its tensors' values lie in the range of the compute dtype. Return a matplotlib Figure.
+    """Draw how the values of a watched step's tensors lie in the range of the compute dtype.
 
-    The x axis has the exponents of the values. The first picture has all gradients together, with and without the loss
-    scale. Below, each row is one tensor, in the order in which they were computed: the darker an exponent, the more of
-    the tensor's values have it. Only tensors that are rounded to the compute dtype are drawn.
+    The x axis has the values' exponents of two. The first picture shows all gradients together, with and without the
+    loss scale. Below it there is a picture for each kind of tensors, with one row for each tensor, in the order in
+    which they were computed: the darker an exponent, the more of the tensor's values have it. Only tensors that are
+    rounded to the compute dtype are drawn.
 
     Parameters
     ----------
     snapshot : Snapshot
-        The watched step, such as ``latest`` of a Watch.
+        A step that ``watch`` watched, such as ``watched.latest``.
     path : str, optional
         The file to write: .png, .svg or .pdf. Without it no file is written.
     kinds : sequence of str
-        The kinds of tensors to draw a picture of: "activation", "gradient", "parameter gradient", "weight", "update".
+        The kinds of tensors to draw: "activation", "gradient", "parameter gradient", "weight", "update". Default: the
+        first two.
 
     Returns
     -------
@@ -51,7 +53,7 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
     ImportError
         matplotlib is not installed.
     ValueError
-        There is no such kind, or ``path`` has another ending.
+        ``kinds`` has a name that is none of these, or ``path`` has another ending.
     """
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
@@ -80,17 +82,17 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
 def plot_loss_scale(
     run: StepView | Sequence[ScaleEvent], path: str | None = None, *, watched: Watch | Sequence[Snapshot] = ()
 ) -> Any:
-    """Draw the loss scale from step to step, and which steps were skipped. Return a matplotlib Figure.
+    """Draw the loss scale from step to step, and a cross at each skipped step.
 
     Parameters
     ----------
     run : Trainer, Module, BucketingModule or sequence of ScaleEvent
-        The training whose ``scale_history`` is drawn, up to the last step taken; or such a history.
+        What trains, whose ``scale_history`` is drawn up to its last step; or such a history.
     path : str, optional
         The file to write: .png, .svg or .pdf. Without it no file is written.
     watched : Watch or sequence of Snapshot
-        Watched steps of the same training. With them the largest loss scale without overflow is drawn too, and a second
-        picture of the share of the gradient values that round to zero.
+        Steps of the same training that ``watch`` watched. For them the figure also shows the largest loss scale at
+        which no gradient would overflow and, in a second picture, the share of gradient values that round to zero.
 
     Returns
     -------
@@ -101,7 +103,7 @@ def plot_loss_scale(
     ImportError
         matplotlib is not installed.
     ValueError
-        ``run`` has no event, or ``path`` has another ending.
+        The history is empty, or ``path`` has another ending.
     """
     events = list(run.scale_history if isinstance(run, StepView) else run)
     if not events:
@@ -135,10 +137,11 @@ def plot_loss_scale(
 
 
 def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> list[Any]:
-    """Return the axes of a new matplotlib Figure, one below the other, with a common x axis; no window is opened.
+    """Return the Axes (pictures) of a new matplotlib Figure, one below the other, with a common x axis.
 
-    ``size`` is in inches, ``heights`` has the relative height of each axes, ``xlabel`` is the text below the last.
-    Raises ``ImportError`` without matplotlib; the message says what to install.
+    No window is opened. ``size`` is the Figure's (width, height) in inches, ``heights`` has the relative height of each
+    Axes, and ``xlabel`` is the text below the last one. Raises ``ImportError`` without matplotlib; the message says
+    what to install.
     """
     try:
         from matplotlib.figure import Figure
@@ -151,9 +154,9 @@ def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> l
 
 
 def _save(axis: Any, path: str | None) -> Any:
-    """Write the figure that an axes belongs to into the file ``path``, if it is not None, and return the figure.
+    """Write the matplotlib Figure that ``axis`` belongs to into the file ``path``, and return the Figure.
 
-    Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
+    Nothing is written if ``path`` is None. Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
     """
     if path is not None:
         kind = os.path.splitext(path)[1][1:]
@@ -165,10 +168,11 @@ def _save(axis: Any, path: str | None) -> Any:
 
 
 def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]) -> None:
-    """Draw the share of the values of all gradients at each exponent, with the loss scale and without it.
+    """Draw, for each exponent, the share of all gradients' values that have it, with the loss scale and without it.
 
-    ``unscaled`` has the histograms of the gradients without the loss scale. The background is red where the compute
-    dtype has only zero or inf, and yellow where it is subnormal and loses bits.
+    ``axis`` is the matplotlib Axes to draw into, ``unscaled`` has the histograms of the gradients without the loss
+    scale. The background is red at exponents that round to zero or overflow in the compute dtype, and yellow where
+    values become subnormal and lose bits.
     """
     form, (tiny, normal, top) = snapshot.format, _edges(snapshot.format)
     for start, stop, color in ((-200, tiny, _LOST), (tiny, normal, _WEAK), (top, 200, _LOST)):
@@ -191,7 +195,10 @@ def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]
 
 
 def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) -> None:
-    """Draw a row for each tensor: the share of its values at each exponent from ``low`` to ``high - 1``."""
+    """Draw a row for each tensor: the darker an exponent, the larger the share of the tensor's values that have it.
+
+    The exponents are those from ``low`` to ``high - 1``. ``axis`` is the matplotlib Axes to draw into.
+    """
     from matplotlib.colors import LogNorm
 
     start = low - int(tensors[0].histogram.exponents()[0])
@@ -202,9 +209,9 @@ def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) 
 
 
 def _edges(form: Format) -> dict[int, str]:
-    """Return the limits of a format's range: a dict from their exponents, on the x axis, to the texts drawn there.
+    """Return a dict from the exponents of two that limit a 16-bit format's range to the texts to draw there.
 
-    For float16: ``{-25: "zero below", -14: "float16: subnormal below", 16: "overflow above"}``.
+    For float16 it is ``{-25: "zero below", -14: "float16: subnormal below", 16: "overflow above"}``.
     """
     return {
         form.tiny - 1: "zero below",
@@ -214,9 +221,10 @@ def _edges(form: Format) -> dict[int, str]:
 
 
 def _exponent_range(histograms: Sequence[Histogram], form: Format) -> tuple[int, int]:
-    """Return the lowest exponent to draw, and one more than the highest.
+    """Return the range of exponents on the x axis of ``plot_histograms``: the lowest, and one more than the highest.
 
-    The range has all exponents that occur in the histograms, and for float16 all that the format has too.
+    It has all exponents that occur in the histograms; for float16 also all exponents of the format, and two more at
+    each end. bfloat16 has nearly all exponents of FP32, most of which would stay empty.
     """
     found = [e for h in histograms for e in h.exponents()[h.counts > 0]]
     narrow = form.name == "float16"  # bfloat16's range is FP32's: only the exponents that occur are drawn
@@ -225,15 +233,15 @@ def _exponent_range(histograms: Sequence[Histogram], form: Format) -> tuple[int,
 
 
 def _scale_text(scale: float) -> str:
-    """Return a loss scale as a label: as a power of two where it is one, ``"$2^{10}$"``, otherwise ``"1000"``."""
+    """Return the label for a loss scale: ``"$2^{10}$"`` for 1024, and ``"1000"`` for 1000, which is no power of two."""
     exponent = math.log2(scale)
     return f"$2^{{{exponent:.0f}}}$" if exponent == round(exponent) else f"{scale:g}"
 
 
 def _row_label(name: str, limit: int = 48) -> str:
-    """Return a tensor's name as the label of a row, cut in the middle to ``limit`` characters.
+    """Return a tensor's name as the label of a row; of a longer name than ``limit`` characters the middle is left out.
 
-    ``$`` is escaped, because matplotlib would read a formula.
+    ``$`` is escaped, because matplotlib would read what follows as a formula.
     """
     short = name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
     return short.replace("$", r"\$")

@@ -21,14 +21,14 @@ _WORTH = 0.1  # of a matrix operator's FLOPs: padding that costs more is named, 
 class Padding:
     """A dimension of a matrix operator whose size does not suit Tensor Cores, with the size to pad it to.
 
-    In float16 sizes should be multiples of 8, in INT8 of 16.
+    Sizes should be multiples of 8 in float16 and of 16 in INT8. Made by ``MatrixReport.paddings``.
 
     Attributes
     ----------
     what : str
         Which dimension, such as ``"output channels"``.
     value, to : int
-        The size that the dimension has, and the next larger size that suits.
+        The size that the dimension has, and the next larger size that suits: 30 and 32.
     """
 
     what: str
@@ -37,13 +37,15 @@ class Padding:
 
     @property
     def cost(self) -> float:
-        """Return the share of the operator's FLOPs that padding this dimension adds; 0.001 is 0.1 %."""
+        """Return by which share padding this dimension raises the operator's FLOPs: 0.067 for a padding of 30 to 32."""
         return self.to / self.value - 1
 
 
 @dataclass(frozen=True)
 class MatrixReport:
-    """One operator of a network that multiplies matrices, such as a convolution, with its products. Made by ``advise``.
+    """One operator of a network that multiplies matrices, such as a convolution, and how it suits Tensor Cores.
+
+    Made by ``advise`` for every such operator.
 
     Attributes
     ----------
@@ -53,22 +55,23 @@ class MatrixReport:
         The layout of a convolution's tensors, such as ``"NCHW"``; ``"TNC"`` for a recurrent layer; otherwise which of
         the two operands are transposed: ``"NN"``, ``"NT"``, ``"TN"`` or ``"TT"``.
     gemms : tuple of Gemm
-        The matrix products: of a convolution the implicit GEMM, of a recurrent layer two for each layer, or three if it
-        has a projection.
+        The sizes M, N and K of the matrix products; a Gemm stands for all products of one shape. A convolution has one
+        Gemm (implicit GEMM), a recurrent layer two for each layer of its stack, or three if it has a projection.
     sizes : tuple of Size
-        The dimensions whose sizes should be multiples of ``multiple`` for Tensor Cores.
+        The dimensions whose sizes should be multiples of 8 or 16 (see ``multiple``) for Tensor Cores.
     times : float
         How often the operator runs in one forward: the number of iterations of the loops around it, times 0.5 for each
         branch of ``cond`` that it is in.
     elements : int
-        The number of elements of all inputs and outputs, each once. A recurrent layer reads its weights again at each
-        time step, so there it is the sum over all products.
+        How many elements one run of the operator reads and writes: all inputs and outputs, each once. A recurrent layer
+        reads its weights again at each time step; its number is the sum over the operands and results of all products.
     dtype : str
-        What the operator computes in under the policy: ``"float16"``, ``"int8"`` or ``"float32"``.
+        What the operator computes in: ``"float16"`` or ``"float32"``, as the policy says, or ``"int8"`` for an operator
+        of a quantized network.
     reason : str
-        Why it computes in this dtype.
+        Why the policy has the operator compute in float16 or FP32.
     depthwise : bool
-        True if every group of the convolution has one channel, so that there is no matrix for a Tensor Core.
+        True if every group of a convolution has one input channel, so that there is no matrix for a Tensor Core.
     """
 
     name: str
@@ -91,27 +94,28 @@ class MatrixReport:
     def intensity(self) -> float:
         """Return the arithmetic intensity of the operator in its own dtype, in FLOPs per byte.
 
-        The bytes are those of all inputs, read once, and all outputs, written once.
+        The bytes are those that the operator reads and writes, ``elements`` times the size of one element.
         """
         return self.intensity_in(self.dtype)
 
     def intensity_in(self, dtype: str) -> float:
-        """Return the arithmetic intensity that the operator has in ``dtype``, in FLOPs per byte.
+        """Return the arithmetic intensity, in FLOPs per byte, that the operator would have in another dtype.
 
-        ``dtype`` is ``"float16"``, ``"int8"``, ``"tf32"`` or ``"float32"``.
+        ``dtype`` is ``"float16"``, ``"int8"``, ``"tf32"`` (which has 4 bytes) or ``"float32"``.
         """
         return self.flops / (self.elements * self.times * _ITEMSIZE[dtype])
 
     @property
     def multiple(self) -> int:
-        """Return the number that the operator's sizes should be multiples of for Tensor Cores: 16 in INT8, or 8."""
+        """Return the number of which the operator's sizes should be multiples for Tensor Cores: 16 in INT8, else 8."""
         return MULTIPLES["int8" if self.dtype == "int8" else "float16"]
 
     @property
     def paddings(self) -> tuple[Padding, ...]:
         """Return the dimensions whose sizes are no multiples of ``multiple``, each with the size to pad it to.
 
-        Empty for a depthwise convolution, which padding does not help.
+        A first layer's 3 input channels are padded to 4 if its stride is 2, since there are fast kernels for that.
+        Empty for a depthwise convolution, which no padding brings to Tensor Cores.
         """
         if self.depthwise:
             return ()
@@ -122,21 +126,23 @@ class MatrixReport:
 
     @property
     def padding_cost(self) -> float:
-        """Return the share of FLOPs that padding every dimension in ``paddings`` adds to the operator; 0.1 is 10 %."""
+        """Return by which share padding all dimensions in ``paddings`` raises the operator's FLOPs; 0.1 is 10 %."""
         return prod(1 + padding.cost for padding in self.paddings) - 1
 
     def on_tensor_cores(self, gpu: Gpu) -> bool:
-        """Return whether Tensor Cores of ``gpu`` can compute the operator, in the dtype that the policy gives it.
+        """Return whether Tensor Cores of ``gpu`` can compute the operator in its ``dtype``.
 
-        They cannot for depthwise convolutions, and for recurrent layers, for which MXNet does not request them from
-        cuDNN.
+        False if the GPU has none for this dtype, for a depthwise convolution, and for a recurrent layer, for which
+        MXNet does not request Tensor Cores from cuDNN.
         """
         return self.dtype in gpu.tensor and not self.depthwise and self.op != "RNN"  # src/operator/rnn-inl.h
 
 
 @dataclass(frozen=True)
 class Joinable:
-    """Matrix operators that read the same tensor and could be one operator, such as the projections to Q, K and V.
+    """Several matrix operators that read the same tensor and could be computed by one larger operator.
+
+    For example the projections to Q, K and V in attention. One large product is usually faster than several small ones.
 
     Attributes
     ----------
@@ -147,7 +153,7 @@ class Joinable:
     input : str
         The name of the operator or variable that they all read.
     outputs : int
-        How many outputs or channels the one operator would have.
+        How many outputs (of a FullyConnected) or channels the larger operator would have.
     """
 
     names: tuple[str, ...]
@@ -161,19 +167,21 @@ class Joinable:
 
 @dataclass(frozen=True)
 class Advice:
-    """What ``advise`` found for a network on a GPU. ``print`` it, or read the fields. Plain data.
+    """The result of ``advise``: how the matrix operators of a network suit the Tensor Cores of a GPU.
+
+    ``print`` it, or read the fields. Plain data.
 
     Attributes
     ----------
     name, policy, device : str
         The name of the network, the policy as a string, and the GPU as a key of ``GPUS``, such as ``"v100"``.
     matrices : tuple of MatrixReport
-        Every matrix operator of one forward, in graph order.
+        A report on every matrix operator of one forward, in graph order.
     joinable : tuple of Joinable
-        Matrix operators that could be one.
+        Groups of matrix operators that read the same tensor and could be one operator.
     unknown : tuple of str
-        Names of operators that are counted nowhere, because their shapes do not follow from those of the inputs, or
-        because mxmp does not know what they multiply.
+        Names of operators that no figure counts, because their shapes do not follow from those of the inputs, or
+        because mxmp does not know which matrix products they compute.
     unmatched : tuple of str
         Patterns of ``exclude`` that match no operator.
     """
@@ -188,7 +196,7 @@ class Advice:
 
     @property
     def gpu(self) -> Gpu:
-        """Return the peak figures of the GPU that ``device`` names."""
+        """Return the GPU that ``device`` names, with its memory bandwidth and its peak operations per second."""
         return gpu_named(self.device)
 
     @property
@@ -198,16 +206,16 @@ class Advice:
 
     @property
     def tensor_share(self) -> float:
-        """Return the share of the FLOPs, from 0 to 1, of the operators that can run on Tensor Cores."""
+        """Return the share of the network's FLOPs, from 0 to 1, in operators that can run on Tensor Cores."""
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu)])
 
     @property
     def fitting_share(self) -> float:
-        """Return the share of the FLOPs, from 0 to 1, of the operators that can run on Tensor Cores without padding."""
+        """Return the share of the network's FLOPs, from 0 to 1, in operators that suit Tensor Cores without padding."""
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu) and not m.paddings])
 
     def share_of(self, matrices: Sequence[MatrixReport]) -> float:
-        """Return the share of the network's FLOPs, from 0 to 1, that the operators ``matrices`` have."""
+        """Return the share of the FLOPs of all matrix operators, from 0 to 1, that the operators ``matrices`` have."""
         return sum(m.flops for m in matrices) / self.flops if self.flops else 0.0
 
     def __str__(self) -> str:
@@ -231,13 +239,19 @@ class Advice:
         )
 
     def _ridges(self) -> str:
-        """Return a text with the FLOPs per byte from which on arithmetic limits an operator, for each dtype."""
+        """Return a text with the arithmetic intensity from which on arithmetic, not memory, limits an operator.
+
+        It has a number of FLOPs per byte for each dtype that the GPU computes in: ``"139 (float16), 17 (FP32)"``.
+        """
         names = {"float16": "float16", "tf32": "TF32", "float32": "FP32"}
         dtypes = [dtype for dtype in names if dtype == "float32" or dtype in self.gpu.tensor]
         return ", ".join(f"{self.gpu.ridge(dtype):.0f} ({names[dtype]})" for dtype in dtypes)
 
     def _table(self) -> Iterator[str]:
-        """Yield the lines of a table with a row for all operators of the same type and shape, most FLOPs first."""
+        """Yield the lines of a table of the matrix operators, those with most FLOPs first.
+
+        Operators of the same type, layout, dtype and matrix sizes share a row. Rows after the 20th are only counted.
+        """
         kinds: dict[tuple, list[MatrixReport]] = {}
         for m in self.matrices:
             kinds.setdefault((m.op, m.gemms, m.sizes, m.layout, m.dtype, m.times), []).append(m)
@@ -254,7 +268,11 @@ class Advice:
             yield f"  and {len(order) - _LONGEST} more"
 
     def _paddings(self) -> Iterator[str]:
-        """Yield a line for each dimension to pad, with its cost; operators with the same dimension share a line."""
+        """Yield a line for each dimension to pad, with the FLOPs that padding adds.
+
+        Operators in which the same dimension has the same size share a line. Operators that cannot run on Tensor Cores
+        are left out.
+        """
         found: dict[tuple, list[str]] = {}
         for m in self.matrices:
             for padding in m.paddings if m.on_tensor_cores(self.gpu) else ():
@@ -265,13 +283,16 @@ class Advice:
             yield f"{some(names, 1)}: {padding.what} {padding.value:,} -> {padding.to:,} (+{cost} of its FLOPs{dear})"
 
     def _layouts(self) -> Iterator[str]:
-        """Yield a line on what the layout NCHW costs, if a convolution that can run on Tensor Cores has it."""
+        """Yield a line on the transposes that NCHW costs, if a convolution that can run on Tensor Cores has NCHW."""
         if any(m.layout in ("NCHW", "NCDHW") and m.on_tensor_cores(self.gpu) for m in self.matrices):
             # NVIDIA, Convolutional Layers User's Guide, "Tensor Layouts In Memory: NCHW vs NHWC".
             yield "NCHW: cuDNN's Tensor Core kernels read NHWC, and transpose around each convolution"
 
     def _off_tensor_cores(self) -> Iterator[str]:
-        """Yield a line for each reason not to run on Tensor Cores: the operators concerned and their share of FLOPs."""
+        """Yield a line for each reason for which operators cannot run on Tensor Cores.
+
+        The line has some of these operators, their share of the network's FLOPs, and the reason.
+        """
         reasons: dict[str, list[MatrixReport]] = {}
         for m in self.matrices:
             if not m.on_tensor_cores(self.gpu):
@@ -283,9 +304,9 @@ class Advice:
 
 
 def _shape(gemms: Sequence[Gemm]) -> str:
-    """Return a text on the largest product, how often it occurs and how many others there are.
+    """Return a text for the Gemm with the most FLOPs: how many products it stands for, and their M, N and K.
 
-    For example ``"96 of 128 x 128 x 64 and 1 more"``: 96 products with these M, N and K, and another Gemm.
+    For example ``"96 of 128 x 128 x 64 and 1 more"``, where the operator has one more Gemm (products of another shape).
     """
     first = max(gemms, key=lambda gemm: gemm.flops, default=None)
     if first is None:

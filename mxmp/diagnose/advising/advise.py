@@ -45,7 +45,7 @@ def advise(
         A net, converted or not, which stays as it is; or an FP32 Symbol.
     *inputs : NDArray or tuple of int
         For a net: the arrays that it is called with, or shapes of FP32 arrays. The net is only traced, unless a part of
-        it runs as Python: then it is called once, in inference, and needs arrays with meaningful values.
+        it runs as Python: then it is called once, in inference, and needs arrays with meaningful values, not shapes.
     policy : str, Policy or Plan, optional
         As for ``convert``. By default the policy of a converted net, otherwise ``"float16"``.
     device : {"v100", "t4", "a100"}
@@ -63,10 +63,10 @@ def advise(
     Raises
     ------
     TypeError
-        ``target`` is neither.
+        ``target`` is neither a Block nor a Symbol.
     ValueError
-        The shapes do not fit, or are of no input; the device is not known; the policy is one that no GPU can follow
-        (bfloat16); or the plan is of another graph.
+        The shapes do not fit the graph, or a Symbol has no input of such a name; the device is not known; no GPU can
+        follow the policy (bfloat16); or the plan is of another graph.
     """
     gpu_named(device)
     called = _called_graphs(target, inputs, shapes)
@@ -102,10 +102,11 @@ def advise(
 
 
 def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequence[CalledGraph]:
-    """Return the graphs whose operators are counted, with the shapes of their inputs.
+    """Return the graphs whose matrix operators ``advise`` counts, each with the shapes of its inputs.
 
-    These are several graphs where a part of the net runs as Python. ``inputs`` and ``shapes`` are those of ``advise``,
-    and so are the errors.
+    A Symbol, or a net that runs as one graph, gives one; a net of which a part runs as Python gives one for each of its
+    outermost blocks that run as a graph. The arguments are those of ``advise``. Raises ``TypeError`` if ``target`` is
+    neither a Block nor a Symbol, and ``ValueError`` if ``inputs`` or ``shapes`` do not fit it.
     """
     if isinstance(target, mx.sym.Symbol):
         if inputs:
@@ -125,7 +126,8 @@ def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequ
 def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNode], Plan]:
     """Return the operators of a graph with their shapes, and the plan that says which of them compute in low precision.
 
-    Raises ``ValueError`` if the shapes do not fit the graph, or if ``policy`` is the Plan of another graph.
+    If ``policy`` is a Policy, the rules make the plan, for a GPU. Raises ``ValueError`` if the shapes do not fit the
+    graph, or if ``policy`` is the Plan of another graph.
     """
     graph, parameters = strip(Graph.from_symbol(called.symbol)), called.parameters or None
     plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
@@ -142,9 +144,10 @@ def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNod
 
 
 def _elements(shaped: ShapedNode, found: Products) -> int:
-    """Return how many elements an operator reads and writes each time it runs; ``found`` are its products.
+    """Return how many elements of memory an operator reads and writes each time it runs.
 
-    A recurrent layer reads its weights again at each time step.
+    These are all its inputs and outputs, each once. A recurrent layer reads its weights again at each time step; there
+    the operands and results of its matrix products ``found`` are counted.
     """
     if shaped.node.op == "RNN":  # no cache holds the weights from one time step to the next
         return sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
@@ -152,9 +155,10 @@ def _elements(shaped: ShapedNode, found: Products) -> int:
 
 
 def _matrix(shaped: ShapedNode, found: Products, plan: Plan, prefix: str) -> MatrixReport:
-    """Return the report on a matrix operator, with its dtype under ``plan``.
+    """Return the MatrixReport on an operator: its matrix products, and the dtype that it has under ``plan``.
 
-    ``found`` are the operator's products, ``prefix`` is put before its name.
+    ``found`` has the operator's matrix products. ``prefix``, such as ``"dense0/"``, is put before its name in the
+    report; it is not empty where the net has several graphs.
     """
     decision = plan.decisions[shaped.name]
     dtype = plan.policy.compute if decision.low else "float32"
@@ -174,8 +178,8 @@ _OWN = {"num_hidden", "num_filter", "no_bias"}
 def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
     """Yield each group of matrix operators that could be one larger operator, because they read the same tensor.
 
-    The operators are FullyConnected layers, convolutions or dots with weights of their own and otherwise equal
-    parameters. ``prefix`` is put before each name.
+    The operators of a group are FullyConnected layers, ungrouped convolutions or ``dot``. Each has a weight of its own,
+    and all have the same attributes but for the number of outputs and the bias. ``prefix`` is put before their names.
     """
     groups: dict[tuple, list[ShapedNode]] = defaultdict(list)
     for shaped in nodes:

@@ -36,11 +36,12 @@ class ShapedNode(NamedTuple):
     Attributes
     ----------
     name : str
-        The operator's name as in a Plan: unique, and ``"loop/name"`` for an operator in the body of a loop.
+        The operator's name as in a Plan: unique in the graph, and ``"loop/name"`` for an operator in the body of the
+        loop ``"loop"``.
     node : Node
         The operator.
     ins, outs : list of Tensor or None
-        Its inputs and outputs; None where shape or dtype cannot be inferred.
+        The shapes and dtypes of its inputs and outputs; None for one that cannot be inferred.
     times : float
         How often the operator runs in one forward: the number of iterations of the loops around it, times 0.5 for each
         branch of ``cond`` that it is in.
@@ -53,7 +54,7 @@ class ShapedNode(NamedTuple):
     times: float
 
     def products(self) -> Products | None:
-        """Return the matrix products of the operator; None if it multiplies no matrices, or a shape is not known."""
+        """Return the matrix products of the operator; None if it multiplies none, or one of its shapes is not known."""
         if not is_matrix(self.node.op) or self.outs[0] is None or None in self.ins:
             return None
         shapes = [tensor.shape for tensor in self.ins if tensor]
@@ -61,10 +62,10 @@ class ShapedNode(NamedTuple):
 
 
 def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: float = 1) -> Iterator[ShapedNode]:
-    """Yield every operator of a graph in graph order; after control flow, the operators of its bodies.
+    """Yield every operator of a graph in graph order; after a loop or branch, the operators of its bodies.
 
-    ``known`` has shape and dtype of the graph's inputs and parameters by name, as far as they are known. ``prefix`` is
-    put before each operator's name, and ``times`` is how often the graph runs.
+    ``known`` maps the names of inputs and parameters to their shapes and dtypes, as far as these are known. ``prefix``
+    is put before each operator's name. ``times`` is how often the graph runs in one forward of the network.
     """
     found = _infer(graph, known)
     for node, name in graph.names().items():
@@ -78,10 +79,10 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
 
 
 def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:
-    """Return the outputs of every node of a graph; an output of unknown shape or dtype is None.
+    """Return the shape and dtype of every output of every node of a graph; None for one that cannot be inferred.
 
-    They are inferred from ``known``, which has shape and dtype of variables by name. Raises ``mx.MXNetError`` if these
-    do not fit the graph.
+    They are inferred from ``known``, which maps the names of variables to their shapes and dtypes. Raises
+    ``mx.MXNetError`` if these do not fit the graph.
     """
     nodes = list(graph.nodes())
     raw = json.loads(graph.to_json())
@@ -125,10 +126,11 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
-    """Return how often a body of a control-flow node runs in one execution of the node.
+    """Return how often a body of a control-flow node runs when the node runs once; ``number`` counts its bodies from 0.
 
-    It is the length of the arrays that ``foreach`` iterates over, ``max_iterations`` for both bodies of ``while_loop``,
-    1 for the condition of ``cond`` (``number`` 0) and 0.5 for each of its branches. ``ins`` are the node's inputs.
+    It is the length of the array that ``foreach`` iterates over, or 1 if that is not known; ``max_iterations`` for both
+    bodies of ``while_loop``; 1 for the condition of ``cond`` (``number`` 0) and 0.5 for each of its branches. ``ins``
+    has the shapes of the node's inputs.
     """
     if node.op == "_foreach":
         return ins[0].shape[0] if ins and ins[0] else 1
@@ -138,10 +140,10 @@ def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
 
 
 def _inner(node: Node, body: Body, ins: list[Tensor | None]) -> dict[str, Tensor]:
-    """Return shape and dtype of the variables of a control-flow node's body, by name, as far as they are known.
+    """Return a dict from the variables of a control-flow node's body to their shapes and dtypes, where these are known.
 
-    They follow from ``ins``, the node's inputs. Of an array that ``foreach`` iterates over, the body's variable is one
-    element: it has no first axis.
+    They follow from ``ins``, the shapes and dtypes of the node's inputs. If ``foreach`` iterates over an input of shape
+    (T, N, C), the body's variable has shape (N, C).
     """
     sliced = literal_eval(node.attrs["in_data_locs"]) if node.op == "_foreach" else ()
     tensors = dict(zip(node.inputs, ins))

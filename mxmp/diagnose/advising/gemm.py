@@ -12,7 +12,7 @@ Shape = Sequence[int]
 
 
 class Gemm(NamedTuple):
-    """Several matrix products of one shape: ``times`` products of an (m, k) matrix with a (k, n) matrix."""
+    """Several matrix products of one shape: ``times`` products of an (m, k) matrix and a (k, n) matrix."""
 
     times: int
     m: int
@@ -26,10 +26,10 @@ class Gemm(NamedTuple):
 
 
 class Size(NamedTuple):
-    """One dimension of a matrix operator that should be a multiple for Tensor Cores, of 8 in float16 for example.
+    """One dimension of a matrix operator whose size should be a multiple of 8 (float16) or 16 (INT8) for Tensor Cores.
 
-    ``what`` says which dimension, such as ``"output channels"``, and ``value`` is its size. ``or_else`` is another size
-    for which there are fast kernels too; 0 if there is none.
+    ``what`` says which dimension, such as ``"output channels"``, and ``value`` is its size. ``or_else`` is a smaller
+    size for which there are fast kernels too (4 for the input channels of a first layer); 0 if there is none.
     """
 
     what: str
@@ -40,10 +40,10 @@ class Size(NamedTuple):
 class Products(NamedTuple):
     """The matrix products that one operator computes in one forward.
 
-    ``sizes`` are the dimensions that should be multiples for Tensor Cores: of a convolution the channels of a group,
-    not the pixels or the kernel's size. ``layout`` is the layout of a convolution's tensors, such as ``"NCHW"``,
-    ``"TNC"`` for a recurrent layer, or says for both operands whether they are transposed, ``"NN"``, ``"NT"``, ``"TN"``
-    or ``"TT"``.
+    ``gemms`` has the sizes M, N and K of the products. ``sizes`` are the dimensions that should be multiples of 8 or 16
+    for Tensor Cores: of a convolution the channels of a group, not the pixels or the kernel's size. ``layout`` is that
+    of a convolution's tensors, such as ``"NCHW"``; ``"TNC"`` for a recurrent layer; and for all others says which
+    of the two operands are transposed: ``"NN"``, ``"NT"``, ``"TN"`` or ``"TT"``.
     """
 
     gemms: tuple[Gemm, ...]
@@ -57,19 +57,22 @@ class Products(NamedTuple):
 
 
 def is_matrix(op: str) -> bool:
-    """Return whether an operator multiplies matrices, so that ``products`` knows it; ``op`` is its type."""
+    """Return whether the operator type ``op``, such as ``"Convolution"``, is one whose matrix products are counted.
+
+    ``products`` may be called for such a type only.
+    """
     return op in _PRODUCTS
 
 
 def products(op: str, attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix products that an operator computes in one forward.
+    """Return the matrix products that an operator computes in one forward, from its attributes and shapes.
 
     Parameters
     ----------
     op : str
-        The operator's type; ``is_matrix(op)`` must hold.
+        The operator's type, such as ``"Convolution"``; ``is_matrix(op)`` must be True.
     attrs : mapping of str to str
-        The operator's parameters, as strings like those of Symbol JSON.
+        The operator's attributes, as in Symbol JSON: ``{"num_filter": "64"}``.
     ins : sequence of shape
         The shapes of all inputs.
     out : shape
@@ -84,14 +87,15 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
 def _convolution(weight_at: int) -> Callable[..., Products]:
-    """Return the function that ``products`` calls for a convolution whose weight is its input number ``weight_at``.
+    """Return the function that ``products`` calls for one type of convolution.
 
-    The function treats a convolution as one matrix product for each group. Its M is the number of output pixels of the
-    batch, N the output channels of the group, and K the input channels of the group times the kernel's size.
+    ``weight_at`` is the position of the weight among the operator's inputs, counted from 0. The function treats a
+    convolution as one matrix product for each group: M is the number of output pixels of the batch, N the output
+    channels of the group, and K the input channels of the group times the kernel's size.
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-        """Return the products of a convolution with these parameters, input shapes and output shape."""
+        """Return the matrix products of a convolution from its attributes, input shapes and output shape."""
         weight = ins[weight_at]
         return _convolved(attrs, ins[0], out, lambda g, c, f: Gemm(g, prod(out) // weight[0], f, prod(weight[1:])))
 
@@ -99,9 +103,9 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
 
 
 def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of a Deconvolution with these parameters, input shapes and output shape.
+    """Return the matrix products of a Deconvolution from its attributes, input shapes and output shape.
 
-    It computes what the data gradient of a convolution is, with a product for each group. The M of a product is the
+    A Deconvolution computes the same as the data gradient of a convolution, with one product for each group: M is the
     number of input pixels of the batch, N the output channels of the group times the kernel's size, and K the input
     channels of the group.
     """
@@ -114,11 +118,11 @@ def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -
 def _convolved(
     attrs: Mapping[str, str], data: Shape, out: Shape, gemm: Callable[[int, int, int], Gemm], *, upwards: bool = False
 ) -> Products:
-    """Return the matrix products of a convolution or Deconvolution, and the sizes that Tensor Cores want as multiples.
+    """Return the matrix products of a convolution or Deconvolution; its Sizes are the input and output channels.
 
-    ``attrs`` are the operator's parameters, ``data`` and ``out`` the shapes of its input and output. ``gemm`` makes the
-    Gemm from the number of groups, the input channels of a group and the output channels of a group. ``upwards`` is
-    True for a Deconvolution, for which there are no special kernels for few input channels.
+    ``attrs`` has the operator's attributes, ``data`` and ``out`` are the shapes of its input and output. ``gemm`` is
+    called with the number of groups, the input channels of a group and the output channels of a group, and returns the
+    Gemm. ``upwards`` is True for a Deconvolution, which has no fast kernels for 4 input channels.
     """
     layout, groups = attrs.get("layout", "None"), int(attrs.get("num_group", 1))
     layout = _LAYOUTS[len(out) - 2] if layout == "None" else layout
@@ -134,32 +138,32 @@ def _convolved(
 
 
 def _is_true(attrs: Mapping[str, str], key: str) -> bool:
-    """Return whether an operator's boolean parameter ``key`` is True in ``attrs``; a missing one counts as False."""
+    """Return whether the boolean attribute ``key``, such as ``"transpose_a"``, is True; False where it is missing."""
     return attrs.get(key, "False") in ("True", "1")
 
 
 def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Products:
-    """Return Products of this one Gemm, all of whose dimensions should be multiples for Tensor Cores.
+    """Return the Products of an operator with one Gemm, whose M, N and K should all be multiples of 8 or 16.
 
-    ``names`` says what its M, N and K are, for example ``("rows (batch)", "outputs", "inputs")``.
+    ``names`` says what M, N and K are in this operator, for example ``("rows (batch)", "outputs", "inputs")``.
     """
     return Products((gemm,), tuple(map(Size, names, gemm[1:])), layout)
 
 
 def _fully_connected(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the product of a FullyConnected layer with these parameters, input shapes and output shape.
+    """Return the matrix product of a FullyConnected from its attributes, input shapes and output shape.
 
-    Its M is the number of rows of the data, N that of the outputs and K that of the inputs.
+    M is the number of rows of the data (the batch), N the number of outputs and K the number of inputs of the layer.
     """
     outputs, inputs = ins[1]
     return _product(Gemm(1, prod(out) // outputs, outputs, inputs), "NT", ("rows (batch)", "outputs", "inputs"))
 
 
 def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the product of ``dot`` or ``tensordot`` with these parameters, input shapes and output shape.
+    """Return the matrix product of ``dot`` or ``tensordot`` from its attributes, input shapes and output shape.
 
-    ``dot`` sums over one axis of each operand, ``tensordot`` over one or several. There is no product where an operand
-    is a scalar.
+    ``dot`` sums over one axis of each operand, ``tensordot`` over one or several; K is the size of these axes together.
+    The result has no Gemm if an operand is a scalar.
     """
     a, b = ins[:2]
     if not a or not b:
@@ -174,10 +178,10 @@ def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
 
 
 def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of an operator like ``batch_dot`` with these parameters, input shapes and output shape.
+    """Return the matrix products of an operator like ``batch_dot`` from its attributes, input shapes and output shape.
 
-    The operator multiplies two batches of matrices. The axis of a matrix's rows is the last but one, or the parameter
-    ``axis`` that ``linalg_gemm`` has; that of its columns is the last.
+    The operator multiplies the matrices of two batches pairwise. A matrix's columns are the last axis of its array, and
+    its rows the last but one, or the axis that the attribute ``axis`` of ``linalg_gemm`` names.
     """
     row = int(attrs.get("axis", -2))
     a, b = (shape if len(shape) > 1 else (1, *shape) if left else (*shape, 1) for shape, left in zip(ins, (1, 0)))
@@ -187,9 +191,9 @@ def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Pr
 
 
 def _transposition(attrs: Mapping[str, str]) -> str:
-    """Return a letter for each of two operands: T if the operator transposes it, otherwise N. For example ``"NT"``.
+    """Return a letter for each of an operator's two operands: T if it is transposed, otherwise N. For example ``"NT"``.
 
-    ``attrs`` are the operator's parameters, of which ``transpose_a`` and ``transpose_b`` count.
+    ``attrs`` has the operator's attributes, of which ``transpose_a`` and ``transpose_b`` are read.
     """
     return "".join("T" if _is_true(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
 
@@ -197,13 +201,13 @@ def _transposition(attrs: Mapping[str, str]) -> str:
 def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Products]:
     """Return the function that ``products`` calls for one of MXNet's ``interleaved_matmul`` attention operators.
 
-    ``scores`` is True for the product of queries and keys, False for that of attention weights and values. The width of
-    a head is read from the last axis of input number ``width_of``, which has ``parts`` projections of all heads
-    interleaved.
+    ``scores`` is True for an operator that multiplies queries and keys, False for one that multiplies attention weights
+    and values. The width of a head is read from the input at position ``width_of``: its last axis is ``parts`` times
+    the heads times the width, as ``parts`` projections are interleaved (3 for queries, keys and values).
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-        """Return the products of an attention operator with these parameters, input shapes and output shape."""
+        """Return the matrix products of an attention operator from its attributes, input shapes and output shape."""
         times, queries, keys = out if scores else ins[1]
         width = ins[width_of][2] // int(attrs["heads"]) // parts
         m, n, k = (queries, keys, width) if scores else (queries, width, keys)
@@ -217,11 +221,11 @@ _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def _rnn(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of a recurrent layer with these parameters, input shapes and output shape.
+    """Return the matrix products of a recurrent operator (``RNN``) from its attributes, input shapes and output shape.
 
-    For each layer and direction there are two. The first multiplies the inputs of all time steps at once, as cuDNN
-    does. The second multiplies the hidden state with the weights of the gates, at each time step. An LSTM with a
-    projection has a third, at each time step too.
+    Each layer in each direction multiplies the inputs of all time steps at once, as cuDNN does. Then, at each time
+    step, it multiplies the hidden state by the weights of the gates. An LSTM with a projection has one more product at
+    each time step.
     """
     steps, batch, inputs = ins[0]
     hidden, layers = int(attrs["state_size"]), int(attrs["num_layers"])

@@ -22,8 +22,8 @@ class Gpu:
     bandwidth : float
         Memory bandwidth in bytes per second.
     tensor : dict of str to float
-        Peak operations per second of the Tensor Cores, by the dtypes that they have: "float16", "tf32", "int8". Without
-        sparsity.
+        Peak operations per second of the Tensor Cores, without sparsity, for each dtype that they can compute in:
+        "float16", "tf32", "int8".
     fp32 : float
         Peak FLOP/s of the FP32 cores.
     """
@@ -36,15 +36,16 @@ class Gpu:
     def peak(self, dtype: str) -> float:
         """Return the peak operations per second of matrix products in a dtype.
 
-        ``dtype`` is ``"float16"``, ``"tf32"``, ``"int8"`` or ``"float32"``. For a dtype that the Tensor Cores do not
-        have, it is the peak of the FP32 cores.
+        ``dtype`` is ``"float16"``, ``"tf32"``, ``"int8"`` or ``"float32"``. For a dtype that the Tensor Cores cannot
+        compute in, this is the peak of the FP32 cores.
         """
         return self.tensor.get(dtype, self.fp32)
 
     def ridge(self, dtype: str) -> float:
         """Return the arithmetic intensity, in FLOPs per byte, at which memory and arithmetic limit a kernel equally.
 
-        Below it memory bandwidth is the limit, above it arithmetic. ``dtype`` is as for ``peak``.
+        A kernel with a lower intensity is limited by memory bandwidth, one with a higher by arithmetic. ``dtype`` is as
+        for ``peak``.
         """
         return self.peak(dtype) / self.bandwidth
 
@@ -60,7 +61,7 @@ GPUS = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the Gpu whose key in ``GPUS`` is ``name``, such as ``"v100"`` or ``"V100"``.
+    """Return the peak figures of the GPU with this name: ``"v100"``, ``"t4"`` or ``"a100"``, in any case.
 
     Raises ``ValueError`` for any other name.
     """

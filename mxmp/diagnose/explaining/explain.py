@@ -32,7 +32,9 @@ def explain(
     ctx: mx.Context | None = None,
     **shapes: tuple[int, ...],
 ) -> Explanation:
-    """Return what mxmp decided for each operator of a converted net or a bound module, or would decide for a Symbol.
+    """Return in which dtype each operator of a converted net or a bound module computes, and why.
+
+    For an FP32 Symbol: in which dtype each operator would compute after ``cast_symbol``.
 
     Parameters
     ----------
@@ -43,8 +45,8 @@ def explain(
     policy, exclude, ctx
         For a Symbol, as for ``cast_symbol``.
     **shapes : tuple of int
-        Shapes of a Symbol's inputs, for example ``data=(32, 3, 224, 224)``. With them the bytes that casts move are
-        counted.
+        Shapes of a Symbol's inputs, for example ``data=(32, 3, 224, 224)``. If they are given, the bytes that casts
+        read and write are counted.
 
     Returns
     -------
@@ -76,9 +78,10 @@ def explain(
 def _report_symbol(
     symbol: mx.sym.Symbol, policy: Policy, plan: Plan | None, ctx: mx.Context | None, shapes: dict[str, tuple]
 ) -> GraphReport:
-    """Return what the policy would decide for an FP32 Symbol, or what the plan decides if there is one.
+    """Return the report on an FP32 Symbol as it would be converted by ``plan``, or if this is None, under ``policy``.
 
-    ``shapes`` has shapes of inputs by name, and may be empty. Raises ``ValueError`` if they do not fit the Symbol.
+    ``ctx`` is the device it would run on. ``shapes`` maps names of inputs to shapes, and may be empty. Raises
+    ``ValueError`` if the shapes do not fit the Symbol.
     """
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
@@ -90,7 +93,10 @@ def _report_symbol(
 
 
 def _report_graph(converted: ConvertedGraph) -> GraphReport:
-    """Return the report on one converted graph: its operators, casts, parameters and workarounds."""
+    """Return the report on one graph: the dtype of its operators, its casts, stored parameters and workarounds.
+
+    ``converted`` is an FP32 graph with its plan, by which the graph is converted once more here.
+    """
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
     fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)
     workarounds = _workarounds(fitted)
@@ -113,14 +119,14 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
 
 
 def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
-    """Return, for each workaround that was applied to a graph, the operators and variables that need it.
+    """Return a dict from the name of each workaround applied to a graph to the names of the nodes that needed it.
 
-    The dict has names as keys and values. A workaround that concerns a cast, which mxmp inserted, is listed under the
-    name of the operator or variable whose tensor is cast. ``fitted`` is the graph with its workarounds.
+    The nodes are operators and variables of the FP32 graph; for a workaround that concerns a cast, the operator or
+    variable whose tensor is cast. ``fitted`` is the converted graph, with the workarounds for its device.
     """
 
     def source(node: Node) -> str:
-        """Return the name of a node, or if mxmp has inserted it, of the first node before it that is not inserted."""
+        """Return the name of ``node``; if mxmp has inserted it, that of the network's node whose tensor it reads."""
         while node not in fitted.source and node.inputs:
             node = node.inputs[0].node
         return fitted.source[node].name if node in fitted.source else node.name
@@ -131,10 +137,11 @@ def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
 def _nodes_and_casts(
     graph: Graph, plan: Plan, fitted: CastGraph, shapes: Mapping[str, tuple], prefix: str = ""
 ) -> tuple[list[NodeReport], list[CastSize]]:
-    """Return the reports on the operators of a graph, and its casts; those in the bodies of its control flow included.
+    """Return the reports on the operators of a graph and on its casts, those in the bodies of control flow included.
 
-    ``fitted`` is the graph as it runs on the device. Casts that are not in it are left out, because a kernel of the
-    device does them inside. ``shapes`` are those of the graph's inputs, ``prefix`` is put before each name.
+    ``graph`` is the FP32 graph, ``fitted`` the graph that runs on the device by ``plan``. Casts that a workaround has
+    removed from ``fitted``, because a kernel of the device casts inside, do not count. ``shapes`` maps the names of the
+    graph's inputs to their shapes. ``prefix``, ``"loop/"`` in the body of a loop, is put before each name.
     """
     casted = insert_casts(PlannedGraph(graph, plan))
     left = set(fitted.graph.nodes())

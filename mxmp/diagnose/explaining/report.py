@@ -15,23 +15,24 @@ __all__ = ["Explanation", "GraphReport", "NodeReport"]
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What was decided for one operator.
+    """The dtype in which one operator computes, why, and which casts and workarounds it needs.
 
     Attributes
     ----------
     name, op : str
-        Name and type in the FP32 graph; within the body of control flow ``"loop/name"``.
+        Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``. An operator in the body of the loop
+        ``"loop"`` has the name ``"loop/fc1"``.
     dtype : str
         The dtype that the operator computes in: the compute dtype or ``"float32"``.
     reason : str
-        Why, in one line.
+        Why it computes in this dtype, in one line.
     casts : int
-        How many of its inputs come from a cast that mxmp inserted.
+        How many of its inputs are outputs of a cast that mxmp inserted.
     left_alone : bool
-        True if the operator's rule is ``ALONE``: its inputs arrive as in the FP32 graph, because they are indices,
-        random numbers or sparse, or because the operator is custom.
+        True if the rule for this type of operator is ``ALONE``: mxmp does not cast its inputs, because they are
+        integers, indices, random numbers or sparse arrays, or because it is a Custom operator.
     workarounds : tuple of str
-        The names of the workarounds for faults of the device's kernels that are applied to the operator.
+        The names of the workarounds, for wrong, missing or slow kernels of the device, that the operator needs.
     """
 
     name: str
@@ -45,26 +46,30 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class GraphReport:
-    """What was decided for one graph: that of a Symbol, of a Module or bucket, or of one block for one training mode.
+    """How one graph is converted: the dtypes of its operators, its casts, stored parameters and workarounds.
+
+    The graph is that of a Symbol, of a Module, of one bucket of a BucketingModule, or of a block in training or in
+    inference.
 
     Attributes
     ----------
     name : str
-        The name of the Symbol, block or module; of a BucketingModule with the key of the bucket.
+        The name of the Symbol or block; of a BucketingModule with the key of the bucket, ``"softmax, bucket 10"``.
     training : bool or None
-        Whether the graph runs in training or in inference; None for a Symbol.
+        True if the graph runs in training, False in inference; None for a Symbol.
     plan : Plan
         The plan that the graph follows.
     nodes : tuple of NodeReport
         All operators of the graph, those in the bodies of control flow included.
     casts : tuple of CastSize
-        For each cast the name of the tensor that it reads, the dtype that it makes, and the bytes that it moves (None
-        if the shape is not known).
+        For each cast the name of the tensor that it reads, the dtype to which it casts, and the bytes that it reads and
+        writes (None if the tensor's shape is not known, as in the bodies of control flow).
     low_params, full_params : tuple of str
-        The names of the variables that are stored in the compute dtype, with FP32 master weights, and of all others.
+        The names of the parameters that are stored in float16, with FP32 master weights; and of all other variables,
+        inputs included.
     workarounds : mapping of str to tuple of str
-        For each workaround that is applied, by its name in ``mxmp.kernels.table``, the operators and variables that
-        need it.
+        From the name of each workaround that is applied (see ``mxmp.kernels.table``) to the names of the operators and
+        variables that need it.
     """
 
     name: str
@@ -83,7 +88,7 @@ class GraphReport:
 
     @property
     def policy(self) -> Policy:
-        """Return the policy that the plan was made for."""
+        """Return the policy for which the graph's plan was made."""
         return self.plan.policy
 
     @property
@@ -93,7 +98,7 @@ class GraphReport:
 
     @property
     def cast_bytes(self) -> int | None:
-        """Return the bytes that the casts of one forward read and write; None if a shape is not known."""
+        """Return the bytes that all casts together read and write in one forward; None if a shape is not known."""
         return _total(cast.bytes for cast in self.casts)
 
     @property
@@ -134,15 +139,17 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``explain`` found. ``print`` it, or read ``graphs``. Plain data.
+    """The result of ``explain``: for each graph of a network, in which dtype its operators compute, and why.
+
+    ``print`` it, or read ``graphs``. Plain data.
 
     Attributes
     ----------
     graphs : tuple of GraphReport
-        One report for each graph: of a net those of its blocks in training and in inference, of a BucketingModule one
-        for each bucket.
+        One report for each graph. A net has a graph for each block that is called from Python and each kind of call
+        (training or inference, device); a BucketingModule has one for each bucket.
     unconverted : tuple of str
-        Names of the blocks of a net that run as Python and stay in FP32.
+        Names of the blocks of a net that run as Python, not as a graph, and so stay in FP32.
     """
 
     graphs: tuple[GraphReport, ...]
@@ -150,28 +157,28 @@ class Explanation:
 
     @property
     def num_casts(self) -> int:
-        """Return the number of casts in all training graphs together; without training graphs, in all graphs.
+        """Return the number of casts in all training graphs together; if there are none, in all graphs.
 
-        Of a net that is called in one way, on one device, these are the casts of one forward; of a BucketingModule,
-        those of one forward in each bucket.
+        For a net that is called in one way, on one device, these are the casts of one forward. For a BucketingModule
+        they are those of one forward in each of its buckets.
         """
         return sum(len(graph.casts) for graph in self._current())
 
     @property
     def cast_bytes(self) -> int | None:
-        """Return the bytes that the casts of all training graphs read and write in one forward of each graph.
+        """Return the bytes that casts read and write in one forward of each training graph, all graphs together.
 
-        None if a shape is not known. Without training graphs, the casts of all graphs count.
+        If there are no training graphs, all graphs count. None if the shape of a cast tensor is not known.
         """
         return _total(graph.cast_bytes for graph in self._current())
 
     @property
     def nodes(self) -> tuple[NodeReport, ...]:
-        """Return the operators of all training graphs; without training graphs, of all graphs."""
+        """Return the reports on the operators of all training graphs; if there are none, of all graphs."""
         return tuple(node for graph in self._current() for node in graph.nodes)
 
     def _current(self) -> tuple[GraphReport, ...]:
-        """Return the reports of the training graphs, or all reports if there are no training graphs."""
+        """Return the reports on the training graphs; all reports if there are no training graphs."""
         return tuple(g for g in self.graphs if g.training) or self.graphs
 
     def __str__(self) -> str:

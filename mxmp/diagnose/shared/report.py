@@ -8,9 +8,9 @@ __all__ = ["section", "some", "table"]
 
 
 def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Return the lines of a text table, one for each row, with columns padded to equal width.
+    """Return the lines of a text table, one for each row, in which every column has the width of its longest cell.
 
-    ``align`` has a character for each column: ``<`` for left, ``>`` for right.
+    ``align`` has a character for each column: ``<`` aligns its cells to the left, ``>`` to the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []
@@ -23,7 +23,7 @@ def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 def section(title: str, entries: Iterable[str]) -> list[str]:
     """Return the lines of a section of a report: an empty line, the title, and one line for each entry.
 
-    Without entries there are no lines at all.
+    The list is empty if there are no entries.
     """
     lines = [f"    {entry}" for entry in entries]
     return ["", f"  {title}", *lines] if lines else []

@@ -36,9 +36,10 @@ def is_network(target: Any) -> bool:
 
 
 def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[ConvertedGraph], list[str]]:
-    """Return the graphs of a converted net or a bound module, and the names of the blocks of a net that stay in FP32.
+    """Return the FP32 graphs of a converted net or a bound module, with their plans, and the names of FP32 blocks.
 
-    A net that was never called is called once with ``inputs``, because it has no graphs before.
+    These are the blocks of a net that run as Python, not as a graph, and so stay in FP32; a module has none. A net that
+    was never called is called once with ``inputs``, because a net builds its graphs when it is called.
 
     Raises
     ------
@@ -51,14 +52,15 @@ def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[Conve
 
 
 def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
-    """Return a TrainedNetwork, the protocol by which diagnostics listen to a network, for a net or module that trains.
+    """Return an object by which diagnostics use a network that trains, in the same way for both frontends.
 
-    ``target`` is a converted net, with its mxmp.Trainer, or an mxmp.Module or mxmp.BucketingModule with an optimizer.
+    ``target`` is a converted net and ``trainer`` its mxmp.Trainer; or ``target`` is an mxmp.Module or
+    mxmp.BucketingModule with an optimizer, without ``trainer``.
 
     Raises
     ------
     TypeError
-        ``target`` is neither, ``trainer`` is no mxmp.Trainer, or a trainer is passed with a module.
+        ``target`` is neither a net nor a module, a net's ``trainer`` is no mxmp.Trainer, or a module has a ``trainer``.
     ValueError
         The net is not converted, or the module has no optimizer.
     """

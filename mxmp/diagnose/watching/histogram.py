@@ -48,12 +48,12 @@ class Histogram:
     zeros, infs, nans : int
         How many values are 0, inf or -inf, and NaN.
     smallest : float
-        The smallest ``|x|`` of the counted values, 0 and inf apart; nan where there is none.
+        The smallest ``|x|`` among the counted values that are neither 0, inf nor NaN; nan if there are none.
     largest : float
-        The largest finite ``|x|`` of the whole tensor, also where only some of its values were counted; nan where all
-        are 0, inf or NaN.
+        The largest ``|x|`` of the whole tensor, also where only a sample of its values was counted. If the tensor holds
+        an inf or NaN, the largest finite ``|x|`` of the counted values. nan if all are 0, inf or NaN.
     size : int
-        Number of elements of the tensor. Of a large tensor only some are counted: ``counted`` is smaller then.
+        Number of elements of the tensor. It is larger than ``counted`` where only a sample was counted.
     """
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(_COUNT, np.int64))
@@ -68,9 +68,9 @@ class Histogram:
     def of(cls, values: np.ndarray, size: int | None = None, largest: float = 0.0) -> Histogram:
         """Return the histogram of ``values``, which may have any shape and float dtype.
 
-        Where ``values`` are only a sample of a tensor, ``size`` is the number of elements of the tensor, and
-        ``largest`` its largest ``|x|``. A ``largest`` that is inf or nan makes the histogram count at least one such
-        value.
+        If ``values`` are only a sample of a tensor, pass the number of elements of the tensor as ``size`` and its
+        largest ``|x|`` as ``largest``. If ``largest`` is inf or nan, the histogram counts at least one inf or NaN, even
+        if the sample has none.
         """
         # FP32 without the sign bit, as integers: ordered like the numbers, with the exponent in the upper bits
         bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.int32) & 0x7FFFFFFF
@@ -94,7 +94,7 @@ class Histogram:
         )
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Return the histogram of the values of both operands together, such as one tensor's on two devices."""
+        """Return the histogram of the values of both operands together, such as those of a tensor on two devices."""
         return Histogram(
             self.counts + other.counts,
             self.zeros + other.zeros,
@@ -106,9 +106,9 @@ class Histogram:
         )
 
     def scaled(self, power: float) -> Histogram:
-        """Return the histogram of the tensor multiplied by ``2**power``; ``power`` is rounded to an integer.
+        """Return the histogram that the tensor would have if multiplied by ``2**power``.
 
-        Values that leave FP32's range are counted as zero or inf.
+        ``power`` is rounded to an integer. Values that leave FP32's range are counted as zero or inf.
         """
         shift = round(power)
         counts = np.zeros_like(self.counts)
@@ -126,35 +126,38 @@ class Histogram:
         return int(self.counts.sum()) + self.zeros + self.infs + self.nans
 
     def between(self, low: int | None, high: int | None) -> int:
-        """Return how many values have an exponent from ``low`` to ``high``, both included.
+        """Return how many values have an exponent of two from ``low`` to ``high``, both included.
 
-        None means no limit. Zeros, infs and NaNs have no exponent and are not counted.
+        A value x has the exponent e if ``2**e <= |x| < 2**(e + 1)``. None means no limit. Zeros, infs and NaNs are not
+        counted.
         """
         start = 0 if low is None else max(low - _LOWEST, 0)
         stop = _COUNT if high is None else max(high - _LOWEST + 1, 0)
         return int(self.counts[start:stop].sum())
 
     def exponents(self) -> np.ndarray:
-        """Return the exponent of two that each element of ``counts`` belongs to: an int array, from -149 to 127."""
+        """Return the exponent of two that each element of ``counts`` stands for: an int array, from -149 to 127."""
         return np.arange(_LOWEST, _HIGHEST + 1)
 
     # -- in a format --------------------------------------------------------------------------------
 
     def underflow(self, form: Format = FORMATS["float16"]) -> float:
-        """Return the share of the counted values that are not zero but round to zero in the format, from 0 to 1.
+        """Return the share of the counted values, from 0 to 1, that are not zero but round to zero in ``form``.
 
-        These are the values below half of the format's smallest subnormal number.
+        These are the values below half of the format's smallest subnormal number. Values that are zero already are part
+        of the total only.
         """
         return self._share(self.between(None, form.tiny - 2))
 
     def subnormal(self, form: Format = FORMATS["float16"]) -> float:
-        """Return the share of the counted values, from 0 to 1, that become subnormal in the format and so lose bits."""
+        """Return the share of the counted values, from 0 to 1, that become subnormal in ``form`` and so lose bits."""
         return self._share(self.between(form.tiny - 1, form.normal - 1))
 
     def overflow(self, form: Format = FORMATS["float16"]) -> float:
-        """Return the share of the counted values, from 0 to 1, that are too large for the format or already inf.
+        """Return the share of the counted values, from 0 to 1, that are too large for ``form`` or already inf.
 
-        Only exponents are known, so values between the largest float16 number, 65504, and 65536 do not count.
+        A histogram knows only exponents: float16's largest number is 65504, but only values from 65536 on are counted
+        as too large.
         """
         return self._share(self.between(form.top + 1, None) + self.infs)
 
@@ -164,11 +167,11 @@ class Histogram:
         return self._share(self.zeros)
 
     def headroom(self, form: Format = FORMATS["float16"]) -> float:
-        """Return by how many powers of two the tensor can be multiplied before its largest value overflows.
+        """Return the largest n for which the tensor times ``2**n`` still fits into the format ``form``.
 
-        ``form`` is the format that it overflows. A whole number as a float: 3.0 means that the tensor times 8 still
-        fits. Negative where the largest value is too large already, ``-inf`` where the tensor holds an inf or NaN,
-        ``inf`` where all values are zero.
+        n is a whole number, as a float: 3.0 means that the tensor times 8 fits, and times 16 overflows. It is negative
+        if the largest value overflows already, ``-inf`` if the tensor holds an inf or NaN, and ``inf`` if all values
+        are zero.
         """
         if self.infs or self.nans:
             return -math.inf

@@ -17,23 +17,23 @@ _SCALED = ("gradient", "parameter gradient")
 
 @dataclass(frozen=True)
 class TensorReport:
-    """The distribution of the values of one tensor in one training step. A Snapshot holds many.
+    """The distribution of the values of one tensor in one training step. A Snapshot has one for each tensor.
 
     Attributes
     ----------
     kind : {"activation", "gradient", "parameter gradient", "weight", "update"}
         ``"activation"``: an output of an operator. ``"gradient"``: the gradient that an operator sends back to one of
-        its inputs. The others belong to a parameter; an update is what the step added to it.
+        its inputs. The others belong to a parameter: its gradient, its value before the step, and what the step added.
     name : str
-        ``"fc"`` for an activation; ``"fc -> relu"`` for the gradient that fc sends back to relu; otherwise the name of
-        the parameter.
+        The operator, ``"fc"``, of an activation; ``"fc -> relu"`` for the gradient that fc sends back to its input, the
+        output of relu; ``"the loss -> fc"`` for that of a graph output; otherwise the name of the parameter.
     op : str
         The operator's type, such as ``"FullyConnected"``; empty for the kinds that belong to a parameter.
     low : bool
-        True if the tensor is rounded to the compute dtype, because an operator in low precision makes it or reads it.
+        True if the tensor is rounded to the compute dtype, because an operator in low precision makes or reads it.
     histogram : Histogram
-        The values. Gradients are multiplied by the loss scale. Where an operator computes in FP32 and rounds (float16
-        on a CPU), these are the values before they are rounded.
+        How many values lie between which powers of two. Gradients are multiplied by the loss scale. Where an operator
+        computes in FP32 and then rounds (float16 on a CPU), these are the values before they are rounded.
     """
 
     kind: str
@@ -44,28 +44,31 @@ class TensorReport:
 
     @property
     def is_scaled(self) -> bool:
-        """Return whether the tensor's values are multiplied by the loss scale, as both kinds of gradients are."""
+        """Return whether the tensor's values are multiplied by the loss scale: True for both kinds of gradients."""
         return self.kind in _SCALED
 
     def true(self, loss_scale: float) -> Histogram:
-        """Return the tensor's histogram without the loss scale: gradients are divided by it, other kinds are not.
+        """Return the tensor's histogram without the loss scale: that of a gradient divided by ``loss_scale``.
 
-        The divisor is ``loss_scale`` rounded to a power of two, since a histogram only knows exponents.
+        Other kinds of tensors are not scaled, and their histogram is returned as it is. The divisor is ``loss_scale``
+        rounded to a power of two, since a histogram only knows exponents.
         """
         return self.histogram.scaled(-math.log2(loss_scale)) if self.is_scaled else self.histogram
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The tensors of one training step that ``watch`` watched. ``print`` it, or read ``tensors``. Plain data.
+    """The distributions of the values of all tensors in one training step, as recorded by ``watch``.
+
+    ``print`` it, or read ``tensors``. Plain data.
 
     Attributes
     ----------
     step : int
         The number of the step, counted from 1; skipped steps count.
     loss_scale : float
-        The factor that this step's gradients are multiplied by when they reach the update: the loss scale, or 1 if
-        ``Trainer.unscale`` has removed it.
+        The loss scale of this step, by which all gradients in ``tensors`` are multiplied. This holds after
+        ``Trainer.unscale`` too: the gradients that it has divided are multiplied by the loss scale again.
     skipped : bool
         True if the step was skipped because of an overflow; then there are no updates in ``tensors``.
     compute : {"float16", "bfloat16"}
@@ -82,11 +85,11 @@ class Snapshot:
 
     @property
     def format(self) -> Format:
-        """Return the range of the compute dtype, as a Format."""
+        """Return the range of the compute dtype: its largest number and the exponents of its smallest and largest."""
         return FORMATS[self.compute]
 
     def of(self, kind: str, *, low_only: bool = False) -> list[TensorReport]:
-        """Return the reports of one kind, such as ``"gradient"``, in the order of ``tensors``.
+        """Return the reports on tensors of one kind, such as ``"gradient"``, in the order of ``tensors``.
 
         ``low_only=True`` leaves out the tensors that are not rounded to the compute dtype.
         """
@@ -94,33 +97,34 @@ class Snapshot:
 
     @property
     def gradients(self) -> list[TensorReport]:
-        """Return the reports of all gradients, of activations and parameters, that are rounded to the compute dtype."""
+        """Return the reports on all gradients, of activations and parameters, that are rounded to the compute dtype."""
         return [tensor for tensor in self.tensors if tensor.is_scaled and tensor.low]
 
     @property
     def tightest(self) -> TensorReport | None:
-        """Return the report of the gradient that would overflow first if the loss scale were raised.
+        """Return the report on the gradient that would overflow first if the loss scale were raised.
 
-        None without gradients that are rounded to the compute dtype.
+        None if no gradient is rounded to the compute dtype.
         """
         return min(self.gradients, key=lambda t: t.histogram.headroom(self.format), default=None)
 
     @property
     def headroom(self) -> float:
-        """Return by how many powers of two the loss scale could be raised before a gradient overflows, as a float.
+        """Return the largest n for which no gradient overflows at ``2**n`` times the loss scale of this step.
 
-        3.0 means that 8 times the loss scale still fits. Negative where a gradient is too large already, ``-inf`` where
-        one holds an inf or NaN, ``inf`` where there are no gradients or all are zero.
+        n is a whole number, as a float: 3.0 means that the loss scale could be 8 times as large. It is negative if a
+        gradient overflows already, ``-inf`` if one holds an inf or NaN, and ``inf`` if there are no gradients that are
+        rounded to the compute dtype, or all are zero.
         """
         tightest = self.tightest
         return math.inf if tightest is None else tightest.histogram.headroom(self.format)
 
     @property
     def underflow(self) -> float:
-        """Return the share of the gradient values, from 0 to 1, that are too small for the compute dtype.
+        """Return the share of the gradient values, from 0 to 1, that the compute dtype rounds to zero.
 
-        These values are not zero but round to zero, although they are multiplied by the loss scale of this step. The
-        values of all ``gradients`` are counted together.
+        The values are those multiplied by the loss scale of this step, of all ``gradients`` together. Values that are
+        zero before rounding are part of the total only.
         """
         return self._underflow([t.histogram for t in self.gradients])
 
@@ -128,14 +132,15 @@ class Snapshot:
     def underflow_unscaled(self) -> float:
         """Return the share of the gradient values, from 0 to 1, that would round to zero without loss scaling.
 
-        The values of all ``gradients`` are counted together; those that are zero already are not part of the share.
+        The values of all ``gradients`` are counted together; those that are zero before rounding are part of the total
+        only.
         """
         return self._underflow([t.true(self.loss_scale) for t in self.gradients])
 
     def _underflow(self, histograms: list[Histogram]) -> float:
         """Return the share of the values of all ``histograms``, from 0 to 1, that the compute dtype rounds to zero.
 
-        Values that are zero already are only part of the total.
+        Values that are zero before rounding are part of the total only.
         """
         lost = sum(h.between(None, self.format.tiny - 2) for h in histograms)
         return lost / max(sum(h.counted for h in histograms), 1)
@@ -154,16 +159,16 @@ class Snapshot:
         )
 
     def _table(self, each: int = 5) -> list[str]:
-        """Return the lines of a table with the ``each`` worst tensors of every kind.
+        """Return the lines of a table with the worst tensors of every kind, at most ``each`` of a kind, worst first.
 
-        Worst are those with the largest share of values that round to zero, overflow or are NaN; they come first.
+        A tensor is the worse, the more of its values round to zero or overflow; worst of all are those with a NaN.
         """
         form = self.format
 
         def out_of_range(tensor: TensorReport) -> float:
-            """Return the share of a tensor's values that underflow or overflow, plus 1 if it holds a NaN.
+            """Return how bad a tensor is: the share of its values that underflow or overflow, plus 1 if it holds a NaN.
 
-            -1 for a tensor that is not rounded to the compute dtype, so that it comes last.
+            Returns -1 for a tensor that is not rounded to the compute dtype, so that it comes last.
             """
             found = tensor.histogram
             return found.underflow(form) + found.overflow(form) + (found.nans > 0) if tensor.low else -1.0
@@ -181,9 +186,9 @@ class Snapshot:
 
 
 def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
-    """Return the reports, those of the same kind and name joined into one whose histogram counts all their values.
+    """Return one report for each kind and name of tensor; its histogram counts the values of all such reports.
 
-    A tensor has several reports where it was computed on several devices, or in several forwards of one step.
+    A tensor has several reports if it was computed on several devices, or in several forwards of one step.
     """
     found: dict[tuple[str, str], TensorReport] = {}
     for tensor in tensors:
@@ -195,9 +200,9 @@ def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
 
 
 def _headroom(tensor: TensorReport, form: Format) -> str:
-    """Return a sentence that says how far the loss scale could be raised, or by how much it is too high.
+    """Return a line of text on how far the loss scale could be raised, or by how much it is too high.
 
-    ``tensor`` is the gradient with the largest values, ``form`` the compute dtype.
+    ``tensor`` is the report on the gradient that overflows first, ``form`` the range of the compute dtype.
     """
     powers = tensor.histogram.headroom(form)
     if not math.isfinite(powers):

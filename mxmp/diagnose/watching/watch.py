@@ -23,11 +23,12 @@ __all__ = ["Watch", "watch"]
 
 
 class _PendingReport(NamedTuple):
-    """A tensor of the step that is being watched, reduced on its device; becomes a TensorReport at the end of the step.
+    """What is kept of one tensor until the end of a watched step, when it is made into a TensorReport.
 
-    ``values`` holds the tensor's absolute values, or an evenly spaced sample of them; ``largest`` the largest of all,
-    shape (1,); ``squares`` the sum of the squares of all, shape (1,), which is NaN if a value is; ``size`` the number
-    of elements. The other fields are those of TensorReport.
+    The arrays stay on their device, so that recording a tensor does not wait for it. ``values`` holds the tensor's
+    absolute values, or an evenly spaced sample of them; ``largest`` the largest absolute value of the whole tensor,
+    shape (1,); ``squares`` the sum of the squares of all values, shape (1,), which is NaN if a value is NaN; ``size``
+    the number of elements of the tensor. The other fields are those of TensorReport.
     """
 
     kind: str
@@ -40,26 +41,28 @@ class _PendingReport(NamedTuple):
     size: int
 
     def report(self) -> TensorReport:
-        """Return the tensor's TensorReport. Waits for the device."""
+        """Return the report on the tensor's values, with their histogram. Waits for the device."""
         largest = math.nan if math.isnan(self.squares.asscalar()) else float(self.largest.asscalar())
         histogram = Histogram.of(self.values.asnumpy(), self.size, largest)
         return TensorReport(self.kind, self.name, self.op, self.low, histogram)
 
 
 class Watch(StepObserver):
-    """A running watch on a net or module, made by ``watch``. It ends with ``close``, or with its ``with`` block.
+    """Records the values of all tensors in some training steps of a net or module; ``watch`` makes it.
+
+    It works until ``close``, or until its ``with`` block ends.
 
     Attributes
     ----------
     snapshots : sequence of Snapshot
-        The last watched steps, oldest first; as many as ``keep`` of ``watch``.
+        The last watched steps, oldest first; at most as many as ``watch`` was told to ``keep``.
     """
 
     def __init__(self, network: TrainedNetwork, every: int, sample: int, keep: int, callback: Callable | None) -> None:
-        """Start to watch a network.
+        """Start to watch a network: the next step, and then every step whose number is a multiple of ``every``.
 
-        ``every`` is the number of steps from one watched step to the next, ``sample`` the most values that are counted
-        of one tensor, ``keep`` the most Snapshots that are kept, and ``callback`` is called with each Snapshot.
+        Of each tensor at most ``sample`` values are counted. The last ``keep`` Snapshots are kept, and ``callback``,
+        unless it is None, is called with each Snapshot.
         """
         self.snapshots: deque[Snapshot] = deque(maxlen=keep)
         self._every = every
@@ -75,7 +78,7 @@ class Watch(StepObserver):
 
     @property
     def latest(self) -> Snapshot:
-        """Return the last watched step. Raises ``ValueError`` before there was one."""
+        """Return the Snapshot of the last watched step; raises ``ValueError`` if no step was watched yet."""
         if not self.snapshots:
             raise ValueError("no step was watched yet: take one, with forward, backward and step")
         return self.snapshots[-1]
@@ -84,10 +87,11 @@ class Watch(StepObserver):
         return str(self.snapshots[-1]) if self.snapshots else "no step was watched yet"
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
-        """Record the gradients of the parameters and copy the weights, if the probe has reported tensors of this step.
+        """Record the gradients of the parameters, and copy the weights, if this is a watched step.
 
-        Called by the network's ScaledStep in every step, before the update. ``gradients`` are as the update gets them,
-        usually multiplied by the loss scale.
+        A step is watched if the probe has reported tensors in it; it reports none if the step ran another bucket. The
+        network's ScaledStep calls this method in every step, before the update. ``gradients`` are as the update gets
+        them: multiplied by the loss scale, unless ``Trainer.unscale`` has divided them by it.
         """
         if not self._reported:  # another bucket ran, or a batch of another size
             return
@@ -105,10 +109,10 @@ class Watch(StepObserver):
                 self._note_tensor("weight", weight.name, "", weight.name in low, array)
 
     def after_step(self) -> None:
-        """Make the Snapshot of a watched step; then let the probe listen if the next step is to be watched.
+        """Make the Snapshot of a watched step, and start the probe if the next step is to be watched.
 
-        Called by the network's ScaledStep after every step. If other graphs have replaced those that the probe listens
-        to, the probe starts again with the new ones.
+        The network's ScaledStep calls this method after every step. If the graphs that the probe listens to were
+        replaced, because the net was converted again or a module got a batch of another size, it starts again.
         """
         if self._reported:
             self._finish(self._low_variables())
@@ -120,7 +124,7 @@ class Watch(StepObserver):
             self._start()
 
     def _low_variables(self) -> set[str]:
-        """Return the names of the variables that operators in low precision read, in any training graph."""
+        """Return the names of the variables that an operator in low precision reads in any observed training graph."""
         return {name for graph in self._probe.graphs for name in graph.low_variables}
 
     def _finish(self, low: set[str]) -> None:
@@ -148,8 +152,8 @@ class Watch(StepObserver):
     def _observe(self, observed: Observed, array: NDArray) -> None:
         """Record an activation or a gradient that the probe reports.
 
-        What nodes make that mxmp inserted is left out, but for the gradient of a graph output, which only an inserted
-        cast has.
+        Tensors of nodes that mxmp inserted, such as casts, are ignored. The one exception is the gradient of a graph
+        output: if mxmp inserted a cast behind the output, only this cast computes the gradient.
         """
         self._reported = True
         if not observed.inserted or observed.of_output:
@@ -157,11 +161,11 @@ class Watch(StepObserver):
             self._note_tensor(kind, observed.label, observed.op, observed.low, array)
 
     def _note_tensor(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
-        """Record one tensor: start to compute its absolute values, their maximum and their sum of squares.
+        """Record one tensor for the Snapshot: its absolute values, the largest of them, and their sum of squares.
 
-        Does not wait for the device. ``kind``, ``name``, ``op`` and ``low`` are fields of its TensorReport. Integer and
-        empty arrays are left out. Of an array with more elements than ``sample`` of ``watch``, at most so many evenly
-        spaced values are kept.
+        Starts to compute these, and does not wait for the device. ``kind``, ``name``, ``op`` and ``low`` are fields of
+        the tensor's TensorReport. Integer and empty arrays are ignored. Of an array with more elements than ``watch``
+        was told to ``sample``, only evenly spaced values are kept, at most that many.
         """
         with autograd.pause():
             values = values_of(array, magnitude=True)
@@ -175,9 +179,10 @@ class Watch(StepObserver):
 
 
 def _largest(flat: NDArray) -> NDArray:
-    """Return the largest of a vector's values, which are not negative, as an array of shape (1,). NaNs are ignored.
+    """Return the largest value of a vector without negative values, as an array of shape (1,).
 
-    On a CPU MXNet's ``max`` takes five times as long as a max pooling over the whole vector, which is used instead.
+    A NaN among the values may be ignored; ``_PendingReport.squares`` shows it. On a CPU the result is computed by a max
+    pooling over the whole vector, since MXNet's ``max`` takes five times as long.
     """
     if flat.ctx.device_type == "gpu":
         return flat.max()
@@ -185,9 +190,10 @@ def _largest(flat: NDArray) -> NDArray:
 
 
 def _stride(shape: Sequence[int], at_least: int) -> int:
-    """Return the smallest stride from ``at_least`` on that has no factor in common with the length of any axis.
+    """Return the smallest stride, not below ``at_least``, that has no factor in common with the length of any axis.
 
-    Every stride-th element of the flat tensor then comes from all rows and channels alike.
+    If every stride-th element of the flattened tensor is taken, the sample then has elements of all rows and channels
+    alike. ``shape`` is the tensor's shape.
     """
     stride = at_least
     while stride > 1 and any(math.gcd(stride, size) > 1 for size in shape):
@@ -213,10 +219,10 @@ def watch(
         print(watched)                        # the last watched step
         mxmp.diagnose.plot_histograms(watched.latest, "step.png")
 
-    For each tensor a watched step records the share of its values that round to zero in the compute dtype, that are
-    subnormal and that overflow. The tensors are activations (the outputs of operators), the gradients that operators
-    send back to their inputs, and the gradients, weights and updates of parameters. The step also records how far the
-    loss scale could still be raised.
+    A Snapshot of each watched step says for each tensor which share of its values rounds to zero in the compute dtype,
+    becomes subnormal, or overflows. The tensors are activations (the outputs of operators), the gradients that
+    operators send back to their inputs, and the gradients, weights and updates of parameters. The Snapshot also says
+    how far the loss scale could still be raised.
 
     Training is not changed by a bit: no step runs twice, and no random numbers are drawn. A watched step runs operator
     by operator, copies what it records, and waits for the device once more, at its end. In all other steps nothing
@@ -226,14 +232,16 @@ def watch(
     Parameters
     ----------
     target : Block, Module or BucketingModule
-        A converted net, or a module with an optimizer. Of a BucketingModule the bucket is watched that is current when
-        a step becomes due; the watch waits until that bucket runs.
+        A converted net, or a module with an optimizer. Of a BucketingModule, the bucket that is current when a step
+        becomes due is watched; if the next steps run other buckets, the watch waits until this bucket runs.
     trainer : Trainer, optional
-        For a net, and only for a net: the Trainer that updates its parameters.
+        The mxmp.Trainer that updates the parameters of a net. Required for a net, not allowed for a module.
     every : int
-        Steps whose number is a multiple of ``every`` are watched, counted from 1; and the first step after this call.
+        Steps whose number, counted from 1, is a multiple of ``every`` are watched; so is the first step after this
+        call.
     sample : int
-        The most values that are counted of one tensor, evenly spaced. All values are searched for the largest.
+        The most values that are counted of one tensor. Of a larger tensor evenly spaced values are counted, but all are
+        searched for the largest, and for inf and NaN.
     keep : int
         Number of Snapshots to keep; older ones are dropped.
     callback : callable, optional
@@ -247,7 +255,7 @@ def watch(
     Raises
     ------
     TypeError
-        ``target`` is none of these, or ``trainer`` is no mxmp.Trainer.
+        ``target`` is none of these, a net's ``trainer`` is no mxmp.Trainer, or a module has a ``trainer``.
     ValueError
         The net is not converted, or a block of it has an op hook (``register_op_hook``); the module has no optimizer;
         or ``every``, ``sample`` or ``keep`` is not a positive integer.
