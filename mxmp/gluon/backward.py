@@ -6,8 +6,8 @@ gradients a backward has written as fresh. After a scaled backward these marks a
 MXNet's that is found later is then that of an unscaled backward, whose gradients the step must not divide by the scale;
 and MXNet's own Trainer finds no gradient that it may apply.
 
-Trainers whose parameters one backward reaches must share one scaler object: gradients of two losses at two scales in
-one buffer would give wrong updates.
+Two trainers that are to apply gradients of one backward share one scaler object: gradients of two losses at two scales
+in one buffer would give wrong updates.
 """
 
 from __future__ import annotations
