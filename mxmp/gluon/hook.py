@@ -204,7 +204,7 @@ class Hook:
         return _mxnet.cached_op(self._block)
 
     def _has_no_graphs(self) -> bool:
-        """Return whether the block has no dict of graphs: it was created, hybridized or cast, and not called since."""
+        """Return whether the block has no dict of graphs: no call came since it was made, hybridized or cast."""
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
     def _refuse_unconverted_trace(self) -> None:
