@@ -237,7 +237,7 @@ def set_cached_op(block: HybridBlock, op: Any) -> None:
 
 
 def set_active(block: HybridBlock, active: bool) -> None:
-    """Set whether MXNet's ``HybridBlock.forward`` runs the block as a graph, as if hybridized, or as Python (False)."""
+    """Set whether MXNet's ``HybridBlock.forward`` runs the block as a graph (True) or as Python code (False)."""
     block._active = active
 
 
@@ -258,8 +258,8 @@ def overrides_forward(block: Block) -> bool:
 def lacks_states(block: HybridBlock) -> bool | None:
     """Return whether the current call of a recurrent layer passes no initial states; None for other blocks.
 
-    The graph of ``gluon.rnn.LSTM``, for example, then has the output alone, and otherwise the output and the states.
-    MXNet stores the answer in ``skip_states`` of the layer before it calls ``forward``.
+    The graph of ``gluon.rnn.LSTM``, for example, returns the output alone if the call passes none, and otherwise the
+    output and the states. MXNet stores the answer in ``skip_states`` of the layer before it calls ``forward``.
     """
     return getattr(block, "skip_states", None)
 
@@ -330,8 +330,9 @@ def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
     """Make MXNet call ``callback(name, operator, array handle)`` for each output of each node that ``op`` runs.
 
-    With ``monitor_all`` it is called for the nodes' inputs too. From then on only this thread may run ``op``. Call
-    ``remove_op_hook`` before the last reference to ``op`` is dropped.
+    With ``monitor_all`` it is called for the nodes' inputs too. From then on only the calling thread may run ``op``, so
+    that ``silence_removed`` can tell when the callback is not running. Call ``remove_op_hook`` before the last
+    reference to ``op`` is dropped.
     """
     op._register_op_hook(callback, monitor_all)
 
@@ -367,7 +368,10 @@ def silence_removed() -> None:
 
 
 def _free(name: bytes, op_name: bytes, handle: int, _: Any) -> None:
-    """Free the array that MXNet passes to an op hook's callback as ``handle``: the callback that does nothing else."""
+    """Free the array ``handle``, as every callback of an op hook must, and do nothing else.
+
+    MXNet passes the array to the callback to keep. ``silence_removed`` registers this one in place of a user's.
+    """
     NDArray(NDArrayHandle(handle), writable=False)  # ours to free
 
 

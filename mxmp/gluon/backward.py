@@ -41,10 +41,10 @@ _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def add_trainer(trainer: Any) -> None:
-    """Add ``trainer``, an mxmp.Trainer, to the trainers whose parameters the backwards of all other trainers check.
+    """Add ``trainer``, an mxmp.Trainer, to the trainers whose parameters each scaled backward examines.
 
-    Such a backward may reach this trainer's parameters, and must not overwrite gradients that it has yet to apply. The
-    reference is weak: a trainer that is deleted is forgotten.
+    A backward of one trainer may reach parameters of another, and must not overwrite gradients that the other has yet
+    to apply. The reference is weak: a trainer that is deleted is forgotten.
     """
     _trainers.add(trainer)
 
@@ -146,7 +146,11 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
 
 
 def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]:
-    """Yield the parameters of ``params`` whose gradients a backward from the losses of ``record`` would write."""
+    """Yield those of ``params`` whose gradients a backward from the losses of ``record`` would write.
+
+    ``record`` holds the graphs that autograd recorded of these losses; a parameter is reached if it is one of their
+    variables.
+    """
     for param in params:
         arrays = _mxnet.arrays(param) if param.grad_req != "null" else ()
         if any(recorded_name(array) in record.leaves for array in arrays):

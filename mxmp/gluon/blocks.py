@@ -78,8 +78,8 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     def runs_as_python(block: Block) -> bool:
         """Return whether ``block`` runs as Python code: it, or a block inside it, is excluded.
 
-        Adds the ids of ``block`` and of blocks inside it to ``python`` (these run as Python code) and to ``outside``
-        (these are inside an excluded block).
+        Also adds the ids of ``block`` and the blocks inside it to ``python``, if they run as Python code, and to
+        ``outside``, if they are inside an excluded block.
         """
         excluded = is_excluded(block.name, block)
         if excluded:
@@ -116,9 +116,9 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
 def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
     """Return a filter ``(name, block) -> bool``: True for blocks of a user's own class that ``policy.exclude`` names.
 
-    A block that the user wrote may do what no graph can, so it runs as Python code if a pattern names it. MXNet's own
-    layers can all be traced: a pattern that names one keeps its operators in FP32 within the graph. A pattern that ends
-    in ``*`` is meant for operators, and does the same.
+    A block that the user wrote may do what no graph can, such as branch on an array's values; so it runs as Python code
+    if a pattern names it. MXNet's own layers can all be traced: a pattern that names one keeps its operators in FP32
+    within the graph. A pattern that ends in ``*`` is meant for operators, and does the same.
     """
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 

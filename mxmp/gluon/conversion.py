@@ -102,11 +102,11 @@ class NetConversion(Conversion):
         check_policy(self.policy, "cpu")
 
     def _await_first_graphs(self) -> None:
-        """Wait for a new graph of each root, to check these graphs as the first ones of the net.
+        """Prepare the checks that are made when each root builds its next graph.
 
-        A root is a block that runs as a graph and is called from Python code. Called when the net is converted and when
-        ``exclude`` has changed the policy. What is checked: whether a Plan fits the net, whether any operator computes
-        in low precision, and whether each pattern of ``exclude`` matches a name.
+        A root is a block that runs as a graph and is called from Python code. Called when the net is converted, and
+        when ``exclude`` has changed the policy. What is checked: whether a Plan fits the net, whether any operator
+        computes in low precision, and whether each pattern of ``exclude`` matches a name.
         """
         self._waiting = set(self._roots)
         self._any_low = False
@@ -335,13 +335,13 @@ def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradi
     Parameters
     ----------
     params : sequence of Parameter
-        The trainer's parameters. Those named ``*running_mean`` or ``*running_var`` count if they are not
-        differentiable. So do all aux states that the graphs of a converted net read, if one of ``params`` belongs to
-        that net.
+        The trainer's parameters. Returned are those named ``*running_mean`` or ``*running_var`` that are not
+        differentiable, and all aux states that the graphs of a converted net read, if one of ``params`` belongs to that
+        net.
     since : int
         A number from ``next_forward_number``. The aux states of all converted nets that ran forward in training mode
-        after it count too, since a backward may run through a net that another trainer updates, as a generator's does
-        through the discriminator.
+        after it are returned too, since a backward may run through a net that another trainer updates, as a generator's
+        does through the discriminator.
     """
     ran = [conversion for conversion, last in list(_last_forward.items()) if last > since]
     found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}

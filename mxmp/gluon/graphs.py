@@ -92,7 +92,7 @@ class BuiltGraph(NamedTuple):
         The shapes of the inputs in the call for which the graph was built, by the names of the input variables
         (``{"data": (32, 3, 224, 224)}``).
     requested : list of (Parameter, str)
-        Each parameter with the ``grad_req`` that it had then. Some workarounds depend on it.
+        Each parameter with the ``grad_req`` that it had when the graph was built. Some workarounds depend on it.
     only_for : LargeInputs or None
         Not None if workarounds for convolutions whose padding is not small beside their input were left out: the graph
         is right only at shapes that pass this check, ``only_for.at(shapes)``. None if it is right for all shapes.
@@ -340,8 +340,9 @@ class _LowPrecisionOp:
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         """Run the CachedOp that fits this call on ``inputs`` and the Parameters; return its output or list of outputs.
 
-        ``inputs`` ends with the array of the loss scale if the graph has loss heads. ``monitor``: None, or a pair
-        ``(callback, monitor_all)``; a CachedOp with this op hook runs then.
+        Which one fits depends on the thread, on whether autograd records, and on ``monitor``: with a pair ``(callback,
+        monitor_all)`` it is one with this op hook. ``inputs`` ends with the array of the loss scale if the graph has
+        loss heads.
         """
         values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
         with engine_lock():
@@ -378,7 +379,10 @@ class _LowPrecisionOp:
         return self._monitored[key]
 
     def forget(self, monitor: tuple) -> None:
-        """Drop the CachedOps of all threads that have the op hook ``monitor``, a pair ``(callback, monitor_all)``."""
+        """Drop the CachedOps of all threads that have the op hook ``monitor``, a pair ``(callback, monitor_all)``.
+
+        For an op hook to which nobody listens any more.
+        """
         _remove_monitored(self._monitored, monitor)
         _mxnet.silence_removed()
 

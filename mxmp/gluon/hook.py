@@ -47,7 +47,10 @@ class Hook:
         self._join_conversions()
 
     def __setstate__(self, state: dict) -> None:
-        """Restore the hook of a copied block, and add that block to ``blocks`` of its conversions, also copies."""
+        """Restore the hook of a copied block, and add that block to ``blocks`` of its conversions.
+
+        The conversions are copies as well, and have no blocks at first.
+        """
         vars(self).update(state)
         self._join_conversions()
 
@@ -70,7 +73,7 @@ class Hook:
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
         """Return the low-precision graphs that were built for the block, by kind of call (``GraphKey``).
 
-        ``hybridize`` and ``cast`` delete earlier ones.
+        ``hybridize`` and ``cast`` delete them.
         """
         return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
@@ -323,8 +326,8 @@ def exclude_more(net: Block, nodes: Collection[str]) -> None:
 def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
     """Take ``block`` out of the conversions ``old`` and put it into the conversions ``new``, with a new hook.
 
-    ``new`` maps each conversion to True if the block runs as Python code in it. The block's graphs are deleted. A block
-    that is in no conversion afterwards has no hook.
+    It stays in its other conversions. ``new`` maps each conversion to True if the block runs as Python code in it. The
+    block's graphs are deleted. A block that is in no conversion afterwards has no hook.
     """
     before = hook_of(block)
     had = before.conversions if before is not None else {}

@@ -100,9 +100,9 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
             found.append(_called_graph(block, arguments))
 
     def leave(block: HybridBlock, args: tuple, out: Any) -> None:
-        """Note that the traced block has returned, so that the next block is no longer inside it.
+        """If ``block`` is the one that was traced last, note that it has returned: the next block is not inside it.
 
-        A forward hook, which MXNet calls after each block. For any other block it does nothing.
+        A forward hook, which MXNet calls after each block.
         """
         if inside and inside[0] is block:
             inside.clear()
@@ -133,7 +133,7 @@ def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
 
 
 def _is_graph(block: HybridBlock) -> bool:
-    """Return whether ``block`` may run as a graph: it is not converted; or it is, and no block in it is excluded."""
+    """Return whether ``block`` may run as a graph: neither it nor a block inside it was excluded from a conversion."""
     hook = hook_of(block)
     return hook is None or not hook.runs_as_python
 

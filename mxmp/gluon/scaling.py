@@ -129,7 +129,7 @@ class Record:
             yield from graph.nodes()
 
     def used_outputs(self) -> set[tuple[str, int]]:
-        """Return the outputs that another node reads or that are a loss, each as ``(name of its node, its index)``."""
+        """Return the outputs that another node reads, and the losses: ``(name of the node, output index)`` of each."""
         entries: list[Entry] = [entry for node in self.nodes() for entry in node.inputs]
         entries += [head for graph in self._graphs for head in graph.heads]
         return {(entry.node.name, entry.index) for entry in entries}
@@ -286,11 +286,11 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
     """Raise ``ValueError`` if a loss head in an unconverted hybridized block ignores the loss scale.
 
     Autograd records a call of such a block as one node, and Python cannot see the operators in it. So the head
-    gradients are examined: the block has a loss head if its backward does not read that of an output with a loss head's
-    name (``"softmaxoutput0_output"``), or reads none at all of the outputs that are used, and none of these comes from
-    an operator without a gradient, such as ``argmax``. A loss head is missed if the backward reads another head
-    gradient, and the loss head is no output of the block or has a name that the user gave. Takes no time if no
-    hybridized block was recorded.
+    gradients are examined. The block has a loss head if its backward does not read the head gradient of an output with
+    a loss head's name (``"softmaxoutput0_output"``). It also has one if its backward reads no head gradient of the
+    outputs that are used, and none of these comes from an operator without a gradient, such as ``argmax``. A loss head
+    is missed if the backward reads another head gradient, and the loss head is no output of the block or has a name
+    that the user gave. Takes no time if no hybridized block was recorded.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ class Trainer(StepView, gluon.Trainer):
         trainer.step(batch_size)
 
     No step applies a gradient with an inf or NaN, whatever the scaler. Gradients are checked after they are summed over
-    devices and workers, so all of these take the same decision.
+    devices and workers, so all of these decide alike: to update or to skip.
 
     Parameters
     ----------
@@ -290,8 +290,8 @@ class Trainer(StepView, gluon.Trainer):
         """Continue from a file of ``save_states``, or of MXNet's own Trainer. Runs no code from the file.
 
         May be called before or after the first step, with another number of devices, with parameters in FP32 or
-        float16. If the file has master weights, they set the parameters, in whatever dtype these are stored. Gradients
-        that were not applied yet are dropped.
+        float16. If the file has master weights, their values become those of the parameters, in whatever dtype these
+        are stored. Gradients that were not applied yet are dropped.
 
         Raises
         ------
@@ -310,12 +310,18 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def _amp_loss_scaler(self) -> Any:
-        """Raise ``AttributeError``: ``mxnet.contrib.amp.scale_loss`` reads this attribute, and must fail here."""
+        """Raise ``AttributeError``, so that ``mxnet.contrib.amp.scale_loss``, which reads this attribute, fails.
+
+        An mxmp.Trainer scales the loss by itself; the message says how.
+        """
         raise AttributeError(_NO_AMP)  # for ``amp.scale_loss``; ``hasattr`` stays False
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, value: Any) -> None:
-        """Raise ``TypeError``: ``mxnet.contrib.amp.init_trainer`` sets this attribute, and must fail here."""
+        """Raise ``TypeError``, so that ``mxnet.contrib.amp.init_trainer``, which sets this attribute, fails.
+
+        An mxmp.Trainer scales the loss by itself; the message says how.
+        """
         raise TypeError(_NO_AMP)  # for ``amp.init_trainer``
 
     @property
@@ -389,7 +395,7 @@ class Trainer(StepView, gluon.Trainer):
     def _log_needless_scale(self) -> None:
         """Log a warning, before the first step, if losses are scaled by default although no net is converted.
 
-        If all parameters are FP32 then, the net computes in FP32, which needs no loss scale.
+        Only if all parameters are FP32: the net then computes in FP32, which needs no loss scale.
         """
         if self.scaled_step.steps or self.loss_scale == 1.0 or self._requested_scale != "dynamic" or any_conversion():
             return
@@ -487,7 +493,8 @@ class Trainer(StepView, gluon.Trainer):
     def _init_params(self) -> None:
         """Send the parameters to the kvstore; with several workers, wait until this one has the weights of worker 0.
 
-        MXNet sends the arrays of the parameters. FP32 masters are sent here, and rounded into the float16 arrays.
+        MXNet sends the arrays of the parameters. This method then sends the FP32 masters, and rounds them into the
+        float16 arrays.
         """
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
@@ -498,7 +505,7 @@ class Trainer(StepView, gluon.Trainer):
             share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
 
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
-        """Return a dict from the key on the kvstore of each of ``params`` to its ``Weight`` (arrays and FP32 masters).
+        """Return the ``Weight`` (arrays and FP32 masters) of each of ``params``, in a dict by its key on the kvstore.
 
         The key of an FP32 parameter is its index in the trainer. MXNet uses this key for the arrays, so the FP32 master
         of a float16 parameter has a second key: the index plus the number of all parameters.

@@ -145,7 +145,7 @@ class TrainedNet:
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
         """Yield a ``GraphRun`` for each training graph of the block whose hook is ``place``.
 
-        It holds the Symbol that runs, with casts, the plan, and a key that stands for the graph.
+        It holds the Symbol that runs, with casts, the plan, and a key, which is the same object for the same graph.
         """
         for key, built in list(place.graphs.items()):
             if key.training:
@@ -201,8 +201,9 @@ class TrainedNet:
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep the operators named ``nodes`` in FP32 too, from the next forward on. Call this between two steps.
 
-        Parameters that float16 operators read no longer may become FP32, and so may their gradients. A kvstore accepts
-        no other dtype than the first, so all trainers of the net's parameters get new ones.
+        A float16 parameter that one of these operators reads is stored in FP32 from then on, and so is its gradient. A
+        kvstore accepts the gradient of a parameter only in the dtype of the first one, so all trainers of the net's
+        parameters get new kvstores.
         """
         exclude_more(self._net, nodes)
         trainers = [_mxnet.trainer_of(param) for param in self._params()]
