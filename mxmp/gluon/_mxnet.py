@@ -67,17 +67,19 @@ regroup = _regroup
 
 
 class TracedGraph(NamedTuple):
-    """The FP32 graph of a HybridBlock, as MXNet stores it on the block after a trace.
+    """The FP32 graph of a HybridBlock, as MXNet stores it in private attributes of the block after a trace.
 
     Attributes
     ----------
     op_args : list of (bool, int or Parameter)
-        For each input of the graph's Symbol, in its order: ``(True, i)`` for the i-th array that is passed to the
-        block, ``(False, parameter)`` for a Parameter.
+        Where the value of each input of the graph's Symbol comes from, in the order of ``list_inputs()``: ``(True, i)``
+        for the i-th array that is passed to the block, ``(False, parameter)`` for a Parameter. Empty until
+        ``infer_shapes`` has run.
     graph : (list of Symbol, Symbol)
-        The variables that stand for the block's inputs, and the Symbol of its outputs.
+        The variables that stand for the arrays passed to the block, and the Symbol of its outputs.
     in_format, out_format : int or nested list of int
-        How inputs and outputs are nested; see ``flatten``.
+        How the block's arguments and outputs are nested, in MXNet's notation: 0 for an array, -1 for None, a list for a
+        list or tuple; see ``flatten``.
     """
 
     op_args: list
@@ -87,11 +89,12 @@ class TracedGraph(NamedTuple):
 
 
 def flatten(args: tuple) -> tuple[list, Any]:
-    """Return all arrays in the arguments of a block's call as one list, and how they were nested.
+    """Return all arrays in the arguments of a block's call as one flat list, and a description of how they were nested.
 
-    ``args`` may hold arrays, None, and nested lists or tuples of them. None stays in the list. The nesting is MXNet's:
-    0 for an array, -1 for None, a list for a list or tuple. ``regroup`` needs it to nest arrays again. Raises
-    ``ValueError`` for an argument of another type.
+    ``args`` may hold arrays, None, and nested lists or tuples of them. None stays in the flat list. The description is
+    MXNet's: 0 for an array, -1 for None, a list for a list or tuple; ``(x, [y, None])`` gives ``[x, y, None]`` and
+    ``[0, [0, -1]]``. ``regroup`` takes it to nest a flat list again. Raises ``ValueError`` for an argument of another
+    type.
     """
     return _flatten(args, "input")
 
@@ -99,7 +102,8 @@ def flatten(args: tuple) -> tuple[list, Any]:
 def copied(block: HybridBlock) -> HybridBlock:
     """Return a shallow copy of ``block`` that can be traced without changing ``block``.
 
-    The copy has the same children, Parameters and attributes, but no graph, no hook of mxmp, and is not hybridized.
+    The copy has the same children, Parameters and attributes, but runs as Python: it is not hybridized, has no hook of
+    mxmp and no traced graph. (A SymbolBlock keeps its graph, as it has no Python code to trace.)
     """
     clone = object.__new__(type(block))
     clone.__dict__.update(block.__dict__)
@@ -109,17 +113,17 @@ def copied(block: HybridBlock) -> HybridBlock:
 
 
 def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
-    """Return the arguments with which ``block(*args)`` calls the block's graph; None where the call runs no graph.
+    """Return the arguments that reach the block's graph in a call ``block(*args)``; None if that call runs no graph.
 
-    They are ``args`` unless the block's class has a ``forward`` of its own, which may change them. Such a ``forward``
-    runs up to its call of the graph, on a copy of the block.
+    They are ``args`` unless the block's class overrides ``forward``. Such a ``forward`` may change the arguments before
+    it calls ``HybridBlock.forward``, which runs the graph; so it is run, on a copy of the block, until it gets there.
     """
     if not overrides_forward(block):
         return args
     clone = copied(block)
 
     def note(*given: Any) -> None:
-        """Raise ``_GraphCalledError`` with the arguments that the graph of the block would be called with."""
+        """Raise ``_GraphCalledError`` with the arguments ``given``, in place of running the block's graph with them."""
         raise _GraphCalledError(given)
 
     clone._active = True
@@ -132,22 +136,22 @@ def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
 
 
 class _GraphCalledError(Exception):
-    """Ends a ``forward`` that ``graph_arguments`` runs, when it calls the graph; holds the call's arguments."""
+    """Stops the ``forward`` that ``graph_arguments`` runs, where it calls the graph; ``args`` holds the arguments."""
 
 
 def trace(clone: HybridBlock, args: tuple) -> Any:
-    """Trace the FP32 graph of ``clone`` for a call with ``args``, store it on ``clone``, and return the user's outputs.
+    """Trace the FP32 graph of ``clone`` for a call with ``args``, store it on ``clone``, and return the call's outputs.
 
-    ``clone`` is a block from ``copied``. The outputs are what ``hybrid_forward`` returned: Symbols, nested as the user
-    nested them. MXNet keeps the nesting too, but not the types of namedtuples. None for a SymbolBlock, which has its
-    graph already.
+    ``clone`` is a block that ``copied`` returned. The outputs are the Symbols that its ``hybrid_forward`` returned, in
+    the user's own lists, tuples and namedtuples; MXNet keeps the nesting, but not the types of namedtuples. Returns
+    None for a SymbolBlock, which has its graph already.
     """
     if isinstance(clone, SymbolBlock):
         return None
     forward, answers = clone.hybrid_forward, []
 
     def noting(*given: Any, **params: Any) -> Any:
-        """Run the block's ``hybrid_forward`` and keep what it returns."""
+        """Run the block's own ``hybrid_forward``, append what it returns to ``answers``, and return it."""
         answers.append(forward(*given, **params))
         return answers[-1]
 
@@ -163,31 +167,33 @@ def trace(clone: HybridBlock, args: tuple) -> Any:
 def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     """Infer the shapes of the Parameters of ``clone`` from ``args``, and initialize those that wait for their shape.
 
-    ``clone`` is a block that ``trace`` has traced for a call with ``args``. It has its Parameters in common with the
-    block that it was copied from.
+    ``clone`` is a copy of a block (``copied``) on which ``trace`` has stored the graph of a call with ``args``. Copy
+    and block have the same Parameter objects, so the block's Parameters are initialized. Also fills
+    ``TracedGraph.op_args``.
     """
     clone._build_cache(*args)
 
 
 def traced_graph(block: HybridBlock) -> TracedGraph:
-    """Return the FP32 graph that MXNet has stored on ``block``; its fields are empty before the first trace."""
+    """Return the FP32 graph that MXNet has stored on ``block``; the fields of the result are empty before a trace."""
     return TracedGraph(block._cached_op_args, block._cached_graph, block._in_format, block._out_format)
 
 
 def set_traced_graph(block: HybridBlock, traced: TracedGraph) -> None:
-    """Store an FP32 graph on ``block``, where MXNet's ``export`` and ``save`` read it.
+    """Store an FP32 graph in the attributes of ``block`` from which MXNet's ``export`` and ``save`` write files.
 
-    A converted block does not run this graph: its hook runs one in low precision.
+    A converted block does not run this graph: its hook runs another one, in low precision.
     """
     block._cached_op_args, block._cached_graph, block._in_format, block._out_format = traced
 
 
 def undo_load(block: Block) -> None:
-    """Give ``block`` and the keys of its Parameters the names that they had before ``block.load(prefix)``.
+    """Undo the changes of MXNet's ``block.load(prefix)`` except for values: new names, and a graph stored on ``block``.
 
-    MXNet's ``load`` renames the block and these keys after the file, but leaves ``Parameter.name``. A graph that is
-    traced afterwards would not find its Parameters ("Unknown input to HybridBlock"). Does nothing if nothing was
-    renamed.
+    MXNet's ``load`` renames the block, and the keys of ``block.params``, to the names in the file, but leaves each
+    ``Parameter.name``. A graph that is traced afterwards would not find its Parameters ("Unknown input to
+    HybridBlock"). Here block and keys get their former names again, and the graph from the file, which has the file's
+    names, is removed. Does nothing if nothing was renamed. Blocks inside ``block`` are left as they are.
     """
     name, params = block.prefix[:-1] if block.prefix.endswith("_") else block.prefix, block.params._params
     keys = [param.name for param in params.values()]
@@ -207,27 +213,31 @@ def undo_load(block: Block) -> None:
 def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
     """Make ``block(...)`` call ``forward``, and MXNet's own ``HybridBlock.forward`` call ``call_graph`` to run a graph.
 
-    Both functions are set as attributes of this one block, which Python finds before the methods of the class. The
-    block loses the graph that it has.
+    Both functions are set as attributes of this one block, which Python finds before the methods of its class. The
+    graph and the CachedOp that MXNet has stored on the block are deleted.
     """
     block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
 
 
 def restore_calls(block: HybridBlock) -> None:
-    """Undo ``redirect_calls``. The block loses the graph that it has."""
+    """Undo ``redirect_calls``, and delete the graph and the CachedOp that are stored on the block."""
     block.__dict__.pop("forward", None)
     block.__dict__.pop("_call_cached_op", None)
     block._clear_cached_op()
 
 
 def set_cached_op(block: HybridBlock, op: Any) -> None:
-    """Store ``op`` where MXNet keeps the CachedOp of a hybridized block; ``hybridize`` and ``cast`` set it to None."""
+    """Store ``op`` where MXNet keeps the CachedOp of a hybridized block.
+
+    MXNet sets that attribute to None in ``hybridize``, ``cast`` and when the block gets a new child, so ``op`` lives as
+    long as a CachedOp would.
+    """
     block._cached_op = op
 
 
 def set_active(block: HybridBlock, active: bool) -> None:
-    """Set whether MXNet's ``HybridBlock.forward`` runs the block's graph (True) or its Python code (False)."""
+    """Set whether MXNet's ``HybridBlock.forward`` runs the block as a graph (True) or as Python code (False)."""
     block._active = active
 
 
@@ -239,7 +249,8 @@ def forward(block: HybridBlock, args: tuple) -> Any:
 def overrides_forward(block: Block) -> bool:
     """Return whether the block's class defines a ``forward`` of its own instead of MXNet's.
 
-    Such a ``forward`` may run no graph, or run it with other arguments than the block was called with.
+    Such a ``forward`` may run no graph, or call ``HybridBlock.forward`` with other arguments than the block was called
+    with.
     """
     return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
 
@@ -247,8 +258,8 @@ def overrides_forward(block: Block) -> bool:
 def lacks_states(block: HybridBlock) -> bool | None:
     """Return whether the current call of a recurrent layer passes no initial states; None for other blocks.
 
-    The graph of a recurrent layer depends on it. MXNet stores it in ``skip_states`` of the layer before it calls
-    ``forward``.
+    The graph of ``gluon.rnn.LSTM``, for example, returns the output alone if the call passes none, and otherwise the
+    output and the states. MXNet stores the answer in ``skip_states`` of the layer before it calls ``forward``.
     """
     return getattr(block, "skip_states", None)
 
@@ -261,8 +272,9 @@ def children(block: Block) -> list[Block]:
 def is_summarized(block: Block) -> bool:
     """Return whether MXNet's ``summary`` is running on ``block`` or on a net that contains it.
 
-    ``summary`` lists what each child is called with, so the block must then run as Python and not as one graph. MXNet
-    puts a hook on every block but the Sequential containers; for these, their first child is examined.
+    ``summary`` lists what each child returns, so the block must then run its children one by one and not as one graph.
+    It is recognized by the forward hook that ``summary`` puts on every block. Sequential containers get none, so their
+    first child is examined instead.
     """
     while isinstance(block, (nn.Sequential, nn.HybridSequential)) and block._children:
         block = children(block)[0]
@@ -270,14 +282,15 @@ def is_summarized(block: Block) -> bool:
 
 
 def block_being_traced() -> Block | None:
-    """Return the block whose graph MXNet is tracing on this thread, the innermost one; None outside a trace."""
+    """Return the block whose graph MXNet is tracing on this thread, the innermost one; None if no trace is running."""
     return next((frame.f_locals["self"] for frame in _frames() if frame.f_code.co_name == "_get_graph"), None)
 
 
 def unconverted_reader() -> Block | None:
     """Return the unconverted HybridBlock whose forward has called ``LowParameter.data``; None if other code called it.
 
-    Only ``LowParameter.data`` may call this, which looks for MXNet's forward on the call stack.
+    Such a block shares a Parameter that a converted net stores in float16. The block is found on the call stack, so
+    only ``LowParameter.data`` itself may call this function.
     """
     frames = _frames()
     next(frames)  # of the caller
@@ -290,7 +303,7 @@ def unconverted_reader() -> Block | None:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames of this thread's call stack, innermost first, without that of the function that iterates."""
+    """Yield the frames of this thread's call stack, innermost first, from the caller of the iterating function on."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame
@@ -301,14 +314,15 @@ def _frames() -> Iterator[FrameType]:
 
 
 def monitor(block: HybridBlock) -> tuple | None:
-    """Return ``(callback, monitor_all)`` as passed to ``block.register_op_hook``; None where it was not called."""
+    """Return ``(callback, monitor_all)`` as passed to ``block.register_op_hook``; None if it was not called."""
     return (block._callback, block._monitor_all) if block._callback else None
 
 
 def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
-    """Register a monitor as ``block.register_op_hook`` does, but not on the block's children.
+    """Register an op hook as ``block.register_op_hook`` does, but on this block only and not on its children.
 
-    ``monitor``: the pair ``(callback, monitor_all)``, or None to remove the block's callback.
+    ``monitor``: the pair ``(callback, monitor_all)`` of arguments for ``register_op_hook``, or None to remove the
+    callback.
     """
     block._callback, block._monitor_all = monitor or (None, False)
 
@@ -316,27 +330,29 @@ def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
     """Make MXNet call ``callback(name, operator, array handle)`` for each output of each node that ``op`` runs.
 
-    ``monitor_all``: for the nodes' inputs too. Only this thread may run ``op``. Call ``remove_op_hook`` before ``op``
-    is deleted.
+    With ``monitor_all`` it is called for the nodes' inputs too. From then on only the calling thread may run ``op``, so
+    that ``silence_removed`` can tell when the callback is not running. Call ``remove_op_hook`` before the last
+    reference to ``op`` is dropped.
     """
     op._register_op_hook(callback, monitor_all)
 
 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
-    """Ask for the removal of the callback of ``op``; ``silence_removed`` replaces it by one that does nothing.
+    """Queue ``op`` for ``silence_removed``, which replaces the callback of its op hook by one that does nothing.
 
-    ``thread`` is the number (``threading.get_ident()``) of the thread that runs ``op``. ``op`` is kept alive until its
-    callback is replaced. What autograd recorded outlives ``op``, and its backward still calls the callback, which must
-    exist then.
+    This is needed before ``op`` is deleted: a backward of what autograd recorded may run later, and still calls the
+    callback, which must exist then. So the queue keeps ``op`` alive until its callback is replaced. ``thread`` is the
+    number (``threading.get_ident()``) of the thread that runs ``op``.
     """
     _hooked.append((thread, op))
 
 
 def silence_removed() -> None:
-    """Replace the callbacks of the operators passed to ``remove_op_hook`` by one that does nothing.
+    """Replace the callbacks of the CachedOps that ``remove_op_hook`` has queued by one that does nothing.
 
-    MXNet does not accept None as a callback. Only operators of this thread and of threads that have ended are changed.
-    Another thread may be running its callback, so its operators wait until that thread calls this function.
+    (MXNet does not accept None as a callback.) Does so for CachedOps of this thread and of threads that have ended.
+    Another thread may just be running its callback; its CachedOps stay queued until that thread calls this function, or
+    has ended.
     """
     others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
     for _ in range(len(_hooked)):
@@ -352,7 +368,10 @@ def silence_removed() -> None:
 
 
 def _free(name: bytes, op_name: bytes, handle: int, _: Any) -> None:
-    """Free the array that MXNet hands to a monitor's callback: the callback that does nothing else."""
+    """Free the array ``handle``, as every callback of an op hook must, and do nothing else.
+
+    MXNet passes the array to the callback to keep. ``silence_removed`` registers this one in place of a user's.
+    """
     NDArray(NDArrayHandle(handle), writable=False)  # ours to free
 
 
@@ -365,25 +384,25 @@ _hooked: deque[tuple[int, mx.nd.CachedOp]] = deque()
 
 
 def is_initialized(param: Parameter) -> bool:
-    """Return whether a Parameter has its arrays: it was initialized, and its shape is known."""
+    """Return whether a Parameter has its arrays: ``initialize`` was called, and its shape is known."""
     return param._data is not None
 
 
 def is_deferred(param: Parameter) -> bool:
-    """Return whether a Parameter was initialized without a shape and gets its arrays at the first forward."""
+    """Return whether a Parameter was initialized without a known shape, so that the first forward makes its arrays."""
     return bool(param._deferred_init)
 
 
 def arrays(param: Parameter) -> list[NDArray]:
-    """Return a Parameter's weight arrays, one per context, dense or sparse; empty before it is initialized.
+    """Return a Parameter's weight arrays, one per context, dense or sparse; an empty list before it is initialized.
 
-    Those of a ``LowParameter`` are float16. Unlike ``list_data`` this never raises.
+    The arrays of a ``LowParameter``, which mxmp stores in float16, are float16. Unlike ``list_data`` this never raises.
     """
     return list(param._data or ())
 
 
 def with_gradients(param: Parameter) -> list[tuple[NDArray, NDArray]]:
-    """Return a Parameter's pairs ``(weight, gradient)``, one per context; empty where ``grad_req`` is ``"null"``.
+    """Return a Parameter's pairs ``(weight, gradient)``, one per context; an empty list if ``grad_req`` is ``"null"``.
 
     Raises ``RuntimeError`` or ``DeferredInitializationError`` if the Parameter needs a gradient and has no arrays yet.
     """
@@ -393,30 +412,31 @@ def with_gradients(param: Parameter) -> list[tuple[NDArray, NDArray]]:
 
 
 def data(param: Parameter) -> NDArray:
-    """Return a Parameter's weight array on the current context, float16 for a ``LowParameter``.
+    """Return a Parameter's weight array on the current context; float16 for a ``LowParameter``, which mxmp stores so.
 
-    Unlike ``LowParameter.data`` this does not record that a user may have written into the array. Raises as MXNet does
-    where the Parameter is not initialized, or not on this context.
+    For mxmp's own reads: ``LowParameter.data`` would record that a user has the array and may write into it. Raises as
+    MXNet does if the Parameter is not initialized, or not on this context.
     """
     return param._check_and_get(param._data, None)
 
 
 def contexts(param: Parameter) -> Sequence[mx.Context]:
-    """Return the contexts of a Parameter, also while it waits for its shape; empty before ``initialize``."""
+    """Return the contexts of a Parameter, also while it waits for its shape; none before ``initialize``."""
     return param._ctx_list or (param._deferred_init[1] if param._deferred_init else ())
 
 
 def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
-    """Make FP32 ``arrays``, one per context, the weight arrays of ``param``, with new gradients of zero."""
+    """Make the FP32 ``arrays``, one per context, the weight arrays of ``param``, with new gradient arrays of zeros."""
     param._data = arrays
     param._init_grad()
 
 
 def fresh_weights(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
-    """Return ``(parameter, weight array)`` for each weight array that MXNet marks as fresh, on all contexts.
+    """Return ``(parameter, weight array)`` for each weight array, on all contexts, that MXNet has marked as fresh.
 
-    Fresh means that a backward has written the gradient of the array since the mark was last removed. ``clear=True``
-    removes the marks. This runs in every backward, so it must be fast.
+    The mark says that a backward has written the gradient of this array since the mark was last removed; MXNet's
+    Trainer removes it in each step. ``clear=True`` removes the marks of all arrays that are returned. This runs in
+    every backward, so it must be fast.
     """
     found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
     for _, array in found if clear else ():
@@ -433,16 +453,28 @@ def set_fresh(array: NDArray, *, fresh: bool) -> None:
 
 
 def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict[str, dict[str, bool]]:
-    """Return for each output of some hybridized blocks whether the block's backward reads the output's head gradient.
+    """Return which outputs of hybridized blocks have a head gradient that the backward of their block reads.
 
-    ``recorded`` is a graph as ``mx.autograd.get_symbol`` returns it, ``nodes`` the names of ``_CachedOp`` nodes in it,
-    one for each call of a hybridized block. The result maps the name of a node to a dict, which maps the names of the
-    node's outputs (``<node>_<name inside the block>``) to the answer. False hints at a loss head. Python cannot see the
-    operators inside such a node; MXNet's gradient pass tells what its backward reads.
+    A loss head writes its own gradient, so a block that ends in one does not read the head gradient of that output.
+    Python cannot see the operators inside a ``_CachedOp`` node of a recorded graph; but MXNet's gradient pass
+    (``MXGradient``) tells which arrays the node's backward reads.
 
-    The pass fails for some graphs, such as those with an output that has no gradient. Then, in a copy of the graph, the
-    node is separated from what computes its inputs, and the pass runs again. A node is left out of the result if it
-    reads no array exactly once, or if all arrays that it reads once are running statistics.
+    The pass fails for some graphs, such as those with an output that has no gradient. Then it runs again on a copy of
+    the graph in which the node reads variables in place of other nodes' outputs.
+
+    Parameters
+    ----------
+    recorded : Symbol
+        A graph that autograd recorded, from ``mx.autograd.get_symbol(loss)``.
+    nodes : sequence of str
+        The names of ``_CachedOp`` nodes in it: one node is one call of a hybridized block.
+
+    Returns
+    -------
+    dict of str to dict of str to bool
+        From the name of a node to a dict from the name of each of its outputs (``<node>_<name inside the block>``) to
+        whether the node's backward reads the output's head gradient. A node is missing if that cannot be found out: it
+        reads no array exactly once, or all arrays that it reads once are running statistics.
     """
     found: dict[str, dict[str, bool]] = {}
     for node in nodes:
@@ -454,10 +486,12 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
 
 
 def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> dict[str, bool]:
-    """Return, for each output of one ``_CachedOp`` node, by name, whether the node's backward reads its head gradient.
+    """Return for each output of the ``_CachedOp`` called ``node`` whether the node's backward reads its head gradient.
 
-    ``cut``: separate the node from the rest of ``recorded`` first, which changes ``recorded``. Empty where this cannot
-    be found out. Raises ``MXNetError`` where MXNet's gradient pass fails.
+    The result maps the output's name to True or False. ``recorded`` is the graph that autograd recorded. ``cut=True``
+    changes it: the node's inputs become variables, so that MXNet's gradient pass sees this node only. Returns an empty
+    dict if the answer cannot be found out (see ``outputs_of_cached_ops``). Raises ``MXNetError`` if the gradient pass
+    fails.
     """
     inner = recorded.get_internals()
     outputs = {name: i for i, name in enumerate(inner.list_outputs()) if name.startswith(f"{node}_")}
@@ -479,9 +513,10 @@ def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False)
 
 
 def _cut_off_inputs(block: mx.sym.Symbol) -> None:
-    """Replace all inputs of one node by new variables, in place, so that the node is a graph of its own.
+    """Replace all inputs of one node of a graph by new variables, in place, so that the node is a graph of its own.
 
-    ``block`` is the Symbol of the node's outputs; the node must have the attribute ``__subgraph_name__``.
+    ``block`` is the Symbol of the node's outputs. The node must have the attribute ``__subgraph_name__``, by which
+    MXNet finds what to cut off.
     """
     inputs, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_int()
     check_call(_LIB.MXSymbolCutSubgraph(block.handle, ctypes.byref(inputs), ctypes.byref(count)))
@@ -490,9 +525,10 @@ def _cut_off_inputs(block: mx.sym.Symbol) -> None:
 
 
 def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, head_gradients: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return the graph that computes the gradients of ``inputs`` given the head gradients of ``outputs``.
+    """Return the graph that computes the gradients of ``inputs``, given the head gradients of ``outputs``.
 
-    All three are Symbols with one or more outputs. Runs ``MXGradient``, the pass that autograd runs too.
+    Each argument is a Symbol with one or more outputs; ``head_gradients`` has one for each of ``outputs``. Runs
+    ``MXGradient``, the pass with which autograd makes its backward graph.
     """
     graph, made, symbol = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     _check_nnvm(_LIB.NNGraphCreate(outputs.handle, ctypes.byref(graph)))
@@ -509,7 +545,10 @@ def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, head_gradients: mx
 
 
 def _check_nnvm(status: int) -> None:
-    """Raise ``MXNetError`` with NNVM's message unless ``status`` is 0; ``check_call`` reads messages of MXNet only."""
+    """Raise ``MXNetError`` with NNVM's message if ``status``, what a function of NNVM's C interface returned, is not 0.
+
+    MXNet's ``check_call`` does not do for these functions, as it reads the messages of MXNet only.
+    """
     if status != 0:
         _LIB.NNGetLastError.restype = ctypes.c_char_p
         raise mx.MXNetError(py_str(_LIB.NNGetLastError()))

@@ -1,12 +1,12 @@
 """A scaled backward, which serves all trainers with one scaler, and the gradients that it leaves for their steps.
 
-A gradient is due to a step if a backward has written it since the last one. A stale gradient belongs to an earlier
-step and an earlier scale: it is neither checked, nor summed, nor applied. MXNet marks the weights whose gradients a
-backward has written as fresh. After a scaled backward these marks are moved to the Parameter, so that a mark of MXNet's
-is then of an unscaled backward, whose gradients the step must not divide by the scale; and MXNet's own Trainer finds no
-gradient that it may apply.
+A step applies the gradients that a backward has written since the last step. A stale gradient is one of an earlier
+step, with an earlier scale in it: it is neither checked, nor summed, nor applied. MXNet marks the weights whose
+gradients a backward has written as fresh. After a scaled backward these marks are moved to the Parameters. A mark of
+MXNet's that is found later is then that of an unscaled backward, whose gradients the step must not divide by the scale;
+and MXNet's own Trainer finds no gradient that it may apply.
 
-Trainers that share a loss share one scaler object, or no backward reaches both: gradients of two losses at two scales
+Two trainers that are to apply gradients of one backward share one scaler object: gradients of two losses at two scales
 in one buffer would give wrong updates.
 """
 
@@ -41,43 +41,44 @@ _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def add_trainer(trainer: Any) -> None:
-    """Register ``trainer``, an mxmp.Trainer, so that the backwards of all other trainers know of its parameters.
+    """Add ``trainer``, an mxmp.Trainer, to the trainers whose parameters each scaled backward examines.
 
-    It is referenced weakly: a trainer that is deleted is forgotten.
+    A backward of one trainer may reach parameters of another, and must not overwrite gradients that the other has yet
+    to apply. The reference is weak: a trainer that is deleted is forgotten.
     """
     _trainers.add(trainer)
 
 
 @contextmanager
 def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = ()) -> Iterator[None]:
-    """Prepare for one backward of scaled losses within this block, and record afterwards which gradients it wrote.
+    """Prepare for one backward of scaled losses, run the ``with`` block that does it, and record the gradients written.
 
     The backward serves ``trainer`` and all trainers with the same scaler object. If the loss scale is not 1, the
-    weights whose gradients it wrote are listed on their Parameters (``mxmp_scaled``) when the block ends, and lose
-    MXNet's mark that a backward has written their gradients. A mark that is found later then shows an unscaled
-    backward.
+    weights whose gradients it wrote are noted on their Parameters when the block ends (in the attribute
+    ``mxmp_scaled``), and MXNet's fresh mark, which says that a backward has written a gradient, is removed from them.
+    So a fresh mark that is found later shows a backward without the loss scale.
 
     Parameters
     ----------
     trainer : mxmp.Trainer
         The trainer whose ``backward`` or ``scale_loss`` was called.
     record : Record
-        What autograd recorded of the losses.
+        The graphs of the losses, as autograd recorded them.
     factors : sequence of NDArray
-        Only where the user calls backward (``scale_loss``): the arrays, each with a gradient, that the losses were
-        multiplied by. They show whether the user ran backward of the scaled losses, which may also happen after the
-        block.
+        For ``scale_loss``, where the user calls backward: the arrays by which the losses were multiplied, each with a
+        gradient of its own. A backward of the scaled losses writes these gradients, and so can be told from a backward
+        of other losses. It may also run after the block. Empty for ``Trainer.backward``.
 
     Raises
     ------
     ValueError
         A loss head would ignore the loss scale. No gradient has been written.
     RuntimeError
-        Before the block, with no gradient written: one of these trainers has unscaled or clipped its gradients, or
-        reduced gradients that add up (``grad_req="add"``), and not stepped; or the backward would overwrite gradients
-        that a trainer with another scaler has not applied yet; or it would add to gradients of an unscaled backward.
-        After the block: gradients were written, but by the backward of other losses than the scaled ones, so they are
-        not scaled.
+        Before the block, with no gradient written: one of these trainers has called ``unscale`` or ``clip_global_norm``
+        since its last step, or ``allreduce_grads`` with gradients that add up (``grad_req="add"``); or the backward
+        would overwrite gradients that a trainer with another scaler has not applied yet; or it would add to gradients
+        of a backward without the loss scale. After the block: gradients were written, but by a backward of other losses
+        than the scaled ones, so they do not contain the loss scale.
     """
     group = trainer.scaler_group
     others = [other for other in list(_trainers) if other is not trainer]
@@ -114,12 +115,12 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
 
 
 def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
-    """Do the checks of ``scaled_backward`` that come before the backward, then let every peer begin a step.
+    """Do the checks of ``scaled_backward`` that come before the backward, then record in all peers that it begins.
 
-    ``peers``: the trainers with the scaler of ``trainer``, itself included. ``others``: all other mxmp.Trainers. Raises
-    ``ValueError`` or ``RuntimeError`` as ``scaled_backward`` says. Each peer records in ``progress`` that a backward
-    ran, and saves running statistics that the backward may write; the loss scale is frozen until all peers have
-    stepped.
+    ``peers`` are the trainers with the scaler object of ``trainer``, itself included; ``others`` are all other
+    mxmp.Trainers. Raises ``ValueError`` or ``RuntimeError`` as ``scaled_backward`` says. Each peer notes the backward
+    in its ``progress`` (what it has done since its last step), and watches the running statistics that the backward may
+    write. From now on until all peers have stepped the loss scale does not change.
     """
     scale = trainer.loss_scale
     if scale != 1.0:
@@ -145,7 +146,11 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
 
 
 def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]:
-    """Yield the parameters of ``params`` whose gradients a backward from the losses of ``record`` would write."""
+    """Yield those of ``params`` whose gradients a backward from the losses of ``record`` would write.
+
+    ``record`` holds the graphs that autograd recorded of these losses; a parameter is reached if it is one of their
+    variables.
+    """
     for param in params:
         arrays = _mxnet.arrays(param) if param.grad_req != "null" else ()
         if any(recorded_name(array) in record.leaves for array in arrays):
@@ -156,12 +161,12 @@ def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]
 
 
 def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Update]:
-    """Return one ``Update`` for each weight array whose gradient is due.
+    """Return an ``Update`` for each weight array, on each device, with a gradient written since the last step.
 
-    An ``Update`` holds the parameter's index in ``params``, the device's number, the name, the weight and the gradient.
-    A gradient is due if a backward has written it since the last step, and stale otherwise. Parameters with
-    ``grad_req`` ``"null"`` have none. With ``ignore_stale`` stale gradients are left out; without it one raises
-    ``UserWarning``, as in ``gluon.Trainer``.
+    An ``Update`` holds what the optimizer needs: the parameter's position in ``params``, the device's number, the name,
+    the weight and the gradient. A gradient that no backward has written since is stale: with ``ignore_stale`` its
+    weight is left out, without it ``UserWarning`` is raised, as by ``gluon.Trainer``. Parameters with
+    ``grad_req="null"`` are left out.
     """
     found = []
     for index, param in enumerate(params):
@@ -178,10 +183,10 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
 
 
 def zero_stale(params: Sequence[Parameter]) -> None:
-    """Set gradients of an earlier step to zero, where another device has a newer gradient of the same parameter.
+    """Set a device's gradient of a parameter to zero if it is of an earlier step, but another device's is of this one.
 
-    A batch may leave out a part of the net on some devices. The sum of the gradients over devices, which follows, must
-    not contain gradients of an earlier step. Does not wait for the device.
+    This happens where the batch on some devices leaves out a part of the net. The gradients are summed over devices
+    next, and the sum must not contain those of an earlier step. Does not wait for the device.
     """
     for param in params:
         pairs = _mxnet.with_gradients(param)
@@ -191,9 +196,10 @@ def zero_stale(params: Sequence[Parameter]) -> None:
 
 
 def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
-    """Mark the gradients of ``updates`` as applied or dropped, so that the next step does not take them for its own.
+    """Mark the gradients of ``updates`` as used up, so that the next step does not apply them again.
 
-    ``params``: the trainer's parameters, to which ``Update.index`` refers.
+    For gradients that a step has applied or skipped, and for those that ``load_states`` drops. ``params`` are the
+    trainer's parameters, in which ``Update.index`` is a position.
     """
     for update in updates:
         _mxnet.set_fresh(update.weight, fresh=False)
@@ -201,21 +207,22 @@ def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
 
 
 def mark_fresh(weights: Iterable[NDArray]) -> None:
-    """Set MXNet's mark that a backward has written the gradients of these weight arrays."""
+    """Set MXNet's fresh mark on these weight arrays, which says that a backward has written their gradients."""
     for array in weights:
         _mxnet.set_fresh(array, fresh=True)
 
 
 def note_scaled_gradients(params: Iterable[Parameter]) -> None:
-    """Record that a scaled backward wrote the gradients of ``params`` that MXNet marks as written; remove the marks.
+    """Record that the gradients of ``params`` which a backward has written since the last step contain the loss scale.
 
-    What MXNet marks afterwards was then written by an unscaled backward, which the step must refuse.
+    They are found by MXNet's fresh marks, which are then removed: a mark that is found later is that of a backward
+    without the loss scale, whose gradients the step must refuse.
     """
     _note_scaled(_mxnet.fresh_weights(params, clear=True))
 
 
 def _note_scaled(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
-    """Record, on each Parameter (``mxmp_scaled``), that a scaled backward has written the gradients of weight arrays.
+    """Record on each Parameter, in its attribute ``mxmp_scaled``, that gradients of ``weights`` contain the loss scale.
 
     ``weights``: pairs of a Parameter and its weight array on one device.
     """
@@ -224,7 +231,7 @@ def _note_scaled(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
 
 
 def _is_due(param: Parameter, weight: NDArray) -> bool:
-    """Return whether a backward, scaled or not, has written the gradient of ``weight`` since the last step.
+    """Return whether a backward has written the gradient of ``weight`` since the last step, with the loss scale or not.
 
     ``weight`` is the array of ``param`` on one device.
     """
@@ -232,10 +239,10 @@ def _is_due(param: Parameter, weight: NDArray) -> bool:
 
 
 def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) -> None:
-    """Raise ``RuntimeError`` if a backward of an unscaled loss wrote a gradient of ``params`` that is not zero.
+    """Raise ``RuntimeError`` if a backward without the loss scale wrote a gradient of ``params`` that is not all zeros.
 
-    The step would divide it by ``loss_scale``. Waits for the device only if an
-    unscaled backward wrote a gradient, which is then read.
+    The step would divide that gradient by ``loss_scale``, which it does not contain. Waits for the device only if there
+    was such a backward, to read what it wrote.
     """
     for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():

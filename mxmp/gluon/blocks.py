@@ -15,12 +15,12 @@ __all__ = ["Division", "blocks_of", "divide", "hybrid_blocks", "prefixes_of", "w
 
 
 def hybrid_blocks(net: Block) -> list[HybridBlock]:
-    """Return ``net`` and all blocks inside it that are HybridBlocks, each once, outermost first (depth first)."""
+    """Return the HybridBlocks among ``net`` and all blocks inside it, each once, depth first from the outermost."""
     return [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
 
 
 def blocks_of(net: Block) -> list[Block]:
-    """Return ``net`` and all blocks inside it, each once, outermost first (depth first)."""
+    """Return ``net`` and all blocks inside it, each once, depth first from the outermost."""
     found: dict[int, Block] = {}
     stack: list[Block] = [net]
     while stack:
@@ -31,23 +31,23 @@ def blocks_of(net: Block) -> list[Block]:
 
 
 def prefixes_of(net: Block) -> tuple[str, ...]:
-    """Return the name prefix (``"resnet0_"``) of ``net`` and of every block inside it, outermost first."""
+    """Return the name prefixes of ``net`` and all blocks inside it, outermost first: ``("net0_", "net0_dense0_")``."""
     return tuple(block.prefix for block in blocks_of(net))
 
 
 class Division(NamedTuple):
-    """Which blocks of a net ``convert`` makes run as graphs, and which as Python; each list is outermost first.
+    """Which blocks of a net ``convert`` runs as graphs, and which as Python code. Each list begins with the outermost.
 
     Attributes
     ----------
     graphs : list of HybridBlock
-        Blocks that run as graphs, also those inside another one.
+        Blocks that run as low-precision graphs, including blocks inside these.
     roots : list of HybridBlock
-        The blocks of ``graphs`` that are called from Python: no other block of ``graphs`` contains them.
+        Those of ``graphs`` that are called from Python code, as no other block of ``graphs`` contains them.
     python : list of Block
-        Blocks that run as Python, in FP32: the excluded ones, and all that contain an excluded one.
+        Blocks whose ``forward`` runs as Python code, in FP32: those that the user excluded, and all blocks around them.
     outside : list of Block
-        Blocks inside an excluded block. They are not converted.
+        Blocks inside an excluded block, which are not converted.
     """
 
     graphs: list[HybridBlock]
@@ -57,26 +57,30 @@ class Division(NamedTuple):
 
 
 def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Division:
-    """Return which blocks of ``net`` run as graphs and which as Python.
+    """Return which blocks of ``net`` run as low-precision graphs and which as Python code, as a ``Division``.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
     exclude : callable or Policy
-        A filter ``(name, block) -> bool`` that is True for blocks to run as Python, or a policy with ``exclude``
-        patterns: then blocks whose class is not MXNet's run as Python if a pattern matches their name.
+        A filter ``(name, block) -> bool`` that is True for the blocks to run as Python. Or a policy: blocks of the
+        user's own classes run as Python if a pattern of ``policy.exclude`` names them (see ``_filter_of``).
 
     Raises
     ------
     ValueError
         No HybridBlock is left to run as a graph.
     """
-    is_excluded = exclude if callable(exclude) else _names_own_blocks(exclude)
+    is_excluded = exclude if callable(exclude) else _filter_of(exclude)
     python: set[int] = set()
     outside: set[int] = set()
 
     def runs_as_python(block: Block) -> bool:
-        """Return whether ``block`` runs as Python, and record this for it and all blocks inside it."""
+        """Return whether ``block`` runs as Python code: it, or a block inside it, is excluded.
+
+        Also adds the ids of ``block`` and the blocks inside it to ``python``, if they run as Python code, and to
+        ``outside``, if they are inside an excluded block.
+        """
         excluded = is_excluded(block.name, block)
         if excluded:
             outside.update(id(inner) for inner in blocks_of(block) if inner is not block)
@@ -85,7 +89,10 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
         return id(block) in python
 
     def roots(block: Block) -> list[HybridBlock]:
-        """Return the outermost blocks in ``block``, or itself, that run as graphs; a shared one may occur twice."""
+        """Return the outermost blocks that run as graphs: ``block`` itself, or all such blocks inside it.
+
+        A block that several others share may occur more than once.
+        """
         if id(block) in outside:
             return []
         if isinstance(block, HybridBlock) and id(block) not in python:
@@ -106,27 +113,27 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     )
 
 
-def _names_own_blocks(policy: Policy) -> Callable[[str, Block], bool]:
-    """Return a filter ``(name, block) -> bool`` for blocks named in ``policy.exclude`` whose class is not MXNet's.
+def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
+    """Return a filter ``(name, block) -> bool``: True for blocks of a user's own class that ``policy.exclude`` names.
 
-    Such a block may do what no graph can, so it runs as Python. MXNet's own layers can be traced: a pattern that names
-    one keeps its operators in FP32 within the graph. So does a pattern that ends in ``*``, which is meant for
-    operators.
+    A block that the user wrote may do what no graph can, such as branch on an array's values; so it runs as Python code
+    if a pattern names it. MXNet's own layers can all be traced: a pattern that names one keeps its operators in FP32
+    within the graph. A pattern that ends in ``*`` is meant for operators, and does the same.
     """
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 
-    def names(name: str, block: Block) -> bool:
-        """Return whether ``block``, named ``name``, is named by a pattern and its class is not MXNet's."""
+    def is_named(name: str, block: Block) -> bool:
+        """Return whether a pattern matches ``name``, the name of ``block``, and the block's class is not MXNet's."""
         return not type(block).__module__.startswith("mxnet.") and any(fnmatchcase(name, p) for p in patterns)
 
-    return names
+    return is_named
 
 
 def with_names_of(net: Block, plan: Plan) -> Plan:
-    """Return ``plan``, made for a net that the same code built, with the operator names of ``net``.
+    """Return ``plan``, which was made for a net that the same code built, with the names of the operators in ``net``.
 
-    Gluon numbers blocks in each process, so the same layer may be ``dense0`` where the plan was made and ``dense2``
-    here. The plan is returned as it is if its blocks do not correspond to those of ``net``.
+    Gluon numbers blocks through a process, so the same layer may be ``dense0`` where the plan was made and ``dense2``
+    here. The plan is returned unchanged if the blocks that it lists do not correspond to those of ``net``.
     """
     outermost = net
     while not isinstance(outermost, HybridBlock) and len(_mxnet.children(outermost)) == 1:

@@ -40,21 +40,21 @@ _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDi
 
 
 class NetConversion(Conversion):
-    """One call of ``mxmp.convert``: the policy or plan that decides a net's dtypes, and what its graphs have shown.
+    """One call of ``mxmp.convert``: what decides the dtypes of a net, and how its graphs have stored the parameters.
 
-    ``convert`` creates this object. The hooks of the converted blocks refer to it until the net is restored or
-    converted again. A root is a block that runs as a graph and is called from Python. When all roots have had their
-    first graph, a warning is given if nothing in these graphs is low precision, or a pattern of ``exclude`` matches
-    nothing.
+    The hooks of the converted blocks refer to this object until the net is restored or converted again. It also checks
+    the first graphs. A root is a block that runs as a graph and is called from Python code. When each root has its
+    first graph, a warning is given if nothing in these graphs computes in low precision, or if a pattern of ``exclude``
+    matches nothing.
 
     Parameters
     ----------
     how : Policy or Plan
-        What decides: the rules under a policy, or a plan.
+        What decides the dtype of each operator: the rules under a policy, or a plan.
     net : mxnet.gluon.Block
         The net to convert.
     division : Division
-        Which of the net's blocks run as graphs and which as Python.
+        Which of the net's blocks run as graphs and which as Python code.
 
     Raises
     ------
@@ -66,7 +66,7 @@ class NetConversion(Conversion):
     blocks : WeakSet of HybridBlock
         The blocks whose hook has this conversion.
     statistics : dict of str to Parameter
-        The running statistics (aux states) that the graphs made so far read, by name.
+        The running statistics (aux states) that any graph made so far reads, by name.
     """
 
     def __init__(self, how: Policy | Plan, net: Block, division: Division) -> None:
@@ -86,7 +86,10 @@ class NetConversion(Conversion):
         _last_forward[self] = 0
 
     def _check_parameters(self, net: Block) -> None:
-        """Raise ``ValueError`` if a parameter of ``net`` is not FP32, or its device cannot run the policy or plan."""
+        """Raise ``ValueError`` if a parameter of ``net`` is not FP32, or its device cannot run the policy or plan.
+
+        Operators that the policy names are checked even if no parameter has a device yet.
+        """
         params = list(net.collect_params().values())
         _check_dtypes(params)
         for param in params:
@@ -99,48 +102,53 @@ class NetConversion(Conversion):
         check_policy(self.policy, "cpu")
 
     def _await_first_graphs(self) -> None:
-        """Wait for the next graph of each root, and check these graphs as the first ones of the net.
+        """Prepare the checks that are made when each root builds its next graph.
 
-        A root is a block that runs as a graph and is called from Python. The checks: whether a Plan fits the net,
-        whether anything is in low precision, and whether each pattern of ``exclude`` matches.
+        A root is a block that runs as a graph and is called from Python code. Called when the net is converted, and
+        when ``exclude`` has changed the policy. What is checked: whether a Plan fits the net, whether any operator
+        computes in low precision, and whether each pattern of ``exclude`` matches a name.
         """
         self._waiting = set(self._roots)
         self._any_low = False
         self._fits = False
 
     def __getstate__(self) -> dict:
-        """Return the attributes for a copy, without ``blocks``: the hooks of copied blocks add these again."""
+        """Return the attributes for ``copy`` and ``pickle``, without ``blocks``: the hooks of the copies fill it."""
         return {name: value for name, value in vars(self).items() if name != "blocks"}
 
     def __setstate__(self, state: dict) -> None:
-        """Restore a copy, with no blocks yet."""
+        """Set the attributes of a copy from ``state``, what ``__getstate__`` returned; ``blocks`` is empty at first."""
         vars(self).update(state, blocks=weakref.WeakSet())
 
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep the operators named ``nodes`` in FP32 too, in graphs that are made from now on. For ``mxmp.guard``.
 
-        The next graphs decide again how each parameter is stored. The caller must delete the graphs that the blocks
-        have.
+        These graphs also decide anew whether each parameter is stored in float16. The caller must delete the graphs
+        that the blocks have.
         """
         super().exclude(nodes)
         self._unmatched = []
         self._await_first_graphs()
 
     def note_training_forward(self) -> None:
-        """Record that a block of this net runs forward in training mode now, as the latest of all converted nets."""
+        """Record that a block of this net begins a forward in training mode, as the latest one of all converted nets.
+
+        By this order ``running_statistics_of`` finds the nets that ran since a trainer's last update.
+        """
         _last_forward[self] = next(_forwards)
 
     def warn_of_unscaled_training(self, plan: Plan, requested: Iterable[tuple[Parameter, str]]) -> None:
         """Warn, once, if this net computes in float16 and MXNet's own Trainer trains its parameters.
 
-        That Trainer does not scale the loss, so small gradients become zero. To be called when a graph is recorded.
+        That Trainer does not scale the loss, so small gradients become zero. To be called whenever autograd records a
+        call of the graph.
 
         Parameters
         ----------
         plan : Plan
-            The plan of the graph.
+            The dtype of every operator of the graph.
         requested : iterable of (Parameter, str)
-            The graph's parameters with their ``grad_req``.
+            The parameters that the graph reads, each with its ``grad_req``.
         """
         if self._warned or self.policy.compute != "float16":
             return
@@ -165,8 +173,10 @@ class NetConversion(Conversion):
     ) -> tuple[Graph, Plan]:
         """Return a block's low-precision graph and the plan that it follows; store its parameters as the plan says.
 
-        A parameter becomes a ``LowParameter`` (float16 with an FP32 master) if the policy stores parameters so and all
-        operators that read it compute in float16.
+        A parameter becomes a ``LowParameter`` (float16 with FP32 master weights) if the policy stores parameters in
+        float16 and all operators that read it compute in float16. A Constant, and a parameter of a block that runs as
+        Python code, stays in FP32, unless another net has stored it in float16. What an earlier graph of this net has
+        decided about a parameter stays.
 
         Parameters
         ----------
@@ -179,16 +189,18 @@ class NetConversion(Conversion):
         device : str
             ``"cpu"`` or ``"gpu"``.
         large_inputs : bool
-            True if the graph will run only at input shapes that need no workaround for padding; see ``LargeInputs``.
+            True if the graph will run only at input shapes that are large beside the padding of its convolutions, so
+            that workarounds for kernels that are wrong at small inputs can be left out; see ``LargeInputs``.
 
         Raises
         ------
         ValueError
-            The plan is of another net, or a parameter is not FP32. The graph of a block that is called from Python must
-            have exactly the operators of the plan, in the mode (training or inference) that the plan was tuned for.
-            Other graphs follow the plan where they have operators of the same names and types.
+            A parameter is not FP32, or is needed in FP32 here and stored in float16 for another net. Or the conversion
+            has a Plan that was made for another net: the first graph that is called from Python code, in the mode
+            (training or inference) for which the plan was tuned, must have exactly the operators of the plan. Any other
+            graph follows the plan where it has operators of the same names and types.
         TypeError
-            A parameter would be stored in float16 and belongs to MXNet's own Trainer.
+            A parameter would be stored in float16, and MXNet's own Trainer holds it.
         """
         self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
         _check_dtypes(params.values(), allow_float64=False)
@@ -218,10 +230,10 @@ class NetConversion(Conversion):
         return graph, plan
 
     def _note_first_graph(self, block: HybridBlock, plan: Plan) -> None:
-        """Record the first graph of the root ``block``, made by ``plan``; warn when all roots have one.
+        """Record that the root ``block`` has its first graph, which follows ``plan``; warn when all roots have theirs.
 
-        A root is a block that runs as a graph and is called from Python. The warnings: nothing in the net computes in
-        low precision; a pattern of ``exclude`` matches no operator or block.
+        A root is a block that runs as a graph and is called from Python code. The warnings: nothing in the net computes
+        in low precision; or a pattern of ``exclude`` matches no operator and no block.
         """
         self._waiting.discard(id(block))
         self._unmatched = [pattern for pattern in self._unmatched if pattern in plan.unmatched]
@@ -241,25 +253,26 @@ class NetConversion(Conversion):
     def _decide(
         self, how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool
     ) -> Plan:
-        """Return the plan for a graph some of whose parameters may be stored in float16 for another net already.
+        """Return the plan of one graph; it may read parameters that another converted net has stored in float16.
 
-        Nets may share parameters. If this net stores parameters in FP32 and another net has stored a shared one in
-        float16, each operator that reads it here must compute in float16; otherwise ``ValueError`` is raised.
+        Nets may share parameters. If another net has stored a shared one in float16, and no graph of this net has yet,
+        each operator that reads it here must compute in float16, even if this net's policy stores parameters in FP32.
+        Otherwise ``ValueError`` is raised.
 
         Parameters
         ----------
         how : Policy or Plan
-            What decides.
+            What decides the dtype of each operator.
         graph : Graph
             The FP32 graph.
         device : str
             ``"cpu"`` or ``"gpu"``.
         undecided : set of str
-            Names of the parameters that this plan may store in float16.
+            Names of the parameters of which the plan decides whether they are stored in float16.
         low : set of str
             Names of the parameters that are stored in float16 already.
         keep_output_names : bool
-            Keep outputs of the graph in FP32 where a cast would change their names.
+            Keep an operator in FP32 if a cast behind it would rename an output of the graph.
         """
         decide = super()._decide
         stores = self.policy.stores_low(device)
@@ -285,7 +298,8 @@ class NetConversion(Conversion):
 def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) -> None:
     """Raise ``ValueError`` if a parameter is float16 or bfloat16, or, unless ``allow_float64``, trained in float64.
 
-    An untrained float64 parameter (``grad_req="null"``) is always accepted. ``LowParameter.dtype`` is float32.
+    An untrained float64 parameter (``grad_req="null"``) is always accepted; so is a ``LowParameter``, which mxmp stores
+    in float16, as its ``dtype`` is float32.
     """
     for param in params:
         dtype = np.dtype(param.dtype)
@@ -302,10 +316,10 @@ _RUNNING = ("running_mean", "running_var")
 
 
 def next_forward_number() -> int:
-    """Return the next number of the count of training forwards of all converted nets.
+    """Return the next number of the one count of training forwards that all converted nets share.
 
-    Forwards before this call have smaller numbers, later ones larger. A trainer stores the number at its last update
-    and passes it to ``running_statistics_of``.
+    A forward that ran before this call has a smaller number, and a later one a larger. A trainer keeps the number that
+    it got at its last update, and passes it to ``running_statistics_of`` to find the nets that ran since.
     """
     return next(_forwards)
 
@@ -316,13 +330,18 @@ def any_conversion() -> bool:
 
 
 def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
-    """Return the running statistics that a trainer's next backward may overwrite, as (name, array) on every device.
+    """Return the running statistics that a trainer's next backward may overwrite: (name, array), on every device.
 
-    They are those among ``params``, the trainer's parameters; those of the converted nets that ``params`` belong to;
-    and those of all converted nets that ran forward in training mode after ``since``, a number from
-    ``next_forward_number``. The last are needed because a backward may run through a net that another trainer updates,
-    as a generator's does through the discriminator. In a converted net every aux state of its graphs counts; elsewhere
-    an untrained parameter counts if its name ends in ``running_mean`` or ``running_var``.
+    Parameters
+    ----------
+    params : sequence of Parameter
+        The trainer's parameters. Returned are those named ``*running_mean`` or ``*running_var`` that are not
+        differentiable, and all aux states that the graphs of a converted net read, if one of ``params`` belongs to that
+        net.
+    since : int
+        A number from ``next_forward_number``. The aux states of all converted nets that ran forward in training mode
+        after it are returned too, since a backward may run through a net that another trainer updates, as a generator's
+        does through the discriminator.
     """
     ran = [conversion for conversion, last in list(_last_forward.items()) if last > since]
     found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}

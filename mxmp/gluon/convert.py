@@ -1,6 +1,7 @@
 """``convert`` and ``restore``: nets converted in place, and back.
 
-A converted net keeps its class, tree, hooks and Parameters; each HybridBlock of the tree gets one hook.
+A converted net keeps its class, its children, its forward hooks and its Parameters. Each HybridBlock in it gets one
+hook of mxmp, which runs the block's graph in low precision.
 """
 
 from __future__ import annotations
@@ -25,24 +26,25 @@ def convert(
 ) -> Block:
     """Make ``net`` compute in low precision where that is safe, in place; return ``net``.
 
-    Neither ``hybridize`` nor a forward is needed before. The net always runs as a graph from then on. Parameters with
-    their names, sharing, ``lr_mult``, ``wd_mult`` and ``grad_req`` stay. ``hybridize(...)`` may follow with any flags.
-    Outputs are FP32. Converting again replaces the policy. Nets that share blocks or Parameters may each be converted,
-    with different policies. Does not wait for the device; graphs are made in the first forward.
+    Neither ``hybridize`` nor a forward is needed before. From then on the net runs as a graph, whether it is hybridized
+    or not; ``hybridize(...)`` may follow with any flags. Outputs are FP32. The Parameters stay the same objects, with
+    their names, sharing, ``lr_mult``, ``wd_mult`` and ``grad_req``. Converting again replaces the policy. Nets that
+    share blocks or Parameters may each be converted, with different policies. Does not wait for the device; graphs are
+    made in the first forward.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
-        A HybridBlock, a SymbolBlock, or a Block: of that the outermost HybridBlocks inside are converted.
+        A HybridBlock, a SymbolBlock, or any other Block: of that one, the outermost HybridBlocks inside are converted.
     policy : str, Policy or Plan
         A recipe such as ``"float16"`` (``print(Policy.recipes())`` lists them), a policy string, a Policy, a Plan of
         this net (``mxmp.tune``), or the path of a saved Plan (``"plan.json"``).
     exclude : iterable of str, or callable
         Patterns such as ``"*head*"``: the operators and blocks whose names match stay in FP32, besides those that the
-        policy excludes. A block whose class is not MXNet's runs as Python if a pattern that does not end in ``*``
-        matches it. Not with a Plan. Or a filter ``(name, block) -> bool``: the blocks for which it is True run as
-        Python in FP32, with all blocks inside them. A block that contains one that runs as Python runs as Python too;
-        its other children still run as graphs.
+        policy excludes. A block of a user's own class runs as Python code if a pattern that does not end in ``*``
+        matches its name. Patterns cannot be given with a Plan. Or a filter ``(name, block) -> bool``: the blocks for
+        which it is True run as Python code in FP32, with all blocks inside them. A block that contains one that runs as
+        Python code runs as Python code too; its other children still run as graphs.
 
     Returns
     -------
@@ -54,9 +56,9 @@ def convert(
     TypeError
         ``net`` is not a Block.
     ValueError
-        The policy asks for what MXNet cannot do (bfloat16 on a GPU), there is no HybridBlock to convert, a parameter
-        is not FP32, or ``exclude`` is given with a Plan. The net stays as it was. If a Plan was made for another net,
-        the first forward raises this error.
+        The policy asks for what MXNet cannot do (bfloat16 on a GPU), there is no HybridBlock to convert, a parameter is
+        not FP32, or ``exclude`` is given with a Plan. The net stays as it was. If a Plan was made for another net, the
+        first forward raises this error.
     OSError
         The file of a Plan cannot be read.
     RuntimeError
@@ -89,7 +91,7 @@ def restore(net: Block) -> Block:
     TypeError
         ``net`` is not a Block.
     ValueError
-        ``net`` is only a part of what one call of ``convert`` has converted.
+        ``net`` is only a part of the net that a call of ``convert`` was given. Restore that net.
     """
     if not isinstance(net, Block):
         raise TypeError(f"restore takes a gluon Block, got {type(net).__name__}")

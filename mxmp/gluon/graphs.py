@@ -45,7 +45,7 @@ _local = threading.local()
 
 
 class GraphKey(NamedTuple):
-    """Identifies one graph of a block by the kind of call that it serves.
+    """Names the kind of call that a graph of a converted block serves: a block has one graph for each kind of call.
 
     Attributes
     ----------
@@ -66,13 +66,14 @@ class GraphKey(NamedTuple):
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
-    """The graphs that were built for one block since ``hybridize`` was last called, by kind of call.
+    """The low-precision graphs that were built for one block, by kind of call (``GraphKey``).
 
-    ``copy`` and ``pickle`` give an empty dict, so that a copied block builds graphs of its own.
+    ``hybridize``, ``cast`` and a new child of the block delete the dict. ``copy`` and ``pickle`` give an empty one, so
+    that a copied block builds graphs of its own.
     """
 
     def __reduce__(self) -> tuple:
-        """Return how to make an empty copy."""
+        """Return, for ``copy`` and ``pickle``, the call that makes a copy: ``Graphs()``, which is empty."""
         return Graphs, ()
 
 
@@ -84,16 +85,17 @@ class BuiltGraph(NamedTuple):
     traced : TracedGraph
         The FP32 graph that it was made from.
     op : _LowPrecisionOp
-        Runs the graph.
+        Runs the low-precision graph through MXNet's CachedOp.
     plan : Plan
-        The dtypes that the graph follows.
+        The dtype of every operator of the graph.
     shapes : dict of str to tuple
-        The shapes of the inputs in the first call, by the names of the graph's input variables (``"data"``).
+        The shapes of the inputs in the call for which the graph was built, by the names of the input variables
+        (``{"data": (32, 3, 224, 224)}``).
     requested : list of (Parameter, str)
-        Each parameter with the ``grad_req`` for which the graph was made.
+        Each parameter with the ``grad_req`` that it had when the graph was built. Some workarounds depend on it.
     only_for : LargeInputs or None
-        The test that input shapes must pass for this graph to be right, because a workaround for padding was left out.
-        None: the graph is right for all shapes.
+        Not None if workarounds for convolutions whose padding is not small beside their input were left out: the graph
+        is right only at shapes that pass this check, ``only_for.at(shapes)``. None if it is right for all shapes.
     types : nested tuples and lists, or None
         The types of the namedtuples in the block's output, from ``_types_of_tuples``, so that ``run`` can restore them.
     """
@@ -107,16 +109,19 @@ class BuiltGraph(NamedTuple):
     types: Any
 
     def serves(self, inputs: list) -> bool:
-        """Return whether the graph is right for the shapes of ``inputs`` and the parameters' present ``grad_req``."""
+        """Return whether the graph is right for the shapes of ``inputs``, and no parameter's ``grad_req`` has changed.
+
+        ``grad_req`` is compared with the one for which the graph was built. If False, the hook builds another graph.
+        """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
         return all(param.grad_req == request for param, request in self.requested)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
-        """Run the graph on the arrays ``inputs`` and return the block's output, nested as the user's code nests it.
+        """Run the graph on the arrays ``inputs`` and return the block's output, nested as ``hybrid_forward`` nests it.
 
-        ``inputs`` is a flat list without None. ``monitor``: the pair ``(callback, monitor_all)`` of
-        ``register_op_hook``, or None.
+        ``inputs`` is the flat list of the call's arrays, without None. ``monitor`` is the pair ``(callback,
+        monitor_all)`` that ``register_op_hook`` was given, or None.
         """
         out = self.op(inputs, monitor)
         flat = [out] if isinstance(out, NDArray) else out
@@ -124,20 +129,22 @@ class BuiltGraph(NamedTuple):
 
 
 class UntraceableError(Exception):
-    """Says that a block's Python code cannot run on Symbols. ``args``: the block that failed, and its exception."""
+    """Says that a block's Python code cannot run on Symbols; ``args`` are the block and the exception it raised."""
 
 
 def is_tracing() -> bool:
-    """Return whether mxmp is tracing a block on this thread, which calls the block's children with Symbols.
+    """Return whether mxmp is tracing a block on this thread, and so calls the block's children with Symbols.
 
-    A converted child that is called with Symbols raises otherwise, if an unconverted block is being traced.
+    A converted child then runs its Python code on them. Otherwise a converted block that is called with Symbols may be
+    part of an unconverted block that MXNet is tracing, in whose graph its casts would be lost, and its hook raises an
+    error.
     """
     return getattr(_local, "tracing", False)
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Make ``is_tracing()`` True on this thread within the block of code, and afterwards what it was before."""
+    """Make ``is_tracing()`` True on this thread within the ``with`` block, and afterwards what it was before."""
     before, _local.tracing = is_tracing(), True
     try:
         yield
@@ -148,28 +155,28 @@ def tracing() -> Iterator[None]:
 def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversion) -> BuiltGraph:
     """Trace ``block`` for a call with ``args``, and return its low-precision graph, ready to run.
 
-    Parameters that are stored in float16 become ``LowParameter``. Parameters that wait for their shapes are
+    Parameters that the conversion stores in float16 become ``LowParameter``; those that wait for their shapes are
     initialized.
 
     Parameters
     ----------
     block : HybridBlock
-        The block that was called; it stays as it is, but for its Parameters.
+        The block that was called; nothing else than its Parameters changes.
     args : tuple
         The arguments of the call: arrays, None and nested lists of them.
     device : str
         ``"cpu"`` or ``"gpu"``.
     conversion : NetConversion
-        Decides the dtypes.
+        The call of ``convert`` whose policy or plan decides the dtypes.
 
     Raises
     ------
     UntraceableError
-        The user's code fails on Symbols.
+        The block's Python code fails on Symbols.
     ValueError
         A parameter is not FP32, or the conversion's Plan is of another net.
     TypeError
-        A parameter would be stored in float16 and belongs to MXNet's own Trainer.
+        A parameter would be stored in float16, and MXNet's own Trainer holds it.
     """
     clone, answer = _trace(block, args)
     _mxnet.infer_shapes(clone, args)
@@ -190,10 +197,11 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
 def traced_alone(
     block: HybridBlock, args: tuple, training: bool
 ) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
-    """Return the FP32 graph of ``block`` as a Symbol, its input arrays by name, and its parameters by name.
+    """Trace ``block``; return its FP32 graph as a Symbol, its input arrays by name, and its parameters by name.
 
-    The block is traced for a call with ``args`` in training or inference mode, and stays as it is. No operator runs.
-    Parameters may still wait for their shapes. Raises ``ValueError`` if the user's code fails on Symbols.
+    The trace is that of a call with ``args`` in training or inference mode. It leaves ``block`` as it is and runs no
+    operator, so parameters may still wait for their shapes. Raises ``ValueError`` if the block's Python code fails on
+    Symbols.
     """
     try:
         with autograd.train_mode() if training else autograd.predict_mode():
@@ -207,19 +215,20 @@ def traced_alone(
 
 
 def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
-    """Return a dict from the name of each variable in ``data`` (``"data0"``) to the array in ``args`` for it.
+    """Return a dict from the name of each input variable of a graph (``"data0"``) to its array in ``args``.
 
-    ``data`` are the graph's input variables, in the order of the arrays. None in ``args`` has no variable.
+    ``data`` are these variables, in the order of the arrays in ``args``, the arguments of a block's call. None in
+    ``args`` has no variable.
     """
     arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
     return {variable.name: array for variable, array in zip(data, arrays)}
 
 
 def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
-    """Return a copy of ``block`` on which its FP32 graph is stored, and what the user's code returned (Symbols).
+    """Trace ``block`` for a call with ``args``; return a copy of it with the FP32 graph, and the outputs as Symbols.
 
-    The block is traced for a call with ``args``. Raises ``UntraceableError``, with the innermost block whose Python
-    code failed.
+    The outputs are nested as ``hybrid_forward`` nested them; None for a SymbolBlock. Raises ``UntraceableError``, which
+    names the innermost block whose Python code failed.
     """
     _mxnet.refuse_contrib_amp()
     clone = _mxnet.copied(block)
@@ -235,16 +244,16 @@ def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
-    """Return the arguments for a call of a block, and the list of the arrays that were made from shapes.
+    """Return ``inputs`` as arguments for a call of a block, with an array for each shape; and the list of these arrays.
 
-    ``inputs`` may hold arrays, shapes such as ``(1, 3, 224, 224)``, None, and lists of these. Each shape becomes an
-    empty FP32 array on the CPU. Raises ``ValueError`` for anything else.
+    ``inputs`` may hold arrays, shapes such as ``(1, 3, 224, 224)``, None, and lists of these. The array for a shape is
+    FP32, on the CPU and not initialized. Raises ``ValueError`` for anything else.
     """
     made: list[NDArray] = []
     empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty  # no operator runs, so no thread starts
 
     def read(value: Any) -> Any:
-        """Return one argument with arrays in place of shapes."""
+        """Return one argument, with each shape in it replaced by a new array, which is added to ``made``."""
         if value is None or isinstance(value, NDArray):
             return value
         # A list of anything else is a shape, right or wrong.
@@ -265,11 +274,11 @@ _engine = threading.RLock()
 
 @contextmanager
 def engine_lock() -> Iterator[None]:
-    """Let only one thread at a time pass operators to MXNet's engine, and flush those that MXNet holds back in bulk.
+    """Let only one thread at a time pass operators to MXNet's engine in a ``with`` block; flush its bulk at the end.
 
-    Without this lock two threads whose operators read and write the same two arrays (weights, running statistics) can
-    wait for each other for ever, because the engine registers the arrays of an operator one by one. Nets without mxmp
-    can wait so, too.
+    Without this lock two threads can deadlock whose operators read and write the same two arrays (weights, running
+    statistics), because the engine registers the arrays of an operator one by one. (Nets without mxmp can deadlock so,
+    too.) MXNet holds back some operators to pass them in bulk; the flush makes it pass them while the lock is held.
     """
     with _engine:
         try:
@@ -283,19 +292,19 @@ class _LowPrecisionOp:
     """Runs the low-precision graph of a block through MXNet's CachedOp.
 
     A CachedOp must not be used by several threads at once, and the backward of a recorded call may run at any time
-    after it. So each thread that records has a CachedOp of its own; calls that do not record share one.
+    after it. So each thread that records has a CachedOp of its own; calls that autograd does not record share one.
 
     Parameters
     ----------
     symbol : Symbol
         The low-precision graph.
     plan : Plan
-        The plan that it follows.
+        The plan that it follows, the dtype of every operator.
     sources : dict of str to (bool, int or Parameter)
         Where the value of each variable of the FP32 graph comes from: ``(True, i)`` for the i-th input array, ``(False,
         parameter)`` for a Parameter.
     flags : list of (str, value)
-        What ``hybridize`` was given, such as ``("static_alloc", True)``.
+        The flags that ``hybridize`` was given, such as ``("static_alloc", True)``.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, plan: Plan, sources: dict[str, tuple[bool, Any]], flags: list) -> None:
@@ -317,8 +326,8 @@ class _LowPrecisionOp:
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         """Run the graph on the flat list ``inputs``; return its output, or the list of its outputs.
 
-        If the graph has loss heads, it gets an array with the loss scale, too. ``monitor``: the pair ``(callback,
-        monitor_all)`` of ``register_op_hook``, or None.
+        If the graph has loss heads, it also reads an array from which they take the loss scale; this method adds it.
+        ``monitor`` is the pair ``(callback, monitor_all)`` that ``register_op_hook`` was given, or None.
         """
         if self._reads_scale:
             out = call_with_scale(lambda scale: self._run([*inputs, scale], monitor), inputs[0].ctx)
@@ -329,10 +338,11 @@ class _LowPrecisionOp:
         return out
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
-        """Run the CachedOp for this call on ``inputs`` and the Parameters; return its output or list of outputs.
+        """Run the CachedOp that fits this call on ``inputs`` and the Parameters; return its output or list of outputs.
 
-        ``inputs`` ends with the array of the loss scale if the graph reads it. With ``monitor``, a CachedOp runs that
-        calls it.
+        Which one fits depends on the thread, on whether autograd records, and on ``monitor``: with a pair ``(callback,
+        monitor_all)`` it is one with this op hook. ``inputs`` ends with the array of the loss scale if the graph has
+        loss heads.
         """
         values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
         with engine_lock():
@@ -347,14 +357,15 @@ class _LowPrecisionOp:
             return self._own.op(*values)
 
     def _make(self, flags: list) -> mx.nd.CachedOp:
-        """Return a new CachedOp on a copy of the graph, with ``flags`` as ``mx.nd.CachedOp`` takes them."""
+        """Return a new CachedOp on a copy of the graph; ``flags`` are pairs such as ``("static_alloc", True)``."""
         return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
     def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
-        """Return this thread's CachedOp that calls the callback of ``monitor``; make it if there is none.
+        """Return this thread's CachedOp with the op hook ``monitor``; make it at the first call.
 
-        It has no static memory, with which MXNet would call the callback for few outputs. A user's callback gets names,
-        and values in FP32, as in the network before conversion.
+        ``monitor`` is a pair ``(callback, monitor_all)`` as for ``register_op_hook``. The CachedOp has no static
+        memory, with which MXNet would call the callback for few outputs. A user's callback gets the names of the net
+        before conversion, and values in FP32; a listener of mxmp's gets those of the graph with casts.
         """
         key = (threading.get_ident(), monitor)
         if key not in self._monitored:
@@ -368,15 +379,19 @@ class _LowPrecisionOp:
         return self._monitored[key]
 
     def forget(self, monitor: tuple) -> None:
-        """Delete the CachedOps that were made for ``monitor``, a pair ``(callback, monitor_all)``."""
+        """Drop the CachedOps of all threads that have the op hook ``monitor``, a pair ``(callback, monitor_all)``.
+
+        For an op hook to which nobody listens any more.
+        """
         _remove_monitored(self._monitored, monitor)
         _mxnet.silence_removed()
 
 
 def _remove_monitored(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None) -> None:
-    """Delete the CachedOps that call ``monitor`` from the dict ``monitored``, or all of them if ``monitor`` is None.
+    """Remove from ``monitored`` the CachedOps that have the op hook ``monitor``; all of them if ``monitor`` is None.
 
-    ``monitored`` maps a thread's number and a monitor to the CachedOp.
+    ``monitored`` maps a pair (number of a thread, op hook) to the CachedOp that this thread runs with this op hook.
+    Their callbacks stop at the next ``silence_removed``.
     """
     for key in list(monitored):
         op = monitored.pop(key, None) if monitor in (None, key[1]) else None
@@ -385,11 +400,11 @@ def _remove_monitored(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | N
 
 
 def _types_of_tuples(answer: Any) -> Any:
-    """Return the types of the namedtuples in what a block returned, nested as the output is; None if it has none.
+    """Return the types of the namedtuples in ``answer``, the output of a block's Python code; None if it has none.
 
-    MXNet turns tuples into lists. A list or tuple that is or contains a namedtuple is represented by a pair: its own
-    type if it is a namedtuple, else None; and the list of what represents its items. ``Out(a, [b, c])`` gives ``(Out,
-    [None, None])``.
+    A graph returns nested lists only, and ``_with_tuples`` makes namedtuples of them again. A list or tuple that is or
+    contains a namedtuple is described by a pair: its own type if it is a namedtuple, else None; and a list of the
+    descriptions of its items. ``Out(a, [b, c])`` gives ``(Out, [None, None])``.
     """
     if not isinstance(answer, (list, tuple)):
         return None
@@ -399,9 +414,9 @@ def _types_of_tuples(answer: Any) -> Any:
 
 
 def _with_tuples(value: Any, types: Any) -> Any:
-    """Return ``value``, an output in nested lists, with the namedtuples of ``types`` in place of lists.
+    """Return ``value``, an output in nested lists, with lists replaced by namedtuples where ``types`` has their type.
 
-    ``types`` is from ``_types_of_tuples``.
+    ``types`` is a result of ``_types_of_tuples``.
     """
     if types is None:
         return value

@@ -1,9 +1,9 @@
 """The hook that runs the right low-precision graph for each call of a block, and how hooks get onto a net and off it.
 
-A ``HybridBlock`` keeps one graph and what its inputs look like on itself. A converted block has a graph for
-each training mode, structure of inputs and device; which one a call needs is found from the call, and
-nothing of the call is kept on the block, so calls from several threads, and calls inside calls, do not meet.
-The FP32 graph stays beside them, so exports and checkpoints stay FP32.
+MXNet keeps one graph on a ``HybridBlock``, and how its inputs are nested. A converted block has a graph for each
+training mode, nesting of inputs and device. Which one a call needs is found from the call, and nothing of the call is
+kept on the block; so calls from several threads, and calls inside calls, do not disturb each other. The FP32 graph is
+stored on the block as well, so exports and checkpoints stay FP32.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ __all__ = ["Hook", "conversions_in", "exclude_more", "hook_of", "hooks", "instal
 class Hook:
     """Runs a converted HybridBlock; it is set as ``block.forward``, so every call of the block goes through it.
 
-    Calling the block traces and builds a graph for this kind of call (see ``GraphKey``) if there is none yet, and runs
-    it. ``install`` makes one hook per block; ``remove`` and another ``install`` replace it.
+    A call runs the low-precision graph for its kind of call (``GraphKey``: training mode, nesting of the arguments,
+    device); the first such call traces the block and builds the graph. Each block has one hook. Whenever ``convert`` or
+    ``restore`` changes the block's conversions, a new hook replaces it.
 
     Parameters
     ----------
     block : HybridBlock
     conversions : mapping of NetConversion to bool
-        The conversions that the block is part of (several if nets share it), oldest first. True: the block runs as
-        Python in this one. When the block is called from Python, the newest conversion decides. When an enclosing block
-        is traced, that block's conversion decides.
+        The conversions (calls of ``convert``) that the block is part of, oldest first; several if nets share the block.
+        True: the block runs as Python code in this one. When the block is called from Python code, the newest
+        conversion decides the dtypes. When a block around it is traced, that block's conversion decides.
     """
 
     def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
@@ -46,34 +47,40 @@ class Hook:
         self._join_conversions()
 
     def __setstate__(self, state: dict) -> None:
-        """Restore the hook of a copied block, and add that block to the (copied) conversions."""
+        """Restore the hook of a copied block, and add that block to ``blocks`` of its conversions.
+
+        The conversions are copies as well, and have no blocks at first.
+        """
         vars(self).update(state)
         self._join_conversions()
 
     def _join_conversions(self) -> None:
-        """Add the block to ``blocks`` of each of its conversions."""
+        """Add the block to ``blocks``, the set of converted blocks, of each of its conversions."""
         for conversion in self.conversions:
             conversion.blocks.add(self._block)
 
     @property
     def conversion(self) -> NetConversion:
-        """Return the newest conversion of the block, which decides how it runs when it is called from Python."""
+        """Return the newest conversion of the block, which decides the dtypes when it is called from Python code."""
         return list(self.conversions)[-1]
 
     @property
     def runs_as_python(self) -> bool:
-        """Return whether the block runs as Python in any of its conversions: it or a block inside is excluded."""
+        """Return whether the block runs as Python code: in any of its conversions, it or a block inside is excluded."""
         return any(self.conversions.values())
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """Return the block's graphs by kind of call; those made before the last ``hybridize`` or ``cast`` are gone."""
+        """Return the low-precision graphs that were built for the block, by kind of call (``GraphKey``).
+
+        ``hybridize`` and ``cast`` delete them.
+        """
         return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
-        """Make the block run as if it had never been converted: its own ``forward``, and what ``hybridize`` chose last.
+        """Make the block run as if it had never been converted: by its own ``forward``, and hybridized as it was.
 
-        The names that ``block.load(prefix)`` changed are restored too. The block's graphs are deleted.
+        Also restores the names that ``block.load(prefix)`` has changed, and deletes the block's graphs.
         """
         if self._active is not None and not self._has_no_graphs():
             _mxnet.set_active(self._block, self._active)
@@ -83,9 +90,9 @@ class Hook:
     def __call__(self, *args: Any) -> Any:
         """Run the block on arrays or Symbols and return its output; replaces ``block.forward``.
 
-        Arrays run through a low-precision graph. The ``forward`` of the block's class runs instead, as Python, if the
-        block or one inside is excluded, a Symbol is passed (the block is being traced), ``summary`` is running, or the
-        class overrides ``forward``; an overriding ``forward`` reaches the graph when it calls ``HybridBlock.forward``.
+        Arrays run through a low-precision graph. The ``forward`` of the block's class runs instead, as Python code, in
+        four cases: the block or one inside is excluded; a Symbol is passed, as the block is being traced; ``summary``
+        is running; or the class overrides ``forward``, which reaches the graph when it calls ``HybridBlock.forward``.
         Raises ``ValueError`` if the arrays are on several contexts.
         """
         block = self._block
@@ -108,11 +115,11 @@ class Hook:
         return _mxnet.forward(block, args)
 
     def call_graph(self, *args: Any) -> Any:
-        """Run the graph that fits this call on ``args``, and return the block's output; build it if there is none.
+        """Run the low-precision graph for this kind of call on ``args``; return its output. Builds a missing graph.
 
-        Replaces MXNet's ``_call_cached_op``, which an overriding ``forward`` reaches through ``HybridBlock.forward``.
-        Raises ``ValueError`` if ``hybridize`` got a backend, an argument is no array, an array is in the shared or
-        pinned memory of a DataLoader, or the block cannot be traced.
+        Replaces MXNet's ``_call_cached_op``, which ``HybridBlock.forward`` calls in a hybridized block. Raises
+        ``ValueError`` if ``hybridize`` got a backend, an argument is no array, an array is in the shared or pinned
+        memory of a DataLoader, or the block cannot be traced.
         """
         block, conversion = self._block, self.conversion
         if _mxnet.backend(block):
@@ -148,8 +155,9 @@ class Hook:
     def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:
         """Store the FP32 graph of ``built`` on the block, so that ``export`` writes the graph that was called last.
 
-        If the block holds a graph that is not in ``graphs``, ``block.load(prefix)`` has put it there; the renaming by
-        ``load`` is undone then, since the graph of ``built`` has the earlier names.
+        ``graphs`` are all graphs that were built for the block. If the block holds an FP32 graph of none of these,
+        MXNet's ``block.load(prefix)`` has stored it; then the names that ``load`` has changed are restored first, since
+        ``built`` was traced with the names from before.
         """
         shown = _mxnet.traced_graph(self._block).graph
         if shown is built.traced.graph:
@@ -161,8 +169,8 @@ class Hook:
     def _build(self, args: tuple, device: str) -> BuiltGraph:
         """Trace the block for a call with ``args``, and return its low-precision graph.
 
-        ``device``: ``"cpu"`` or ``"gpu"``. Raises ``ValueError`` if the user's ``hybrid_forward``, or that of a block
-        inside, fails on Symbols; the message names the block.
+        ``device``: ``"cpu"`` or ``"gpu"``. Raises ``ValueError`` if the ``hybrid_forward`` of the block, or of a block
+        inside, fails on Symbols; the message names the block that failed.
         """
         _undo_load(self._block)
         try:
@@ -177,9 +185,9 @@ class Hook:
             ) from reason
 
     def _set_active(self, active: bool) -> None:
-        """Set whether MXNet's own ``HybridBlock.forward`` runs a graph for this block, or its Python code.
+        """Set whether MXNet's ``HybridBlock.forward`` runs this block as a graph (``active``) or as Python code.
 
-        ``undo`` restores what ``hybridize`` chose.
+        What ``hybridize`` chose is remembered, so that ``undo`` can restore it.
         """
         if self._has_no_graphs() or _mxnet.is_active(self._block) != active:
             self._active = _mxnet.is_active(self._block)
@@ -187,10 +195,10 @@ class Hook:
             self._ensure_graphs()
 
     def _ensure_graphs(self) -> Graphs:
-        """Return the dict of the block's graphs; make an empty one if the block has none.
+        """Return the dict of the block's low-precision graphs; make an empty one if the block has none.
 
-        ``hybridize``, ``cast`` and a new child delete it. The dict is stored where MXNet keeps the CachedOp of a block,
-        so that whatever makes MXNet delete the CachedOp deletes these graphs too.
+        The dict is stored where MXNet keeps the CachedOp of a block, so that whatever makes MXNet delete a CachedOp
+        deletes these graphs too: ``hybridize``, ``cast`` and a new child.
         """
         if self._has_no_graphs():
             with BUILDING:
@@ -199,14 +207,14 @@ class Hook:
         return _mxnet.cached_op(self._block)
 
     def _has_no_graphs(self) -> bool:
-        """Return whether the block has no dict of graphs: it is new, or ``hybridize`` has deleted them."""
+        """Return whether the block has no dict of graphs: no call came since it was made, hybridized or cast."""
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
     def _refuse_unconverted_trace(self) -> None:
-        """Raise ``ValueError`` if the block is called while MXNet traces an unconverted block that contains it.
+        """Raise ``ValueError`` if MXNet is tracing an unconverted block around this one, which is called with Symbols.
 
-        MXNet would put the block's FP32 operators into that graph, without casts. Blocks that mxmp itself traces may
-        call it.
+        MXNet would put this block's FP32 operators into the graph of the other one, without casts. mxmp's own traces
+        are no error.
         """
         outer = None if is_tracing() else _mxnet.block_being_traced()
         if outer is not None and hook_of(outer) is None:
@@ -217,10 +225,10 @@ class Hook:
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:
-    """Raise ``ValueError`` if an input is in the shared or pinned memory of a DataLoader.
+    """Raise ``ValueError`` if one of ``arrays``, the block's inputs, is in the shared or pinned memory of a DataLoader.
 
-    DataLoaders with workers or ``pin_memory`` leave batches there. A graph with parameters takes inputs from its own
-    device only. MXNet's error does not say how to move the inputs.
+    A DataLoader with workers or ``pin_memory`` leaves its batches there, and a graph with parameters takes inputs from
+    the parameters' device only. MXNet would raise an error too, but would not say how to move the inputs.
     """
     for array in arrays:
         if array.ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
@@ -238,15 +246,16 @@ def _undo_load(block: HybridBlock) -> None:
 
 
 def hook_of(block: Block) -> Hook | None:
-    """Return the block's hook; None if the block is not converted."""
+    """Return the block's hook, the object that runs its graphs; None if the block is not converted."""
     found = vars(block).get("forward")
     return found if isinstance(found, Hook) else None
 
 
 def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
-    """Yield ``(block, hook)`` for ``net`` and each block inside it that is converted, outermost first.
+    """Yield ``(block, hook)`` for ``net`` and each block inside it that has a hook, outermost first.
 
-    Blocks that run as Python have hooks as well.
+    These are all HybridBlocks that were converted, also those that run as Python code, being excluded or around an
+    excluded block.
     """
     for block in hybrid_blocks(net):
         hook = hook_of(block)
@@ -258,7 +267,11 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 
 
 def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]]:
-    """Return two lists of conversions: those of which ``net`` contains all blocks, and the others in it."""
+    """Return the conversions (calls of ``convert``) of blocks in ``net``, in two lists.
+
+    The first holds those all of whose blocks are in ``net``, so that ``restore(net)`` can undo them. The second holds
+    the others, which also convert blocks outside ``net``.
+    """
     inside = {id(block) for block in hybrid_blocks(net)}
     found = dict.fromkeys(conversion for _, hook in hooks(net) for conversion in hook.conversions)
     complete = [c for c in found if all(id(block) in inside for block in c.blocks)]
@@ -266,11 +279,11 @@ def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]
 
 
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
-    """Put hooks of ``conversion`` on the blocks of ``net``, and replace conversions whose blocks are all in ``net``.
+    """Put hooks of the new ``conversion`` on the blocks of ``net``; end conversions all of whose blocks are in ``net``.
 
-    ``division`` says which blocks run as graphs and which as Python. Nothing changes if ``net`` has just one
-    conversion, with the same policy or plan and the same division. Each Parameter lists its conversions, so it is
-    changed too.
+    ``division`` says which blocks run as graphs and which as Python code. Each Parameter of ``net`` notes the
+    conversion too. Nothing changes if ``net`` was converted so before: by one conversion, with the same policy or plan
+    and the same division.
     """
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
@@ -285,9 +298,9 @@ def install(net: Block, conversion: NetConversion, division: Division) -> None:
 
 
 def remove(net: Block, conversions: Collection[NetConversion]) -> None:
-    """Take the blocks and Parameters of ``net`` out of ``conversions``; ``net`` must contain all blocks of these.
+    """Take the blocks and Parameters of ``net`` out of ``conversions``; ``net`` must contain all their blocks.
 
-    A Parameter that is in no conversion any more is stored in FP32 again.
+    A block that is in no conversion any more loses its hook, and a Parameter is stored in FP32 again.
     """
     for block in hybrid_blocks(net):
         _change_block(block, conversions, {})
@@ -296,10 +309,10 @@ def remove(net: Block, conversions: Collection[NetConversion]) -> None:
 
 
 def exclude_more(net: Block, nodes: Collection[str]) -> None:
-    """Keep the operators named ``nodes`` in FP32 too, in each conversion whose blocks are all in ``net``.
+    """Keep the operators named ``nodes`` in FP32 too, in each conversion all of whose blocks are in ``net``.
 
-    For ``mxmp.guard``. Call this between two steps: the graphs are built anew, trained values stay, and gradients of
-    float16 parameters are lost. Blocks that run as Python still do.
+    For ``mxmp.guard``. Call this between two steps: all graphs are built anew, and the Parameters keep their values,
+    but those that were stored in float16 lose their gradients. Blocks that run as Python code still do.
     """
     complete, _ = conversions_in(net)
     for conversion in complete:
@@ -313,8 +326,8 @@ def exclude_more(net: Block, nodes: Collection[str]) -> None:
 def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
     """Take ``block`` out of the conversions ``old`` and put it into the conversions ``new``, with a new hook.
 
-    ``new`` maps each conversion to True if the block runs as Python in it. The block's graphs are deleted. A block that
-    is in no conversion afterwards loses its hook.
+    It stays in its other conversions. ``new`` maps each conversion to True if the block runs as Python code in it. The
+    block's graphs are deleted. A block that is in no conversion afterwards has no hook.
     """
     before = hook_of(block)
     had = before.conversions if before is not None else {}

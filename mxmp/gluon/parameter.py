@@ -36,8 +36,8 @@ class LowParameter(gluon.Parameter):
     ``convert`` turns a Parameter into this class in place; ``restore`` turns it back. ``data()`` and ``grad()`` are
     float16. ``dtype`` is float32, and ``set_data``, ``save_parameters``, ``load_parameters`` and ``export`` use the
     FP32 master. A write into ``data()`` by a user (weight clipping, moving averages) reaches the master at the next
-    update or save. MXNet does not notify of writes, so the two are compared then, but only if a user has called
-    ``data()`` before.
+    update or save. MXNet does not notify of writes, so the float16 array is compared with the master then, but only if
+    a user has called ``data()`` before.
     """
 
     _data: Any
@@ -58,7 +58,7 @@ class LowParameter(gluon.Parameter):
     def exposed_pairs(self) -> list[MasterPair]:
         """Return ``(master, float16 array)`` per context if a user has called ``data()``, else an empty list.
 
-        A user who has the array may have written into it.
+        A user who has the array may have written into it, so an update compares the two.
         """
         return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
 
@@ -71,7 +71,8 @@ class LowParameter(gluon.Parameter):
     def list_data(self) -> list[NDArray]:
         """Return the float16 arrays, one per context.
 
-        If a user calls this, later updates and saves look for writes into the arrays.
+        If a user calls this, later updates and saves compare the arrays with the masters, to find what the user wrote
+        into them.
         """
         self._exposed = self._exposed or is_called_by_user()
         return super().list_data()
@@ -79,8 +80,9 @@ class LowParameter(gluon.Parameter):
     def data(self, ctx: mx.Context | None = None) -> NDArray:
         """Return the float16 array on the context ``ctx``, by default the current one.
 
-        If a user calls this, later updates and saves look for writes into the array. Raises ``ValueError`` if the
-        forward of an unconverted block calls it, which shares this Parameter and computes in FP32.
+        If a user calls this, later updates and saves compare the array with the master, to find what the user wrote
+        into it. Raises ``ValueError`` if the forward of an unconverted block calls this, which shares the Parameter and
+        computes in FP32.
         """
         reader = _mxnet.unconverted_reader()
         if reader is not None:
@@ -93,14 +95,15 @@ class LowParameter(gluon.Parameter):
         return super().data(ctx)
 
     def __reduce__(self) -> Any:
-        """Return what ``copy`` and ``pickle`` need.
+        """Return the function, its argument and the attributes with which ``copy`` and ``pickle`` make a copy.
 
-        ``store_low`` may have made the class, so ``pickle`` could not find it by its name.
+        By default they would look for the class by its name; but ``store_low`` makes a class at run time for a
+        Parameter of a subclass.
         """
         return _empty, (_full_class(type(self)),), vars(self)
 
     def set_data(self, data: NDArray) -> None:
-        """Set the masters on all contexts to ``data`` (FP32), and the float16 arrays to its rounded values."""
+        """Set the master on each context to ``data`` (FP32), and the float16 array to the rounded master."""
         if self._data is None:
             super().set_data(data)
             return
@@ -108,7 +111,7 @@ class LowParameter(gluon.Parameter):
         assign(data, self._masters, self._data)
 
     def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
-        """Note the Trainer that will update this Parameter.
+        """Record the Trainer that will update this Parameter; MXNet calls this whenever a Trainer is made over it.
 
         Raises ``TypeError`` for a Trainer that would not update the masters, such as MXNet's own.
         """
@@ -116,7 +119,7 @@ class LowParameter(gluon.Parameter):
         super()._set_trainer(trainer)
 
     def cast(self, dtype: str) -> None:
-        """Raise ``ValueError`` unless ``dtype`` is float32, in which case there is nothing to do."""
+        """Raise ``ValueError`` unless ``dtype`` is float32; then nothing changes. ``Block.cast`` calls this."""
         if dtype not in ("float32", np.float32):
             raise ValueError(
                 f"Parameter {self.name!r} has an FP32 master and cannot be cast to {dtype}: call "
@@ -124,7 +127,7 @@ class LowParameter(gluon.Parameter):
             )
 
     def _init_impl(self, data: NDArray, ctx_list: Sequence[mx.Context]) -> None:
-        """Initialize the arrays from ``data`` (FP32), which become the masters, and make float16 arrays of them."""
+        """Make masters from ``data`` (FP32), and float16 copies of them, when MXNet initializes the Parameter."""
         super()._init_impl(data, ctx_list)
         self._make_masters()
 
@@ -137,9 +140,10 @@ class LowParameter(gluon.Parameter):
         return mean.as_np_ndarray() if isinstance(masters[0], mx.np.ndarray) else mean
 
     def store_low(self, dtype: str) -> None:
-        """Compute in ``dtype`` from now on; the present values become the masters.
+        """Make the FP32 arrays the masters, and store the Parameter in ``dtype`` (``"float16"``) for computing.
 
-        Only the function ``store_low`` calls this, once, after it has changed the class of this Parameter.
+        Only the function ``store_low`` calls this, once, after it has changed the class of this Parameter. A Parameter
+        that waits for its shape is stored so when it gets its arrays.
         """
         self._low_dtype = dtype
         if self._data is not None:
@@ -148,7 +152,7 @@ class LowParameter(gluon.Parameter):
     def store_full(self) -> None:
         """Become an FP32 Parameter of the class that it had before ``store_low``, with the values of the masters.
 
-        The gradients are new, zero and FP32.
+        The gradients are new FP32 arrays of zeros.
         """
         masters = self.masters() if self._data is not None else None
         self.__class__ = _full_class(type(self))
@@ -159,7 +163,7 @@ class LowParameter(gluon.Parameter):
                 _mxnet.set_arrays(self, masters)
 
     def _make_masters(self) -> None:
-        """Make the FP32 arrays in ``_data`` the masters, and replace them by float16 copies with new gradients."""
+        """Make the present FP32 arrays the masters, and float16 copies of them the arrays, with new gradients."""
         self._exposed = False
         with autograd.pause():
             self._masters = [a.detach() for a in self._data]
@@ -170,8 +174,9 @@ class LowParameter(gluon.Parameter):
 def store_low(param: gluon.Parameter, dtype: str) -> None:
     """Make ``param`` a ``LowParameter`` stored in ``dtype`` (``"float16"``), in place, unless it is one already.
 
-    References, sharing and settings such as ``lr_mult`` stay; the gradients are new. Raises ``TypeError`` if MXNet's
-    own Trainer holds the Parameter: it would update the float16 array and not the master.
+    The object, which blocks share, stays the same, and so do settings such as ``lr_mult``; the gradients are new.
+    Raises ``TypeError`` if MXNet's own Trainer holds the Parameter: it would update the float16 array and not the
+    master.
     """
     if not isinstance(param, LowParameter):
         _check_trainer(param, _mxnet.trainer_of(param), dtype)
@@ -180,7 +185,7 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
 
 
 def store_full(param: gluon.Parameter) -> None:
-    """Undo ``store_low``: make ``param`` FP32, with the values of its masters. Other Parameters stay as they are."""
+    """Undo ``store_low``: store ``param`` in FP32, with the values of its masters. Other Parameters are left alone."""
     if isinstance(param, LowParameter):
         param.store_full()
 
@@ -190,12 +195,15 @@ _low_classes: dict[type, Any] = {gluon.Parameter: LowParameter}
 
 
 def _low_class(kind: type) -> Any:
-    """Return the subclass of ``LowParameter`` and of ``kind``, a class of Parameters; made once for each ``kind``."""
+    """Return the subclass of ``LowParameter`` and of ``kind``, a class of Parameters; made once for each ``kind``.
+
+    A Parameter of a user's own class so keeps its methods while it is stored in float16.
+    """
     return _low_classes.get(kind) or _low_classes.setdefault(kind, type(kind.__name__, (LowParameter, kind), {}))
 
 
 def _full_class(low: type) -> type:
-    """Return the class of Parameters from which ``_low_class`` made ``low``."""
+    """Return the class of Parameters from which ``_low_class`` made the class ``low``."""
     return gluon.Parameter if low is LowParameter else low.__mro__[low.__mro__.index(LowParameter) + 1]
 
 
@@ -205,18 +213,18 @@ def _empty(kind: type) -> gluon.Parameter:
 
 
 def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
-    """Return the NetConversions of all nets that have one of ``params``, each once.
+    """Return the NetConversions (calls of ``convert``) of all nets that have one of ``params``, each once.
 
-    Those of one parameter are in the order in which ``convert`` was called.
+    Those of one parameter are in the order of the calls.
     """
     return list(dict.fromkeys(found for param in params for found in getattr(param, "mxmp_conversions", ())))
 
 
 def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
-    """Remove the conversions ``old`` from those that ``param`` is part of, and add ``new``.
+    """Remove the conversions ``old`` from those that ``param`` lists, and add ``new``.
 
-    If ``param`` was part of some and all of them are in ``old``, it is stored in FP32 again; the next graph that reads
-    it decides anew.
+    A Parameter lists the conversions (calls of ``convert``) of the nets that it belongs to. If all that it listed are
+    in ``old``, it is stored in FP32 again, and the next graph that reads it decides anew how to store it.
     """
     before = conversions_of([param])
     kept = [conversion for conversion in before if conversion not in old]
@@ -235,7 +243,7 @@ def is_scaling(trainer: Any) -> bool:
 def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:
     """Raise ``TypeError`` if ``trainer`` is MXNet's own: it would update the float16 array and not the master.
 
-    ``dtype``: what ``param`` is stored in, for the message.
+    ``dtype`` is what ``param`` is stored in, for the message.
     """
     if trainer is not None and not is_scaling(trainer):
         raise TypeError(
@@ -246,7 +254,7 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
 
 
 def master_at(params: Sequence[gluon.Parameter], index: int, device: int) -> NDArray | None:
-    """Return the FP32 master of ``params[index]`` on the context with index ``device``; None if it has none."""
+    """Return the FP32 master of ``params[index]`` on the context with index ``device``; None if it has no masters."""
     param = params[index]
     return param.master(device) if isinstance(param, LowParameter) else None
 
@@ -254,16 +262,16 @@ def master_at(params: Sequence[gluon.Parameter], index: int, device: int) -> NDA
 def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
     """Return ``(master, float16 array)``, per context, of each parameter whose ``data()`` a user has called.
 
-    A user who has the array may have written into it. ``params`` must be initialized.
+    A user who has the array may have written into it, so an update compares the two. ``params`` must be initialized.
     """
     return [pair for param in params if isinstance(param, LowParameter) for pair in param.exposed_pairs()]
 
 
 def weight_of(param: gluon.Parameter) -> Weight:
-    """Return ``param`` as a ``Weight``: name, shape, arrays, masters, and a function that sets its value.
+    """Return ``param`` as a ``Weight``: its name, shape, arrays and FP32 masters, and a function that sets its value.
 
-    States files and kvstores work with this. The function sets FP32 values on all contexts; for a parameter that was
-    never initialized it does nothing.
+    States files, kvstores and diagnostics use a Weight, which is the same for Gluon and Module. The function sets FP32
+    values on all contexts; for a parameter that was never initialized it does nothing.
     """
     ready = _mxnet.is_initialized(param)
     masters = param.masters() if ready and isinstance(param, LowParameter) else None

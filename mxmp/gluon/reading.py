@@ -18,10 +18,10 @@ __all__ = ["called_graphs", "converted_graphs", "policy_of", "unconverted_blocks
 
 
 def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
-    """Return each FP32 graph that a converted net runs, with its plan. For ``mxmp.explain``.
+    """Return each FP32 graph that a converted net runs in low precision, with its plan. For ``mxmp.explain``.
 
-    If no graph has been built yet, the net is called with ``inputs`` (arrays) first. There is one graph per block that
-    is called from Python and per kind of call (training or inference, device, nesting of the arguments).
+    If the net has built no graph yet, it is called with ``inputs`` (arrays) first. There is one graph for each block
+    that is called from Python code and each kind of call (training or inference, device, nesting of the arguments).
 
     Raises
     ------
@@ -40,7 +40,7 @@ def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
 
 
 def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
-    """Yield the graphs that the net's blocks have built so far; none where the net was not called yet."""
+    """Yield a ConvertedGraph (FP32 graph and plan) for each graph that the net's blocks have built so far."""
     for block, hook in hooks(net):
         for key, built in hook.graphs.items():
             requested = {param.name: request for param, request in built.requested}
@@ -50,10 +50,10 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
 
 
 def unconverted_blocks(net: Block) -> list[str]:
-    """Return the names of those blocks of a converted net that run as Python, in FP32.
+    """Return the names of those blocks of a converted net that run as Python code, in FP32.
 
-    They are the excluded blocks, and those around and inside them. Blocks inside a block that runs as a graph are not
-    looked at.
+    They are the blocks that the user excluded, those around them and those inside them. Blocks inside a block that runs
+    as a graph are not looked at.
     """
     converted = {id(block) for block, hook in hooks(net) if not hook.runs_as_python}
     found, stack = [], [net]
@@ -71,11 +71,12 @@ def policy_of(net: Block) -> Policy | None:
 
 
 def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
-    """Return the FP32 graphs that ``net(*inputs)`` runs in inference, with the shapes and dtypes that are known.
+    """Return the FP32 graphs that ``net(*inputs)`` runs in inference, with the shapes and dtypes of their variables.
 
-    ``inputs`` are arrays, or shapes such as ``(1, 3, 224, 224)``. The net stays as it is. If the whole net runs as one
-    graph, it is only traced and no operator runs. Otherwise the net is called once, and each outermost HybridBlock in
-    it that runs as a graph is traced with the arguments that reach it.
+    ``inputs`` are arrays, or shapes such as ``(1, 3, 224, 224)``. The net need be neither converted nor hybridized, and
+    stays as it is. If the whole net is one graph, it is only traced, and no operator runs. Otherwise the net is called
+    once, and each outermost HybridBlock in it is traced with the arguments that reach it, unless it runs as Python
+    code.
 
     Raises
     ------
@@ -89,9 +90,9 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     inside: list[HybridBlock] = []
 
     def enter(block: HybridBlock, args: tuple) -> None:
-        """Trace ``block`` and add its graph to the result, unless it runs as Python or inside one that was added.
+        """Trace ``block`` and add its graph to the result, unless it runs as Python code or is inside a traced block.
 
-        A forward pre-hook, called before each block with its arguments.
+        A forward pre-hook, which MXNet calls before each block with the block's arguments.
         """
         arguments = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)
         if arguments is not None:  # it does not run as Python
@@ -99,9 +100,9 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
             found.append(_called_graph(block, arguments))
 
     def leave(block: HybridBlock, args: tuple, out: Any) -> None:
-        """Note that the block whose graph was added last has returned, so that the next block is outermost again.
+        """If ``block`` is the one that was traced last, note that it has returned: the next block is not inside it.
 
-        A forward hook, called after each block.
+        A forward hook, which MXNet calls after each block.
         """
         if inside and inside[0] is block:
             inside.clear()
@@ -121,9 +122,9 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
 
 
 def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
-    """Return the FP32 inference graph of ``block`` for a call with ``args``, without running an operator.
+    """Return the FP32 inference graph of ``block`` for a call with ``args``, traced without running an operator.
 
-    Shapes and dtypes of its inputs are known, and those of Parameters that have a shape.
+    The result also has the shapes and dtypes of the graph's inputs, and of those Parameters whose shape is known.
     """
     symbol, arrays, params = traced_alone(block, args, training=False)
     known = {name: (tuple(p.shape), p.dtype) for name, p in params.items() if _is_known(p.shape)}
@@ -132,11 +133,11 @@ def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
 
 
 def _is_graph(block: HybridBlock) -> bool:
-    """Return whether ``block`` may run as a graph: it is not converted, or converted and not excluded."""
+    """Return whether ``block`` may run as a graph: neither it nor a block inside it was excluded from a conversion."""
     hook = hook_of(block)
     return hook is None or not hook.runs_as_python
 
 
 def _is_known(shape: Any) -> bool:
-    """Return whether ``shape`` is a tuple of positive sizes; MXNet has 0 or None where it does not know them."""
+    """Return whether ``shape`` is a tuple of positive sizes; MXNet writes 0 or None for what it does not know yet."""
     return isinstance(shape, tuple) and bool(shape) and all(isinstance(size, int) and size > 0 for size in shape)

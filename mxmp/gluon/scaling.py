@@ -47,11 +47,10 @@ _OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
 
 
 def recorded_name(array: NDArray) -> str | None:
-    """Return the name of the node in autograd's record that stands for ``array``.
+    """Return the name of the node that stands for ``array`` in the graph that autograd records; None if there is none.
 
-    The node is the operator that made the array, or a variable for a Parameter or input with a gradient. ``array`` must
-    have a gradient or come from a recorded operator; otherwise the result is None. The name is the same in
-    ``mx.autograd.get_symbol(loss)``.
+    The node is the operator that made the array, or, for a Parameter or input with a gradient, a variable. It has the
+    same name in the Symbol ``mx.autograd.get_symbol(loss)``.
     """
     try:
         return mx.autograd.get_symbol(array).name
@@ -69,7 +68,10 @@ _NOT_RECORDED = (
 
 @contextmanager
 def explain_unrecorded() -> Iterator[None]:
-    """Replace MXNet's error for a loss that was not recorded by a ``RuntimeError`` with advice, within this block."""
+    """Raise a ``RuntimeError`` with advice in place of MXNet's error for a loss that was not recorded.
+
+    MXNet's error is recognized by its text, when it leaves the ``with`` block.
+    """
     try:
         yield
     except mx.MXNetError as error:
@@ -83,9 +85,10 @@ def explain_unrecorded() -> Iterator[None]:
 
 
 class Record:
-    """The graphs that computed ``losses``, as autograd has recorded them (``mx.autograd.get_symbol``).
+    """The graphs that autograd recorded when ``losses`` were computed, from ``mx.autograd.get_symbol``.
 
-    One object is made for each backward. Every property and method raises ``RuntimeError`` if a loss was not recorded.
+    One object is made for each backward; it tells which parameters and which loss heads the backward reaches. Every
+    property and method raises ``RuntimeError`` if a loss was not recorded.
     """
 
     def __init__(self, losses: Sequence[NDArray]) -> None:
@@ -99,12 +102,15 @@ class Record:
 
     @cached_property
     def _texts(self) -> list[str]:
-        """Return the recorded graphs as JSON, one per loss, which is faster to search than Symbols."""
+        """Return the recorded graphs as JSON texts, one per loss, which are faster to search than Symbols."""
         return [symbol.tojson(remove_amp_cast=False) for symbol in self._symbols]
 
     @cached_property
     def leaves(self) -> set[str]:
-        """Return the names that autograd gave to the graphs' variables: Parameters and inputs (``recorded_name``)."""
+        """Return the names in autograd's record of the graphs' variables, which are Parameters and inputs.
+
+        ``recorded_name`` returns the same name for such an array.
+        """
         return {name for symbol in self._symbols for name in symbol.list_inputs()}
 
     @cached_property
@@ -114,7 +120,7 @@ class Record:
 
     @cached_property
     def _graphs(self) -> list[Graph]:
-        """Return the recorded graphs as ``Graph``, one per loss."""
+        """Return the recorded graphs as mxmp's ``Graph`` objects, one per loss."""
         return [Graph.from_json(text) for text in self._texts]
 
     def nodes(self) -> Iterator[Node]:
@@ -123,16 +129,18 @@ class Record:
             yield from graph.nodes()
 
     def used_outputs(self) -> set[tuple[str, int]]:
-        """Return the outputs that another node reads, and the losses, each as ``(name of its node, output index)``."""
+        """Return the outputs that another node reads, and the losses: ``(name of the node, output index)`` of each."""
         entries: list[Entry] = [entry for node in self.nodes() for entry in node.inputs]
         entries += [head for graph in self._graphs for head in graph.heads]
         return {(entry.node.name, entry.index) for entry in entries}
 
     def outputs_of_cached_ops(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
-        """Return for each output of each hybridized block whether the block's backward reads its head gradient.
+        """Return which outputs of hybridized blocks have a head gradient that the backward of their block reads.
 
-        The result maps the name of the ``_CachedOp`` node of a call to a dict, which maps the names of its outputs to
-        True or False. Nodes named in ``known`` are left out. Takes a twentieth of a millisecond per call.
+        A head gradient that is not read hints at a loss head inside the block. A call of a hybridized block is one
+        node, a ``_CachedOp``, in the recorded graph. The result maps the node's name to a dict, which maps the name of
+        each of its outputs to True (the head gradient is read) or False. Nodes named in ``known`` are left out. Takes
+        0.05 ms per node.
         """
         found: dict[str, dict[str, bool]] = {}
         for symbol, text in zip(self._symbols, self._texts):
@@ -145,7 +153,7 @@ class Record:
 
 
 def head_gradient(loss: NDArray, scale: float) -> NDArray:
-    """Return the head gradient of a backward from ``loss * scale``: an array full of ``scale``.
+    """Return an array full of ``scale``: with this head gradient, a backward of ``loss`` is one of ``loss * scale``.
 
     It has the shape, dtype, context and kind (``mx.nd`` or ``mx.np``) of ``loss``. Does not wait for the device. Raises
     ``TypeError`` if ``loss`` is no NDArray, and ``ValueError`` if it is float16 and ``scale`` is above 2**15.
@@ -174,11 +182,11 @@ _local = threading.local()
 
 
 def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
-    """Call ``call(scale)``, a forward of a converted block with loss heads, and return its result.
+    """Call ``call(scale)``, the forward of a converted block with loss heads, and return its result.
 
-    ``scale`` is a new FP32 array of shape (1,) on ``ctx``, by which the loss heads multiply their gradients. It is 1.
-    If the forward is recorded, the array is remembered, and ``heads_scaled_by`` sets it to the loss scale during a
-    backward.
+    ``scale`` is a new FP32 array of shape (1,) on ``ctx``, with the value 1. In a backward, the loss heads multiply
+    their gradients by the value that it has then. If autograd records the forward, the array is remembered, so that
+    ``heads_scaled_by`` can set it to the loss scale during a backward.
     """
     memory = mx.nd.ones((1,), ctx=ctx)
     fed = memory.detach()  # autograd notes in the handle which record it belongs to
@@ -190,12 +198,13 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
 
 @contextmanager
 def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
-    """Multiply the gradients that loss heads write by ``value`` in a backward of ``record.losses`` in this block.
+    """Multiply the gradients that loss heads write by ``value``, during a backward from ``record.losses``.
 
-    Loss heads of converted blocks read their scale from an array of each forward (``call_with_scale``). The arrays of
-    the forwards that the backward reaches are set to ``value``, and to 1 after it; it does not matter which trainer
-    updates the blocks' parameters. MXNet's engine orders these writes and the backward's reads, so nothing waits.
-    Raises ``RuntimeError`` inside another such block on this thread, because the loss would be scaled twice.
+    The loss heads of a converted block read their scale from an array, a new one in each forward (``call_with_scale``).
+    The arrays of those forwards that the backward reaches are set to ``value`` when the ``with`` block begins, and to 1
+    when it ends; it does not matter which trainer updates the parameters. MXNet's engine orders these writes and the
+    backward's reads, so nothing waits. Raises ``RuntimeError`` inside another such ``with`` block on this thread,
+    because the loss would be scaled twice.
     """
     if getattr(_local, "open", False):
         raise RuntimeError(
@@ -216,18 +225,19 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
 
 
 def remember_converted_call(out: NDArray) -> None:
-    """Remember that a converted block has returned ``out``, so that ``refuse_hidden_heads`` skips this call.
+    """Remember that a converted block has returned ``out``, so that ``refuse_hidden_heads`` does not look at this call.
 
-    The loss heads of a converted block are scaled. Does nothing if ``out`` was not recorded.
+    The loss heads of a converted block take the loss scale, so they are no error. Does nothing if ``out`` was not
+    recorded.
     """
     _remember(_converted_calls, out, None)
 
 
 def _remember(store: dict, array: NDArray, value: Any) -> None:
-    """Store ``value`` in ``store`` under the name that autograd gave to ``array``.
+    """Store ``value`` in the dict ``store``, under the name that autograd has recorded for ``array``.
 
-    Does nothing if ``array`` was not recorded. If ``store`` has more than ``_LIVE_RECORDS`` entries, the oldest are
-    dropped, so that forwards without a backward do not fill the memory.
+    Does nothing if ``array`` was not recorded. If ``store`` has more than ``_LIVE_RECORDS`` entries then, the oldest
+    are dropped, so that forwards without a backward do not fill the memory.
     """
     name = recorded_name(array)
     if name is not None:
@@ -238,7 +248,7 @@ def _remember(store: dict, array: NDArray, value: Any) -> None:
 
 
 def _set(scales: Sequence[NDArray], value: float) -> None:
-    """Set each of the arrays ``scales`` to ``value``, outside of autograd's record."""
+    """Set each of the arrays ``scales`` to ``value``, without letting autograd record it."""
     with autograd.pause():
         for scale in scales:
             scale[:] = value
@@ -257,9 +267,9 @@ _NO_GRADIENT = re.compile(
 
 
 def refuse_unscaled_heads(record: Record, scale: float) -> None:
-    """Raise ``ValueError`` if a recorded loss head, such as ``SoftmaxOutput``, ignores the loss scale ``scale``.
+    """Raise ``ValueError`` if a recorded loss head, such as ``SoftmaxOutput``, would ignore the loss scale ``scale``.
 
-    Only operators that were recorded one by one are examined; for those inside hybridized blocks see
+    Only operators that autograd recorded one by one are examined; for those inside hybridized blocks see
     ``refuse_hidden_heads``. Takes 0.7 ms for a ResNet-50.
     """
     if HEAD_OPERATORS.isdisjoint(record.operators):
@@ -273,19 +283,23 @@ def refuse_unscaled_heads(record: Record, scale: float) -> None:
 
 
 def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]) -> None:
-    """Raise ``ValueError`` if a loss head in an unconverted hybridized block writes unscaled gradients of ``trained``.
+    """Raise ``ValueError`` if a loss head in an unconverted hybridized block ignores the loss scale.
 
-    A loss head is recognized by the block's backward, which does not read the head gradient of an output. It is missed
-    if the backward reads that of another output, and the loss head is no output or has a name that the user gave. Costs
-    nothing if no hybridized block was recorded.
+    Autograd records a call of such a block as one node, and Python cannot see the operators in it. So the head
+    gradients are examined. The block has a loss head if its backward does not read the head gradient of an output with
+    a loss head's name (``"softmaxoutput0_output"``). It also has one if its backward reads no head gradient of the
+    outputs that are used, and none of these comes from an operator without a gradient, such as ``argmax``. A loss head
+    is missed if the backward reads another head gradient, and the loss head is no output of the block or has a name
+    that the user gave. Takes no time if no hybridized block was recorded.
 
     Parameters
     ----------
     record : Record
+        The graphs that autograd recorded of the losses.
     scale : float
         The loss scale, for the message.
     trained : iterable of NDArray
-        The weight arrays that the next step updates.
+        The weight arrays that the next step updates. A loss head that sends a gradient to none of them is no error.
     """
     if "_CachedOp" not in record.operators:
         return

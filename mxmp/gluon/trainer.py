@@ -55,7 +55,7 @@ class Trainer(StepView, gluon.Trainer):
         trainer.step(batch_size)
 
     No step applies a gradient with an inf or NaN, whatever the scaler. Gradients are checked after they are summed over
-    devices and workers, so all of these take the same decision.
+    devices and workers, so all of these decide alike: to update or to skip.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class Trainer(StepView, gluon.Trainer):
         backward.add_trainer(self)
 
     def __setstate__(self, state: dict) -> None:
-        """Restore a copy, between two steps: it is the trainer of a copied net, whose parameters have no gradients."""
+        """Restore a copy, as a trainer between two steps: copied parameters have no gradients that it could apply."""
         self.__dict__.update(state, _last_update=next_forward_number(), progress=Progress())
         backward.add_trainer(self)
 
@@ -176,8 +176,9 @@ class Trainer(StepView, gluon.Trainer):
         """Sum the gradients over devices and workers; ``update`` then applies them.
 
         A second call in the same step does nothing. The gradients stay multiplied by the loss scale, unless ``unscale``
-        was called before. Waits for the device at the first call with several workers only. Raises ``RuntimeError`` if
-        ``loss.backward()``, after ``trainer.backward(loss)``, has written some of the gradients, which are not scaled.
+        was called before. Does not wait for the device; but with several workers the first call of a run waits until
+        all have the same initial weights. Raises ``RuntimeError`` if ``loss.backward()``, after
+        ``trainer.backward(loss)``, has written some of the gradients, which are not scaled.
         """
         self._prepare()
         if not self.progress.reduced:
@@ -267,7 +268,7 @@ class Trainer(StepView, gluon.Trainer):
         self._update(ignore_stale_grad)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Check the gradients that ``allreduce_grads`` has summed, and update the weights or skip.
+        """Check the gradients that ``allreduce_grads`` has summed; update the weights, or skip the step on overflow.
 
         This is the second half of ``step``. Arguments, errors and waiting are those of ``step``.
         """
@@ -289,8 +290,8 @@ class Trainer(StepView, gluon.Trainer):
         """Continue from a file of ``save_states``, or of MXNet's own Trainer. Runs no code from the file.
 
         May be called before or after the first step, with another number of devices, with parameters in FP32 or
-        float16. If the file has master weights, they set the parameters, in whatever dtype these are stored. Gradients
-        that were not applied yet are dropped.
+        float16. If the file has master weights, their values become those of the parameters, in whatever dtype these
+        are stored. Gradients that were not applied yet are dropped.
 
         Raises
         ------
@@ -309,24 +310,34 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def _amp_loss_scaler(self) -> Any:
-        """Raise ``AttributeError``: ``mxnet.contrib.amp.scale_loss`` reads this attribute, and must fail here."""
+        """Raise ``AttributeError``, so that ``mxnet.contrib.amp.scale_loss``, which reads this attribute, fails.
+
+        An mxmp.Trainer scales the loss by itself; the message says how.
+        """
         raise AttributeError(_NO_AMP)  # for ``amp.scale_loss``; ``hasattr`` stays False
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, value: Any) -> None:
-        """Raise ``TypeError``: ``mxnet.contrib.amp.init_trainer`` sets this attribute, and must fail here."""
+        """Raise ``TypeError``, so that ``mxnet.contrib.amp.init_trainer``, which sets this attribute, fails.
+
+        An mxmp.Trainer scales the loss by itself; the message says how.
+        """
         raise TypeError(_NO_AMP)  # for ``amp.init_trainer``
 
     @property
     def _scale(self) -> float:
-        """Return the optimizer's ``rescale_grad`` without the batch size, as MXNet's Trainer stores it."""
+        """Return the ``rescale_grad`` that the user gave to the optimizer, 1 by default, without the batch size.
+
+        MXNet's Trainer stores it under this name when it makes the optimizer. A step sets the optimizer's own
+        ``rescale_grad`` to it divided by the batch size.
+        """
         return self._rescale_grad
 
     @_scale.setter
     def _scale(self, value: float) -> None:
-        """Set ``rescale_grad``; raise ``TypeError`` between a backward and its step.
+        """Set the user's ``rescale_grad``; raise ``TypeError`` between a backward and its step.
 
-        There ``mxnet.contrib.amp.unscale`` sets it, which would not unscale the gradients of this trainer.
+        ``mxnet.contrib.amp.unscale`` would set it then, which does not unscale the gradients of this trainer.
         """
         if self.progress.phase is not Phase.READY:
             raise TypeError(_NO_AMP)
@@ -335,9 +346,10 @@ class Trainer(StepView, gluon.Trainer):
     # -- inside -------------------------------------------------------------------------------------
 
     def _begin_backward(self, loss: Any) -> tuple[list[NDArray], list[NDArray], Record]:
-        """Return the losses as a list, a head gradient (full of the loss scale) for each, and their record.
+        """Return the losses as a list, a head gradient full of the loss scale for each, and their Record.
 
-        Raises ``TypeError`` or ``ValueError`` for a loss that ``backward`` does not take.
+        The Record tells what autograd recorded of the losses. Raises ``TypeError`` or ``ValueError`` for a loss that
+        ``backward`` does not take. Also warns of another Trainer (``_warn_of_other_trainer``).
         """
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         if not losses:
@@ -348,9 +360,9 @@ class Trainer(StepView, gluon.Trainer):
         return losses, heads, Record(losses)
 
     def _warn_of_other_trainer(self) -> None:
-        """Warn, once, if MXNet's own Trainer was made for one of the parameters after this trainer.
+        """Warn, once, if a Trainer of MXNet's own was made over one of the parameters after this trainer.
 
-        Calling that trainer's ``step`` by mistake would apply gradients that are not unscaled.
+        Its ``step``, called by mistake, would apply gradients that still contain the loss scale.
         """
         if self._warned or self.loss_scale == 1.0:
             return
@@ -367,10 +379,12 @@ class Trainer(StepView, gluon.Trainer):
                 return
 
     def _refuse_unscaled_gradients(self) -> None:
-        """Raise ``RuntimeError`` if some gradients come from an unscaled backward, by ``loss.backward()``.
+        """Raise ``RuntimeError`` if a backward without the loss scale, by ``loss.backward()``, has written gradients.
 
-        The update would divide them by the loss scale. If the user ran the backward of ``scale_loss`` after its
-        ``with`` block, that backward is scaled, and this method records its gradients as such.
+        The update would divide them by the loss scale, which they do not contain. The user may have run the backward of
+        ``scale_loss`` after its ``with`` block; its gradients do contain the loss scale, and this method records that
+        first. Does nothing at a loss scale of 1, if no scaled backward has run since the last step, or after
+        ``unscale``.
         """
         if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
             return
@@ -379,9 +393,9 @@ class Trainer(StepView, gluon.Trainer):
         backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 
     def _log_needless_scale(self) -> None:
-        """Log a warning, before the first step, if losses are scaled by default though no net is converted.
+        """Log a warning, before the first step, if losses are scaled by default although no net is converted.
 
-        All parameters are FP32 then, and FP32 needs no loss scale.
+        Only if all parameters are FP32: the net then computes in FP32, which needs no loss scale.
         """
         if self.scaled_step.steps or self.loss_scale == 1.0 or self._requested_scale != "dynamic" or any_conversion():
             return
@@ -394,23 +408,24 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def scaler_group(self) -> ScalerGroup | None:
-        """Return the group of trainers with the same scaler object; None before this trainer has a scaler.
+        """Return the ScalerGroup, all trainers with the same scaler object; None before this trainer has a scaler.
 
-        The loss scale adjusts once all of them have stepped.
+        The loss scale is adjusted once all of them have stepped.
         """
         return self._step.group if self._step is not None else None
 
     @property
     def has_other_workers(self) -> bool:
-        """Return whether the kvstore sums gradients over several processes; works also before the kvstore is opened."""
+        """Return whether the kvstore sums gradients over several processes; also known before the kvstore is opened."""
         requested = self._kvstore_params["kvstore"]
         return "dist" in requested if isinstance(requested, str) else is_distributed(requested)
 
     def renew_store(self) -> None:
-        """Replace the kvstore by a new, empty one, if it is open.
+        """Replace the kvstore, if it is open, by a new one of the same type, without any arrays.
 
-        For ``mxmp.guard``, which changes the dtypes of gradients. A kvstore expects each key in the dtype of the first
-        array that it got for it.
+        For ``mxmp.guard``, which changes the dtypes of gradients, while a kvstore expects the gradient of a parameter
+        in the dtype of its first one. Raises ``RuntimeError`` for one of MXNet's distributed stores, which cannot be
+        replaced.
         """
         if self._kvstore is not None:
             self._kvstore_params["kvstore"] = mx.kv.create(self._kvstore.type)
@@ -418,10 +433,10 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def scaled_step(self) -> ScaledStep:
-        """Return the ``ScaledStep`` of this trainer.
+        """Return the ScaledStep of this trainer, which checks gradients and keeps the scaler and the counters.
 
-        Unless ``loss_scale`` was a scaler object, the first call makes it with a scaler. By then the net is converted,
-        so it is known whether it computes in bfloat16, which needs no loss scale.
+        If the user gave no scaler object as ``loss_scale``, the first call makes ScaledStep and scaler. By then the net
+        is converted, so it is known whether it computes in bfloat16, which needs no loss scale.
         """
         if self._step is None:
             computes = {c.policy.compute for c in conversions_of(self._params)}
@@ -430,16 +445,18 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def _gradient_factor(self) -> float:
-        """Return the factor from the stored gradients to the true ones after clipping: ``clip / loss_scale``.
+        """Return the factor that turns the stored gradients into true, clipped ones: ``clip / loss_scale``.
 
-        After ``unscale`` it is ``clip``. The batch size is not part of it.
+        After ``unscale``, which has divided by the loss scale, it is ``clip``, the factor of ``clip_global_norm`` (1
+        without it). The batch size is not part of it.
         """
         return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
-        """Check that an update may come now, and set the optimizer's ``rescale_grad`` for ``batch_size``.
+        """Raise an error if no update may come now, or set the optimizer's ``rescale_grad`` for ``batch_size``.
 
-        ``called``: the name of the method that the user called, for messages.
+        ``RuntimeError`` if the user has called methods in a wrong order, ``ValueError`` for a wrong ``batch_size``.
+        ``called`` is the name of the method that the user called, for the message.
         """
         self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
@@ -447,10 +464,10 @@ class Trainer(StepView, gluon.Trainer):
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
-        """Do what comes before gradients are summed: refuse unscaled ones, put back overflows, open the kvstore.
+        """Do what must come before gradients are summed: refuse unscaled ones, restore overflows, open the kvstore.
 
-        If a gradient had an inf or NaN when the user called ``unscale``, it becomes NaN again, so that this step is
-        skipped on every worker.
+        A gradient that had an inf or NaN when the user called ``unscale``, and that the user may have changed since,
+        gets a NaN again, so that every worker finds the overflow and skips this step.
         """
         self._refuse_unscaled_gradients()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
@@ -463,18 +480,22 @@ class Trainer(StepView, gluon.Trainer):
             self._init_params()
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
-        """Make the optimizer as MXNet does, with mxmp's updaters, which update FP32 master weights."""
+        """Make the optimizer as MXNet does, and mxmp's Updaters, which apply it to FP32 master weights."""
         super()._init_optimizer(optimizer, optimizer_params)
         self._updaters = Updaters(self._optimizer, len(self._contexts), partial(master_at, self._params))
 
     def _init_kvstore(self) -> None:
-        """Open the kvstore, refuse one that updates weights itself, and note whether other workers take part."""
+        """Open the kvstore; raise ``ValueError`` if it updates weights itself; record whether it has other workers."""
         super()._init_kvstore()
         check_kvstore(self._kvstore)
         self._distributed = is_distributed(self._kvstore)
 
     def _init_params(self) -> None:
-        """Send the parameters to the kvstore; wait until this worker has rank 0's values and master weights."""
+        """Send the parameters to the kvstore; with several workers, wait until this one has the weights of worker 0.
+
+        MXNet sends the arrays of the parameters. This method then sends the FP32 masters, and rounds them into the
+        float16 arrays.
+        """
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
         if self._distributed:
@@ -484,10 +505,10 @@ class Trainer(StepView, gluon.Trainer):
             share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
 
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
-        """Return the ``Weight`` of each of ``params``, by its key on the kvstore.
+        """Return the ``Weight`` (arrays and FP32 masters) of each of ``params``, in a dict by its key on the kvstore.
 
-        The key is the parameter's index; for a parameter with an FP32 master, which is what is sent, it is that index
-        plus the number of all parameters.
+        The key of an FP32 parameter is its index in the trainer. MXNet uses this key for the arrays, so the FP32 master
+        of a float16 parameter has a second key: the index plus the number of all parameters.
         """
         weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
         return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}
@@ -501,11 +522,14 @@ class Trainer(StepView, gluon.Trainer):
         factor = self._gradient_factor
 
         def trained() -> dict[int, Weight]:
-            """Return the weights that are trained, by their key on the kvstore."""
+            """Return a dict from keys on the kvstore to the ``Weight`` of each parameter that is trained."""
             return self._weights([param for param in self._params if param.grad_req != "null"])
 
         def apply() -> None:
-            """Run the optimizer on all gradients that were checked."""
+            """Apply the optimizer to all weights of ``updates``; after SGLD, send worker 0's weights to all workers.
+
+            SGLD adds random noise to its updates, and each worker draws its own.
+            """
             with engine_lock():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
             share_drawn(self._kvstore, self._optimizer, trained)
@@ -526,15 +550,16 @@ class Trainer(StepView, gluon.Trainer):
             self._last_update = next_forward_number()
 
     def watch_statistics(self) -> RunningStatistics:
-        """Copy the running statistics that the next backward may overwrite; return the object that keeps the copies.
+        """Watch all running statistics that the next backward may overwrite; return the object that does it.
 
-        If the backward leaves an inf or NaN in one of them, the step restores its last finite value.
+        This RunningStatistics keeps a finite copy of each. If the backward leaves an inf or NaN in one of them, the
+        step restores its last finite value.
         """
         return self._statistics.watch(running_statistics_of(self._params, self._last_update))
 
 
 class BatchProcessor(estimator.BatchProcessor):
-    """Makes Gluon's Estimator scale the loss::
+    """Makes Gluon's Estimator train with loss scaling::
 
         Estimator(net, loss, trainer=mxmp.Trainer(...), batch_processor=mxmp.BatchProcessor())
 
@@ -545,9 +570,9 @@ class BatchProcessor(estimator.BatchProcessor):
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> tuple:
         """Run forward and a scaled backward for one training batch; return ``(data, label, pred, loss)``.
 
-        Each is a list with one NDArray per device, as in MXNet's class. ``train_batch`` is a batch of the Estimator's
-        data loader, ``batch_axis`` the axis along which it is split over devices. Does not wait for the device. Raises
-        ``TypeError`` if the trainer of ``estimator`` is not an mxmp.Trainer.
+        Each of the four is a list with one NDArray per device, as in MXNet's class. ``train_batch`` is a batch of the
+        Estimator's data loader, ``batch_axis`` the axis along which it is split over devices. Does not wait for the
+        device. Raises ``TypeError`` if the trainer of ``estimator`` is not an mxmp.Trainer.
         """
         if not isinstance(estimator.trainer, Trainer):
             raise TypeError(

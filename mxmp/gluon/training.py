@@ -28,9 +28,9 @@ __all__ = ["TrainedNet"]
 class TrainedNet:
     """A converted net and the mxmp.Trainer that updates it, for ``watch``, ``blame`` and ``guard``.
 
-    Implements the protocol ``frontend.TrainedNetwork``, which documents the methods. A place, where graphs run, is the
-    hook of a block. Raises ``TypeError`` if ``trainer`` is no mxmp.Trainer, and ``ValueError`` if ``net`` is not
-    converted.
+    Implements the protocol ``frontend.TrainedNetwork``, by which these tools use a net as they use a Module; the
+    protocol documents the methods. What it calls a place, an object that runs graphs, is here the hook of a converted
+    block. Raises ``TypeError`` if ``trainer`` is no mxmp.Trainer, and ``ValueError`` if ``net`` is not converted.
     """
 
     def __init__(self, net: Block, trainer: Any) -> None:
@@ -44,27 +44,27 @@ class TrainedNet:
 
     @property
     def _hooks(self) -> list[tuple[HybridBlock, Hook]]:
-        """Return ``(block, hook)`` for each block of the net that runs as a graph, as the net is converted now."""
+        """Return ``(block, hook)`` for each block of the net that runs as a graph in its present conversion."""
         return [(block, hook) for block, hook in hooks(self._net) if not hook.runs_as_python]
 
     @property
     def step(self) -> ScaledStep:
-        """Return the trainer's ``ScaledStep``, which checks gradients and adjusts the loss scale."""
+        """Return the trainer's ScaledStep, which checks gradients for overflows and adjusts the loss scale."""
         return self._trainer.scaled_step
 
     @property
     def policy(self) -> Policy:
-        """Return the policy by which the net is converted now."""
+        """Return the policy of the net's present conversion."""
         return self._hooks[0][1].conversion.policy
 
     @property
     def is_planned(self) -> bool:
-        """Return whether a Plan decides the dtypes of the net, and not the rules alone."""
+        """Return whether the net was converted by a Plan, so that not the rules alone decide the dtypes."""
         return any(hook.conversion.plan is not None for _, hook in self._hooks)
 
     @property
     def gradient_scale(self) -> float:
-        """Return the factor by which the stored gradients are too large: the loss scale, or 1 after ``unscale``."""
+        """Return the factor that the stored gradients contain: the loss scale, or 1 after ``Trainer.unscale``."""
         return 1.0 if self._trainer.progress.unscaled else self._trainer.loss_scale
 
     def weights(self) -> list[Weight]:
@@ -72,15 +72,15 @@ class TrainedNet:
         return [weight_of(param) for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
 
     def gradients(self) -> list[Gradient]:
-        """Return a ``Gradient`` (name, array) for each trained parameter of the trainer or the net, and each device."""
+        """Return a ``Gradient`` (name, array) per device for each trained parameter of the trainer or the net."""
         trained = [param for param in self._params() if param.grad_req != "null"]
         return [Gradient(param.name, grad) for param in trained for grad in param.list_grad()]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Set all gradients to zero; after the ``with`` block restore them and the running statistics.
+        """Set all gradients to zero; when the ``with`` block ends, restore them and the running statistics.
 
-        Backwards may run within the block without changing what the next step does. Waits for the device.
+        Backwards may run within the block without changing what the next step does. Waits for the device at the end.
         """
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
@@ -98,13 +98,16 @@ class TrainedNet:
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any]) -> None:
-        """Do nothing: a block chooses the graph for a batch when it is called."""
+        """Do nothing: a converted block finds the graph for a batch when it is called.
+
+        The protocol has this method for a BucketingModule, which must switch to the batch's bucket.
+        """
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
-        """Run one forward and backward of a batch, and pass its input, the loss and the loss's gradient to ``note``.
+        """Run one forward and backward of ``batch``; pass its inputs, the loss and the loss's gradient to ``note``.
 
-        The net and the loss run in two backwards, since the gradient of the loss with respect to the net's output can
-        be read in no other way.
+        These are the arrays that no operator of the net makes, so that listeners do not get them. Net and loss get a
+        backward each, because the gradient of the loss with respect to the net's output can be read in no other way.
 
         Parameters
         ----------
@@ -115,7 +118,8 @@ class TrainedNet:
         loss_scale : float
             Multiplies the loss and the gradients of loss heads.
         note : callable
-            Called with a name (``"the input"``, ``"the loss"``, ``"the gradient of the loss"``) and the array.
+            Called with a name and an array: ``"the input"`` (or ``"input 0"``, ``"input 1"`` if there are several),
+            ``"the loss"``, ``"the gradient of the loss"``.
         """
         flat, structure = _mxnet.flatten(tuple(batch))
         flat = [array if array is None else array.detach() for array in flat]
@@ -139,21 +143,24 @@ class TrainedNet:
         _backward(outs, [array.grad for array in apart], loss_scale)
 
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
-        """Yield the training graphs of the block whose hook is ``place``: key, Symbol with casts, and plan."""
+        """Yield a ``GraphRun`` for each training graph of the block whose hook is ``place``.
+
+        It holds the Symbol that runs, with casts, the plan, and a key, which is the same object for the same graph.
+        """
         for key, built in list(place.graphs.items()):
             if key.training:
                 yield GraphRun(built, built.op.symbol, built.plan)
 
     def count_graphs(self, place: Hook) -> int:
-        """Return the number of training graphs of the block whose hook is ``place``."""
+        """Return the number of training graphs that the block whose hook is ``place`` has built."""
         return sum(key.training for key in place.graphs)
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Call ``listener_at(hook)`` once per block, and the listener that it returns with each operator's outputs.
 
-        Outputs of the forward and the backward, in training only. A listener gets the name that MXNet's monitor gives
-        (``"fc1_output"``) and the array. Raises ``ValueError`` if a user has registered an op hook on a block, as MXNet
-        calls one callback only.
+        The outputs are those of the forward and of the backward, in training only. A listener is called with the name
+        that MXNet's monitor gives (``"fc1_output"``) and the array. Raises ``ValueError`` if a user has registered an
+        op hook on a block, as MXNet calls one callback only.
         """
         for block, hook in self._hooks:
             monitor = _mxnet.monitor(block) or (Listeners(), False)
@@ -165,7 +172,7 @@ class TrainedNet:
             _mxnet.set_monitor(block, monitor)
 
     def stop_listening(self) -> None:
-        """Undo ``listen``: remove the listeners, and the callbacks of blocks to which nobody listens any more."""
+        """Undo ``listen``: remove its listeners, and the op hooks of blocks that have no other listener."""
         for block, hook, monitor, listener in self._listening:
             monitor[0].remove(listener)
             if monitor[0].idle:
@@ -177,14 +184,14 @@ class TrainedNet:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether a block was converted again since ``listen``, so that its graphs do not call the listener."""
+        """Return whether a block was converted again since ``listen``, so that its new graphs call no listener."""
         return any(hook_of(block) is not hook for block, hook, _, _ in self._listening)
 
     def check_excludable(self) -> None:
-        """Raise ``ValueError`` if ``exclude`` would be wrong.
+        """Raise ``ValueError`` if ``exclude`` cannot be used on this net.
 
-        That is so with several workers, as each would exclude other operators, and if the net is only a part of a net
-        that was converted as a whole.
+        That is so if several workers train, as each would exclude other operators, and if the net is only a part of a
+        net that was converted as a whole.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
@@ -194,7 +201,9 @@ class TrainedNet:
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep the operators named ``nodes`` in FP32 too, from the next forward on. Call this between two steps.
 
-        Gradients may change their dtype, so all trainers of the net's parameters get new kvstores.
+        A float16 parameter that one of these operators reads is stored in FP32 from then on, and so is its gradient. A
+        kvstore accepts the gradient of a parameter only in the dtype of the first one, so all trainers of the net's
+        parameters get new kvstores.
         """
         exclude_more(self._net, nodes)
         trainers = [_mxnet.trainer_of(param) for param in self._params()]
@@ -203,10 +212,10 @@ class TrainedNet:
 
 
 def _backward(heads: Sequence[mx.nd.NDArray], gradients: Sequence[NDArray], loss_scale: float) -> None:
-    """Run backward from ``heads`` with the head gradients ``gradients``, and keep what autograd recorded.
+    """Run backward from ``heads`` with the head gradients ``gradients``, with ``retain_graph=True``.
 
-    ``loss_scale`` multiplies the gradients of loss heads. Freeing the record would also free labels that the user's own
-    recorded graph reads.
+    ``loss_scale`` multiplies the gradients that loss heads write. The graph is retained because freeing it would also
+    free labels that a graph which the user has recorded still reads.
     """
     with heads_scaled_by(loss_scale, Record(heads)), hold_interrupts():
         autograd.backward(heads, gradients, retain_graph=True)
