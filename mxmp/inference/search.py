@@ -344,8 +344,8 @@ class Search:
 
         Keeps the SQNR in dB of the graph's outputs on one batch in ``self._alone[dtype]``, by the layer's name: it
         shows how much accuracy the layer costs. Returns a dict from the name of each layer that cannot run in ``dtype``
-        to the reason. After two crashes of one type of operator, other layers of that type are not run. ``build`` takes the
-        names of the layers that must not be in ``dtype``, and returns a graph and its parameters.
+        to the reason. After two crashes of one type of operator, other layers of that type are not run. ``build`` takes
+        the names of the layers that must not be in ``dtype``, and returns a graph and its parameters.
         """
         alone = self._alone[dtype] = {}
         failing: dict[str, str] = {}
