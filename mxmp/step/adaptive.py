@@ -166,10 +166,11 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._measured = float(zeros), float(largest)
 
     def adjust(self, finite: bool) -> None:
-        """Raise or lower the loss scale after a training step, by the rules of the class; call once per step.
+        """Raise or lower the loss scale after a training step; call once per step.
 
-        ``finite``: True if the update was applied, False if the step was skipped for an overflow. If ``note_gradients``
-        has recorded a measurement of this step, rules 3 and 4 are applied to it.
+        ``finite``: True if the update was applied, False if the step was skipped for an overflow, which lowers the
+        scale. If ``note_gradients`` has recorded a measurement of this step, the scale falls if the largest gradient is
+        close to an overflow, and rises if too many elements are 0. The class docstring has the rules.
         """
         measured, self._measured = self._measured, None
         self._until_measured = max(self._until_measured - 1, 0)
@@ -187,7 +188,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._follow(*measured)
 
     def _note_overflow(self) -> None:
-        """Lower the loss scale after an overflow, raise the headroom, and let the next step measure.
+        """Lower the loss scale after an overflow, raise the headroom, and let the next step measure the gradients.
 
         ``hysteresis`` may keep the scale as it is. The headroom is the factor by which the largest gradient must stay
         below float16's maximum, 65504, after a rise. If the largest gradient that was measured last is a factor ``f``
@@ -202,10 +203,11 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._until_measured = 0
 
     def _follow(self, zeros: float, largest: float) -> None:
-        """Lower or raise the loss scale by a measurement, or leave it as it is: rules 3 and 4 of the class.
+        """Lower or raise the loss scale by a measurement of the gradients, or leave it as it is.
 
-        ``zeros`` is the share of elements of the gradients that are 0, averaged over the parameters. ``largest`` is
-        their largest absolute value, with the current loss scale in it.
+        ``largest`` is the largest absolute value of a gradient, with the loss scale in it: above 65504 / 2 it lowers
+        the scale. ``zeros`` is the share of elements that are 0, averaged over the parameters: above ``max_zeros`` it
+        raises the scale, if ``largest`` permits it and the last rise has reduced the zeros.
         """
         before, self._before_rise = self._before_rise, None
         self._largest = largest / self._scale

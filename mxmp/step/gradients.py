@@ -111,15 +111,16 @@ class FiniteSums:
     def serves(self, gradients: Sequence[Gradient]) -> bool:
         """Return whether this object reads the arrays of ``gradients``: the same NDArray objects in the same order.
 
-        If not, the caller must make a new FiniteSums. Names are not compared.
+        If not, the caller must make a new FiniteSums to check them for overflows. Names are not compared.
         """
         return len(gradients) == len(self._arrays) and all(map(is_, [g.array for g in gradients], self._arrays))
 
     def __call__(self) -> Scalars:
-        """Compute the number of each gradient (see the class) from its present values. Does not wait for a device.
+        """Compute for each gradient a number that is inf or NaN if the gradient holds an inf or NaN. Does not wait.
 
-        Returns a list of pairs: an FP32 vector on a device, and for each element of the vector the position of its
-        gradient in ``gradients``. ``fetch`` copies the numbers to the host.
+        The number is computed from the present values, mostly as their sum of squares. Returns a list of pairs: an FP32
+        vector on a device, and for each element of the vector the position of its gradient in ``gradients``, the
+        constructor's argument. ``fetch`` copies the numbers to the host.
         """
         found: Scalars = []
         for array, i in self._alone:

@@ -59,7 +59,10 @@ class Weight(NamedTuple):
     assign: Callable[[NDArray], Any]
 
     def round_masters(self) -> None:
-        """Write the masters, rounded to float16, into ``arrays``; do nothing without masters. Does not wait."""
+        """Write the parameter's FP32 masters, rounded to float16, into ``arrays``; do nothing without masters.
+
+        Does not wait for a device.
+        """
         for master, array in zip(self.masters or (), self.arrays):
             round_master(master, array)
 
@@ -82,9 +85,10 @@ class MasterPair(NamedTuple):
 def distances(pairs: Sequence[MasterPair]) -> Scalars:
     """Compute for each pair a number that is 0 if and only if ``half`` equals ``master``, rounded to float16.
 
-    A pair is the FP32 master and the float16 array of one parameter on one device. Any other number, also NaN, says
-    that a user has written into ``half``, or that a value is not finite. Returns a list of (FP32 vector on a device,
-    positions in ``pairs`` that its elements belong to), for ``fetch``; does not wait for a device.
+    A MasterPair has the FP32 master (``master``) and the float16 array (``half``) of one parameter on one device. Any
+    other number, also NaN, says that a user has written into ``half``, or that a value is not finite. Returns a list of
+    pairs (FP32 vector on a device, positions in ``pairs`` that its elements belong to), for ``fetch``; does not wait
+    for a device.
 
     The number is the sum of squared differences in FP32. Two different float16 numbers differ by at least 2**-24, and
     2**-48 is a normal FP32 number, so the sum for different arrays is never 0. Takes 6 bytes of memory per element for
@@ -138,9 +142,9 @@ def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]
 
 
 def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays: Sequence[NDArray] = ()) -> None:
-    """Send the values of worker 0 to all workers at the start of training; wait until this worker has received them.
+    """Send the weights of worker 0 to all workers at the start of training; wait until this worker has received them.
 
-    MXNet's broadcast does not wait, and most runs diverged if a worker pushed gradients before the values had arrived.
+    MXNet's broadcast does not wait, and most runs diverged if a worker pushed gradients before the weights had arrived.
 
     Parameters
     ----------

@@ -27,8 +27,8 @@ class Phase(enum.Enum):
     ``READY``: nothing; no backward of a scaled loss has run. ``SCALED``: a backward has written them, multiplied by the
     loss scale; each device has its own. ``REDUCED``: after that they were summed over devices and workers. ``CLIPPED``:
     after that ``clip_global_norm`` chose a factor by which the update will multiply them. ``UNSCALED``,
-    ``UNSCALED_REDUCED`` and ``UNSCALED_CLIPPED`` are like these three, but ``unscale()`` has divided the gradients by
-    the loss scale.
+    ``UNSCALED_REDUCED`` and ``UNSCALED_CLIPPED`` are like ``SCALED``, ``REDUCED`` and ``CLIPPED``, but ``unscale()``
+    has divided the gradients by the loss scale.
     """
 
     READY = enum.auto()
@@ -114,9 +114,10 @@ class Progress:
     def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
         """Raise ``RuntimeError`` if the user may not call ``event``, a method of the Trainer, in the present phase.
 
-        For example, ``unscale()`` before a backward is refused, and a second ``unscale()``. At a ``loss_scale`` of 1 a
-        plain ``loss.backward()`` counts as a scaled backward, because its gradients are the same. ``called`` is the
-        method's name for the message if it is not ``event.value``: ``step`` checks ``Event.UPDATE``.
+        The phase is what has been done with the gradients since the last step. For example, ``unscale()`` before a
+        backward is refused, and a second ``unscale()``. At a ``loss_scale`` of 1 a plain ``loss.backward()`` counts as
+        a scaled backward, because its gradients are the same. ``called`` is the method's name for the message if it is
+        not ``event.value``: ``step`` checks ``Event.UPDATE``.
         """
         before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
@@ -136,7 +137,7 @@ class Progress:
     def note(self, event: Event, loss_scale: float) -> None:
         """Set ``phase`` to the one after ``event``, a method of the Trainer that ``check`` permits and that has run.
 
-        ``loss_scale`` is the same as in ``check``.
+        ``loss_scale`` is the Trainer's; at 1 a plain ``loss.backward()`` counts as a scaled backward.
         """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         if event is Event.UPDATE:
@@ -145,7 +146,7 @@ class Progress:
     def _effective_phase(self, loss_scale: float) -> Phase:
         """Return the present phase, or ``SCALED`` in place of ``READY`` if ``loss_scale`` is 1.
 
-        The Trainer does not notice a plain ``loss.backward()``. At a scale of 1 its gradients are correct, so any call
-        that is permitted after a scaled backward is permitted.
+        In ``READY`` no scaled backward has run, but a plain ``loss.backward()``, which the Trainer does not notice, may
+        have. At a scale of 1 its gradients are correct, so all that is permitted after a scaled backward is permitted.
         """
         return Phase.SCALED if self.phase is Phase.READY and loss_scale == 1.0 else self.phase
