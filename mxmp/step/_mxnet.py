@@ -12,18 +12,20 @@ __all__ = ["is_called_by_user", "replicate_update_counts", "update_by_momentum"]
 
 
 def is_called_by_user() -> bool:
-    """Return whether a user's code called the function that calls this one; False if MXNet or mxmp called it.
+    """Return whether user code called the function that calls this one; False if MXNet or mxmp called it.
 
-    Decided by the module two frames up the stack. Such a user may write into the arrays that the function returns.
+    ``Parameter.data()`` is such a function: a user who has the array may write into it, so mxmp must look for such
+    writes before each update. The module of the frame two levels up the stack decides.
     """
     return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
 
 def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequence[mx.Context]) -> None:
-    """Set the optimizer's update counts of each device in ``contexts`` to those of the device with the most updates.
+    """Copy the optimizer's update counts from the device with the most updates to every device in ``contexts``.
 
-    MXNet counts per device, and saves the counts of the devices of that run. Without this, Adam's bias correction would
-    start again on any other device, and the devices' weights would differ.
+    An update count says how often the optimizer has updated a parameter. MXNet keeps the counts per device, and a file
+    has those of the saved run's devices only. On any other device Adam's bias correction would start again, and the
+    copies of a weight on the devices would differ.
     """
     saved = optimizer._all_index_update_counts.values()
     counts: dict = max(saved, key=lambda each: sum(each.values()), default={})
@@ -33,10 +35,10 @@ def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequenc
 
 
 def update_by_momentum(optimizer: mx.optimizer.SGD, index: int, weight: NDArray, grad: NDArray, state: NDArray) -> None:
-    """Update one dense FP32 weight in place by MXNet's kernel for SGD with momentum, and count the update.
+    """Update one dense FP32 weight in place by MXNet's ``sgd_mom_update``, and increase its update count.
 
-    The result has the same bits as that of MXNet's kernel for many weights, which its Updater would use. ``index`` is
-    the parameter's number, ``state`` its momentum.
+    MXNet's Updater uses a kernel for many weights instead, which gives the same bits but is slower for large weights on
+    a CPU. ``index`` is the parameter's index in the optimizer, ``state`` its momentum.
     """
     optimizer._set_current_context(weight.ctx.device_id)
     optimizer._update_count(index)

@@ -17,7 +17,7 @@ _USEFUL = 0.98
 def _check_largest(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number of at least 0.
 
-    ``name``: the counter that the error names.
+    ``value`` is an entry of a state dict that is being loaded, ``name`` its key (``"largest"``), which the error names.
     """
     require(is_number(value) and 0 <= value < math.inf, name, value, "a finite number from 0 on")
     return float(value)
@@ -26,7 +26,8 @@ def _check_largest(name: str, value: Any) -> float:
 def _check_zeros(name: str, value: Any) -> float | None:
     """Return ``value``; raise ``ValueError`` unless it is a number or None.
 
-    ``name``: the counter that the error names.
+    ``value`` is an entry of a state dict that is being loaded, ``name`` its key (``"before_rise"``), which the error
+    names.
     """
     require(value is None or is_number(value), name, value, "a number or None")
     return value
@@ -35,36 +36,38 @@ def _check_zeros(name: str, value: Any) -> float | None:
 def _check_bool(name: str, value: Any) -> bool:
     """Return ``value``; raise ``ValueError`` unless it is a bool.
 
-    ``name``: the counter that the error names.
+    ``value`` is an entry of a state dict that is being loaded, ``name`` its key (``"futile"``), which the error names.
     """
     require(isinstance(value, bool), name, value, "a bool")
     return value
 
 
 class AdaptiveLossScaler(DynamicLossScaler):
-    """A loss scale that is adjusted by measuring the gradients: how many of them are 0, and how large the largest is.
+    """A loss scale that is adjusted by measuring the gradients: how many elements are 0, and how large the largest is.
 
-    Zeros are a sign of underflow, so the scale rises as long as that reduces them. It falls before the largest gradient
-    overflows. A DynamicLossScaler does not measure: it needs ``growth_interval`` steps for each doubling, also to
-    recover from large gradients of the first steps, and when nothing underflows it still rises until a step overflows
-    and is lost.
+    Zeros are a sign of underflow, so the scale is raised as long as this reduces them. It is lowered before the largest
+    gradient overflows. A DynamicLossScaler does not measure: it needs ``growth_interval`` steps for each doubling, even
+    after large gradients of the first steps have made the scale far too low; and when nothing underflows it still
+    doubles until a step overflows and is lost.
 
     The gradients of the parameters are measured every ``measure_interval`` steps, and in the step after each rise or
-    overflow. Two numbers are used: the share of elements that are 0, as a mean over the parameters (*zeros*), and the
-    largest absolute value (*largest*), with the loss scale in it. The rules:
+    overflow. A measurement gives two numbers. *zeros* is the share of elements that are 0, computed for each parameter
+    and averaged over the parameters. *largest* is the largest absolute value of an element, with the loss scale in it.
+    The rules:
 
-    1. A step with an overflow is skipped, ``scale *= backoff_factor``, and the headroom grows (see below).
-    2. After ``growth_interval`` steps in a row without overflow the headroom shrinks by ``growth_factor``, and if rises
-       were given up (rule 4), they are tried again.
-    3. Where *largest* is above 65504 / 2, half of float16's maximum: ``scale *= backoff_factor``.
-    4. Otherwise, where *zeros* is above ``max_zeros`` and a rise leaves the headroom: ``scale *= growth_factor``.
-       When a rise has not reduced *zeros* by at least 2 %, rises are given up.
+    1. A step with an overflow is skipped, ``scale *= backoff_factor`` (unless ``hysteresis`` still permits the
+       overflow), and the headroom may grow (see below).
+    2. After ``growth_interval`` steps in a row without overflow, the headroom is divided by ``growth_factor``, and
+       rises are permitted again if rule 4 stopped them.
+    3. If *largest* is above 65504 / 2, half of float16's maximum: ``scale *= backoff_factor``.
+    4. Otherwise, if *zeros* is above ``max_zeros`` and a rise leaves the headroom: ``scale *= growth_factor``. If the
+       next measurement shows that *zeros* has not become at least 2 % smaller by the rise, further rises are stopped.
 
-    The headroom is the factor that must remain between *largest* and 65504 after a rise. It is at least ``2**margin``.
+    The headroom is the factor by which *largest* must stay below 65504 after a rise. It is at least ``2**margin``.
     Gradients of activations are not measured and may be larger than those of parameters. So if a step overflows
     although *largest* was a factor ``f`` below 65504, the headroom becomes at least ``2 * f``.
 
-    Zeros that no scale removes, such as those of relu or of unused rows of an embedding, cost one needless rise per
+    Zeros that no scale removes, such as those of relu or of unused rows of an embedding, cost one useless rise per
     ``growth_interval`` steps. A measurement reads the gradients once more, and needs no further wait for the device.
 
     Parameters
@@ -86,7 +89,9 @@ class AdaptiveLossScaler(DynamicLossScaler):
     Attributes
     ----------
     ARGUMENTS, COUNTERS
-        The names of what ``state_dict`` holds besides the scale: arguments of the constructor, and private counters.
+        The entries of ``state_dict`` besides class and scale. ARGUMENTS: the names of arguments of the constructor.
+        COUNTERS: the names of private values that change while training (``"clean_steps"``), each with the function
+        that checks a loaded value.
     """
 
     ARGUMENTS = (*DynamicLossScaler.ARGUMENTS, "max_zeros", "margin", "measure_interval")
@@ -125,9 +130,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._measured: tuple[float, float] | None = None
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``.
+        """Set the loss scale to the value that a user assigns, if it is from ``min_scale`` to ``max_scale``.
 
-        Forgets earlier measurements, which were made at another scale; the next step measures.
+        Otherwise raises ``ValueError``. Forgets earlier measurements, which were made at another scale; the next step
+        measures.
         """
         super()._set(scale)
         # Earlier measurements were made at another scale.
@@ -136,13 +142,17 @@ class AdaptiveLossScaler(DynamicLossScaler):
 
     @property
     def measures(self) -> bool:
-        """Return whether the next step must measure the gradients, and call ``note_gradients`` before ``adjust``."""
+        """Return whether the caller must measure the next step's gradients, and pass the result to ``note_gradients``.
+
+        It is True every ``measure_interval`` steps, and after each rise, overflow or assignment of the scale.
+        """
         return self._until_measured == 0
 
     def note_gradients(self, zeros: float, largest: float) -> None:
         """Record what was measured in this step, for the ``adjust`` that follows.
 
-        If several trainers share the scaler, each calls it: zeros are averaged, and the larger ``largest`` counts.
+        If several trainers share the scaler, each calls it before the one ``adjust``: the larger ``largest`` is kept,
+        and the mean of the recorded ``zeros`` and the new one.
 
         Parameters
         ----------
@@ -156,10 +166,11 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._measured = float(zeros), float(largest)
 
     def adjust(self, finite: bool) -> None:
-        """Raise or lower the loss scale after a training step, by the rules of the class; call once per step.
+        """Raise or lower the loss scale after a training step; call once per step.
 
-        ``finite``: True if the update was applied, False if the step was skipped for an overflow. Uses what
-        ``note_gradients`` recorded in this step, if anything.
+        ``finite``: True if the update was applied, False if the step was skipped for an overflow, which lowers the
+        scale. If ``note_gradients`` has recorded a measurement of this step, the scale falls if the largest gradient is
+        close to an overflow, and rises if too many elements are 0. The class docstring has the rules.
         """
         measured, self._measured = self._measured, None
         self._until_measured = max(self._until_measured - 1, 0)
@@ -177,10 +188,12 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._follow(*measured)
 
     def _note_overflow(self) -> None:
-        """Lower the loss scale after an overflow, raise the headroom, and let the next step measure.
+        """Lower the loss scale after an overflow, raise the headroom, and let the next step measure the gradients.
 
-        If the last known largest gradient was a factor ``f`` below 65504 at this scale, the headroom becomes at least
-        ``2 * f``.
+        ``hysteresis`` may keep the scale as it is. The headroom is the factor by which the largest gradient must stay
+        below float16's maximum, 65504, after a rise. If the largest gradient that was measured last is a factor ``f``
+        below 65504 at this scale, something larger has overflowed, such as the gradient of an activation; then the
+        headroom becomes at least ``2 * f``.
         """
         if self._largest:
             had = _LARGEST / (self._largest * self._scale)
@@ -190,10 +203,11 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._until_measured = 0
 
     def _follow(self, zeros: float, largest: float) -> None:
-        """Lower or raise the loss scale, or leave it, by a measurement at the current scale.
+        """Lower or raise the loss scale by a measurement of the gradients, or leave it as it is.
 
-        ``zeros`` is the mean share of zeros in the gradients, ``largest`` the largest absolute value with the scale in
-        it.
+        ``largest`` is the largest absolute value of a gradient, with the loss scale in it: above 65504 / 2 it lowers
+        the scale. ``zeros`` is the share of elements that are 0, averaged over the parameters: above ``max_zeros`` it
+        raises the scale, if ``largest`` permits it and the last rise has reduced the zeros.
         """
         before, self._before_rise = self._before_rise, None
         self._largest = largest / self._scale
@@ -208,9 +222,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._until_measured = 0
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a dict that ``state_dict`` of an AdaptiveLossScaler returned, arguments and counters included.
+        """Take over scale, arguments and counters from a dict that ``state_dict`` of an AdaptiveLossScaler returned.
 
-        Raises ``ValueError`` for anything else; nothing has changed then.
+        Arguments of the constructor, such as ``growth_interval``, are replaced by the saved ones. Raises ``ValueError``
+        for anything else; nothing has changed then.
         """
         self._load(state, AdaptiveLossScaler)
 

@@ -64,26 +64,27 @@ class Gradient(NamedTuple):
 
 
 class FiniteSums:
-    """Computes for each gradient one FP32 number that is not finite if an element of the gradient is not finite.
+    """Computes one FP32 number for each gradient, which is inf or NaN if the gradient holds an inf or NaN.
 
-    The number is the sum of squares, with the exceptions below, and few operators compute all of them. Finite elements
-    beyond 1e19 may make it inf as well, so a number that is not finite is only a suspicion, and ``non_finite`` decides.
-    The constructor chooses the operators; calling the object runs them on the values of that moment. So one object
-    serves all steps, which have the same arrays.
+    This is the check for overflows of every step: few operators, and no wait for a device. The number is the sum of the
+    squares of all elements (``check_only`` makes an exception). Squares of finite elements beyond 1e19 overflow FP32,
+    too, so the caller must confirm an inf or NaN by ``non_finite``. The constructor chooses the operators; each call of
+    the object runs them on the values that the arrays have then. So one object serves all steps of a training run, in
+    which the arrays stay the same.
 
     Parameters
     ----------
     gradients : sequence of Gradient
-        The arrays to read in every call.
+        The gradients whose arrays every call reads.
     dot_from : int
-        On a CPU a dense array with at least so many elements is summed by an operator of its own, which is faster.
-        Other arrays of one device, dtype and storage share an operator.
+        A dense array on a CPU with at least this many elements is summed by an operator of its own, which is faster.
+        All other arrays with the same device, dtype and storage type are summed by one operator.
     most : int or None
-        How many arrays may have an operator of their own: the largest. None: any number.
+        At most this many arrays, the largest ones, get an operator of their own. None: no limit.
     check_only : bool
-        True: for a float16 array on a CPU the number is no sum, but 0, or -inf where this array or another one of up to
-        200 that are checked with it is not finite. False: such arrays are cast to FP32 and summed, which takes longer.
-        (MXNet's CPU kernels square float16 in float16, which overflows at 256.)
+        True: float16 arrays on a CPU are not summed but only checked, up to 200 of them by one operator. The number of
+        each is then 0 if all of these arrays are finite, and -inf if any is not. False: they are cast to FP32 and
+        summed, which takes longer. (MXNet's CPU kernels square float16 in float16, where the square of 256 overflows.)
     """
 
     def __init__(
@@ -110,15 +111,16 @@ class FiniteSums:
     def serves(self, gradients: Sequence[Gradient]) -> bool:
         """Return whether this object reads the arrays of ``gradients``: the same NDArray objects in the same order.
 
-        If not, the caller makes a new FiniteSums. Names are not compared.
+        If not, the caller must make a new FiniteSums to check them for overflows. Names are not compared.
         """
         return len(gradients) == len(self._arrays) and all(map(is_, [g.array for g in gradients], self._arrays))
 
     def __call__(self) -> Scalars:
-        """Compute each gradient's number from its present values, without waiting for a device.
+        """Compute for each gradient a number that is inf or NaN if the gradient holds an inf or NaN. Does not wait.
 
-        Returns a list of (FP32 vector on a device, positions in ``gradients`` that its elements belong to), for
-        ``fetch``.
+        The number is computed from the present values, mostly as their sum of squares. Returns a list of pairs: an FP32
+        vector on a device, and for each element of the vector the position of its gradient in ``gradients``, the
+        constructor's argument. ``fetch`` copies the numbers to the host.
         """
         found: Scalars = []
         for array, i in self._alone:
@@ -137,20 +139,20 @@ class FiniteSums:
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
-    """Compute the sum of squares of each gradient in FP32, without waiting for a device.
+    """Compute the sum of the squares of each gradient's elements in FP32. Does not wait for a device.
 
-    Returns a list of (FP32 vector on a device, positions in ``gradients`` that its elements belong to), for ``fetch``.
-    A sum is inf where it exceeds FP32's range.
+    Returns a list of pairs: an FP32 vector on a device, and for each element of the vector the position of its gradient
+    in ``gradients``. ``fetch`` copies the numbers to the host. A sum is inf where it exceeds FP32's range.
     """
     return FiniteSums(gradients, _NORM_BY_DOT, most=None, check_only=False)()
 
 
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
-    """Compute for each gradient its share of zeros and its largest absolute value, without waiting for a device.
+    """Compute each gradient's share of elements that are 0, and its largest absolute value, for ``AdaptiveLossScaler``.
 
-    Returns two groups for ``fetch``: first the shares, from 0 to 1, of elements that are 0; then the largest absolute
-    values. A group is a list of (FP32 vector of one element, [position in ``gradients``]). Of a row-sparse gradient
-    only the stored rows count.
+    Returns two lists: first for the shares, from 0 to 1, then for the largest values. Each is a list of pairs: an FP32
+    vector of one element on the gradient's device, and a list with the gradient's position in ``gradients``. ``fetch``
+    copies the numbers to the host. Of a row-sparse gradient only the stored rows count. Does not wait for a device.
     """
     values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
     zeros = [((each == 0).mean(), [i]) for i, each in enumerate(values)]
@@ -158,20 +160,21 @@ def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
 
 
 def largest_on_cpu(arrays: Sequence[NDArray], least: int, most: int | None = None) -> list[int]:
-    """Return the positions in ``arrays`` of dense CPU arrays with at least ``least`` elements, the largest array first.
+    """Return the positions in ``arrays`` of the dense CPU arrays of at least ``least`` elements, the largest first.
 
-    ``most`` limits the number of positions; None: all of them. Such arrays are faster with an operator of their own.
+    MXNet's operators for many arrays are slow for these, so the caller gives each an operator of its own. ``most``
+    limits the number of positions; None: no limit.
     """
     dense = [i for i, array in enumerate(arrays) if array.stype == "default" and not _on_gpu(array)]
     return sorted((i for i in dense if arrays[i].size >= least), key=lambda i: -arrays[i].size)[:most]
 
 
 def fetch(*groups: Scalars) -> list[np.ndarray]:
-    """Copy numbers from their devices to the host, and return one float32 NumPy array for each of ``groups``.
+    """Copy numbers from devices to the host; return one float32 NumPy array per group. Waits for the devices.
 
-    A group is a list of (FP32 vector on a device, positions), as ``FiniteSums`` or ``distances`` returns it:
-    ``positions[k]`` says at which index of the NumPy array element ``k`` of the vector is put. Vectors are joined on
-    the devices first, so that there is one transfer for all groups. Waits for the devices.
+    A group is a list of pairs (FP32 vector on a device, list of positions), such as ``FiniteSums`` or ``distances``
+    returns: element ``k`` of the vector goes to index ``positions[k]`` of the group's NumPy array. The vectors of all
+    groups are joined on the devices first, so that one transfer is enough.
     """
     found = [np.empty(sum(len(members) for _, members in group), np.float32) for group in groups]
     devices: dict[mx.Context, list[tuple[NDArray, list[int], np.ndarray]]] = {}
@@ -194,7 +197,7 @@ def fetch(*groups: Scalars) -> list[np.ndarray]:
 def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
     """Return those of ``gradients`` that hold an inf or a NaN, in their order. Waits for the device.
 
-    Looks at every element, unlike sums of squares, which overflow for large finite elements too.
+    Checks every element. A sum of squares, in contrast, overflows also for finite elements that are large enough.
     """
     values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
     (flags,) = fetch([(mx.nd.all_finite(each), [i]) for i, each in enumerate(values)])
@@ -202,10 +205,11 @@ def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
 
 
 class Overflows:
-    """Remembers which gradients held an inf or NaN at one moment, to make the later check of the step find an overflow.
+    """Remembers which gradients hold an inf or NaN when it is made; ``put_back`` later makes these non-finite again.
 
-    ``Trainer.unscale`` makes one, because the user may change gradients afterwards: clipping to a range, for example,
-    turns an inf into a large finite number. Row-sparse gradients are left out. Does not wait for a device.
+    ``Trainer.unscale`` makes one, because the user may change the gradients between ``unscale`` and the step. Clipping
+    them to a range, for example, turns an inf into a large finite number, and the step would not be skipped. Row-sparse
+    gradients are left out. Does not wait for a device.
     """
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:
@@ -217,8 +221,8 @@ class Overflows:
     def put_back(self) -> None:
         """Write a NaN into the first element of each dense gradient that was not finite when this object was made.
 
-        Leaves all other gradients as they are. To be called before gradients are summed over devices and workers, so
-        that every worker skips the step. Does not wait for a device.
+        Leaves all other gradients as they are. The Trainer calls it before it sums gradients over devices and workers,
+        so that the NaN reaches every worker, and all skip the step. Does not wait for a device.
         """
         with autograd.pause():
             for first, zero in zip(self._firsts, self._zeros):  # ``zero`` is 0, or NaN after an overflow
@@ -228,8 +232,8 @@ class Overflows:
 def norm(gradients: Sequence[Gradient]) -> float:
     """Return the L2 norm over all elements of all gradients, as a Python float. Waits for the device.
 
-    It is inf or NaN only if an element is. Where the squares of finite elements exceed FP32's range, it is computed
-    again from gradients that are multiplied by 2**-80.
+    The norm is inf or NaN only if an element is. If squares of finite elements exceed FP32's range, it is computed
+    again from copies of the gradients that are multiplied by 2**-80.
     """
     total = _root_of_sum(gradients)
     if math.isfinite(total) or non_finite(gradients):
@@ -242,15 +246,15 @@ def norm(gradients: Sequence[Gradient]) -> float:
 def is_finite(array: NDArray) -> NDArray:
     """Return an array of the same shape and dtype with 1 for each finite element and 0 for each inf or NaN.
 
-    Does not wait for a device. ``mx.nd.contrib.isfinite`` is not used, since it passes an ``inf`` to MXNet as text.
-    MXNet's parser refuses that text where an operator has set ``errno`` in this thread before ("Out of range value for
-    scalar"), as every operator may with ``MXNET_ENGINE_TYPE=NaiveEngine``.
+    Does not wait for a device. ``mx.nd.contrib.isfinite`` is not used, since it passes an ``inf`` to MXNet as text. If
+    an earlier operator on this thread has left the C variable ``errno`` set, MXNet's parser refuses that text ("Out of
+    range value for scalar"); with ``MXNET_ENGINE_TYPE=NaiveEngine`` any operator may do so.
     """
     return (array - array) == 0
 
 
 def unscale(gradients: Sequence[Gradient], factor: float) -> None:
-    """Multiply every gradient by ``factor`` in place; ``factor`` is the inverse of the loss scale. Does not wait.
+    """Multiply every gradient in place by ``factor``, the inverse of the loss scale. Does not wait for a device.
 
     Raises
     ------
@@ -272,7 +276,10 @@ _SHRINK = 2.0**-80
 
 
 def _root_of_sum(gradients: Sequence[Gradient]) -> float:
-    """Return the square root of the sum of squares of all elements, inf where a gradient's sum exceeds FP32's range."""
+    """Return the square root of the sum of the squares of all elements of all gradients. Waits for the device.
+
+    It is inf where the sum of one gradient exceeds FP32's range.
+    """
     return math.sqrt(float(np.sum(fetch(square_sums(gradients))[0], dtype=np.float64)))
 
 
@@ -282,23 +289,25 @@ def _on_gpu(array: NDArray) -> bool:
 
 
 def _dense_values(array: NDArray) -> NDArray:
-    """Return a dense array as it is; of a row-sparse array the stored rows, as a dense copy."""
+    """Return a dense array as it is; for a row-sparse array return its stored rows, as a dense copy."""
     return array if array.stype == "default" else array.data
 
 
 def _for_squares(array: NDArray) -> NDArray:
-    """Return a gradient's values in a dtype in which MXNet may square them: in FP32 on a CPU, unchanged on a GPU.
+    """Return a gradient's values in the dtype in which they are to be squared: in FP32 on a CPU, unchanged on a GPU.
 
-    MXNet's CPU kernels square in the dtype of their input, and the square of 256 is beyond float16.
+    MXNet's CPU kernels square in the dtype of their input, and the square of 256 is beyond float16's maximum. The GPU
+    kernels square in FP32.
     """
     values = _dense_values(array)
     return values if _on_gpu(values) else values.astype("float32", copy=False)
 
 
 def _concatenated(arrays: Sequence[NDArray]) -> NDArray:
-    """Return the concatenation of FP32 vectors that are on one device.
+    """Return FP32 vectors of one device, joined into one vector; a single vector is returned as it is.
 
-    On a GPU it copies each vector into a part of the result: MXNet's ``concat`` launches a kernel for each.
+    On a GPU each vector is copied into a part of the result, which launches no kernel. MXNet's ``concat`` would launch
+    one for each vector.
     """
     if len(arrays) == 1:
         return arrays[0]

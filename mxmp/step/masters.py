@@ -32,16 +32,17 @@ __all__ = [
 
 
 class Weight(NamedTuple):
-    """One parameter with its arrays on all devices of this worker.
+    """One parameter: its arrays on all devices of this worker, its FP32 masters, and a function that sets its value.
 
-    Made by a frontend whenever files, other workers or diagnostics need the values; keeps no copies.
+    A frontend makes it where a states file, a kvstore or diagnostics need the parameter's values, so that these work
+    alike for Gluon and Module. The arrays are the parameter's own, not copies.
 
     Attributes
     ----------
     name : str
         Name of the parameter (``"fc1_weight"``).
     shape : tuple
-        0 stands for a dimension that is not known before the first forward.
+        Shape of the parameter; 0 stands for a dimension that is not known before the first forward.
     arrays : sequence of NDArray
         The arrays that operators read, one per device; float16 or FP32. Empty before initialization.
     masters : sequence of NDArray or None
@@ -58,7 +59,10 @@ class Weight(NamedTuple):
     assign: Callable[[NDArray], Any]
 
     def round_masters(self) -> None:
-        """Write the masters, rounded to float16, into ``arrays``; without masters do nothing. Does not wait."""
+        """Write the parameter's FP32 masters, rounded to float16, into ``arrays``; do nothing without masters.
+
+        Does not wait for a device.
+        """
         for master, array in zip(self.masters or (), self.arrays):
             round_master(master, array)
 
@@ -79,10 +83,11 @@ class MasterPair(NamedTuple):
 
 
 def distances(pairs: Sequence[MasterPair]) -> Scalars:
-    """Compute for each pair a number that is 0 if and only if ``half`` is ``master``, rounded to float16.
+    """Compute for each pair a number that is 0 if and only if ``half`` equals ``master``, rounded to float16.
 
-    Any other number, also NaN, says that a user has written into ``half``, or that a value is not finite. Returns a
-    list of (FP32 vector on a device, positions in ``pairs`` that its elements belong to), for ``fetch``; does not wait
+    A MasterPair has the FP32 master (``master``) and the float16 array (``half``) of one parameter on one device. Any
+    other number, also NaN, says that a user has written into ``half``, or that a value is not finite. Returns a list of
+    pairs (FP32 vector on a device, positions in ``pairs`` that its elements belong to), for ``fetch``; does not wait
     for a device.
 
     The number is the sum of squared differences in FP32. Two different float16 numbers differ by at least 2**-24, and
@@ -109,8 +114,9 @@ def distances(pairs: Sequence[MasterPair]) -> Scalars:
 def take_over(master: NDArray, half: NDArray) -> None:
     """Copy into ``master`` each element of ``half`` that differs from the rounded master. Does not wait for the device.
 
-    Such an element was written by a user, into what ``Parameter.data()`` returned, for example. All other elements of
-    the master keep their FP32 precision.
+    ``master`` is the FP32 master of a parameter, ``half`` its float16 array. An element that differs was written by a
+    user, for example into the array that ``Parameter.data()`` returned. All other elements of the master keep their
+    FP32 precision.
     """
     master, half = master.as_nd_ndarray(), half.as_nd_ndarray()
     with autograd.pause():
@@ -120,7 +126,7 @@ def take_over(master: NDArray, half: NDArray) -> None:
 
 
 def round_master(master: NDArray, half: NDArray) -> None:
-    """Write the FP32 ``master``, rounded to float16, into ``half``, which operators read. Does not wait."""
+    """Write the FP32 ``master``, rounded to float16, into ``half``, the array that operators read. Does not wait."""
     with autograd.pause():
         mx.nd.Cast(master.as_nd_ndarray(), dtype=np.dtype(half.dtype).name, out=half.as_nd_ndarray())
 
@@ -136,19 +142,19 @@ def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]
 
 
 def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays: Sequence[NDArray] = ()) -> None:
-    """Send the values of worker 0 to all workers at the start of training; wait until this worker has received them.
+    """Send the weights of worker 0 to all workers at the start of training; wait until this worker has received them.
 
-    MXNet's broadcast does not wait, and in most runs workers that pushed gradients too early diverged.
+    MXNet's broadcast does not wait, and most runs diverged if a worker pushed gradients before the weights had arrived.
 
     Parameters
     ----------
     kvstore : KVStore
         The open store of a distributed job.
     weights : mapping of str or int to Weight
-        From keys that the store does not know yet to the weights to send. Masters are sent in FP32 and then rounded
-        into the arrays; weights without masters are sent as they are.
+        The weights to send, each by a key that the store does not know yet. Master weights are sent in FP32 and then
+        rounded into the float16 arrays; weights without masters are sent as they are.
     arrays : sequence of NDArray
-        More arrays to wait for: MXNet itself has begun to send these.
+        Further arrays to wait for, which MXNet itself has begun to send.
     """
     for key, weight in weights.items():
         source = list(weight.masters or weight.arrays)
@@ -159,11 +165,11 @@ def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays:
 
 
 def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callable[[], Mapping[Any, Weight]]) -> None:
-    """Send the weights of worker 0 to all workers after an update of SGLD in a distributed job; otherwise do nothing.
+    """Send the weights of worker 0 to all workers if the optimizer is SGLD and the job is distributed; else do nothing.
 
-    SGLD is the only optimizer of MXNet that adds random noise to its updates, another one on each worker, so the
-    workers' weights would differ. (MXNet's own Trainer updates once, on the server.) ``weights`` returns a mapping from
-    the store's keys, which must hold FP32 values, to the weights. Does not wait.
+    Called after each update. SGLD adds random noise to its updates, a different one on each worker, so the workers'
+    weights would differ; no other optimizer of MXNet does so. (MXNet's own Trainer updates once, on the server.)
+    ``weights()`` returns the weights by their keys in ``kvstore``, which hold FP32 values there. Does not wait.
     """
     if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
         for key, weight in weights().items():

@@ -18,7 +18,9 @@ _KERNEL_LIMIT = 60
 
 
 class FlatCopies(NamedTuple):
-    """Memory for copies of several arrays of one device, as one vector that other operators can process at once.
+    """Memory for copies of several arrays of one device: one vector, and a view into the vector for each array.
+
+    An operator on the vector, such as a cast, processes all copies at once.
 
     Attributes
     ----------
@@ -33,10 +35,10 @@ class FlatCopies(NamedTuple):
 
     @classmethod
     def like(cls, arrays: Sequence[NDArray], flat: NDArray | None = None) -> FlatCopies:
-        """Return a FlatCopies with one view for each of ``arrays``, in their order and shapes; copies nothing.
+        """Return a FlatCopies: a vector, and views into it in the order and shapes of ``arrays``. Copies no values.
 
-        ``flat`` is a vector with as many elements as all arrays together, which is used as the memory. None: a new FP32
-        vector, not initialized, on the device of the first array.
+        ``flat`` is the vector to use; it has as many elements as all arrays together. None: a new FP32 vector, not
+        initialized, on the device of the first array.
         """
         ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
         flat = mx.nd.empty(ends[-1], arrays[0].ctx) if flat is None else flat
@@ -44,11 +46,11 @@ class FlatCopies(NamedTuple):
 
 
 def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: Sequence[NDArray] = ()) -> None:
-    """Copy FP32 arrays into ``copies``, which have the same shapes, with one operator for up to 60 arrays.
+    """Copy each of ``arrays``, which are FP32, into the array of the same position and shape in ``copies``.
 
-    ``after``: arrays that the operators read but do not use, so that MXNet's engine runs the copies when those are
-    computed. An inf becomes NaN, because the operator is an SGD update of learning rate 0. Does not wait for the
-    device.
+    One operator copies up to 60 arrays. It also reads the FP32 arrays ``after``, whose values it does not use, so that
+    MXNet's engine starts the copies only after those arrays are computed; they count among the 60. An inf becomes NaN,
+    because the operator is an SGD update of learning rate 0. Does not wait for the device.
     """
     unread = [mx.nd.empty(array.shape, array.ctx) for array in after]
     for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(after)):
@@ -59,17 +61,18 @@ def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: Sequen
 def subtract_all(arrays: Sequence[NDArray], others: Sequence[NDArray]) -> None:
     """Compute ``array -= other`` for each pair from ``arrays`` and ``others``, with one operator for up to 60 pairs.
 
-    Both arrays of a pair have one dtype and shape. Where an element of either is not finite, the difference is NaN.
-    Does not wait for the device.
+    Both arrays of a pair have one dtype and shape. Where an element of either is not finite, the difference is inf or
+    NaN. Does not wait for the device.
     """
     for some in _chunks(list(zip(arrays, others))):
         _sgd(some, [array for array, _ in some], rate=1.0)
 
 
 def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
-    """Return a new FP32 copy of each float16 array, with one operator for up to 60 arrays.
+    """Return a new FP32 copy of each float16 array, with one operator for up to 60 arrays. Does not wait.
 
-    The arrays must be finite: the operator is an SGD update, with which an inf would become NaN. Does not wait.
+    The operator is an SGD update of FP32 zeros, with the array as gradient and -1 as learning rate. It also writes each
+    result back into its float16 array, whose values stay the same, except that -0 becomes 0.
     """
     full: list[NDArray] = []
     for some in _chunks(arrays):
@@ -81,21 +84,23 @@ def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
 
 
 def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
-    """Round FP32 arrays to float16: write the first array of each triple into the second, up to 60 in one operator.
+    """Round FP32 arrays to float16, up to 60 with one operator: the first array of each triple into the second.
 
-    A triple is (FP32 source, float16 target, any finite float16 array of the same shape). The operator, an SGD update
-    of learning rate 0, reads the third array as gradient and multiplies it by 0. A -0 may become 0. Does not wait.
+    A triple is (FP32 source, float16 target, any float16 array of the same shape with finite values). The operator is
+    an SGD update of learning rate 0 on the source: it reads the third array as the gradient and multiplies it by 0. A
+    -0 may become 0, and an inf becomes NaN, also in the source. Does not wait.
     """
     for some in _chunks(triples):
         _sgd([(half, finite, full) for full, half, finite in some], [half for _, half, _ in some], rate=0.0)
 
 
 def _sgd(weights: Iterable[tuple[NDArray, ...]], out: list[NDArray], *, rate: float) -> None:
-    """Compute one SGD update, without momentum and weight decay, of learning rate ``rate`` for all ``weights``.
+    """Run one SGD update, without momentum and weight decay and with learning rate ``rate``, on all ``weights``.
 
-    A pair (weight, gradient) computes ``out = weight - rate * gradient``. A triple (float16 weight, gradient, FP32
-    weight) changes the FP32 weight in place, ``weight32 -= rate * gradient``, and writes it, rounded to float16, to
-    ``out``. All of ``weights`` are pairs, or all are triples; ``out`` has an array for each.
+    One operator does it. For a pair (weight, gradient) it writes ``weight - rate * gradient`` to ``out``. For a triple
+    (float16 weight, gradient, FP32 weight) it changes the FP32 weight in place, ``weight32 -= rate * gradient``, and
+    writes it, rounded to float16, to ``out``. All of ``weights`` are pairs, or all are triples; ``out`` has an array
+    for each.
     """
     groups = list(weights)
     update = mx.nd.multi_sgd_update if len(groups[0]) == 2 else mx.nd.multi_mp_sgd_update
@@ -104,5 +109,5 @@ def _sgd(weights: Iterable[tuple[NDArray, ...]], out: list[NDArray], *, rate: fl
 
 
 def _chunks(items: Sequence[Any], size: int = _KERNEL_LIMIT) -> Iterator[list[Any]]:
-    """Yield the items in their order, in lists of at most ``size``: MXNet's operator takes no more arrays."""
+    """Yield the items in their order, in lists of at most ``size``: MXNet's SGD operator takes at most 60 weights."""
     return (list(items[start : start + size]) for start in range(0, len(items), size))

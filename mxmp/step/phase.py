@@ -22,12 +22,13 @@ __all__ = ["Event", "Phase", "Progress"]
 
 
 class Phase(enum.Enum):
-    """What has happened to the gradients of a Gluon Trainer since its last step, in the order in which a step goes.
+    """What has been done with the gradients of a Gluon Trainer since its last step.
 
-    ``READY``: no scaled backward has run. ``SCALED``: the gradients contain the loss scale, and each device has its
-    own. ``REDUCED``: they are summed over devices and workers as well. ``CLIPPED``: ``clip_global_norm`` has chosen a
-    factor for the update as well. The three ``UNSCALED`` phases are the same after ``unscale()`` has divided by the
-    loss scale.
+    ``READY``: nothing; no backward of a scaled loss has run. ``SCALED``: a backward has written them, multiplied by the
+    loss scale; each device has its own. ``REDUCED``: after that they were summed over devices and workers. ``CLIPPED``:
+    after that ``clip_global_norm`` chose a factor by which the update will multiply them. ``UNSCALED``,
+    ``UNSCALED_REDUCED`` and ``UNSCALED_CLIPPED`` are like ``SCALED``, ``REDUCED`` and ``CLIPPED``, but ``unscale()``
+    has divided the gradients by the loss scale.
     """
 
     READY = enum.auto()
@@ -40,7 +41,7 @@ class Phase(enum.Enum):
 
 
 class Event(enum.Enum):
-    """A method of the Trainer that changes its phase.
+    """A method of a Gluon Trainer that changes the ``Phase`` of its gradients.
 
     The value is the method's name: ``Event.REDUCE.value`` is ``"allreduce_grads"``.
     """
@@ -73,23 +74,24 @@ _AFTER: dict[Event, dict[Phase, Phase]] = {
 
 
 class Progress:
-    """What a Gluon Trainer has done since its last step; refuses calls in a wrong order.
+    """What a Gluon Trainer has done with its gradients since its last step; refuses method calls in a wrong order.
 
-    After each step the Trainer makes a new one.
+    After each step the Trainer replaces it by a new one.
 
     Attributes
     ----------
     phase : Phase
-        What has happened to the gradients.
+        What has been done with the gradients.
     clip : float
         The factor by which the update multiplies the gradients to clip their global norm; 1 without clipping.
     accumulates : bool
         Whether a parameter has ``grad_req="add"``, so that another backward would add to gradients that are summed over
         devices already. Set when the gradients are reduced.
     factors : list of NDArray
-        Loss scales, as arrays with a gradient, by which ``scale_loss`` multiplied losses whose backward may run later.
+        The loss scales, as arrays, by which ``scale_loss`` multiplied losses. Each has a gradient: a backward of the
+        loss writes it, which shows that the user has run that backward, even after the ``with`` block.
     overflows : Overflows or None
-        The gradients that were not finite when ``unscale()`` was called.
+        Remembers which gradients were not finite when ``unscale()`` was called; None if it was not called.
     """
 
     def __init__(self) -> None:
@@ -110,11 +112,12 @@ class Progress:
         return self.phase in _TRUE
 
     def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
-        """Raise ``RuntimeError`` if the user may not call the method ``event`` in the present phase.
+        """Raise ``RuntimeError`` if the user may not call ``event``, a method of the Trainer, in the present phase.
 
-        ``unscale()`` before a backward is such a call, or a second ``unscale()``. At a ``loss_scale`` of 1 gradients of
-        ``loss.backward()`` are as good as those of ``trainer.backward(loss)``. ``called`` is the method's name in the
-        message, if it is not ``event.value``: ``step`` checks ``Event.UPDATE``.
+        The phase is what has been done with the gradients since the last step. For example, ``unscale()`` before a
+        backward is refused, and a second ``unscale()``. At a ``loss_scale`` of 1 a plain ``loss.backward()`` counts as
+        a scaled backward, because its gradients are the same. ``called`` is the method's name for the message if it is
+        not ``event.value``: ``step`` checks ``Event.UPDATE``.
         """
         before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
@@ -132,17 +135,18 @@ class Progress:
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
-        """Set ``phase`` to the one that follows ``event``, a method that ``check`` permitted and that has run.
+        """Set ``phase`` to the one after ``event``, a method of the Trainer that ``check`` permits and that has run.
 
-        ``loss_scale`` is the same as in ``check``.
+        ``loss_scale`` is the Trainer's; at 1 a plain ``loss.backward()`` counts as a scaled backward.
         """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         if event is Event.UPDATE:
             self.clip = 1.0
 
     def _effective_phase(self, loss_scale: float) -> Phase:
-        """Return the present phase, or ``SCALED`` in place of ``READY`` at a ``loss_scale`` of 1.
+        """Return the present phase, or ``SCALED`` in place of ``READY`` if ``loss_scale`` is 1.
 
-        The gradients of a ``loss.backward()`` of which the Trainer does not know are correct at that scale.
+        In ``READY`` no scaled backward has run, but a plain ``loss.backward()``, which the Trainer does not notice, may
+        have. At a scale of 1 its gradients are correct, so all that is permitted after a scaled backward is permitted.
         """
         return Phase.SCALED if self.phase is Phase.READY and loss_scale == 1.0 else self.phase

@@ -18,7 +18,7 @@ from mxnet.ndarray import NDArray
 from .state_layout import map_leaves
 
 __all__ = [
-    "AsMade",
+    "InitialOptimizer",
     "class_names",
     "continue_schedule",
     "describe",
@@ -37,35 +37,40 @@ _COUNTS = {"num_update", "_index_update_count", "_all_index_update_counts"}
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class AsMade(NamedTuple):
-    """An optimizer as its user made it, before its first update, to tell later what updates have changed.
+class InitialOptimizer(NamedTuple):
+    """What an optimizer was before its first update: its attributes and its learning-rate schedule.
+
+    A states file must tell which attributes updates have changed: a resumed run continues from those, and the others
+    are settings, which its caller may choose anew. ``accumulated`` finds them by comparison.
 
     Attributes
     ----------
     attributes : dict
-        From the name of an attribute to a copy of its value on the host. Empty if the optimizer had updated already.
+        From the name of an attribute (``"num_update"``) to a copy of its value on the host. Empty if the optimizer had
+        made updates before it was recorded.
     schedule : object
-        The learning-rate schedule as ``describe`` returns it; None without one.
+        The learning-rate schedule as plain data, which ``describe`` returned; None without one.
     """
 
     attributes: dict
     schedule: Any
 
     @classmethod
-    def of(cls, optimizer: mx.optimizer.Optimizer) -> AsMade:
-        """Return an AsMade of the optimizer as it is now; a copy, which later updates do not change.
+    def of(cls, optimizer: mx.optimizer.Optimizer) -> InitialOptimizer:
+        """Return an InitialOptimizer with copies of the optimizer's present attributes and of its schedule.
 
-        If the optimizer has updated already, ``attributes`` is empty: any attribute may have changed since it was made.
+        Updates will change the optimizer, but not these copies. If it has made updates already, ``attributes`` is
+        empty: any attribute may have changed since the optimizer was made.
         """
         used = optimizer.num_update > optimizer.begin_num_update
         schedule, _ = without_start(optimizer.lr_scheduler)
         return cls({} if used else to_host(savable_attributes(optimizer)), describe(schedule))
 
     def accumulated(self, optimizer: mx.optimizer.Optimizer) -> list[str]:
-        """Return the sorted names of the attributes that updates have changed in ``optimizer``.
+        """Return the sorted names of the optimizer's attributes that differ from the initial ones (``"m_schedule"``).
 
-        A resumed run continues from them. Always includes MXNet's update counts. Arguments of the constructor
-        (``"wd"``) are left out, as they are settings.
+        Updates have changed them, so a resumed run continues from them. MXNet's update counts are always included.
+        Arguments of the constructor (``"wd"``) are never included, as they are settings.
         """
         now = to_host(savable_attributes(optimizer))
         settings = _SETTINGS | _arguments(type(optimizer))
@@ -76,8 +81,8 @@ class AsMade(NamedTuple):
 def savable_attributes(optimizer: mx.optimizer.Optimizer) -> dict:
     """Return those attributes of the optimizer, by name, that a file can hold and another run can continue from.
 
-    They are arrays, numbers, strings, None, and dicts or lists of these. What belongs to one process or its arguments
-    is left out: ``param_dict``, ``lr_scheduler``, ``rescale_grad`` and the like.
+    They are arrays, numbers, strings, None, and dicts, lists or tuples of these. Attributes that belong to the process,
+    or that every run sets anew, are left out: ``param_dict``, ``lr_scheduler``, ``rescale_grad`` and the like.
     """
     return {k: v for k, v in vars(optimizer).items() if k not in _NOT_STATE and _is_data(v)}
 
@@ -91,13 +96,16 @@ def to_host(value: Any) -> Any:
 
 
 def _arguments(kind: type) -> set[str]:
-    """Return the names of all arguments of the constructors of a class and its base classes."""
+    """Return the names of all arguments of the constructors of the class ``kind`` and of its base classes."""
     makers = (base.__init__ for base in kind.__mro__ if "__init__" in vars(base))  # type: ignore[misc]
     return {name for maker in makers for name in inspect.signature(maker).parameters}
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether ``value`` is an array, plain data, or a dict, list or tuple of those; keys are str or int."""
+    """Return whether ``value`` is an array, a bool, number, string or None, or a dict, list or tuple of such values.
+
+    Keys of a dict must be str or int. A states file can hold just these values.
+    """
     if isinstance(value, dict):
         return all(isinstance(k, (str, int)) and _is_data(v) for k, v in value.items())
     if isinstance(value, (list, tuple)):
@@ -106,7 +114,10 @@ def _is_data(value: Any) -> bool:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Return whether two nestings of dicts, lists, NumPy arrays and plain data are equal; a list may equal a tuple."""
+    """Return whether two values are equal that are dicts, lists, NumPy arrays, numbers or strings, nested in any way.
+
+    A list may equal a tuple.
+    """
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
@@ -117,8 +128,9 @@ def equal(a: Any, b: Any) -> bool:
 class FromUpdate(mx.lr_scheduler.LRScheduler):
     """A learning-rate schedule that starts at update ``start``: at update ``n`` it returns ``schedule(n - start)``.
 
-    Made for a resumed run, whose optimizer goes on counting updates while the user's schedule begins at 0. All other
-    attributes are read from and written to ``schedule``, the user's own object.
+    It is for a resumed run, whose optimizer goes on counting the updates of the saved run, while the schedule that the
+    user passes begins at update 0. Every other attribute is read from ``schedule``, the user's own object, and written
+    to it.
     """
 
     schedule: Any
@@ -129,7 +141,7 @@ class FromUpdate(mx.lr_scheduler.LRScheduler):
         object.__setattr__(self, "start", start)
 
     def __call__(self, num_update: int) -> float:
-        """Return the learning rate of update ``num_update`` of the optimizer."""
+        """Return the learning rate of the optimizer's update ``num_update``: ``schedule(num_update - start)``."""
         return self.schedule(num_update - self.start)
 
     def __getattr__(self, name: str) -> Any:
@@ -142,18 +154,20 @@ class FromUpdate(mx.lr_scheduler.LRScheduler):
 
 
 def without_start(schedule: Any) -> tuple[Any, int]:
-    """Return the user's own schedule, and the update from which it counts.
+    """Return the user's own learning-rate schedule, and the number of the update at which it starts.
 
-    These are ``schedule`` and 0, unless ``schedule`` is a FromUpdate.
+    If ``schedule`` is a FromUpdate, which starts a user's schedule at a later update, these are its attributes. Any
+    other ``schedule`` is returned itself, with 0.
     """
     return (schedule.schedule, schedule.start) if isinstance(schedule, FromUpdate) else (schedule, 0)
 
 
 def describe(schedule: Any) -> Any:
-    """Return a schedule as plain data for JSON: ``{"class": "FactorScheduler", "attrs": {"step": 100, ...}}``.
+    """Return a learning-rate schedule as plain data: ``{"class": "FactorScheduler", "attrs": {"step": 100, ...}}``.
 
-    Attributes are described likewise; schedules in them too. A dict becomes a list of pairs, an array a list. What
-    cannot be described becomes None, also a schedule that is no ``LRScheduler``.
+    JSON can hold it. Values of attributes are converted, too: another schedule to such a dict, a dict to a list of
+    pairs, an array to a list. A value of any other class becomes None. So does ``schedule`` itself if it is no
+    ``LRScheduler``.
     """
     if isinstance(schedule, dict):
         return [[k if isinstance(k, _PLAIN) else repr(k), describe(v)] for k, v in schedule.items()]
@@ -171,10 +185,11 @@ def describe(schedule: Any) -> Any:
 
 
 def class_names(described: Any) -> Any:
-    """Return the class names in what ``describe`` returned for a schedule: its own, and those of schedules in it.
+    """Return the class names of a schedule, and of schedules in its attributes, from what ``describe`` returned for it.
 
-    ``["FactorScheduler"]`` for a simple schedule, a nested list for one that contains others, and None without a
-    schedule. Two schedules can only continue from each other if these are equal.
+    ``["FactorScheduler"]`` for a simple schedule, a nested list (``["Warmup", ["FactorScheduler"]]``) for one that has
+    another schedule as an attribute, and None without a schedule. A saved schedule can be restored into another one
+    only if these are equal.
     """
     if isinstance(described, dict):
         inner = {k: class_names(v) for k, v in described["attrs"].items()}
@@ -185,9 +200,10 @@ def class_names(described: Any) -> Any:
 
 
 def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: int) -> None:
-    """Set the attributes of the optimizer's schedule to ``described``, and let it count updates from ``start``.
+    """Set the attributes of the optimizer's learning-rate schedule to saved ones, and let it start at update ``start``.
 
-    ``described`` comes from ``describe``, of a schedule with the same class names. Without a schedule nothing happens.
+    ``described`` is the saved schedule, as ``describe`` returned it; its class names are those of the optimizer's
+    schedule. An optimizer without a schedule is left as it is.
     """
     schedule, _ = without_start(optimizer.lr_scheduler)
     _set_attributes(schedule, described)
@@ -195,22 +211,23 @@ def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: i
 
 
 def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, start: int) -> None:
-    """Continue the user's schedule from its saved state, if it was saved; otherwise let it start at the present update.
+    """Continue the learning-rate schedule of a resumed Module where it was saved, or start it if it is a new one.
 
-    For ``Module``: scripts for MXNet's Module pass only the rest of a schedule to a resumed run, whose updates MXNet
-    counts from ``begin_num_update`` again.
+    Scripts for MXNet's Module pass to a resumed run either the schedule of the first run, or one for the remaining
+    updates only, since MXNet counts the updates of a resumed run from ``begin_num_update`` again. mxmp's Module goes on
+    counting, so a schedule that the file does not have starts at the present update.
 
     Parameters
     ----------
     optimizer : mx.optimizer.Optimizer
         Has the user's schedule, and the saved update counts.
     own : object
-        The user's schedule as it was made, described by ``describe``.
+        The user's schedule before its first update, as ``describe`` returned it.
     saved : list
-        Descriptions of the saved schedule: as it was made, if the file says so, and last its state when it was saved.
-        If ``own`` equals one of them, the user's schedule is the saved one.
+        The saved schedule as ``describe`` returned it: before its first update, if the file has that, and as last item
+        when it was saved. If ``own`` equals an item, the user's schedule is the saved one.
     start : int
-        The update at which the saved schedule started.
+        The number of the update at which the saved schedule started.
     """
     if own in saved:
         restore_schedule(optimizer, saved[-1], start)
@@ -219,9 +236,9 @@ def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, 
 
 
 def _set_attributes(schedule: Any, described: Any) -> None:
-    """Set the plain attributes of a schedule, and of schedules in it, to those in ``described``.
+    """Set the attributes of a schedule, and of schedules in it, to those in ``described``, which ``describe`` returned.
 
-    Attributes that the schedule does not have, or that are not plain data, are left as they are.
+    Only bools, numbers, strings and None are set, and only where the schedule has such an attribute already.
     """
     if not isinstance(described, dict):
         return

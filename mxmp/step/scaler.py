@@ -40,7 +40,7 @@ _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
 
 def require(valid: bool, name: str, value: Any, allowed: str) -> None:
-    """Raise ``ValueError`` if ``valid`` is False: ``"NAME must be ALLOWED, got VALUE"``.
+    """Raise ``ValueError`` with the message ``"NAME must be ALLOWED, got VALUE"`` if ``valid`` is False.
 
     ``name`` is the argument that has ``value``; ``allowed`` says what it must be (``"a positive number"``).
     """
@@ -49,7 +49,7 @@ def require(valid: bool, name: str, value: Any, allowed: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether ``value`` is a real number of Python or NumPy; a bool is none."""
+    """Return whether ``value`` is a real number of Python or NumPy. A bool does not count as a number."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -78,7 +78,7 @@ def check_scale(name: str, value: Any) -> float:
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of Python or NumPy. A bool is none.
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of Python or NumPy, and no bool.
 
     ``name``: the argument that the error names.
     """
@@ -98,7 +98,8 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 def _check_not_negative(name: str, value: Any) -> int:
     """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least 0.
 
-    ``name``: the counter that the error names.
+    ``value`` is an entry of a state dict that is being loaded, ``name`` its key (``"clean_steps"``), which the error
+    names.
     """
     return check_count(name, value, least=0)
 
@@ -131,8 +132,9 @@ class StaticLossScaler:
     Attributes
     ----------
     ARGUMENTS, COUNTERS
-        For subclasses: the names of what ``state_dict`` holds besides the scale, which are further arguments of the
-        constructor, and private counters. A counter's name maps to the function that checks a loaded value.
+        The entries of ``state_dict`` besides class and scale, which subclasses have. ARGUMENTS: the names of further
+        arguments of the constructor. COUNTERS: the names of private values that change while training, each with the
+        function that checks a loaded value.
     """
 
     ARGUMENTS: tuple[str, ...] = ()
@@ -145,9 +147,9 @@ class StaticLossScaler:
     def loss_scale(self) -> float:
         """Return the current loss scale. It may be set to any value that the constructor accepts.
 
-        A value that is set between a backward and its step is used from the next backward after that step on, since the
-        gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count of steps without
-        overflow continues.
+        If it is set between a backward and its step, the next backward after that step is the first to use the new
+        value, since the gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count of
+        steps without overflow continues.
         """
         return self._scale
 
@@ -157,7 +159,10 @@ class StaticLossScaler:
         self._set(check_scale("loss_scale", value))
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale to a number that FP32 holds; subclasses raise an error for one that they do not allow."""
+        """Set the loss scale to ``scale``, a number from 2**-126 to 2**127; a subclass may allow fewer values.
+
+        Such a subclass raises an error for the others.
+        """
         self._scale = scale
 
     if not TYPE_CHECKING:  # mypy would take it for a class with any attribute
@@ -169,7 +174,10 @@ class StaticLossScaler:
 
     @property
     def at_floor(self) -> bool:
-        """Return whether an overflow would leave the loss scale as it is, because it cannot be lowered any further."""
+        """Return whether an overflow cannot lower the loss scale any further. True here: a static scale never changes.
+
+        Several skipped steps in a row at such a scale end training with a ``FloatingPointError``.
+        """
         return True
 
     def scale(self, value: T) -> T:
@@ -188,26 +196,29 @@ class StaticLossScaler:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return class name, loss scale, arguments and counters, as a dict of strings and numbers."""
+        """Return class name, loss scale, arguments and counters: ``{"kind": "StaticLossScaler", "scale": 1024.0}``.
+
+        Subclasses add the entries that ARGUMENTS and COUNTERS name. All values are strings, numbers, bools or None.
+        """
         arguments = {name: getattr(self, name) for name in self.ARGUMENTS}
         counters = {name: getattr(self, f"_{name}") for name in self.COUNTERS}
         return {"kind": type(self).__name__, "scale": self._scale, **arguments, **counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a dict that ``state_dict`` of the same class returned: its arguments replace this scaler's.
+        """Take over the scale, and the arguments and counters of a subclass, from a dict that ``state_dict`` returned.
 
         Raises
         ------
         ValueError
-            ``state`` is anything else; nothing has changed.
+            ``state`` is anything else, or of another class of scaler; nothing has changed.
         """
         self._load(state, StaticLossScaler)
 
     def _load(self, state: Any, kind: Callable[..., StaticLossScaler]) -> None:
         """Replace all attributes by those of ``state``, a dict that ``state_dict`` of the same class returned.
 
-        ``kind(scale, **arguments)`` makes a scaler of this class, and so checks the values. Raises ``ValueError``, with
-        nothing changed, if ``state`` has other keys, another class or values that are not allowed.
+        ``kind(scale, **arguments)`` makes a scaler of this class; its constructor checks the loaded values. Raises
+        ``ValueError``, with nothing changed, if ``state`` has other keys, another class or values that are not allowed.
         """
         own = self.state_dict()
         if not isinstance(state, dict) or state.keys() != own.keys() or state["kind"] != own["kind"]:
@@ -242,7 +253,7 @@ class NoLossScaler(StaticLossScaler):
 
 
 class DynamicLossScaler(StaticLossScaler):
-    """A loss scale that is halved on overflow, and doubled after ``growth_interval`` steps in a row without one.
+    """A loss scale that by default is halved on overflow, and doubled after 2000 steps in a row without one.
 
     Parameters
     ----------
@@ -269,7 +280,9 @@ class DynamicLossScaler(StaticLossScaler):
     Attributes
     ----------
     ARGUMENTS, COUNTERS
-        The names of what ``state_dict`` holds besides the scale: arguments of the constructor, and private counters.
+        The entries of ``state_dict`` besides class and scale. ARGUMENTS: the names of arguments of the constructor.
+        COUNTERS: the names of private values that change while training (``"clean_steps"``), each with the function
+        that checks a loaded value.
     """
 
     ARGUMENTS: tuple[str, ...] = (
@@ -302,7 +315,10 @@ class DynamicLossScaler(StaticLossScaler):
         self._tolerance = self.hysteresis
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``."""
+        """Set the loss scale to the value that a user assigns, if it is from ``min_scale`` to ``max_scale``.
+
+        Otherwise raises ``ValueError``.
+        """
         if not self.min_scale <= scale <= self.max_scale:
             limits = f"between min_scale={self.min_scale:g} and max_scale={self.max_scale:g}"
             raise ValueError(f"loss_scale must lie {limits}, got {scale:g}")
@@ -314,9 +330,11 @@ class DynamicLossScaler(StaticLossScaler):
         return self._scale <= self.min_scale
 
     def adjust(self, finite: bool) -> None:
-        """Raise or lower the loss scale after a training step, as the class describes; call once per step.
+        """Raise or lower the loss scale after a training step; call once per step.
 
-        ``finite``: True if the update was applied, False if the step was skipped for an overflow.
+        ``finite``: True if the update was applied, False if the step was skipped for an overflow. An overflow
+        multiplies the scale by ``backoff_factor``, ``growth_interval`` steps in a row without overflow multiply it by
+        ``growth_factor``.
         """
         if finite:
             self._clean_steps += 1
@@ -328,16 +346,20 @@ class DynamicLossScaler(StaticLossScaler):
             self._back_off()
 
     def _back_off(self) -> None:
-        """Count an overflow, and lower the loss scale unless ``hysteresis`` lets this overflow pass."""
+        """Count an overflow, and multiply the loss scale by ``backoff_factor`` unless ``hysteresis`` permits it.
+
+        The first ``hysteresis - 1`` overflows are permitted. The scale does not fall below ``min_scale``.
+        """
         self._clean_steps = 0
         self._tolerance -= 1
         if self._tolerance <= 0:
             self._scale = max(self._scale * self.backoff_factor, self.min_scale)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a dict that ``state_dict`` of a DynamicLossScaler returned, arguments and counters included.
+        """Take over scale, arguments and counters from a dict that ``state_dict`` of a DynamicLossScaler returned.
 
-        Raises ``ValueError`` for anything else; nothing has changed then.
+        Arguments of the constructor, such as ``growth_interval``, are replaced by the saved ones. Raises ``ValueError``
+        for anything else; nothing has changed then.
         """
         self._load(state, DynamicLossScaler)
 
@@ -357,12 +379,13 @@ def as_scaler(loss_scale: Any, *, only_bfloat16: bool = False) -> Scaler:
         ``"dynamic"``: a new DynamicLossScaler. A number: a StaticLossScaler. None: a NoLossScaler. An object with
         ``loss_scale``, ``adjust``, ``state_dict`` and ``load_state_dict`` is returned as it is.
     only_bfloat16 : bool
-        Whether the network computes in bfloat16 and not in float16. ``"dynamic"`` is a NoLossScaler then.
+        Whether the network computes in bfloat16 and not in float16. ``"dynamic"`` is a NoLossScaler then, as bfloat16
+        has the range of FP32.
 
     Raises
     ------
     ValueError
-        ``loss_scale`` is anything else. The message guesses what was meant.
+        ``loss_scale`` is anything else. The message guesses what the user meant.
     """
     if loss_scale is None:
         return NoLossScaler()
@@ -400,12 +423,13 @@ def _hint(loss_scale: Any) -> str:
 
 
 class ScalerGroup:
-    """All ScaledSteps that have the same scaler object.
+    """The trainers that have the same scaler object; the scaler is adjusted once for all of them.
 
-    One backward may write the gradients of several trainers, which then must have the same loss scale. So between a
-    backward and the last of the trainers' steps the loss scale does not change; then the scaler adjusts once, for all
-    of them. A trainer whose scaler is its own is the only one of its group. ``group_of`` makes the groups. A group
-    keeps neither scaler nor steps alive.
+    The members are ScaledSteps: each trainer has one, which checks its gradients and applies or skips its updates. One
+    backward may write the gradients of several trainers, which then must have the same loss scale. So from a backward
+    until all members have stepped the loss scale does not change; then the scaler's ``adjust`` is called once. A scaler
+    that only one trainer has forms a group, too. ``group_of`` makes the groups. A group has only weak references to its
+    scaler and its members.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -416,24 +440,30 @@ class ScalerGroup:
 
     @property
     def loss_scale(self) -> float:
-        """Return the loss scale of the last backward while a trainer has yet to step; then the scaler's."""
+        """Return the loss scale of the last backward until all trainers of the group have stepped.
+
+        After that return the scaler's own loss scale.
+        """
         return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
 
     def join(self, member: Any) -> None:
-        """Add a ScaledStep to the group."""
+        """Add ``member``, the ScaledStep of a trainer that has this group's scaler."""
         self._members.add(member)
 
     def note_backward(self) -> None:
-        """Record that a backward at ``loss_scale`` begins, and that all ScaledSteps of the group have yet to step."""
+        """Record that a backward begins, after which all trainers of the group must step before the scaler is adjusted.
+
+        The backward is scaled by ``loss_scale``, which is stored in the ``scaled_by`` of each trainer's ScaledStep.
+        """
         scale = self.loss_scale
         self._waiting = weakref.WeakSet(self._members)
         for member in self._waiting:
             member.scaled_by = scale
 
     def note_step(self, member: Any, finite: bool) -> None:
-        """Record that the ScaledStep ``member`` has stepped; ``finite`` says whether its gradients had no overflow.
+        """Record that ``member``, a trainer's ScaledStep, has stepped; ``finite`` is False if it had an overflow.
 
-        If no other one has yet to step, adjust the scaler: an overflow in any of the steps since its last adjustment
+        If no other member has yet to step, adjust the scaler: an overflow in any of the steps since its last adjustment
         counts as an overflow.
         """
         self._finite = self._finite and finite
@@ -443,17 +473,20 @@ class ScalerGroup:
             self._finite = True
 
     def forget_backward(self, member: Any) -> None:
-        """Record that the ScaledStep ``member`` will not step: ``load_states`` has discarded its gradients.
+        """Record that ``member``, a trainer's ScaledStep, will not step: ``load_states`` has discarded its gradients.
 
-        If ``member`` was the last one of the group that had to step, the overflows that other members have found since
-        the backward are forgotten, and the scaler is not adjusted.
+        If all other members have stepped since the backward, the scaler is not adjusted for these steps, and their
+        overflows are forgotten.
         """
         self._stop_waiting(member)
         if not self._waiting:
             self._finite = True
 
     def _stop_waiting(self, member: Any) -> None:
-        """Record that the ScaledStep ``member`` has no gradients now, and that the group need not wait for its step."""
+        """Record that ``member``, a trainer's ScaledStep, has no gradients that it must still apply.
+
+        The scaler is adjusted when this is so for all members.
+        """
         member.scaled_by = None
         self._waiting.discard(member)
 
@@ -464,5 +497,5 @@ _groups: weakref.WeakKeyDictionary[Scaler, ScalerGroup] = weakref.WeakKeyDiction
 
 
 def group_of(scaler: Scaler) -> ScalerGroup:
-    """Return the ScalerGroup of this very scaler object; the first call makes it."""
+    """Return the group of all trainers that have this very scaler object; the first call makes it."""
     return _groups.setdefault(scaler, ScalerGroup(scaler))

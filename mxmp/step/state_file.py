@@ -26,10 +26,10 @@ FORMAT = "mxmp-states-1"
 
 
 def write(path: str, content: dict[str, Any]) -> None:
-    """Write ``content``, nested plain data and NumPy arrays, to the file ``path``.
+    """Write ``content`` to the file ``path``: nested dicts, lists and tuples of arrays, numbers, strings and None.
 
-    If the process dies meanwhile, the file has the old content or the new, whole one. Raises ``OSError``, which names
-    ``path``, if it cannot be written.
+    The arrays are NumPy's. If the process dies meanwhile, the file has its old content, or all of the new one. Raises
+    ``OSError``, which names ``path``, if it cannot be written.
     """
     arrays: list[np.ndarray] = []
     tree = json.dumps({"format": FORMAT, **{k: _encode(v, arrays) for k, v in content.items()}})
@@ -43,9 +43,9 @@ def write(path: str, content: dict[str, Any]) -> None:
 
 
 def read(content: bytes) -> dict[str, Any]:
-    """Return the nested data that ``write`` wrote, from a file's bytes.
+    """Return the nested data that ``write`` wrote, from ``content``, the bytes of the file.
 
-    Raises an exception of any class if the content is truncated, was changed, or is of another kind.
+    Raises an exception of any class if the bytes are truncated, were changed, or are of another kind of file.
     """
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         tree = archive["tree"].tobytes().decode()
@@ -58,10 +58,11 @@ def read(content: bytes) -> dict[str, Any]:
 
 
 def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
-    """Return states and optimizer from the bytes that ``get_states`` of MXNet's Updater makes.
+    """Return the optimizer states, and the optimizer, from the bytes that ``get_states`` of MXNet's Updater makes.
 
-    The first maps a parameter's number to its state; the second is None if ``dump_optimizer`` was False. Only MXNet's
-    own classes are admitted, so no other code runs. Raises an exception of any class for anything else.
+    The states are a dict from the index or name of a parameter to its state. The optimizer is None if ``get_states``
+    ran with ``dump_optimizer=False``. ``_OnlyMXNet`` unpickles the bytes, so a file cannot run code of its own. Raises
+    an exception of any class for anything else.
     """
     found = _OnlyMXNet(io.BytesIO(content)).load()
     states, optimizer = (found, None) if isinstance(found, dict) else found
@@ -71,10 +72,10 @@ def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
 
 
 def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
-    """Return nested data in a form for JSON, with each NumPy array appended to ``arrays`` and replaced by its number.
+    """Return nested data in a form for JSON; append each NumPy array to ``arrays``, and put its index in its place.
 
-    ``{"array": 3}`` stands for ``arrays[3]``; ``{"dict": [[key, value], ...]}``, ``{"list": [...]}`` and ``{"tuple":
-    [...]}`` keep keys that are no strings, and tell tuples from lists.
+    ``{"array": 3}`` stands for ``arrays[3]``. A container is written with its type, ``{"dict": [[key, value], ...]}``,
+    ``{"list": [...]}`` or ``{"tuple": [...]}``: JSON alone would make keys strings, and tuples lists.
     """
     if isinstance(value, np.ndarray):
         arrays.append(value)
@@ -89,7 +90,7 @@ def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _decode(value: Any, arrays: list[np.ndarray]) -> Any:
-    """Return the nested data that ``_encode`` encoded, with the arrays from ``arrays``."""
+    """Return nested data from its JSON form, the inverse of ``_encode``: ``{"array": 3}`` becomes ``arrays[3]``."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -101,7 +102,10 @@ def _decode(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _digest(tree: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the SHA-256 of the JSON text and of all arrays, as 32 bytes in a uint8 array."""
+    """Return the SHA-256 of the JSON text ``tree`` and of all arrays, as 32 bytes in a uint8 array.
+
+    ``write`` stores it in the file, so that ``read`` detects a change.
+    """
     digest = hashlib.sha256(tree.encode())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -109,9 +113,10 @@ def _digest(tree: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class _OnlyMXNet(pickle.Unpickler):
-    """Unpickles NDArrays, MXNet's optimizers and learning-rate schedules, and plain containers; nothing else.
+    """An unpickler that makes only NDArrays, optimizers, learning-rate schedules and containers, and refuses the rest.
 
-    A pickle can name any class and run its code, and files of states may come from anywhere.
+    A pickle can name any class and run its code, and files of states may come from anywhere. The optimizers and
+    schedules are those of MXNet, GluonCV and GluonNLP, the containers those of Python and NumPy.
     """
 
     _NAMES: ClassVar = {
@@ -124,9 +129,10 @@ class _OnlyMXNet(pickle.Unpickler):
     _KINDS = (NDArray, mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class ``module.name``, or raise ``UnpicklingError`` if it is not allowed.
+        """Return the class ``module.name``, which a pickle requests; raise ``UnpicklingError`` if it is not allowed.
 
-        The pickle's code has not run then. Optimizers and schedules of GluonCV and GluonNLP are allowed as well.
+        Allowed are NDArrays, optimizers and learning-rate schedules of MXNet, GluonCV and GluonNLP, and containers of
+        Python and NumPy. The error comes before the pickle can call the class.
         """
         if name in self._NAMES.get(module, ()):
             return super().find_class(module, name)

@@ -13,9 +13,9 @@ __all__ = ["Layout", "check_shapes", "check_states", "for_weight", "map_leaves",
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return a copy of nested dicts, lists and tuples, with ``function`` applied to every other value in them.
+    """Return a copy of nested dicts, lists and tuples, with every other value in them replaced by ``function(value)``.
 
-    A value that is no container itself is passed to ``function`` directly.
+    For a ``value`` that is no container itself, return ``function(value)``.
     """
     if isinstance(value, dict):
         return {k: map_leaves(function, v) for k, v in value.items()}
@@ -25,10 +25,12 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray | None, dtype: Any) -> Any:
-    """Return the state of an FP32 weight as ``optimizer`` needs it for a weight of ``dtype``.
+    """Return the optimizer's state of an FP32 weight in the form that the optimizer needs for a weight of ``dtype``.
 
-    Files hold the states of FP32 weights only. For FP32 the result is ``state`` itself. For float16 its arrays become
-    float16; but if the optimizer uses ``multi_precision`` they stay FP32, and ``master``, a NumPy array, is put inside.
+    States files hold ``state`` as of an FP32 weight only; this makes it fit a weight that may be float16. For FP32 it
+    is returned as it is. For float16, if the optimizer uses ``multi_precision``, the result is the pair of ``state``
+    and ``master``, the FP32 weight as a NumPy array, in the optimizer's order. Otherwise, or if ``master`` is None, the
+    arrays of ``state`` become float16.
     """
     if np.dtype(dtype) != np.float16:
         return state
@@ -40,8 +42,8 @@ def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray
 class Layout:
     """How an optimizer nests the state of a weight, and where ``multi_precision`` puts the FP32 master in it.
 
-    It is read off the state of a small weight, since some optimizers put the master first and some last. The attribute
-    ``state`` is the state of a 2x3 FP32 weight, as an example.
+    For a float16 weight SGD has ``(state, master)``, Adam ``(master, state)``. The constructor makes the states of a
+    small weight and finds the order in them. The attribute ``state`` is the state of a 2x3 FP32 weight, as an example.
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
@@ -57,9 +59,9 @@ class Layout:
                     self._master = k
 
     def split(self, state: Any) -> tuple[Any, Any]:
-        """Return the state of the FP32 weight, and the master, of a state that may have the master inside.
+        """Return the state of an FP32 weight and the FP32 master, which ``multi_precision`` has combined in ``state``.
 
-        If there is none inside, the state is returned as it is, and None.
+        If there is no master inside, return ``state`` as it is, and None.
         """
         pair = isinstance(state, (list, tuple)) and len(state) == 2 and _nesting(state) != self._kind
         if not pair or self._master is None or _nesting(state[1 - self._master]) != self._kind:
@@ -67,29 +69,33 @@ class Layout:
         return state[1 - self._master], state[self._master]
 
     def join(self, state: Any, master: Any) -> tuple:
-        """Return a pair of state and master in the order that ``multi_precision`` expects; the inverse of ``split``."""
+        """Return the pair of state and FP32 master in the order of ``multi_precision``; the inverse of ``split``."""
         return (master, state) if self._master == 0 else (state, master)
 
 
 def _nesting(state: Any) -> Any:
-    """Return the nesting of a state, with ``"array"`` for each array: ``("array", ("array", None))``."""
+    """Return how a state is nested, with ``"array"`` in place of each array: ``("array", ("array", None))``."""
     if isinstance(state, (list, tuple)):
         return tuple(map(_nesting, state))
     return None if state is None else "array"
 
 
 def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.optimizer.Optimizer:
-    """Return a shallow copy of the optimizer, with some attributes replaced: ``attributes`` maps names to values."""
+    """Return a shallow copy of the optimizer, with some attributes replaced: ``attributes`` maps names to values.
+
+    With the copy, loaded values can be tried without a change to the optimizer.
+    """
     other = copy.copy(optimizer)
     vars(other).update(attributes)
     return other
 
 
 def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer, shapes: Sequence[tuple]) -> None:
-    """Raise ``ValueError`` unless the optimizer would make such states and masters for parameters of these shapes.
+    """Raise ``ValueError`` unless states and masters of a file fit this optimizer and parameters of these shapes.
 
-    ``states`` maps a parameter's number to its state, ``masters`` to its FP32 master. ``shapes`` are those of all
-    parameters, in the order of numbers.
+    ``states`` maps a parameter's index to its state, ``masters`` to its FP32 master. ``shapes`` are those of all
+    parameters, in the order of their indices. A state fits if it is nested as the optimizer nests states, and if its
+    arrays have the parameter's shape where the optimizer gives them the weight's shape.
     """
     model = Layout(optimizer).state
     for index, state in states.items():
@@ -109,7 +115,7 @@ def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer,
 def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
     """Raise ``ValueError`` unless the shapes in the file, ``saved``, are those of the parameters, ``own``.
 
-    A dimension that is not known, 0 or -1, equals any.
+    A dimension of 0 or -1 is not known and matches any size.
     """
     if len(saved) != len(own):
         raise ValueError(f"the states are of other parameters: {len(saved)} of them, here are {len(own)}")
@@ -118,9 +124,9 @@ def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
 
 
 def _check_shape(index: int, saved: Sequence[int], own: Sequence[int]) -> None:
-    """Raise ``ValueError`` unless the two shapes of parameter number ``index`` are equal.
+    """Raise ``ValueError`` unless ``saved`` and ``own``, two shapes of the parameter with this index, are equal.
 
-    A dimension that is not known, 0 or -1, equals any, and so does an empty shape.
+    A dimension of 0 or -1 is not known and matches any size; an empty shape matches any shape.
     """
     known = saved and own
     if known and (len(saved) != len(own) or any(a != b and a > 0 and b > 0 for a, b in zip(saved, own))):
@@ -130,7 +136,7 @@ def _check_shape(index: int, saved: Sequence[int], own: Sequence[int]) -> None:
 
 
 def _leaves(state: Any) -> list:
-    """Return the arrays in a nested state, in their order, without None."""
+    """Return the arrays of an optimizer's state, which may be nested, as one list in their order, without None."""
     if isinstance(state, (list, tuple)):
         return [leaf for item in state for leaf in _leaves(item)]
     return [] if state is None else [state]

@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 from . import _mxnet, state_file
 from .masters import Weight
 from .resume import (
-    AsMade,
+    InitialOptimizer,
     class_names,
     continue_schedule,
     describe,
@@ -29,31 +29,32 @@ __all__ = ["OptimizerStates", "load", "read", "save"]
 
 
 class OptimizerStates(NamedTuple):
-    """The content of a states file, with NumPy arrays in place of NDArrays.
+    """The content of a states file: optimizer, scaler and master weights, with NumPy arrays in place of NDArrays.
 
     Attributes
     ----------
     step : dict or None
-        What ``ScaledStep.state_dict`` returned; None in a file that MXNet wrote.
+        Scaler and step counters, from ``ScaledStep.state_dict``; None in a file that MXNet wrote.
     optimizer : str or None
         Class name of the optimizer (``"Adam"``); None in a file of MXNet's Module, which holds states only.
     progress : dict
-        The optimizer's attributes by name: update counts, hyper-parameters, and what it accumulates.
+        The optimizer's attributes by name: update counts, hyper-parameters, and other values that updates change
+        (``"m_schedule"`` of Nadam).
     scheduler : object
-        The learning-rate schedule when it was saved, as ``describe`` returns it; None without one.
+        The learning-rate schedule when it was saved, as plain data from ``describe``; None without one.
     states : dict
-        From a parameter's number to the optimizer's state for it, as of an FP32 weight.
+        From a parameter's index to the optimizer's state for it, in the form for an FP32 weight.
     masters : dict
-        From the number of each parameter that was stored in float16 to its FP32 master weights.
+        From the index of each parameter that was stored in float16 to its FP32 master weights.
     shapes : list or None
-        The shape of every parameter, in the order of numbers; None in a file that MXNet wrote.
+        The shape of every parameter, in the order of indices; None in a file that MXNet wrote.
     accumulated : list or None
-        The names in ``progress`` from which every resumed run continues; the others are settings, which the caller may
-        choose anew. None in a file that MXNet wrote.
+        The names in ``progress`` that updates have changed, from which every resumed run continues. The others are
+        settings, which the caller may choose anew. None in a file that MXNet wrote.
     scheduler_as_made : object
-        As ``scheduler``, before the first update.
+        The learning-rate schedule before its first update, in the form of ``scheduler``.
     scheduler_start : int
-        The update at which the schedule started.
+        The number of the update at which the schedule started; above 0 if a resumed run began a new schedule.
     """
 
     step: dict | None
@@ -71,8 +72,8 @@ class OptimizerStates(NamedTuple):
 def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weight]) -> None:
     """Write optimizer states, master weights, scaler and counters to the file ``path``, completely or not at all.
 
-    ``step`` has the scaler and the counters. ``updaters`` has the states, those of the first device, as all devices
-    hold the same. ``weights`` are all parameters, in the order of their numbers. Waits for the device.
+    ``step`` has the scaler and the counters of steps. Of ``updaters`` the states of the first device are saved, as all
+    devices hold the same. ``weights`` are all parameters, in the order of their indices. Waits for the device.
     """
     masters = {i: to_host(weight.masters[0]) for i, weight in enumerate(weights) if weight.masters}
     found = _collect(updaters.optimizer, updaters[0].states)
@@ -80,8 +81,8 @@ def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weig
         step=step.state_dict(),
         masters={**found.masters, **masters},
         shapes=[tuple(weight.shape or ()) for weight in weights],
-        accumulated=updaters.as_made.accumulated(updaters.optimizer),
-        scheduler_as_made=updaters.as_made.schedule,
+        accumulated=updaters.initial.accumulated(updaters.optimizer),
+        scheduler_as_made=updaters.initial.schedule,
     )
     state_file.write(path, found._asdict())
 
@@ -104,9 +105,9 @@ def load(
     ----------
     path : str
     step, updaters
-        What is set: loss scale and counters, and the optimizer with its states.
+        These are changed: ``step`` gets loss scale and counters, ``updaters`` the optimizer's attributes and states.
     weights : sequence of Weight
-        All parameters, in the order of their numbers.
+        All parameters, in the order of their indices.
     contexts : sequence of mx.Context
         The device of each Updater.
     settings : {"file", "caller"}
@@ -136,7 +137,7 @@ def load(
 
 
 def read(path: str) -> OptimizerStates:
-    """Read a file of ``save``, or one that an updater of MXNet's wrote, with its optimizer in it or without.
+    """Return the content of a states file: one that ``save`` wrote, or that MXNet's gluon.Trainer or Module wrote.
 
     Raises
     ------
@@ -163,11 +164,11 @@ def read(path: str) -> OptimizerStates:
 
 
 def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates:
-    """Return the optimizer's attributes, schedule and states on one device, copied to the host. Waits for the device.
+    """Return an OptimizerStates with the optimizer's attributes, schedule and states, copied to the host.
 
-    The argument ``states`` maps a parameter's number to its state. Masters that MXNet's ``multi_precision`` keeps
-    inside a state go to the result's ``masters``, and float16 states become FP32, so that all states are those of FP32
-    weights. Fields that do not come from the optimizer are None.
+    The argument ``states`` maps a parameter's index to its state on one device. FP32 masters that MXNet's
+    ``multi_precision`` keeps inside a state go to the result's ``masters``, and float16 states become FP32, so that all
+    states are those of FP32 weights. Fields that do not come from the optimizer are None. Waits for the device.
     """
     schedule, start = without_start(optimizer.lr_scheduler)
     layout = Layout(optimizer)
@@ -185,11 +186,12 @@ def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates
 
 
 def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> OptimizerStates:
-    """Return an OptimizerStates for ``states`` of a file of MXNet's ``Module``, one state for each parameter.
+    """Return an OptimizerStates with one state for each parameter, from the ``states`` in a file of MXNet's ``Module``.
 
-    The file numbers the state of weight ``i`` on device ``k`` of ``n`` as ``i * n + k``, or by the weight's name if a
-    kvstore updated it. ``n`` is not in the file: it is the largest number for which the states of ``n`` devices are
-    equal. Raises ``ValueError`` for a name that is no parameter's.
+    A Module on ``n`` devices saves the state of weight ``i`` on device ``k`` by the number ``i * n + k``; if a kvstore
+    updated the weights, it saves one state by the weight's name. The file does not say ``n``: the largest number is
+    taken for which the states are the same on all ``n`` devices. Raises ``ValueError`` for a name that no parameter
+    has.
     """
     names = {weight.name: i for i, weight in enumerate(weights)}
     states = {names.get(key, key): to_host(state) for key, state in states.items()}
@@ -197,7 +199,7 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
         raise ValueError(f"the states are of other parameters: {next(k for k in states if isinstance(k, str))!r}")
 
     def copies_are_equal(count: int) -> bool:
-        """Return whether the states are those of ``count`` devices: all there, and the same on each."""
+        """Return whether the states may be those of ``count`` devices: all there for each, with the same values."""
         blocks = {key - key % count for key in states}
         return max(blocks, default=0) < count * len(weights) and all(
             first + k in states and equal(states[first], states[first + k]) for first in blocks for k in range(count)
@@ -212,14 +214,15 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
 def _check(
     found: OptimizerStates, updaters: Updaters, shapes: Sequence[tuple], contexts: Sequence[mx.Context], settings: str
 ) -> Callable[[], None]:
-    """Raise ``ValueError`` if ``found`` does not fit optimizer and parameters; return a function that applies it.
+    """Raise ``ValueError`` if a loaded file does not fit optimizer and parameters; return a function that applies it.
 
     That function sets the optimizer's attributes and schedule, and gives every device the saved update counts. (MXNet
-    gives them to the saved devices only, and Adam then diverges on the others.) So nothing changes before all is
-    checked. ``shapes`` are those of the parameters, with 0 for a dimension that is not known yet. ``settings`` is as in
-    ``load``.
+    gives them to the saved devices only, and Adam then diverges on the others.) It is called when everything is
+    checked, so an error changes nothing. ``found`` is the content of the file. ``shapes`` are those of the parameters,
+    with 0 for a dimension that is not known yet. With ``settings="file"`` hyper-parameters and schedule are the file's,
+    with ``"caller"`` they stay as they are.
     """
-    optimizer, as_made = updaters.optimizer, updaters.as_made
+    optimizer, initial = updaters.optimizer, updaters.initial
     if found.optimizer != type(optimizer).__name__:
         raise ValueError(f"the states are of optimizer {found.optimizer}, this one is {type(optimizer).__name__}")
     if found.shapes is not None:
@@ -228,7 +231,7 @@ def _check(
     if settings == "caller":
         accumulated = found.accumulated
         if accumulated is None:  # the file of MXNet's gluon.Trainer does not hold the optimizer as it was made
-            accumulated = AsMade({}, None).accumulated(optimizer)
+            accumulated = InitialOptimizer({}, None).accumulated(optimizer)
         progress = {k: v for k, v in progress.items() if k in accumulated}
     else:
         own = class_names(describe(without_start(optimizer.lr_scheduler)[0]))
@@ -240,7 +243,7 @@ def _check(
     check_states(found.states, found.masters, with_attributes(optimizer, progress), shapes)
 
     def commit() -> None:
-        """Set the optimizer's attributes, its update counts and its schedule."""
+        """Set the optimizer's attributes, its update counts and its schedule to those of the file."""
         for name, value in progress.items():
             setattr(optimizer, name, _to_device(value, contexts[0]))
         _mxnet.replicate_update_counts(optimizer, contexts)
@@ -249,16 +252,16 @@ def _check(
         elif progress:
             # The file of MXNet's gluon.Trainer does not hold the schedule as it was made.
             before = [found.scheduler] if found.accumulated is None else [found.scheduler_as_made, found.scheduler]
-            continue_schedule(optimizer, as_made.schedule, before, found.scheduler_start)
+            continue_schedule(optimizer, initial.schedule, before, found.scheduler_start)
 
     return commit
 
 
 def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
-    """Return the saved state of parameter number ``index``, as the optimizer expects it for that parameter.
+    """Return the saved state of the parameter with this index, as the optimizer expects it for that parameter.
 
-    For a parameter with an FP32 master, which is what will be updated, it is unchanged. Otherwise it fits the dtype of
-    the parameter's array, which may be float16.
+    If the parameter has an FP32 master, the optimizer updates that, and the state, which is of an FP32 weight, is
+    returned as it is. Otherwise it is made to fit the parameter's array, which may be float16.
     """
     if weight.masters or not weight.arrays:
         return found.states[index]
@@ -270,7 +273,7 @@ def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index:
 
 
 def _check_array(leaf: Any) -> None:
-    """Raise ``TypeError`` unless ``leaf`` is an NDArray or None."""
+    """Raise ``TypeError`` unless ``leaf``, a value in the states of a file, is an NDArray or None."""
     if not isinstance(leaf, (NDArray, type(None))):
         raise TypeError(f"it holds a {type(leaf).__name__}, no array")
 
@@ -281,10 +284,10 @@ def _in_float32(leaf: Any) -> Any:
 
 
 def _to_device(value: Any, ctx: mx.Context) -> Any:
-    """Return a copy of nested dicts, lists and tuples, with NumPy arrays as NDArrays on ``ctx``."""
+    """Return a copy of nested dicts, lists and tuples, in which NDArrays on ``ctx`` replace NumPy arrays."""
 
     def leaf(item: Any) -> Any:
-        """Return a NumPy array as an NDArray on the device, anything else as it is."""
+        """Return a NumPy array as an NDArray on ``ctx``, anything else as it is."""
         return mx.nd.array(item, ctx=ctx, dtype=item.dtype) if isinstance(item, np.ndarray) else item
 
     return map_leaves(leaf, value)

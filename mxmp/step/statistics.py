@@ -23,8 +23,8 @@ __all__ = ["RunningStatistics"]
 class RunningStatistics:
     """Keeps a finite copy of each of BatchNorm's running means and variances, to restore them after an overflow.
 
-    A Trainer or Module has one object, and tells it the arrays by ``watch``. In each training step ``sums`` copies the
-    present values; then either ``keep`` is called, because the copies are finite, or ``restore``.
+    A Trainer or Module has one object, and passes it the arrays by ``watch``. In each training step ``sums`` copies the
+    present values. Then ``keep`` is called if the copies and all gradients are finite, otherwise ``restore``.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,12 @@ class RunningStatistics:
         self._kept: dict[mx.Context, FlatCopies] = {}
 
     def watch(self, statistics: Sequence[Gradient]) -> RunningStatistics:
-        """Keep and restore the FP32 arrays among ``statistics`` from now on, no longer earlier ones; return ``self``.
+        """Keep and restore the FP32 arrays among ``statistics`` from now on, in place of earlier ones; return ``self``.
 
-        Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Does nothing if
-        the arrays are those of the last call. An element that is not finite now would be restored to BatchNorm's
-        initial value: 1 where the name ends in ``"var"``, otherwise 0.
+        Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Copies the
+        present values, so that ``restore`` can be called at once; in a copy BatchNorm's initial value replaces an
+        element that is not finite: 1 where the name ends in ``"var"``, otherwise 0. Does nothing if the arrays are
+        those of the last call.
         """
         arrays = [item.array for item in statistics]
         if len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched)):
@@ -55,10 +56,10 @@ class RunningStatistics:
     def sums(self, after: Scalars) -> Scalars:
         """Copy all statistics as they are now; return the sum of squares of each device's copies, for ``fetch``.
 
-        The sums are finite if and only if the copies are (and below 1e19). ``after`` holds numbers that were computed
-        from all gradients, by ``FiniteSums``: a copy waits for those on its device, and so for the end of the backward.
-        This is needed because BatchNorm's backward writes the statistics without notifying MXNet's engine. The host
-        does not wait.
+        The sums are finite if and only if the copies are (and below 1e19). ``after`` is what ``FiniteSums`` computed
+        from all gradients: a copy waits for the numbers on its device, and so for the end of the backward. This is
+        needed because BatchNorm's backward writes the statistics without notifying MXNet's engine. The host does not
+        wait.
         """
         with autograd.pause():
             for ctx, items in self._devices.items():
@@ -71,10 +72,10 @@ class RunningStatistics:
         self._kept, self._pending = self._pending, self._kept
 
     def restore(self) -> None:
-        """Replace each non-finite element of the statistics by the kept copy's. Waits for all work on all devices.
+        """Replace each inf or NaN in the statistics by the kept copy's element. Waits for all work on all devices.
 
-        A net hybridized with ``static_shape`` writes statistics in backward without notifying MXNet's engine. Only the
-        end of all work ensures that the write is not still to come.
+        A net hybridized with ``static_shape`` writes statistics in backward without notifying MXNet's engine. Only
+        after the end of all work is it certain that the write is not still to come.
         """
         if self._devices:
             mx.nd.waitall()
@@ -85,7 +86,7 @@ class RunningStatistics:
 
 
 def _finite_copies(items: Sequence[Gradient]) -> FlatCopies:
-    """Return FP32 copies of statistics on one device; non-finite elements are replaced by BatchNorm's initial value.
+    """Return FP32 copies of statistics on one device; BatchNorm's initial value replaces each inf or NaN in them.
 
     The initial value is 1 for a name that ends in ``"var"``, otherwise 0.
     """
@@ -97,5 +98,5 @@ def _finite_copies(items: Sequence[Gradient]) -> FlatCopies:
 
 
 def _finite_or(array: NDArray, kept: NDArray) -> NDArray:
-    """Return ``array`` with each non-finite element replaced by the element of ``kept`` at its place."""
+    """Return ``array`` with each inf or NaN replaced by the element of ``kept`` at the same place."""
     return mx.nd.where(is_finite(array), array, kept)

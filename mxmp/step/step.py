@@ -32,7 +32,7 @@ FLOOR_PATIENCE = 3
 
 
 class ScaleEvent(NamedTuple):
-    """An entry of ``scale_history``: the loss scale of the steps from ``step`` on.
+    """An entry of ``scale_history``: the loss scale of the steps from number ``step`` on.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class ScaleEvent(NamedTuple):
     loss_scale : float
         The loss scale from that step on.
     skipped : bool
-        Whether the step before was skipped. An event of a skip may have the scale that the event before it has.
+        Whether the step before was skipped. A skip makes an entry even if it leaves the loss scale as it was.
     """
 
     step: int
@@ -50,10 +50,10 @@ class ScaleEvent(NamedTuple):
 
 
 class Observer(Protocol):
-    """Is notified by a ScaledStep in each training step, while the list ``ScaledStep.observers`` holds it.
+    """An object that a ScaledStep notifies in each training step, while it is in the list ``ScaledStep.observers``.
 
-    Diagnostics such as ``watch`` and ``guard`` are observers. An observer does not change whether the update is
-    applied.
+    Diagnostics such as ``watch`` and ``guard`` are observers of a trainer's steps. An observer does not change whether
+    the update is applied.
     """
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
@@ -64,20 +64,20 @@ class Observer(Protocol):
         """
 
     def after_step(self) -> None:
-        """Read the state after a training step, whether the update was applied, skipped or raised an error."""
+        """Read the trainer's state after a training step that applied the update, skipped it, or raised an error."""
 
 
 class ScaledStep:
     """Decides in each training step of one trainer whether the update is applied; keeps loss scale and counters.
 
-    A Trainer, a Module or a BucketingModule has one for its whole life. ``save_states`` writes it to a file.
+    A Trainer, a Module or a BucketingModule has one for its whole life, and saves its state in the states file.
 
     Attributes
     ----------
     scaler : Scaler
         Decides the loss scale. Several trainers may have the same object.
     group : ScalerGroup
-        All ScaledSteps that have this very scaler object.
+        The ScaledSteps of all trainers that have this very scaler object.
     scaled_by : float or None
         The loss scale in the present gradients; None if no backward has run since the last step.
     steps, skipped_steps : int
@@ -89,7 +89,7 @@ class ScaledStep:
     history : list of ScaleEvent
         The first loss scale, and an event for every change of the scale and every skipped step.
     observers : list of Observer
-        Notified of each step; neither copied nor saved.
+        Diagnostics that are notified of each step; neither copied nor saved.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -107,10 +107,9 @@ class ScaledStep:
         self._sums: FiniteSums | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for ``copy`` and ``pickle``.
+        """Return the attributes for ``copy`` and ``pickle``, except those that belong to this object alone.
 
-        Without the group, the observers and the operators of the check, which belong to this object's own scaler and
-        gradients.
+        Left out are the group, the observers, and the operators that check its gradients.
         """
         return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
@@ -128,9 +127,9 @@ class ScaledStep:
         return self.group.loss_scale if self.scaled_by is None else self.scaled_by
 
     def note_own_backward(self, adds: bool) -> None:
-        """Record the loss scale in the gradients, when a backward begins whose gradients only this step applies.
+        """Record that a backward begins which writes gradients of this trainer only, and which loss scale they contain.
 
-        For a Module. A Gluon backward may write the gradients of several trainers: ``ScalerGroup.note_backward``
+        For a Module. A Gluon backward may write the gradients of several trainers, so ``ScalerGroup.note_backward``
         records it. ``adds``: the backward adds to the present gradients (``grad_req="add"``), so it must use their loss
         scale.
         """
@@ -159,15 +158,15 @@ class ScaledStep:
         statistics : RunningStatistics or None
             BatchNorm's running statistics, which are restored where an overflow has made them inf or NaN.
         exposed : sequence of MasterPair
-            Parameters into whose float16 arrays a user may have written. What was written is copied to the masters
-            before ``apply``, so that the update starts from it.
+            The FP32 master and the float16 array of each parameter into whose float16 array a user may have written.
+            What was written is copied to the master before ``apply``, so that the update starts from it.
         unscaled : bool
             Whether the gradients have been divided by the loss scale already.
 
         Raises
         ------
         FloatingPointError
-            After ``FLOOR_PATIENCE`` skipped steps in a row at the lowest loss scale; names the parameters.
+            After 3 (``FLOOR_PATIENCE``) skipped steps in a row at the lowest loss scale; names the parameters.
         """
         bad, written = self._check(gradients, statistics or RunningStatistics(), exposed, unscaled)
         for observer in self.observers:
@@ -185,18 +184,22 @@ class ScaledStep:
 
     @property
     def at_floor(self) -> bool:
-        """Return whether an overflow cannot lower the loss scale; False if a scaler of the user's does not say."""
+        """Return whether an overflow cannot lower the loss scale; False if a user's own scaler has no ``at_floor``."""
         return getattr(self.scaler, "at_floor", False)
 
     def restart_floor_count(self) -> None:
         """Restart the count of skipped steps in a row at the lowest scale, which would end in ``FloatingPointError``.
 
-        ``guard`` calls it when it has found the layer that overflows, and will move the layer to FP32.
+        ``guard`` calls it in a step in which it has found the layer that overflows: it moves the layer to FP32 if it
+        overflows often enough, and then training can go on.
         """
         self._skips_at_floor = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return scaler state, counters and history as dicts, lists, numbers and strings, for ``load_state_dict``."""
+        """Return scaler state, step counters and history as dicts, lists, numbers and strings.
+
+        ``load_state_dict`` continues from them.
+        """
         return {
             "scaler": self.scaler.state_dict(),
             "steps": self.steps,
@@ -208,7 +211,7 @@ class ScaledStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set scaler, counters and history to a state that ``state_dict`` returned.
+        """Set scaler, step counters and history to a state that ``state_dict`` returned.
 
         If the state is of another class of scaler, a warning is logged, and the scaler keeps its own scale.
 
@@ -242,9 +245,10 @@ class ScaledStep:
     ) -> tuple[list[Gradient], list[MasterPair]]:
         """Return the gradients with an overflow, and those pairs of ``exposed`` into which a user has written.
 
-        The first list is empty if all gradients are finite. A user has written into a pair if its float16 array is not
-        the rounded master. Also keeps or restores ``statistics``, and notes what a scaler that ``measures`` needs. All
-        numbers come to the host in one transfer; only an overflow needs a second one.
+        The first list is empty if all gradients are finite. ``exposed`` has pairs of FP32 master and float16 array; a
+        user has written into a pair if its float16 array is not the rounded master. The method also keeps or restores
+        ``statistics``, and measures the gradients if the scaler needs it in this step (``AdaptiveLossScaler``). All
+        numbers come to the host in one transfer; a second one follows only if a sum of squares is not finite.
         """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
@@ -274,7 +278,7 @@ class ScaledStep:
         Raises
         ------
         FloatingPointError
-            This was the last of ``FLOOR_PATIENCE`` skipped steps in a row at the lowest loss scale.
+            This was the third (``FLOOR_PATIENCE``) skipped step in a row at the lowest loss scale.
         """
         self.steps += 1
         self.last_step_skipped = bool(bad)
@@ -314,12 +318,12 @@ class ScaledStep:
 class StepView:
     """The properties that a Trainer, a Module and a BucketingModule share: their loss scale, scaler and counters.
 
-    Each reads the object's ScaledStep.
+    Each property reads the object's ScaledStep, which checks the gradients in each step and counts the steps.
     """
 
     @property
     def scaled_step(self) -> ScaledStep:
-        """The ScaledStep that the properties of this class read. Each subclass returns its own."""
+        """Return the object's ScaledStep, which has the scaler and the counters. Each subclass returns its own."""
         raise NotImplementedError
 
     @property
@@ -333,7 +337,7 @@ class StepView:
 
     @loss_scale.setter
     def loss_scale(self, value: Any) -> None:
-        """Raise ``AttributeError``, which says how to set the scale."""
+        """Raise ``AttributeError``, whose message says to set ``scaler.loss_scale`` instead."""
         raise AttributeError(
             f"a {type(self).__name__}'s loss_scale is its scaler's: set .scaler.loss_scale = {value!r}, or create a "
             f"{type(self).__name__} with loss_scale={value!r}"
@@ -364,7 +368,7 @@ class StepView:
 
     @property
     def scale_history(self) -> list[ScaleEvent]:
-        """Return ScaleEvents: one for the first loss scale, and one for every change of it and every skip."""
+        """Return a list of ScaleEvents: one for the first loss scale, one for every change of it and every skip."""
         return list(self.scaled_step.history)
 
 

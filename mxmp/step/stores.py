@@ -37,18 +37,18 @@ _HOROVOD = (
 
 
 def open_store(kvstore: Any) -> Any:
-    """Return what to pass to MXNet as ``kvstore``, so that it opens the store that ``kvstore`` stands for.
+    """Return what to pass to MXNet as ``kvstore``, so that MXNet opens the store that the user's ``kvstore`` names.
 
     ``kvstore`` is a name, an open store, or None. A name of MXNet's such as ``"dist_sync"`` is returned in lower case.
     ``"horovod"``, and a name that a user registered with ``KVStoreBase``, become a store object. A store or None is
     returned as it is. MXNet 1.9.1 itself would open a store within this process for ``"horovod"`` and for names that it
-    does not know, and each worker would then train alone. Warns where the store sums within this process although the
-    job has several workers.
+    does not know, and each worker would then train alone. Warns if the job has several workers, but the named store
+    sums gradients within this process only.
 
     Raises
     ------
     ValueError
-        MXNet has no such store.
+        MXNet has no such store, or it is the store of ``mx.kv.create("horovod")``, which does not use Horovod.
     ImportError
         ``"horovod"`` without Horovod; tells how to install it.
     """
@@ -105,7 +105,7 @@ def refuse_compression(compression_params: Any) -> None:
 def refuse_sparse_weight(name: str, storage: str) -> None:
     """Raise ``ValueError`` unless ``storage``, the storage type of parameter ``name``, is ``"default"`` (dense).
 
-    MXNet updates row-sparse weights on the kvstore only, before the check for overflows.
+    MXNet updates row-sparse weights on the kvstore only, which would be before the check for overflows.
     """
     if storage != "default":
         raise ValueError(
@@ -115,7 +115,10 @@ def refuse_sparse_weight(name: str, storage: str) -> None:
 
 
 def is_distributed(store: Any) -> bool:
-    """Return whether ``store``, an open kvstore or None, sums gradients over several workers."""
+    """Return whether ``store``, an open kvstore or None, sums gradients over several workers.
+
+    The answer is False for a store of a user's own class that does not say how many workers it has.
+    """
     if store is None:
         return False
     try:
@@ -128,7 +131,7 @@ def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
     """Set ``arrays``, one per device of this worker, to the value that worker 0 has in its first array. Does not wait.
 
     All workers call it with the same ``key``, which was initialized in ``store`` with the arrays' dtype. MXNet's own
-    stores broadcast a key only once; so here worker 0 pushes its value and the others push zeros, and all receive the
+    stores broadcast a key only once. So here worker 0 pushes its value and the others push zeros, and all receive the
     sum.
     """
     if isinstance(store, Horovod):
@@ -142,10 +145,10 @@ def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
 class Horovod(mx.kv.KVStoreBase):
     """A kvstore that sums gradients over this worker's devices, and averages the sums over all of Horovod's workers.
 
-    ``open_store("horovod")`` makes one. It calls ``hvd.init()`` if nobody has. As with
+    ``open_store("horovod")`` makes one. The constructor calls ``hvd.init()`` if nobody has. As with
     ``horovod.mxnet.DistributedTrainer``, ``Trainer.step`` takes the batch size of one worker. All workers receive the
-    same bits. float16 is divided before it is summed, so that an average of finite values is finite; FP32 after it,
-    which rounds less.
+    same bits. A float16 sum is divided by the number of workers before it is added to the others, so that an average of
+    finite values is finite; FP32 sums are divided after that, which rounds less.
 
     Raises
     ------
@@ -179,14 +182,17 @@ class Horovod(mx.kv.KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Return False for every capability that MXNet asks about: this store does not update weights."""
+        """Return False for every capability that MXNet asks about (``"optimizer"``): this store updates no weights."""
         return False  # no updates on the store
 
     def init(self, key: Any, value: NDArray) -> None:
-        """Do nothing. MXNet calls it with the first value of each key, and Horovod stores no values."""
+        """Do nothing: Horovod stores no values. MXNet calls it with each key and the first value for it."""
 
     def broadcast(self, key: Any, value: NDArray, out: Any, priority: int = 0) -> None:
-        """Set ``out``, one array or one per device, to worker 0's ``value``. Does not wait."""
+        """Set ``out``, one array or one per device, to worker 0's ``value``. Does not wait.
+
+        All workers call it with the same ``key``, by which Horovod matches their arrays.
+        """
         first, *others = out if isinstance(out, (list, tuple)) else [out]
         with autograd.pause():
             if first is not value:
@@ -198,8 +204,9 @@ class Horovod(mx.kv.KVStoreBase):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sum ``value`` over devices, average the sums over workers, and write the result to ``out``. Does not wait.
 
-        ``value`` and ``out`` are one array, or a list with one per device; ``out=None`` writes to ``value``. ``key``
-        must be the same on all workers. Raises ``ValueError`` for a row-sparse array.
+        ``value`` and ``out`` are one array, or a list with one per device; ``out=None`` writes to ``value``. All
+        workers call it with the same ``key``, by which Horovod matches their arrays. Raises ``ValueError`` for a
+        row-sparse array.
         """
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         outs = values if out is None else list(out) if isinstance(out, (list, tuple)) else [out]
@@ -227,9 +234,9 @@ class Horovod(mx.kv.KVStoreBase):
 
 
 def _refuse_unknown(kind: str) -> None:
-    """Raise ``ValueError`` if MXNet has no kvstore of this type or name.
+    """Raise ``ValueError`` if MXNet has no kvstore of type or name ``kind``; one that contains "dist" is not checked.
 
-    MXNet itself would silently open one within this process, and several workers would each train alone.
+    MXNet itself would silently open a store within this process for it, and several workers would each train alone.
     """
     if "dist" not in kind.lower() and kind.lower() not in _WITHIN:
         raise ValueError(
@@ -241,7 +248,7 @@ def _refuse_unknown(kind: str) -> None:
 def _warn_of_other_workers(kvstore: str, environment: Mapping[str, str] = os.environ) -> None:
     """Warn if ``environment`` says that the job has several workers, while ``kvstore`` sums within one process only.
 
-    The launchers of MXNet and Horovod set ``DMLC_NUM_WORKER`` and ``HOROVOD_SIZE``.
+    The launchers of MXNet and Horovod set ``DMLC_NUM_WORKER`` and ``HOROVOD_SIZE`` to the number of workers.
     """
     for variable, store in (("DMLC_NUM_WORKER", "dist_sync"), ("HOROVOD_SIZE", "horovod")):
         if environment.get(variable, "1") not in ("", "0", "1"):

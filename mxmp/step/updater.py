@@ -14,26 +14,26 @@ from . import _mxnet
 from .gradients import Gradient, largest_on_cpu
 from .masters import round_master
 from .multi_tensor import round_all, widen_all
-from .resume import AsMade
+from .resume import InitialOptimizer
 
 __all__ = ["Update", "Updater", "Updaters", "rescaled"]
 
 
 class Update(NamedTuple):
-    """One weight on one device, with the gradient to update it by.
+    """The weight of one parameter on one device, and the gradient to update it by.
 
     Attributes
     ----------
     index : int
-        Number of the parameter, by which the optimizer keeps its state.
+        Index of the parameter, by which the optimizer keeps its state.
     device : int
         Number of the device, from 0, in the Trainer's or Module's list of contexts.
     name : str
-        Name of the parameter.
+        Name of the parameter (``"fc1_weight"``).
     weight : NDArray
         The array that operators read; float16 if the parameter has an FP32 master.
     grad : NDArray
-        Its gradient, of the same dtype, with the loss scale in it unless it was unscaled.
+        The weight's gradient, in the weight's dtype. It contains the loss scale, unless ``unscale`` was called.
     """
 
     index: int  # type: ignore[assignment]
@@ -44,19 +44,19 @@ class Update(NamedTuple):
 
     @property
     def gradient(self) -> Gradient:
-        """Return name and gradient as a Gradient, with the array as an ``mx.nd`` array."""
+        """Return name and gradient as a ``Gradient``, whose array is of ``mx.nd`` even if this one is of ``mx.np``."""
         return Gradient(self.name, self.grad.as_nd_ndarray())
 
 
 class Updater(mx.optimizer.Updater):
     """MXNet's Updater for one device, which updates the FP32 master where a weight has one, and rounds it to float16.
 
-    MXNet's Updater would update the float16 weights, or keep FP32 copies in the optimizer's states. Here the masters
-    belong to the parameters, and states are those of FP32 weights. The loss scale is divided out by the optimizer:
-    ``rescaled`` multiplies its ``rescale_grad``. An optimizer that reads gradients before it applies ``rescale_grad``
-    receives unscaled copies instead.
+    MXNet's own Updater would update the float16 weights, or keep FP32 copies in the optimizer's states. Here the
+    masters belong to the parameters, and states are those of FP32 weights. The optimizer itself divides the loss scale
+    out, since ``rescaled`` has multiplied its ``rescale_grad``. An optimizer that reads gradients before it applies
+    ``rescale_grad`` receives unscaled copies instead.
 
-    ``master`` returns, for a weight's index, its FP32 master on this device, or None if it has none.
+    ``master`` is a function from a weight's index to its FP32 master on this device, or to None if it has none.
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, master: Callable[[int], NDArray | None]) -> None:
@@ -66,7 +66,10 @@ class Updater(mx.optimizer.Updater):
         self._large: tuple[tuple, list[int]] = (), []
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
-        """Update one weight in place; or several, if index, gradient and weight are lists. MXNet's own signature."""
+        """Update one weight in place; or several, if index, gradient and weight are lists.
+
+        The signature is that of MXNet's Updater. A weight with an FP32 master becomes the rounded master.
+        """
         if not isinstance(index, (list, tuple)):
             index, grad, weight = [index], [grad], [weight]
         # MXNet's optimizers are written for mx.nd; an array of mx.np and its view share their memory.
@@ -89,9 +92,9 @@ class Updater(mx.optimizer.Updater):
                 round_master(masters[indices[k]], weights[k])
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
-        """Update ``weights``, FP32 masters and weights that have none, with the same result as MXNet's Updater.
+        """Update ``weights``, FP32 masters and weights that have no master, with the same result as MXNet's Updater.
 
-        Large arrays on a CPU are updated one by one if the optimizer is SGD with momentum: MXNet's operator for many
+        If the optimizer is SGD with momentum, large arrays on a CPU are updated one by one: MXNet's operator for many
         arrays takes about three times as long for those.
         """
         alone: set[int] = set()
@@ -108,9 +111,9 @@ class Updater(mx.optimizer.Updater):
         super().__call__(*([each[k] for k in rest] for each in (indices, grads, weights)))
 
     def _largest(self, indices: Sequence[int], weights: Sequence[NDArray]) -> list[int]:
-        """Return the positions in ``weights`` of the FP32 arrays on a CPU that are worth an operator of their own.
+        """Return the positions in ``weights`` of large FP32 arrays on a CPU, which are updated one by one for speed.
 
-        The result is kept until other ``indices`` are passed.
+        The result is kept until other ``indices``, the indices of the parameters, are passed.
         """
         if self._large[0] != (key := tuple(indices)):
             found = largest_on_cpu(weights, _ALONE_FROM, _MOST_ALONE)
@@ -122,9 +125,9 @@ class Updater(mx.optimizer.Updater):
     ) -> bool:
         """Return whether MXNet's ``multi_precision`` kernels give these weights the same result as FP32 kernels.
 
-        Such a kernel updates master and float16 weight at once. True for SGD and NAG, if the float16 weights are those
-        with a master. The kernels of LAMB, LARS and LBSGD take norms of the float16 arrays, and on a CPU square in
-        float16.
+        If so, they are used, as they update the FP32 master and the float16 weight at once. It is so for SGD and NAG,
+        if exactly the float16 weights have a master and the optimizer needs no unscaled gradients. The kernels of LAMB,
+        LARS and LBSGD differ: they take norms of the float16 arrays, and on a CPU square in float16.
         """
         if type(self.optimizer) not in _MASTER_KERNELS or self._needs_true_gradients():
             return False
@@ -132,9 +135,10 @@ class Updater(mx.optimizer.Updater):
 
     @contextmanager
     def _as_multi_precision(self, masters: Mapping[int, NDArray]) -> Iterator[None]:
-        """Turn on the optimizer's ``multi_precision`` within the block; it then finds each master inside its state.
+        """Turn on the optimizer's ``multi_precision`` within the ``with`` block; put each FP32 master into its state.
 
-        Makes missing states. Afterwards states are those of FP32 weights again; the kernels have changed them in place.
+        MXNet's ``multi_precision`` kernels expect it there. States that do not exist yet are made. After the block the
+        states are without masters again; the kernels have changed both in place.
         """
         optimizer, states, before = self.optimizer, self.states, self.optimizer.multi_precision
         for i, master in masters.items():
@@ -150,10 +154,10 @@ class Updater(mx.optimizer.Updater):
             self.states, optimizer.multi_precision = states, before
 
     def _needs_true_gradients(self) -> bool:
-        """Return whether the optimizer must receive unscaled gradients, instead of dividing in ``rescale_grad``.
+        """Return whether the optimizer must receive unscaled gradients, and cannot divide the loss scale out itself.
 
-        Either it reads gradients before it applies ``rescale_grad``, or ``rescale_grad`` with the loss scale divided
-        out is below 1e-10, where MXNet loses digits.
+        This is so if it reads gradients before it multiplies them by ``rescale_grad``, or if ``rescale_grad`` with the
+        loss scale divided out is below 1e-10, where MXNet loses digits.
         """
         rescale = self.optimizer.rescale_grad
         scaled = getattr(rescale, "factors", (rescale, 1.0))[1] != 1.0
@@ -161,9 +165,10 @@ class Updater(mx.optimizer.Updater):
 
     @contextmanager
     def _true_gradients(self, grads: Sequence[NDArray]) -> Iterator[list[NDArray]]:
-        """Yield ``grads``, or unscaled copies where the optimizer needs those, as a list.
+        """Yield the gradients for the optimizer as a list: ``grads``, or unscaled copies if the optimizer needs those.
 
-        With copies the optimizer's ``rescale_grad`` is the user's own within the block.
+        With copies the optimizer's ``rescale_grad`` is the user's own within the ``with`` block, without the loss
+        scale.
         """
         if not self._needs_true_gradients():
             yield list(grads)
@@ -187,10 +192,11 @@ _NOT_PER_DEVICE = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
 
 
 def _zero_momentum(weight: NDArray) -> NDArray:
-    """Return zeros in the shape and dtype of ``weight``, as SGD's first momentum, a kilobyte into a block of memory.
+    """Return zeros in the shape and dtype of ``weight``, as SGD's first momentum, 256 elements into their memory.
 
-    MXNet's large arrays all begin at the same offset in a page of memory. At some distances from one another (2**28
-    bytes is one) an AMD core's L1 cache confuses two of them, and an update takes several times as long.
+    All large arrays of MXNet's begin at the same offset in a page of memory. At some distances from one another (2**28
+    bytes is one) an AMD core's L1 cache confuses two of them, and an update takes several times as long. This momentum
+    begins at another offset than the weight.
     """
     return mx.nd.zeros(weight.size + _OFFSET, ctx=weight.ctx, dtype=weight.dtype)[_OFFSET:].reshape(weight.shape)
 
@@ -198,15 +204,15 @@ def _zero_momentum(weight: NDArray) -> NDArray:
 class Updaters(List[Updater]):
     """A list with one Updater per device, all of the same optimizer.
 
-    A Trainer or Module makes one together with its optimizer. The attribute ``as_made`` records how the optimizer was
-    then.
+    A Trainer or Module makes one together with its optimizer. The attribute ``initial`` records the optimizer's
+    attributes and schedule at that time, before updates change them.
 
     Parameters
     ----------
     optimizer : mx.optimizer.Optimizer
     num_devices : int
     master : callable
-        From a weight's index and a device's number to the FP32 master there, or None.
+        From a weight's index and a device's number to the weight's FP32 master on that device, or to None.
     """
 
     def __init__(
@@ -214,7 +220,7 @@ class Updaters(List[Updater]):
     ) -> None:
         super().__init__(Updater(optimizer, partial(_master_of, master, k)) for k in range(num_devices))
         self.optimizer = optimizer
-        self.as_made = AsMade.of(optimizer)
+        self.initial = InitialOptimizer.of(optimizer)
 
     def apply(self, updates: Sequence[Update], factor: float, *, reduced: bool) -> None:
         """Update all weights by gradients that are multiplied by ``factor`` and the optimizer's ``rescale_grad``.
@@ -228,8 +234,9 @@ class Updaters(List[Updater]):
         factor : float
             The inverse of the loss scale, times the factor of clipping.
         reduced : bool
-            Whether a weight's gradients are the same on all devices. Its values then stay the same, too: where the
-            optimizer would update each device differently, one is updated, and its values are copied to the others.
+            Whether a weight's gradients are the same on all devices, because they were summed. The weight must then
+            stay the same on all devices, too. If the optimizer could update the devices differently, because it draws
+            random numbers for example, one device is updated, and the result is copied to the others.
         """
         once = {update.index: update for update in reversed(updates)} if reduced and self._updates_can_differ() else {}
         with rescaled(self.optimizer, factor):
@@ -245,15 +252,19 @@ class Updaters(List[Updater]):
     def _updates_can_differ(self) -> bool:
         """Return whether the optimizer may update equal weights by equal gradients differently on two devices.
 
-        It may if it draws random numbers, or counts the updates of all devices together; a user's own optimizer may do
-        anything. MXNet's own Trainer updates such weights once, on the kvstore.
+        It may if it draws random numbers (SGLD), or if it has values for all devices in common which each update
+        changes (Nadam, LBSGD). A user's own optimizer may do either. MXNet's own Trainer updates such weights once, on
+        the kvstore.
         """
         optimizer = self.optimizer
         own = not type(optimizer).__module__.startswith("mxnet.")
         return len(self) > 1 and (own or isinstance(optimizer, _NOT_PER_DEVICE))
 
     def _copy_weight(self, source: Update, to: Update) -> None:
-        """Copy a weight from the device of ``source`` to that of ``to``: if it has a master, copy and round that."""
+        """Copy an updated weight from the device of ``source`` to that of ``to``.
+
+        If the weight has an FP32 master, the master is copied, and then rounded into the float16 weight.
+        """
         master, other = self[source.device].master(source.index), self[to.device].master(to.index)
         if master is None or other is None:
             source.weight.copyto(to.weight)
@@ -264,8 +275,8 @@ class Updaters(List[Updater]):
     def set_states(self, states: Mapping[int, Any], contexts: Sequence[mx.Context], place: Callable) -> None:
         """Replace the optimizer's states on all devices.
 
-        ``states`` maps a parameter's number to its state, whose arrays may be NumPy's; ``place(state, ctx)`` returns a
-        copy on a device of ``contexts``, which has one for each Updater.
+        ``states`` maps a parameter's index to its state, whose arrays may be NumPy's. ``contexts`` has the device of
+        each Updater. ``place(state, ctx)`` returns a copy of a state on a device.
         """
         for updater, ctx in zip(self, contexts):
             updater.states = {index: place(state, ctx) for index, state in states.items()}
@@ -273,10 +284,10 @@ class Updaters(List[Updater]):
 
 
 def _master_of(master: Callable[[int, int], NDArray | None], device: int, index: int) -> NDArray | None:
-    """Return ``master(index, device)``.
+    """Return ``master(index, device)``, the FP32 master of a weight on a device, or None.
 
-    A function for ``functools.partial``: ``copy.deepcopy`` copies what a partial refers to, and would not copy it for a
-    lambda, so that a copied Trainer would update the masters of the original.
+    It is a function for ``functools.partial``, and no lambda: ``copy.deepcopy`` also copies what a partial refers to,
+    but not what a lambda does, so that a copied Trainer would update the masters of the original.
     """
     return master(index, device)
 
@@ -286,7 +297,10 @@ _SMALLEST_RESCALE = 1e-10
 
 
 def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether the optimizer takes norms or sums of gradients before it multiplies them by ``rescale_grad``."""
+    """Return whether the optimizer takes norms or sums of gradients before it multiplies them by ``rescale_grad``.
+
+    Of MXNet's optimizers only LBSGD does, with some arguments.
+    """
     return isinstance(optimizer, mx.optimizer.LBSGD) and (
         optimizer.batch_scale > 1 or optimizer.warmup_strategy == "lars"
     )
@@ -294,9 +308,10 @@ def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
 
 @contextmanager
 def rescaled(optimizer: mx.optimizer.Optimizer, factor: float) -> Iterator[None]:
-    """Multiply ``optimizer.rescale_grad`` by ``factor`` within the block.
+    """Multiply ``optimizer.rescale_grad`` by ``factor`` within the ``with`` block.
 
-    So the optimizer divides the loss scale out itself, in FP32, and no copy of the gradients is needed.
+    ``factor`` contains the inverse of the loss scale. So the optimizer divides the loss scale out itself, in FP32, and
+    no copy of the gradients is needed.
     """
     before = optimizer.rescale_grad
     optimizer.rescale_grad = _Rescale(before, factor)
@@ -307,11 +322,11 @@ def rescaled(optimizer: mx.optimizer.Optimizer, factor: float) -> Iterator[None]
 
 
 class _Rescale(float):
-    """The product ``own * factor``, whose text is the decimal number of its FP32 value, without an exponent.
+    """The product ``own * factor``, whose text is its FP32 value as a decimal number without an exponent.
 
-    MXNet passes attributes of operators as text, and misreads exponents: about a fifth of the small values of
-    ``rescale_grad`` came out one bit off. ``own`` is the user's ``rescale_grad``; the attribute ``factors`` holds both
-    factors.
+    It is a value for ``rescale_grad``: ``own`` is the user's, ``factor`` contains the inverse of the loss scale, and
+    the attribute ``factors`` holds both. MXNet passes attributes of operators as text and misreads exponents: about a
+    fifth of the small values of ``rescale_grad`` came out one bit off.
     """
 
     factors: tuple[float, float]
