@@ -67,7 +67,7 @@ HOUSE = {
     "diagnose/watching": ["histogram", "snapshot", "watch", "__init__"],
     "diagnose/blaming": ["report", "verdict", "recording", "blame", "__init__"],
     "diagnose/guarding": ["guard", "__init__"],
-    "diagnose/advising": ["gemm", "flops", "gpus", "advice", "advise", "__init__"],
+    "diagnose/advising": ["gemm", "flops", "gpus", "machine", "advice", "advise", "__init__"],
     "diagnose/profiling": ["report", "profile", "__init__"],
     "diagnose": ["plots", "__init__"],
     "top": ["__init__", "__main__"],
@@ -79,7 +79,7 @@ WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
 WITHOUT_MXNET += ["inference/report"]
 WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/plots"]
-WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "advice")]
+WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "machine", "advice")]
 WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("report", "profile")]
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 

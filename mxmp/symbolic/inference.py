@@ -15,11 +15,11 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..kernels.fusion import Unfused
+from ..policy import Policy
 from ..precision.casts import strip
 from ..precision.graph import Graph
 from ..precision.plan import Plan
 from ..serving.folding import Params, fold_constants, fold_norms, without_identities
-from ..serving.fusing import fuse
 from ..serving.lowering import lower
 
 __all__ = ["InferenceExecutor", "InferenceGraph"]
@@ -36,15 +36,16 @@ class InferenceGraph:
     ----------
     symbol : Symbol
         The user's FP32 Symbol.
-    plan : Plan
-        The plan that the module's executors follow; of bfloat16, or one in which nothing computes in low precision.
+    how : Policy or Plan
+        A policy of bfloat16, under which the rules decide anew, because an operator that followed a BatchNorm in FP32
+        may be in bfloat16 where that is folded; or a plan, whose decisions are taken.
     parameters : collection of str
         The names of the parameters and auxiliary states, in contrast to inputs.
     """
 
-    def __init__(self, symbol: mx.sym.Symbol, plan: Plan, parameters: Collection[str]) -> None:
+    def __init__(self, symbol: mx.sym.Symbol, how: Policy | Plan, parameters: Collection[str]) -> None:
         self._network = without_identities(strip(Graph.from_symbol(symbol)))
-        self._plan = plan
+        self._policy, self._decided = (how.policy, how.decisions) if isinstance(how, Plan) else (how, {})
         self._parameters = parameters
         self._computed: tuple[mx.sym.Symbol, Params] | None = None
 
@@ -81,10 +82,7 @@ class InferenceGraph:
     def _compute(self, params: Params) -> tuple[mx.sym.Symbol, Params]:
         """Return the Symbol of the graph for inference, and its parameters, from the network's FP32 ``params``."""
         graph, params = fold_constants(*fold_norms(self._network, params))
-        if self._plan.num_low:
-            graph, params = lower(graph, params, policy=self._plan.policy, decided=self._plan.decisions)
-        else:
-            graph = fuse(graph)
+        graph, params = lower(graph, params, policy=self._policy, decided=self._decided)
         return graph.to_symbol(), params
 
 

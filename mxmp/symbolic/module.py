@@ -204,23 +204,21 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _make_inference_graphs(self) -> list[InferenceGraph]:
         """Return the graph for inference of each device, or an empty list where the executors' graph is to run.
 
-        That is so if the module trains, on a GPU, in emulated float16, with model parallelism, with states that the
-        user sets, if parameters are not stored in FP32, and if the user has chosen a subgraph backend of MXNet's.
+        That is so if the module trains, on a GPU, in float16, with model parallelism, with states that the user sets,
+        and if the user has chosen a subgraph backend of MXNet's.
         """
-        group, plan = self._exec_group, self.plan
-        assert plan is not None
         if (
             self.for_training
             or self._device != "cpu"
-            or (plan.num_low and plan.policy.compute != "bfloat16")
+            or self.policy.compute != "bfloat16"
             or any(self._group2ctxs or ())
             or self._state_names
-            or self.core.low_names
             or "MXNET_SUBGRAPH_BACKEND" in os.environ
         ):
             return []
+        group = self._exec_group
         names = [*group.param_names, *group.aux_names]
-        return [InferenceGraph(self._symbol, plan, names) for _ in group.execs]
+        return [InferenceGraph(self._symbol, self.core.conversion.how, names) for _ in group.execs]
 
     def _fuse_inference(self) -> None:
         """Let the executors run the graphs for inference, if the module has these, in forwards in inference mode."""

@@ -14,6 +14,7 @@ import mxmp
 from mxmp.diagnose import advise
 from mxmp.diagnose.advising.advice import Padding
 from mxmp.diagnose.advising.gpus import GPUS
+from mxmp.diagnose.advising.machine import slowed_by
 
 ROOT = Path(__file__).parents[2]
 S = mx.sym
@@ -378,3 +379,31 @@ def test_nothing_to_multiply():
     found = advise(S.relu(X), data=(2, 2))
     assert (found.flops, found.tensor_share, found.matrices) == (0, 0, ())
     assert "0.000 GFLOPs" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("environment", "processors", "named"),
+    [
+        ({"OMP_NUM_THREADS": "8"}, 2, ["OMP_NUM_THREADS=8"]),
+        ({"OMP_NUM_THREADS": "2"}, 2, ["OMP_WAIT_POLICY"]),
+        ({"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}, 2, ["OMP_WAIT_POLICY"]),
+        ({"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "ACTIVE"}, 2, []),
+        ({"OMP_NUM_THREADS": "3,2", "OMP_WAIT_POLICY": "active"}, 4, ["OMP_NUM_THREADS=3"]),
+        ({"OMP_NUM_THREADS": "3"}, 4, ["OMP_NUM_THREADS=3", "OMP_WAIT_POLICY"]),  # two teams are more than 4
+        ({}, 4, ["OMP_NUM_THREADS is not set: operators use 2 of 4"]),
+        ({"OMP_NUM_THREADS": "many"}, 2, ["operators use 1 of 2"]),
+        ({}, 1, []),
+        ({"OMP_NUM_THREADS": "1"}, 1, []),
+    ],
+    ids=str,
+)
+def test_settings_of_openmp_that_slow_a_cpu_down_are_named(environment, processors, named):
+    found = slowed_by(environment, processors)
+    assert len(found) == len(named)
+    assert all(name in sentence for name, sentence in zip(named, found))
+
+
+def test_the_advice_has_a_section_on_this_process(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4096")
+    text = str(mxmp.diagnose.advise(S.FullyConnected(S.var("data"), num_hidden=8, name="fc"), data=(8, 8)))
+    assert "slowed down\n    OMP_NUM_THREADS=4096" in text

@@ -194,11 +194,11 @@ def test_parameters_and_checkpoints_stay_the_user_s(symbol, values, tmp_path):
             np.testing.assert_array_equal(found[name].asnumpy(), value.asnumpy())
 
 
-@pytest.mark.parametrize("why", ["it trains", "emulated float16", "states", "float16 storage", "the user's backend"])
+@pytest.mark.parametrize("why", ["it trains", "float16", "states", "the user's backend"])
 def test_other_modules_run_the_graph_with_casts(symbol, values, why, monkeypatch):
     if why == "the user's backend":
         monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
-    policy = {"emulated float16": "float16", "float16 storage": "float16,params=float16"}.get(why, "bfloat16")
+    policy = "float16" if why == "float16" else "bfloat16"
     module = mxmp.Module(symbol, policy=policy, state_names=["b1_beta"] if why == "states" else None)
     module.bind(*SHAPES, for_training=why == "it trains")
     args = {name: value for name, value in values[0].items() if why != "states" or name != "b1_beta"}

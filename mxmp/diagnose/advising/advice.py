@@ -184,6 +184,8 @@ class Advice:
         because mxmp does not know which matrix products they compute.
     unmatched : tuple of str
         Patterns of ``exclude`` that match no operator.
+    slowed_by : tuple of str
+        Sentences on settings of this process that slow down what MXNet computes on a CPU, and what to set instead.
     """
 
     name: str
@@ -193,6 +195,7 @@ class Advice:
     joinable: tuple[Joinable, ...]
     unknown: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
+    slowed_by: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> Gpu:
@@ -235,6 +238,7 @@ class Advice:
                 *section("Products of one input that could be one", map(str, self.joinable)),
                 *section("In no figure, because shapes or products are not known", self.unknown[:8]),
                 *section("exclude matched nothing", self.unmatched),
+                *section("What MXNet computes on this CPU is slowed down", self.slowed_by),
             ]
         )
 

@@ -19,6 +19,7 @@ from .advice import Advice, Joinable, MatrixReport
 from .flops import ShapedNode, Tensor, dtype_name, shaped_nodes
 from .gemm import Products
 from .gpus import gpu_named
+from .machine import slowed_by
 
 __all__ = ["advise"]
 
@@ -98,6 +99,7 @@ def advise(
         joinable=tuple(joinable),
         unknown=tuple(unknown),
         unmatched=tuple(sorted(set.intersection(*unmatched))),
+        slowed_by=slowed_by(),
     )
 
 

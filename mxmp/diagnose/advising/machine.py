@@ -1,0 +1,48 @@
+"""Settings of OpenMP that slow MXNet down on a CPU, in FP32 as well. ``bench environment`` measures what they cost."""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping
+
+__all__ = ["slowed_by"]
+
+
+def slowed_by(environment: Mapping[str, str] | None = None, processors: int | None = None) -> tuple[str, ...]:
+    """Return a sentence for each setting of OpenMP that slows MXNet down on a CPU, with what to set instead.
+
+    Parameters
+    ----------
+    environment : mapping of str to str, optional
+        The environment variables of the process; by default those of this one. MXNet reads them when it is imported.
+    processors : int, optional
+        How many processors the process may use; by default as many as this one.
+    """
+    environment = os.environ if environment is None else environment
+    processors = _processors() if processors is None else processors
+    text = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    # Without the variable MXNet counts two processors as one core (src/engine/openmp.cc).
+    threads = int(text) if text.isdigit() and int(text) else max(processors // 2, 1)
+    found = []
+    if threads > processors:
+        found.append(
+            f"OMP_NUM_THREADS={threads}, and this process may use {processors} processors: threads wait for each "
+            f"other. Set it to {processors}"
+        )
+    elif threads < processors:
+        setting = f"OMP_NUM_THREADS={text}" if text else "OMP_NUM_THREADS is not set"
+        found.append(
+            f"{setting}: operators use {threads} of {processors} processors. Try {processors}, or leave the others to "
+            "DataLoader workers"
+        )
+    if 1 < threads <= processors < 2 * threads and environment.get("OMP_WAIT_POLICY", "").lower() != "active":
+        found.append(
+            "OMP_WAIT_POLICY is not 'active': after the first large mx.nd.array of NumPy data, OpenMP's threads sleep "
+            "between operators, and small operators take longer. Set it to 'active' before Python starts"
+        )
+    return tuple(found)
+
+
+def _processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
