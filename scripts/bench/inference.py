@@ -69,7 +69,7 @@ def warmed(name: str, size: int, steps: int = 10) -> Any:
     for _ in range(steps):
         with autograd.record():
             outputs = net(*network(name).inputs(4, size))
-            loss = (outputs[0] if isinstance(outputs, tuple) else outputs).sum()
+            loss = (outputs[0] if isinstance(outputs, (list, tuple)) else outputs).sum()
         loss.backward()
     mx.nd.waitall()
     return net
