@@ -189,8 +189,8 @@ def _tune(args: argparse.Namespace) -> None:
 def _optimize(args: argparse.Namespace) -> None:
     """Run ``optimize``: write the fastest graph for inference that is accurate enough, and print a report.
 
-    ``--max-drop`` and ``--min-sqnr`` say how far its outputs may be from those of FP32. The report has the time and the
-    accuracy of all graphs that were tried.
+    Its outputs must keep to both limits: ``--max-drop``, the share of samples whose top answer may be another than in
+    FP32, and ``--min-sqnr``, in dB. The report has the time and the accuracy of all graphs that were tried.
     """
     symbol = read_symbol(args.symbol)
     params = _parameters(args.params, symbol, {})

@@ -226,8 +226,8 @@ def pattern_of(pattern: str) -> re.Pattern:
 def is_policy_text(text: str) -> bool:
     """Return whether a user's string is meant as a recipe or policy string, and not as the path of a plan's file.
 
-    That is so if the string begins with the name of a recipe, ``"float16,norm=compute"``, or with that of a field of
-    Policy, ``"compute=float16"``.
+    That is so if its first word, up to a comma or ``=``, is the name of a recipe, ``"float16,norm=compute"``, or of a
+    field of Policy, ``"compute=float16"``. ``"float16.json"`` is a path.
     """
     first = text.partition(",")[0].strip()
     return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]

@@ -78,8 +78,8 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     def runs_as_python(block: Block) -> bool:
         """Return whether ``block`` runs as Python code: it, or a block inside it, is excluded.
 
-        Also adds the ids of ``block`` and the blocks inside it to ``python``, if they run as Python code, and to
-        ``outside``, if they are inside an excluded block.
+        Also adds ids of ``block`` and the blocks inside it to ``python``, for those that are excluded or contain an
+        excluded block, or else to ``outside``, for those that are inside an excluded block.
         """
         excluded = is_excluded(block.name, block)
         if excluded:

@@ -90,8 +90,9 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     inside: list[HybridBlock] = []
 
     def enter(block: HybridBlock, args: tuple) -> None:
-        """Trace ``block`` and add its graph to the result, unless it runs as Python code or is inside a traced block.
+        """Trace ``block`` and add its graph to the result. It need not be hybridized.
 
+        Not if it is excluded from its conversion, overrides ``forward``, or is inside a block that was traced.
         A forward pre-hook, which MXNet calls before each block with the block's arguments.
         """
         arguments = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)

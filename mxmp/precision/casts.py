@@ -61,7 +61,8 @@ class CastGraph:
     source : dict of Node to Node
         From each copied node of ``graph`` to its original in the FP32 graph. Nodes that mxmp inserted are not in it.
     norm : {None, "float32", "compute"}
-        ``Policy.norm`` of the plan's policy, which says whether there are casts around BatchNorm.
+        ``Policy.norm`` of the plan's policy. None and ``"float32"`` put casts around BatchNorm, which workarounds may
+        take out for None; ``"compute"`` puts none.
     workarounds : dict of str to list of Node
         From the name of each workaround that was applied to the nodes of ``graph`` that it rewrote.
     """
@@ -114,8 +115,9 @@ def strip(graph: Graph) -> Graph:
     def original(entry: Entry) -> Entry:
         """Return the tensor of the stripped copy that is read in place of ``entry``, a tensor of ``graph``.
 
-        This is the copy of the network's own tensor from which inserted nodes computed ``entry``. If one of these nodes
-        has taken the name of an operator of the network, records in ``renamed`` that the operator gets it back.
+        This is the copy of the network's own tensor from which inserted nodes computed ``entry``. An inserted node
+        that makes an output of the graph has the name of the network's operator; ``renamed`` records that the operator
+        gets it back.
         """
         name = None
         while is_ours(entry.node):

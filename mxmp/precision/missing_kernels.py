@@ -28,7 +28,8 @@ class Call(NamedTuple):
     attrs : mapping of str to str
         Its parameters as in Symbol JSON, ``{"kernel": "(3, 3)"}``.
     channels : int or None
-        How many channels its first input has; None where this is not known.
+        How many channels its first input has, where a convolution before it tells; otherwise None. Shapes are not
+        inferred for this.
     """
 
     op: str

@@ -390,9 +390,9 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
     known = re.compile(f"(^|/)({'|'.join(map(re.escape, longest_first))})")
 
     def rename(name: str) -> str:
-        """Return a node's name with its innermost block's prefix replaced.
+        """Return a node's name in which, in each part between slashes, the longest prefix of a block is replaced.
 
-        ``"loop/dense0_fwd"`` becomes ``"loop/dense2_fwd"`` if the block ``dense0`` is now ``dense2``.
+        ``"n0_loop/n0_dense0_fwd"`` becomes ``"n1_loop/n1_dense0_fwd"`` if the block ``n0_`` is now ``n1_``.
         """
         return known.sub(lambda found: found[1] + prefixes[found[2]], name)
 

@@ -57,7 +57,7 @@ _INPUTS = {
 def bodies(node: Node) -> Iterator[Body]:
     """Yield the bodies of a control-flow node (``_foreach``, ``_while_loop``, ``_cond``), in MXNet's order.
 
-    Yields nothing for any other node.
+    Conditions are among them. Yields nothing for any other node.
     """
     if node.op not in _ROLES or not node.subgraphs:
         return

@@ -207,7 +207,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
 
         ``largest`` is the largest absolute value of a gradient, with the loss scale in it: above 65504 / 2 it lowers
         the scale. ``zeros`` is the share of elements that are 0, averaged over the parameters: above ``max_zeros`` it
-        raises the scale, if ``largest`` permits it and the last rise has reduced the zeros.
+        raises the scale, if ``largest`` then still leaves the headroom (see the class) and the last rise has reduced
+        the zeros.
         """
         before, self._before_rise = self._before_rise, None
         self._largest = largest / self._scale

@@ -83,8 +83,9 @@ class FiniteSums:
         At most this many arrays, the largest ones, get an operator of their own. None: no limit.
     check_only : bool
         True: float16 arrays on a CPU are not summed but only checked, up to 200 of them by one operator. The number of
-        each is then 0 if all of these arrays are finite, and -inf if any is not. False: they are cast to FP32 and
-        summed, which takes longer. (MXNet's CPU kernels square float16 in float16, where the square of 256 overflows.)
+        each is then 0 if all arrays of its operator are finite, and -inf if any is not. False: they are cast to FP32
+        and summed, which takes longer. (MXNet's CPU kernels square float16 in float16, where the square of 256
+        overflows.)
     """
 
     def __init__(

@@ -46,11 +46,11 @@ class FlatCopies(NamedTuple):
 
 
 def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: Sequence[NDArray] = ()) -> None:
-    """Copy each of ``arrays``, which are FP32, into the array of the same position and shape in ``copies``.
+    """Copy each of ``arrays``, which are FP32, into the FP32 array of the same position and shape in ``copies``.
 
-    One operator copies up to 60 arrays. It also reads the FP32 arrays ``after``, whose values it does not use, so that
-    MXNet's engine starts the copies only after those arrays are computed; they count among the 60. An inf becomes NaN,
-    because the operator is an SGD update of learning rate 0. Does not wait for the device.
+    One operator copies up to 60 arrays. Each operator also reads all FP32 arrays of ``after``, whose values it does not
+    use, so that MXNet's engine starts the copies only after those are computed; they count among the 60. An inf becomes
+    NaN, because the operator is an SGD update of learning rate 0. Does not wait for the device.
     """
     unread = [mx.nd.empty(array.shape, array.ctx) for array in after]
     for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(after)):

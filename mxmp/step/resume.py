@@ -165,9 +165,8 @@ def without_start(schedule: Any) -> tuple[Any, int]:
 def describe(schedule: Any) -> Any:
     """Return a learning-rate schedule as plain data: ``{"class": "FactorScheduler", "attrs": {"step": 100, ...}}``.
 
-    JSON can hold it. Values of attributes are converted, too: another schedule to such a dict, a dict to a list of
-    pairs, an array to a list. A value of any other class becomes None. So does ``schedule`` itself if it is no
-    ``LRScheduler``.
+    JSON can hold it. Attributes are converted, too: numbers, strings and None stay, another schedule becomes such a
+    dict, a dict a list of pairs, lists, tuples and NumPy's arrays lists, and anything else None.
     """
     if isinstance(schedule, dict):
         return [[k if isinstance(k, _PLAIN) else repr(k), describe(v)] for k, v in schedule.items()]

@@ -94,8 +94,9 @@ def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer,
     """Raise ``ValueError`` unless states and masters of a file fit this optimizer and parameters of these shapes.
 
     ``states`` maps a parameter's index to its state, ``masters`` to its FP32 master. ``shapes`` are those of all
-    parameters, in the order of their indices. A state fits if it is nested as the optimizer nests states, and if its
-    arrays have the parameter's shape where the optimizer gives them the weight's shape.
+    parameters, in the order of their indices; a parameter may lack both. A master fits if it has the parameter's shape,
+    a state if it is nested as the optimizer nests states, and its arrays have the parameter's shape where the optimizer
+    gives them the weight's shape.
     """
     model = Layout(optimizer).state
     for index, state in states.items():

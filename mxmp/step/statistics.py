@@ -54,7 +54,7 @@ class RunningStatistics:
         return self
 
     def sums(self, after: Scalars) -> Scalars:
-        """Copy all statistics as they are now; return the sum of squares of each device's copies, for ``fetch``.
+        """Copy all statistics as they are now, for ``keep``; return each device's sum of their squares, for ``fetch``.
 
         The sums are finite if and only if the copies are (and below 1e19). ``after`` is what ``FiniteSums`` computed
         from all gradients: a copy waits for the numbers on its device, and so for the end of the backward. This is

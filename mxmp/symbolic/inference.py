@@ -126,7 +126,7 @@ class InferenceExecutor:
         return self._latest.forward(is_train, **kwargs)
 
     def _current(self) -> mx.executor.Executor:
-        """Return the executor of the graph for inference, which is bound again if the graph was forgotten.
+        """Return the executor of the graph for inference, bound again with new weights if parameters have changed.
 
         If MXNet cannot bind that graph, logs a warning and returns the executor of the graph with casts, from now on.
         """

@@ -422,9 +422,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
     def renew_store(self) -> None:
-        """Replace the module's kvstore by a new one of the same type; do nothing if the module has none.
+        """Replace the module's kvstore, if it has one, by a new one of the same type with all its keys.
 
-        A kvstore keeps, for each key, the dtype of its first array. After ``rebind`` gradients may have other dtypes.
+        A kvstore keeps, for each key, the dtype of its first array. After ``rebind`` gradients may have other dtypes,
+        in which the keys of the new one are initialized.
         """
         if self._kvstore is None:
             return

@@ -23,7 +23,7 @@ from mxnet.ndarray import NDArray
 from ..callbacks import KeptError, hold_interrupts
 from ..kernels.fusion import Unfused
 from ..pipeline import emitted
-from ..precision.casts import FULL, CastGraph, declare_full, is_ours
+from ..precision.casts import FULL, CastGraph, declare_full, is_ours, source_of
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan, PlannedGraph
 from ..precision.rules import rule_of
@@ -297,7 +297,8 @@ def _owners(casted: CastGraph) -> dict[Node, Owner]:
     """Return, for each operator of the graph with casts, what its measured time is counted for.
 
     That is an operator of the FP32 graph, or a ``Cast`` of a tensor of the FP32 graph. The time of an operator that a
-    workaround inserted is counted together with that of an operator that reads its output.
+    workaround inserted is counted together with that of an operator that reads its output or, if it makes an output of
+    the graph, with that of the operator whose values it passes on.
     """
     casts = {}
     for cast in casted.casts:
@@ -312,7 +313,10 @@ def _owners(casted: CastGraph) -> dict[Node, Owner]:
             reader.setdefault(entry.node, node)
     owners: dict[Node, Owner] = {}
     for node in reversed(nodes):
-        owners[node] = casted.source.get(node) or casts.get(node) or owners[reader[node]]
+        owner = casted.source.get(node) or casts.get(node)
+        if owner is None:
+            owner = owners[reader[node]] if node in reader else casted.source[source_of(Entry(node)).node]
+        owners[node] = owner
     return owners
 
 
