@@ -28,6 +28,8 @@ PLAIN, FOLDED, FUSED = "float32", "float32, folded", "float32, fused"
 _SAME = 90.0
 # How many rounds are timed: at least, at most, and in between as many as take so many seconds.
 _FEWEST_ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 31, 30.0
+# How the verdict on a graph begins that MXNet cannot run.
+_FAILS = "fails here"
 # After so many crashes of one type of operator in INT8, others of the type are not run any more.
 _CRASHES = 2
 
@@ -162,10 +164,10 @@ class Search:
         if self._try_same(FOLDED, fuse(folded[0], apart=True), folded[1]):
             self._base = folded
         else:
-            self.notes.append("BatchNorm stays: folding it changes these outputs")
+            self.notes.append(f"BatchNorm stays: the graph without it {self._rows[FOLDED].verdict}")
             self._try_same(FOLDED, fuse(graph, apart=True), params)
         if fused and not self._try_same(FUSED, fuse(self._base[0]), self._base[1]):
-            self.notes.append("MXNet's fusion is wrong on this network beyond what is known: it stays unfused")
+            self.notes.append(f"the network stays unfused: the fused graph {self._rows[FUSED].verdict}")
         if self._limits.evaluate is not None:
             self._score = self._limits.evaluate(*self._tried[FOLDED][:2])
             self._rows[FOLDED] = self._rows[FOLDED]._replace(score=self._score)
@@ -180,10 +182,10 @@ class Search:
         try:
             found = dict(zip(self._reference, self._runner.outputs(name, list(self._reference))))
         except CandidateError as error:
-            self._rows[name] = Candidate(name, verdict=f"fails here: {error}")
+            self._rows[name] = Candidate(name, verdict=f"{_FAILS}: {error}")
             return False
         worst, agreement = self._compared(found)
-        verdict = "" if worst >= _SAME else f"not the network's outputs: below {_SAME:.0f} dB"
+        verdict = "" if worst >= _SAME else f"has other outputs: below {_SAME:.0f} dB"
         self._rows[name] = Candidate(name, sqnr=worst, agreement=agreement, verdict=verdict)
         return not verdict
 
@@ -362,7 +364,7 @@ class Search:
                 outputs = self._runner.outputs("alone", self._held[:1])
                 alone[name] = self._compared({self._held[0]: outputs[0]})[0]
             except (CandidateError, mx.MXNetError) as error:
-                failing[name] = f"fails here: {_last_line(error)}"
+                failing[name] = f"{_FAILS}: {_last_line(error)}"
                 if isinstance(error, CandidateError) and error.crashed:
                     crashes[kind] = crashes.get(kind, 0) + 1
             finally:
@@ -418,7 +420,9 @@ class Search:
         while count < most and not within(count):
             count, failed = min(2 * count, most), count
         if not most or not within(count):
-            self.notes.append(f"{dtype}: no graph with a layer in it is accurate enough")
+            failure = self._rows[dtype].verdict
+            why = failure if failure.startswith(_FAILS) else "no graph with a layer in it is accurate enough"
+            self.notes.append(f"{dtype}: {why}")
             return []
         while count - failed > 1:
             middle = (count + failed) // 2
@@ -441,7 +445,7 @@ class Search:
             self._runner.add(name, graph, params)
             outputs = self._runner.outputs(name, self._held)
         except (CandidateError, mx.MXNetError) as error:
-            self._rows[name] = Candidate(name, verdict=f"fails here: {_last_line(error)}")
+            self._rows[name] = Candidate(name, verdict=f"{_FAILS}: {_last_line(error)}")
             return False
         self._tried[name] = _Tried(graph, params, why)
         self._rows[name] = row = self._judge(name, dict(zip(self._held, outputs)))

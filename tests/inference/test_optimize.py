@@ -444,7 +444,7 @@ def test_a_transformer_is_folded_and_runs_in_every_dtype_also_without_mxmp(dtype
     data = [mx.nd.random.normal(shape=(8, 4, 32)) for _ in range(3)]
     expected = net(data[0])[0].asnumpy()
     found = mxmp.optimize_for_inference(net, data, dtypes=dtypes, evaluate=lambda served: 1.0)
-    assert "BatchNorm stays: folding it changes these outputs" not in found.report.notes
+    assert not any("stays" in note for note in found.report.notes)
     assert not [each for each in found.report.candidates if each.verdict]
     assert len(found.report.candidates) == 4
     assert sqnr(expected, found(data[0]).asnumpy()) > 20
