@@ -91,7 +91,6 @@ def showing(progress: bool, total: int | None = None) -> Iterator[Callable[[str]
     with Bar(total=total, disable=None, unit="part") as bar:
 
         def show(text: str) -> None:
-            """Show ``text`` on the bar and advance it by one part."""
             bar.set_description(text)
             bar.update()
 

@@ -253,7 +253,6 @@ def in_training(listener: Listener, is_training: Callable[[], bool]) -> Listener
     """
 
     def called(name: str, array: NDArray) -> None:
-        """Call ``listener(name, array)`` if ``is_training()`` returns True; do nothing otherwise."""
         if is_training():
             listener(name, array)
 

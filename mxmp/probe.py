@@ -90,7 +90,6 @@ class Probe:
         report, place = weakref.WeakMethod(self._report), weakref.ref(where)
 
         def listener(name: str, array: NDArray) -> None:
-            """Pass a tensor to the probe's ``_report``, if the probe and the hook or executor still exist."""
             found, at = report(), place()
             if found is not None and at is not None:
                 found(at, name, array)

@@ -123,7 +123,6 @@ def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
     clone = copied(block)
 
     def note(*given: Any) -> None:
-        """Raise ``_GraphCalledError`` with the arguments ``given``, in place of running the block's graph with them."""
         raise _GraphCalledError(given)
 
     clone._active = True
@@ -151,7 +150,6 @@ def trace(clone: HybridBlock, args: tuple) -> Any:
     forward, answers = clone.hybrid_forward, []
 
     def noting(*given: Any, **params: Any) -> Any:
-        """Run the block's own ``hybrid_forward``, append what it returns to ``answers``, and return it."""
         answers.append(forward(*given, **params))
         return answers[-1]
 

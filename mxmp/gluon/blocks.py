@@ -76,11 +76,8 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     outside: set[int] = set()
 
     def runs_as_python(block: Block) -> bool:
-        """Return whether ``block`` runs as Python code: it, or a block inside it, is excluded.
-
-        Also adds ids of ``block`` and the blocks inside it to ``python``, for those that are excluded or contain an
-        excluded block, or else to ``outside``, for those that are inside an excluded block.
-        """
+        # Also adds ids of ``block`` and the blocks inside it to ``python``, for those that are excluded or contain an
+        # excluded block, or else to ``outside``, for those that are inside an excluded block.
         excluded = is_excluded(block.name, block)
         if excluded:
             outside.update(id(inner) for inner in blocks_of(block) if inner is not block)
@@ -89,10 +86,7 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
         return id(block) in python
 
     def roots(block: Block) -> list[HybridBlock]:
-        """Return the outermost blocks that run as graphs: ``block`` itself, or all such blocks inside it.
-
-        A block that several others share may occur more than once.
-        """
+        # A block that several others share may occur more than once.
         if id(block) in outside:
             return []
         if isinstance(block, HybridBlock) and id(block) not in python:
@@ -123,7 +117,6 @@ def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 
     def is_named(name: str, block: Block) -> bool:
-        """Return whether a pattern matches ``name``, the name of ``block``, and the block's class is not MXNet's."""
         return not type(block).__module__.startswith("mxnet.") and any(fnmatchcase(name, p) for p in patterns)
 
     return is_named

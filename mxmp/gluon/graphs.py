@@ -253,7 +253,6 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
     empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty  # no operator runs, so no thread starts
 
     def read(value: Any) -> Any:
-        """Return one argument, with each shape in it replaced by a new array, which is added to ``made``."""
         if value is None or isinstance(value, NDArray):
             return value
         # A list of anything else is a shape, right or wrong.

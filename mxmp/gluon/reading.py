@@ -90,21 +90,14 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     inside: list[HybridBlock] = []
 
     def enter(block: HybridBlock, args: tuple) -> None:
-        """Trace ``block`` and add its graph to the result. It need not be hybridized.
-
-        Not if it is excluded from its conversion, overrides ``forward``, or is inside a block that was traced.
-        A forward pre-hook, which MXNet calls before each block with the block's arguments.
-        """
+        # A forward pre-hook. A block is traced, hybridized or not, unless it is excluded, overrides ``forward``, or is
+        # inside a block that was traced.
         arguments = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)
         if arguments is not None:  # it does not run as Python
             inside.append(block)
             found.append(_called_graph(block, arguments))
 
     def leave(block: HybridBlock, args: tuple, out: Any) -> None:
-        """If ``block`` is the one that was traced last, note that it has returned: the next block is not inside it.
-
-        A forward hook, which MXNet calls after each block.
-        """
         if inside and inside[0] is block:
             inside.clear()
 

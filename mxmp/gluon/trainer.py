@@ -522,14 +522,10 @@ class Trainer(StepView, gluon.Trainer):
         factor = self._gradient_factor
 
         def trained() -> dict[int, Weight]:
-            """Return a dict from keys on the kvstore to the ``Weight`` of each parameter that is trained."""
             return self._weights([param for param in self._params if param.grad_req != "null"])
 
         def apply() -> None:
-            """Apply the optimizer to all weights of ``updates``; after SGLD, send worker 0's weights to all workers.
-
-            SGLD adds random noise to its updates, and each worker draws its own.
-            """
+            # SGLD adds random noise to its updates, and each worker draws its own.
             with engine_lock():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
             share_drawn(self._kvstore, self._optimizer, trained)

@@ -99,10 +99,6 @@ def optimize_for_inference(
     batches, calibrating, held, notes = _split(subject.batches)
 
     def score(graph: Graph, params: Params) -> float:
-        """Return what the user's ``evaluate`` returns for the network with this graph and these parameters.
-
-        Raises ``ValueError`` if that is not a finite number.
-        """
         assert evaluate is not None
         value = evaluate(served(subject, graph, params, _NO_REPORT))
         if not isfinite(value):

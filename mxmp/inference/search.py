@@ -196,7 +196,6 @@ class Search:
         self._tell(BFLOAT16)
 
         def build(full: Collection[str]) -> tuple[Graph, Params]:
-            """Return the graph in bfloat16 except for the layers ``full``, which are in FP32, and its parameters."""
             return lower(*self._base, full)
 
         try:
@@ -223,10 +222,7 @@ class Search:
         self.notes.append("float16 was emulated on this CPU to see its accuracy; no time was measured")
 
         def lowered(full: Collection[str], device: str) -> tuple[Graph, Params, Mapping[str, Decision]]:
-            """Return the float16 graph for a device with the layers ``full`` in FP32, its parameters and its decisions.
-
-            A decision says whether an operator computes in float16, and why. The graph for "cpu" is the emulation.
-            """
+            # A decision says whether an operator computes in float16, and why. The graph for "cpu" is the emulation.
             return lower_to_float16(*self._base, full, device)
 
         graph, params = self._base
@@ -292,7 +288,6 @@ class Search:
             return
 
         def build(rest: Collection[str], in_bfloat16: bool) -> tuple[Graph, Params]:
-            """Return the graph in INT8, but with the layers ``rest`` in FP32 or bfloat16, and its parameters."""
             if not in_bfloat16:
                 return quantize(fused, params, found, {*rest, *failing})[:2]
             operators = {node.name for node in base.nodes() if not node.is_variable}
@@ -399,10 +394,7 @@ class Search:
         order = self._by_cost(dtype, layers)
 
         def within(count: int) -> bool:
-            """Return True if the graph with the first ``count`` layers of ``order`` in FP32 is accurate enough.
-
-            It is run at the first call for this count.
-            """
+            # It is run at the first call for this count.
             if count not in tried:
                 self._tell(f"{dtype}, {count} of {len(layers)} layers not")
                 reasons = {**(why or {}), **dict.fromkeys(order[:count], "for accuracy")}

@@ -117,7 +117,6 @@ class Worker:
         wanted = set(tensors)
 
         def note(name: str, array: NDArray) -> None:
-            """Add the values of an array to the statistics of the tensor ``name`` if ``tensors`` has this name."""
             if name in wanted:
                 statistics.add(name, array.asnumpy())
 
@@ -156,7 +155,6 @@ class Worker:
             last = [time.perf_counter()]
 
             def note(name: str, array: NDArray, last: list[float] = last) -> None:
-                """Keep the time since the last operator before this one ended, and the dtype of this one's output."""
                 mx.nd.waitall()
                 now = time.perf_counter()
                 least[name] = min(least.get(name, 1e9), 1e3 * (now - last[0]))
@@ -193,7 +191,6 @@ class Worker:
         failed = KeptError()
 
         def call(name: bytes | str, handle: Any) -> None:
-            """Call ``note`` for one output; MXNet calls this with the output's name and the handle of its array."""
             with failed:
                 array = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
                 note(name.decode() if isinstance(name, bytes) else name, array)

@@ -55,7 +55,6 @@ def split_norms_with_relu(fitted: FittedGraph, norms: Sequence[Node]) -> None:
     """
 
     def relu(node: Node) -> Entry:
-        """Make ``node`` a BatchNorm, in place; return the output of a new relu that reads its output."""
         replace_operator(node, "BatchNorm", **node.attrs)
         return Entry(Node("relu", f"{node.name}_relu", {MARK: "copy"}, [Entry(node)]))
 

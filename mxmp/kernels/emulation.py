@@ -112,7 +112,6 @@ def poolings_of_padding(fitted: FittedGraph) -> list[Node]:
     """
 
     def may_cover_padding(node: Node) -> bool:
-        """Return True for a max pooling that rounds the number of windows up."""
         is_max = node.op in ("Pooling", "_npx_pooling") and node.attrs.get("pool_type", "max") == "max"
         return is_max and node.attrs.get("pooling_convention") == "full"
 

@@ -156,7 +156,6 @@ def copy_around_convolutions(fitted: FittedGraph, convolutions: Sequence[Node]) 
     """
 
     def copied(node: Node) -> Entry:
-        """Return a copy of the output of the convolution ``node``, in large blocks of channels or the plain layout."""
         low = node in fitted.low
         fits = int(node.attrs["num_filter"]) % (16 if low else 8) == 0
         dtype = fitted.casted.compute if low else FULL

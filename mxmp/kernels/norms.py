@@ -27,7 +27,6 @@ def norms_between_casts(fitted: FittedGraph) -> list[Node]:
     readers, heads = fitted.graph.consumers(), set(fitted.graph.heads)
 
     def is_between(node: Node) -> bool:
-        """Return True for a BatchNorm between a cast to FP32 and one to float16 that has a float16 GPU kernel."""
         if missing_kernel(node.op, node.attrs, "float16", "gpu") or Entry(node) in heads:
             return False
         users = (user for user, _ in readers.get(Entry(node), ()))

@@ -146,7 +146,6 @@ def _around_both_ends(graph: Graph) -> list[Node]:
     """
 
     def is_right(kernel: int, stride: int, pad: int, dilate: int) -> bool:
-        """Return True if oneDNN's weight gradient is right along an axis with these attributes, at any input size."""
         return kernel <= 3 and stride == 1 and pad <= 1
 
     found = []
@@ -254,10 +253,6 @@ def _select(node: Node, least: list[list[int]]) -> None:
     """
 
     def op(kind: str, role: str, inputs: Sequence[Entry], **attrs: object) -> Entry:
-        """Return the output of a new node of type ``kind``, named after the convolution and ``role``: ``"conv0_mask"``.
-
-        ``attrs`` are its attributes, with values that ``str`` turns into those of Symbol JSON.
-        """
         text = {name: str(value) for name, value in attrs.items()}
         return Entry(Node(kind, f"{node.name}_{role}", {**text, MARK: "cast"}, list(inputs)))
 

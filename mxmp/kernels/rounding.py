@@ -65,7 +65,6 @@ def slow_clips(fitted: FittedGraph) -> list[Node]:
     """
 
     def is_bounded(node: Node) -> bool:
-        """Return True for a clip whose bounds are in order, and such as FP32 holds exactly: ``"6"``, not ``"0.1"``."""
         low, high = (node.attrs.get(bound, "") for bound in ("a_min", "a_max"))
         return _is_exact(low) and _is_exact(high) and float(low) <= float(high)
 
@@ -149,7 +148,6 @@ def casts_losing_gradients(fitted: FittedGraph) -> list[Node]:
     readers = fitted.graph.consumers()
 
     def loses(node: Node) -> bool:
-        """Return True if MXNet may add the gradient of the cast ``node`` to other gradients."""
         entry = node.inputs[0]
         requested = fitted.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
         return requested == "add" or len(readers[entry]) >= _ADDED_IN_PLACE

@@ -29,11 +29,8 @@ def operators_with_frozen_input(fitted: FittedGraph) -> list[Node]:
     """
 
     def may_lose_gradient(node: Node) -> bool:
-        """Return True if the kernel of ``node`` may leave the gradient of its second input, such as a bias, unwritten.
-
-        The kernel writes it together with the gradient of a first input, such as the weight, and only if MXNet requests
-        that one, which it does not where the first input has ``grad_req="null"``.
-        """
+        # The kernel writes it together with the gradient of a first input, such as the weight, and only if MXNet
+        # requests that one, which it does not where the first input has ``grad_req="null"``.
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
         return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitted.grad_req)
 
@@ -95,10 +92,6 @@ def _assigned_only(node: Node) -> Entry:
     """
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
-        """Return the output of a new node of type ``kind``, named after ``node`` and ``role``: ``"roialign0_index"``.
-
-        ``attrs`` are its attributes, as in Symbol JSON.
-        """
         return Entry(Node(kind, f"{node.name}_{role}", {**attrs, MARK: "cast"}, list(inputs)))
 
     rois = node.inputs[1]

@@ -113,12 +113,7 @@ def strip(graph: Graph) -> Graph:
     renamed: dict[Node, str] = {}
 
     def original(entry: Entry) -> Entry:
-        """Return the tensor of the stripped copy that is read in place of ``entry``, a tensor of ``graph``.
-
-        This is the copy of the network's own tensor from which inserted nodes computed ``entry``. An inserted node
-        that makes an output of the graph has the name of the network's operator; ``renamed`` records that the operator
-        gets it back.
-        """
+        # An inserted node that makes an output of the graph has the name of the network's operator, which gets it back.
         name = None
         while is_ours(entry.node):
             if entry.node.attrs[MARK] == "head":

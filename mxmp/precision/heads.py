@@ -85,7 +85,6 @@ def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
     """
 
     def op(kind: str, role: str, *inputs: Entry) -> Entry:
-        """Return the output of a new node: operator ``kind``, the name ``<name>_scale_<role>``."""
         return Entry(Node(kind, f"{name}_scale_{role}", {}, list(inputs)))
 
     step = op("_contrib_sign_ste", "step", x)

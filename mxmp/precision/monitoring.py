@@ -159,10 +159,7 @@ class NetworkView:
         """
 
         def report(name: bytes, *op_and_handle: Any) -> None:
-            """Call ``callback`` for a tensor that MXNet reports, if the FP32 network has the tensor.
-
-            MXNet calls this with the tensor's name, the operator's type (in Gluon only), and the array's handle.
-            """
+            # MXNet calls this with the tensor's name, the operator's type (in Gluon only), and the array's handle.
             *op, handle = op_and_handle
             array = NDArray(NDArrayHandle(handle), writable=False)  # frees the handle
             with autograd.pause():

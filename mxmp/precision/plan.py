@@ -390,10 +390,7 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
     known = re.compile(f"(^|/)({'|'.join(map(re.escape, longest_first))})")
 
     def rename(name: str) -> str:
-        """Return a node's name in which, in each part between slashes, the longest prefix of a block is replaced.
-
-        ``"n0_loop/n0_dense0_fwd"`` becomes ``"n1_loop/n1_dense0_fwd"`` if the block ``n0_`` is now ``n1_``.
-        """
+        # ``"n0_loop/n0_dense0_fwd"`` becomes ``"n1_loop/n1_dense0_fwd"`` if the block ``n0_`` is now ``n1_``.
         return known.sub(lambda found: found[1] + prefixes[found[2]], name)
 
     decisions = {rename(name): decision for name, decision in plan.decisions.items()}

@@ -199,7 +199,6 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
         raise ValueError(f"the states are of other parameters: {next(k for k in states if isinstance(k, str))!r}")
 
     def copies_are_equal(count: int) -> bool:
-        """Return whether the states may be those of ``count`` devices: all there for each, with the same values."""
         blocks = {key - key % count for key in states}
         return max(blocks, default=0) < count * len(weights) and all(
             first + k in states and equal(states[first], states[first + k]) for first in blocks for k in range(count)
@@ -243,7 +242,6 @@ def _check(
     check_states(found.states, found.masters, with_attributes(optimizer, progress), shapes)
 
     def commit() -> None:
-        """Set the optimizer's attributes, its update counts and its schedule to those of the file."""
         for name, value in progress.items():
             setattr(optimizer, name, _to_device(value, contexts[0]))
         _mxnet.replicate_update_counts(optimizer, contexts)
@@ -287,7 +285,6 @@ def _to_device(value: Any, ctx: mx.Context) -> Any:
     """Return a copy of nested dicts, lists and tuples, in which NDArrays on ``ctx`` replace NumPy arrays."""
 
     def leaf(item: Any) -> Any:
-        """Return a NumPy array as an NDArray on ``ctx``, anything else as it is."""
         return mx.nd.array(item, ctx=ctx, dtype=item.dtype) if isinstance(item, np.ndarray) else item
 
     return map_leaves(leaf, value)

@@ -199,7 +199,6 @@ class Core:
             take_over(*pair)
 
         def weight(name: str) -> Weight:
-            """Return the ``Weight`` of the parameter ``name``: its arrays and master weights on all devices."""
             copies, masters = arrays[name], self.masters.get(name)
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 

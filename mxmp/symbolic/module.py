@@ -505,11 +505,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
         def apply() -> None:
-            """Divide the gradients by the loss scale and update all weights; runs only if the gradients are finite.
-
-            The optimizer SGLD adds different random noise in each worker, so after it rank 0's weights are sent to all
-            workers.
-            """
+            # The optimizer SGLD adds different random noise in each worker, so after it rank 0's weights are sent to
+            # all workers.
             self._updater.apply(updates, 1.0 / self.core.scaled_by, reduced=kvstore is not None)
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 

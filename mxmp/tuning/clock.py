@@ -227,10 +227,7 @@ class Timed:
         times = {"last": 0.0, "pending": 0.0}
 
         def note(owner: Owner | None) -> None:
-            """Add the seconds since the last call to the time of ``owner``, an operator or a cast.
-
-            If ``owner`` is None, these seconds are added at the next call, to the time of its ``owner``.
-            """
+            # If ``owner`` is None, these seconds are added at the next call, to the time of its ``owner``.
             times["pending"] += time.perf_counter() - times["last"]
             if owner is not None:
                 spent[owner] = spent.get(owner, 0.0) + times["pending"]
@@ -265,12 +262,9 @@ class Timed:
         owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 
         def call(name: bytes | str, handle: Any) -> None:
-            """Handle one report of MXNet's monitor: free ``handle``, wait for the device, and call ``note``.
-
-            ``name`` is the monitor's name of a tensor. The time of the operator of ``"n7_output"`` is counted for
-            ``owners[7]``; for a name without such a number, ``note`` gets None. ``handle`` is that of the tensor's
-            array.
-            """
+            # ``name`` is the monitor's name of a tensor. The time of the operator of ``"n7_output"`` is counted for
+            # ``owners[7]``; for a name without such a number, ``note`` gets None. ``handle`` is that of the tensor's
+            # array.
             with error:
                 NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees the handle
                 mx.nd.waitall()

@@ -170,7 +170,6 @@ def main() -> None:
     lock = threading.Lock()
 
     def tell(kind: str, value: Any) -> None:
-        """Send a message such as ``("part", "steps")`` to the user's process; any thread may call this."""
         with lock:
             _send(messages, (kind, value))
 

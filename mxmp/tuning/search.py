@@ -404,10 +404,7 @@ def fastest(times: Mapping[str, Sequence[float]]) -> str:
     """
 
     def gains(name: str, against: str) -> tuple[float, float, float]:
-        """Return how many times as fast as the candidate ``against`` the candidate ``name`` is.
-
-        The three numbers are the lower quartile, the median and the upper quartile over the rounds.
-        """
+        # The three numbers are the lower quartile, the median and the upper quartile over the rounds.
         return quartiles([a / b for a, b in zip(times[against], times[name])])
 
     full = CONVERTED if CONVERTED in times and gains(CONVERTED, FULL)[0] > 1 else FULL

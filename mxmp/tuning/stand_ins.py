@@ -97,7 +97,6 @@ def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Ent
     """
 
     def new(op: str, inputs: list[Entry], **attrs: str) -> Entry:
-        """Return the output of a new node of type ``op``, marked as inserted by mxmp, and add the node to ``made``."""
         each = Node(op, f"{node.name}_stand_in{len(made)}", {**attrs, MARK: "copy"}, inputs)
         made[each] = node
         return Entry(each)

@@ -112,7 +112,6 @@ class Table:
         usual = {to_fp32: max(statistics.median(each), 0.0) if each else 1e-9 for to_fp32, each in rates.items()}
 
         def cost_of_cast(entry: Entry, to_fp32: bool) -> float:
-            """Return the seconds that a cast of the tensor ``entry`` takes: to FP32, or else to low precision."""
             cost = self.seconds.get(self._cast_key(Cast(entry, to_fp32)), usual[to_fp32] * prod(self._shapes[entry]))
             return cost if self._task.choice.sole_decider(entry, to_fp32) else max(cost, 0.0)
 

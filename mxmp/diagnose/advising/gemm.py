@@ -95,7 +95,6 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-        """Return the matrix products of a convolution from its attributes, input shapes and output shape."""
         weight = ins[weight_at]
         return _convolved(attrs, ins[0], out, lambda g, c, f: Gemm(g, prod(out) // weight[0], f, prod(weight[1:])))
 
@@ -207,7 +206,6 @@ def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Product
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-        """Return the matrix products of an attention operator from its attributes, input shapes and output shape."""
         times, queries, keys = out if scores else ins[1]
         width = ins[width_of][2] // int(attrs["heads"]) // parts
         m, n, k = (queries, keys, width) if scores else (queries, width, keys)

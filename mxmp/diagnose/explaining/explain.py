@@ -126,7 +126,6 @@ def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
     """
 
     def source(node: Node) -> str:
-        """Return the name of ``node``; if mxmp has inserted it, that of the network's node whose tensor it reads."""
         while node not in fitted.source and node.inputs:
             node = node.inputs[0].node
         return fitted.source[node].name if node in fitted.source else node.name

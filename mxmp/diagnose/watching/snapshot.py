@@ -166,10 +166,7 @@ class Snapshot:
         form = self.format
 
         def out_of_range(tensor: TensorReport) -> float:
-            """Return how bad a tensor is: the share of its values that underflow or overflow, plus 1 if it holds a NaN.
-
-            Returns -1 for a tensor that is not rounded to the compute dtype, so that it comes last.
-            """
+            # Returns -1 for a tensor that is not rounded to the compute dtype, so that it comes last.
             found = tensor.histogram
             return found.underflow(form) + found.overflow(form) + (found.nans > 0) if tensor.low else -1.0
 
