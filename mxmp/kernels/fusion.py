@@ -9,6 +9,10 @@ import mxnet as mx
 
 __all__ = ["Unfused"]
 
+# Operators that MXNet registers as gradients by mistake (TIsBackward in src/operator/tensor/indexing_op.cc). It places a
+# gradient where its forward operator is, which these do not have, and crashes unless they are in a group of their own.
+_TAKEN_FOR_GRADIENTS = ("_npi_gather_nd", "_npx_gather_nd", "gather_nd", "scatter_nd")
+
 
 class Unfused(mx.sym.Symbol):
     """A copy of a Symbol whose ``bind`` and ``simple_bind`` do not let MXNet fuse operators by oneDNN.
@@ -39,7 +43,7 @@ class Unfused(mx.sym.Symbol):
             attrs = node.setdefault("attrs", {})
             if attrs.get("__ctx_group__") not in groups:
                 attrs.pop("__ctx_group__", None)
-                if not node["inputs"]:
+                if not node["inputs"] or node["op"] in _TAKEN_FOR_GRADIENTS:
                     attrs["__ctx_group__"] = self.GROUP
         grouped = mx.sym.load_json(json.dumps(raw))
         super().__init__(grouped.handle)
