@@ -57,7 +57,8 @@ class CastGraph:
     casts : list of Node
         The casts that ``insert_casts`` inserted. Nodes that workarounds insert are not in it.
     low : dict of Node to Rule
-        The operators of ``graph`` that compute in low precision, with their rules. Those in bodies are not in it.
+        The operators of ``graph`` that compute in low precision, with their rules. Those in bodies of control flow are
+        not in it.
     source : dict of Node to Node
         From each copied node of ``graph`` to its original in the FP32 graph. Nodes that mxmp inserted are not in it.
     norm : {None, "float32", "compute"}
@@ -81,22 +82,26 @@ def insert_casts(planned: PlannedGraph) -> CastGraph:
 
     ``planned`` is the graph with its plan; it is not changed. Operators that read the same tensor in the same dtype
     share a cast. The copy has the same arguments and auxiliary states, in the same order. Bodies of control flow get no
-    casts. If the policy has ``output="float32"``, an output of the graph in low precision is cast to FP32. The cast
-    takes the name of its operator, ``"fc"``, which is renamed ``"fc_float16"``, so that the output is ``"fc_output"``
-    as before. Only names of an operator with several outputs may change: ``"split_output0"`` to ``"split_output"``.
+    casts. Parameters that the plan stores in float16 are declared so. If the policy has ``output="float32"``, an output
+    of the graph in low precision is cast to FP32. The cast takes the name of its operator, ``"fc"``, and the operator
+    is renamed ``"fc_float16"``, so that the output is ``"fc_output"`` as before. Only the outputs of an operator that
+    has several may be renamed: ``"split_output0"`` to ``"split_output"``.
     """
     return _Rewriter(planned).run()
 
 
 def is_ours(node: Node) -> bool:
-    """Return whether ``insert_casts`` or a workaround inserted this node; False for the nodes of ``scale_heads``."""
+    """Return whether ``insert_casts`` or a workaround inserted this node.
+
+    False for the network's own nodes, and for those that ``scale_heads`` inserts in front of loss heads.
+    """
     return MARK in node.attrs
 
 
 def source_of(entry: Entry) -> Entry:
-    """Return the network's own tensor from which inserted nodes computed ``entry``: for a cast, what it casts.
+    """Return the network's own tensor from which mxmp's inserted nodes computed ``entry``; for a cast, what it casts.
 
-    Returns ``entry`` itself if mxmp did not insert its node, and an inserted node's output if that has no inputs.
+    Returns ``entry`` itself if mxmp did not insert its node. An inserted node without inputs ends the search.
     """
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)
@@ -107,7 +112,7 @@ def strip(graph: Graph) -> Graph:
     """Return a copy of a graph without the casts and workarounds of mxmp: the network's FP32 graph.
 
     In the copy, nodes have their former names and variables their former declared dtypes, and operators that a
-    workaround replaced by others are back; so too in the bodies of control flow. Nodes of ``scale_heads`` stay.
+    workaround replaced by others are back; so too in bodies of control flow. Nodes that ``scale_heads`` inserted stay.
     """
     new: dict[Node, Node] = {}
     renamed: dict[Node, str] = {}

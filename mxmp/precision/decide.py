@@ -79,8 +79,8 @@ def decide(
         Where the graph will run. An operator stays in FP32, even one of ``low_ops``, if the device has no low-precision
         kernel for it, or one that is wrong or slower than FP32's.
     parameters : collection of str, optional
-        Names of the variables that may be stored in float16, with FP32 master weights. They are if the policy stores
-        parameters so and all operators that read them do so in float16. Default: weights and biases of convolutions,
+        Names of the variables that may be stored in float16, with FP32 master weights. A variable is, if the policy
+        stores parameters so and all operators read it in float16. Default: weights and biases of convolutions,
         FullyConnected and RNN.
     stored_low : collection of str
         Names of parameters that are stored in float16 already, because another graph of the same network decided so.
@@ -168,7 +168,8 @@ def _operators(
 
     There is such a reason if a pattern of ``excluded`` matches its name, if its outputs are no dense FP32 arrays, or
     if ``keep_output_names`` requires it (see ``decide``). For later decisions, records in ``draft`` which nodes have
-    outputs that are no dense FP32 arrays, and how many channels a first output has. Bodies are not entered.
+    outputs that are no dense FP32 arrays, and how many channels a first output has. Operators in bodies of
+    control flow are not yielded.
     """
     heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
     for node in graph.nodes():
@@ -192,8 +193,8 @@ def _decide_body(
 
     ``draft`` is that of the graph around the body; it knows which tensors that this graph passes into the body are
     no dense FP32 arrays. If ``fixed`` is not ``""``, it is the reason for which the whole body stays in FP32. Otherwise
-    ``decide`` decides, after ``decided``, which has names as in the body. Parameters that the body reads are not stored
-    in float16, but cast inside it.
+    the plan is that of ``decide``; ``decided`` has decisions to take over, by the names in the body. Parameters that
+    the body reads are not stored in float16, but cast inside it.
     """
     non_fp32 = {v.name: draft.non_fp32[e.node] for v, e in body.outer.items() if e.node in draft.non_fp32}
     plan = decide(body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided)
@@ -237,6 +238,7 @@ class _Draft:
         An operator of ``Kind.FOLLOW`` computes in low precision if each of its inputs is in low precision or may be
         read in either dtype (such as, in float16, an FP32 BatchNorm's output); the operators that make them must be
         decided already. If all may be read in either dtype, the result is True for now, and ``settle`` decides later.
+        Inputs in ``Rule.keep`` and ``Rule.params`` do not count; without others it computes in FP32.
         """
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
@@ -254,11 +256,12 @@ class _Draft:
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
     def settle(self, graph: Graph, by_plan: bool) -> None:
-        """Decide for operators that only read tensors which are safe in both dtypes: a relu behind an FP32 BatchNorm.
+        """Decide for operators that read only tensors which are safe in both dtypes.
 
-        Each computes in low precision if an operator that reads its output does so in low precision, as that would
-        round the output anyway; otherwise in FP32. With ``by_plan`` all of them stay in FP32: the other decisions are
-        those of a plan (``decided``) that does not have these operators. Call this when all others are decided.
+        A relu behind an FP32 BatchNorm is one. Each computes in low precision if an operator that reads its output does
+        so in low precision, as that would round the output anyway; otherwise in FP32. With ``by_plan`` all stay in
+        FP32: the other decisions are those of a plan (``decided``) that does not have these operators. Call this when
+        all others are decided.
         """
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided else ():

@@ -238,7 +238,7 @@ def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
     ------
     ValueError
         ``value`` is no such shape. The message says how to write one; it begins with ``name``, the name of the input
-        that has the shape, unless that is empty.
+        that has the shape, unless ``name`` is empty.
     """
     start = f"{name}=" if name else ""
     if isinstance(value, (tuple, list)):

@@ -43,7 +43,7 @@ def scale_heads(graph: Graph) -> bool:
 
 
 def is_unscaled(node: Node) -> bool:
-    """Return whether ``node`` is a loss head whose gradients ``scale_heads`` does not multiply by the loss scale."""
+    """Return whether ``node`` is a loss head whose gradients no nodes of ``scale_heads`` scale by the loss scale."""
     return not all(_is_scaled(node.inputs[position]) for position in _own_gradients(node))
 
 

@@ -55,7 +55,8 @@ class MissingKernel:
     operators : frozenset of str
         Names of operators in Symbol JSON, with their aliases.
     where : callable
-        The condition: takes an operator that the row is about and returns whether the row applies to it. Default: True.
+        The condition: takes an operator that the row is about (a ``Call``) and returns whether the row applies to it.
+        Default: it always applies.
     all_others : bool
         Whether the row is about all operators except ``operators``.
     slow : bool
@@ -167,7 +168,7 @@ def _is_unblocked(call: Call) -> bool:
 
 
 def _is_unblocked_depthwise(call: Call) -> bool:
-    """Return whether the convolution ``call`` is depthwise, and its ``num_filter`` no multiple of 16.
+    """Return whether the convolution ``call`` is depthwise, and its ``num_filter`` is no multiple of 16.
 
     oneDNN's bfloat16 layouts store channels in blocks of 16 (``CHANNEL_BLOCK``), and are slow for other numbers.
     """

@@ -233,7 +233,7 @@ class NetworkView:
 
 
 def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
-    """Return which tensor MXNet's monitor reports under ``name``; None if no node's name and ``_`` begin ``name``.
+    """Return which tensor MXNet's monitor reports under ``name``; None if it does not begin with a node's name and "_".
 
     ``"fc_output"`` is output 0 of the node ``"fc"``, ``"fc_backward_output1"`` the gradient of its input 1, and
     ``"fc_data"`` its input 0. ``nodes`` maps the names of the graph's nodes to the nodes.
@@ -268,10 +268,10 @@ def _input_names(op: str, attrs: frozenset[tuple[str, str]]) -> list[str]:
 
 
 def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
-    """Return the node with the longest name that, with ``_`` behind it, begins ``name``; and what follows the ``_``.
+    """Return the node with the longest name that ``name`` begins with, and what follows that name and an underscore.
 
     For ``"fc1_output0"`` these are the node ``"fc1"`` and ``"output0"``. ``nodes`` maps names to nodes. Returns
-    ``(None, "")`` if there is no such node, as for ``"fc1"``.
+    ``(None, "")`` if ``name`` does not begin with a node's name and an underscore, as ``"fc1"`` does not.
     """
     parts = name.split("_")
     for end in range(len(parts) - 1, 0, -1):

@@ -259,7 +259,7 @@ class PlannedGraph:
 
 
 def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
-    """Return the Policy and the Plan that a user's ``policy`` argument means; for the Plan None if it means no plan.
+    """Return the Policy that a user's ``policy`` argument means, and the Plan, which is None if it means no plan.
 
     Parameters
     ----------
@@ -360,7 +360,7 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
     Gluon numbers the blocks of a process: ``"dense0_fwd"`` of one net is ``"dense2_fwd"`` in the next. The names of
     operators and parameters and the ``exclude`` patterns are changed, not the texts of reasons. ``plan`` is returned
     as it is if the names are the same or cannot be changed: it has no ``blocks``, the other net has more or fewer, or
-    two of them would get one name. Whether the result is a plan of the other net is for ``check_fit`` to say.
+    two blocks or operators would get one name. Whether the result fits the other net is not checked (see ``check_fit``).
 
     Parameters
     ----------

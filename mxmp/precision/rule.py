@@ -87,7 +87,7 @@ class Rule:
     normalized : bool
         Whether the values of the first output are about 1 or less, as after a normalization or softmax, and so are safe
         in float16. A ``Kind.FOLLOW`` operator that reads such an FP32 output beside float16 inputs still computes in
-        float16; one that reads only such outputs does so if an operator reads its own in float16. Not for bfloat16.
+        float16; one that reads only such outputs, if an operator reads its output in float16. Unused in bfloat16.
     exact : bool
         Whether each output value is an input value, perhaps with another sign, or zero, and gradients likewise (relu,
         reshape, transpose, concat, slice...). Rounding before such an operator gives what rounding after it gives.
@@ -127,7 +127,7 @@ class Rule:
 
 
 def _leaves_float16(text: str) -> bool:
-    """Return whether the number in ``text`` is beyond 65504, or nearer to zero than 2**-24, up to its sign.
+    """Return whether the absolute value of the number in ``text`` is above 65504 or below 2**-24.
 
     Returns False for zero itself, and for a text that is no finite number.
     """

@@ -17,8 +17,9 @@ class Body(NamedTuple):
     Attributes
     ----------
     role : str
-        What a plan's names for the body's nodes have behind the control-flow node's name and a slash: ``""`` in a loop
-        (``"loop/fc"``), ``"while/"`` in its condition (``"loop/while/fc"``); ``"if/"``, ``"then/"``, ``"else/"``.
+        What follows the control-flow node's name and a slash in a plan's names for the body's nodes: ``""`` in the body
+        of a loop (``"loop/fc"``), ``"while/"`` in its condition (``"loop/while/fc"``), and ``"if/"`` (the condition),
+        ``"then/"`` or ``"else/"`` for ``cond``.
     graph : Graph
         A copy of the body. ``set_bodies`` writes a changed one into the node.
     steers : bool
