@@ -360,7 +360,7 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
     Gluon numbers the blocks of a process: ``"dense0_fwd"`` of one net is ``"dense2_fwd"`` in the next. The names of
     operators and parameters and the ``exclude`` patterns are changed, not the texts of reasons. ``plan`` is returned
     as it is if the names are the same or cannot be changed: it has no ``blocks``, the other net has more or fewer, or
-    two blocks or operators would get one name. Whether the result fits the other net is not checked (see ``check_fit``).
+    two blocks or operators would get one name. Whether the result fits is not checked (see ``check_fit``).
 
     Parameters
     ----------
