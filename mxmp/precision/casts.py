@@ -101,7 +101,7 @@ def is_ours(node: Node) -> bool:
 def source_of(entry: Entry) -> Entry:
     """Return the network's own tensor from which mxmp's inserted nodes computed ``entry``; for a cast, what it casts.
 
-    Returns ``entry`` itself if mxmp did not insert its node. An inserted node without inputs ends the search.
+    Returns ``entry`` itself if mxmp did not insert its node. An inserted node without inputs counts as the network's.
     """
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)
@@ -262,7 +262,7 @@ class _Rewriter:
 def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
     """Return a copy of ``node`` for a new graph, in which it reads the tensors ``inputs``.
 
-    ``new`` maps nodes that were copied already to their copies, with which control dependencies are replaced.
+    ``new`` maps nodes that were copied already to their copies; the copy's control dependencies are such copies.
     """
     return Node(
         node.op,

@@ -79,9 +79,9 @@ def decide(
         Where the graph will run. An operator stays in FP32, even one of ``low_ops``, if the device has no low-precision
         kernel for it, or one that is wrong or slower than FP32's.
     parameters : collection of str, optional
-        Names of the variables that may be stored in float16, with FP32 master weights. A variable is, if the policy
-        stores parameters so and all operators read it in float16. Default: weights and biases of convolutions,
-        FullyConnected and RNN.
+        Names of the variables that may be stored in float16, with FP32 master weights. A variable is stored
+        so if the policy stores parameters in float16 and all operators that read the variable do so in float16. Default
+        (None): weights and biases of convolutions, FullyConnected and RNN.
     stored_low : collection of str
         Names of parameters that are stored in float16 already, because another graph of the same network decided so.
         If the policy stores parameters in float16, the plan keeps them so, even if an operator here reads one in FP32.
@@ -168,8 +168,8 @@ def _operators(
 
     There is such a reason if a pattern of ``excluded`` matches its name, if its outputs are no dense FP32 arrays, or
     if ``keep_output_names`` requires it (see ``decide``). For later decisions, records in ``draft`` which nodes have
-    outputs that are no dense FP32 arrays, and how many channels a first output has. Operators in bodies of
-    control flow are not yielded.
+    outputs that are no dense FP32 arrays, and how many channels a first output has. Operators in bodies of control flow
+    are not yielded.
     """
     heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
     for node in graph.nodes():
