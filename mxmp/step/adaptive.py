@@ -194,10 +194,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def _follow(self, zeros: float, largest: float) -> None:
         """Lower or raise the loss scale by a measurement of the gradients, or leave it as it is.
 
-        ``largest``, the largest absolute value of an element with the loss scale in it, lowers the scale if above 65504
-        / 2. Otherwise ``zeros``, the share of elements that are 0, raises it if above ``max_zeros``; but not if
-        ``largest`` would then exceed 65504 divided by the headroom (``_room``), nor if an earlier rise has made
-        ``zeros`` less than 2 % smaller.
+        ``largest``, the largest absolute value of an element with the loss scale in it, lowers the scale if above half
+        of 65504. Otherwise ``zeros``, the share of elements that are 0, raises it if above ``max_zeros``; but not if
+        ``largest`` would then exceed 65504 divided by the headroom (``_room``), nor if an earlier rise made ``zeros``
+        less than 2 % smaller and ``growth_interval`` steps in a row without overflow have not passed since.
         """
         before, self._before_rise = self._before_rise, None
         self._largest = largest / self._scale

@@ -214,7 +214,8 @@ def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, 
 
     Scripts for MXNet's Module pass to a resumed run either the schedule of the first run, or one for the remaining
     updates only, since MXNet counts the updates of a resumed run from ``begin_num_update`` again. mxmp's Module goes on
-    counting, so a schedule that the file does not have starts at the present update, with ``begin_num_update``.
+    counting. So a schedule that the file does not have starts at the present update, which it counts as
+    ``begin_num_update``.
 
     Parameters
     ----------

@@ -113,9 +113,9 @@ def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer,
 
 
 def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
-    """Raise ``ValueError`` unless the shapes in the file, ``saved``, are as many as those of the parameters, and equal.
+    """Raise ``ValueError`` unless the file has a shape (``saved``) for each parameter, equal to the parameter's (``own``).
 
-    A dimension of 0 or -1, and an empty shape, are not known and match any.
+    A dimension of 0 or -1 is not known and matches any size; an empty shape matches any shape.
     """
     if len(saved) != len(own):
         raise ValueError(f"the states are of other parameters: {len(saved)} of them, here are {len(own)}")
@@ -126,7 +126,7 @@ def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
 def _check_shape(index: int, saved: Sequence[int], own: Sequence[int]) -> None:
     """Raise ``ValueError`` unless ``saved`` and ``own``, two shapes of the parameter with this index, are equal.
 
-    A dimension of 0 or -1, and an empty shape, are not known and match any.
+    A dimension of 0 or -1 is not known and matches any size; an empty shape matches any shape.
     """
     known = saved and own
     if known and (len(saved) != len(own) or any(a != b and a > 0 and b > 0 for a, b in zip(saved, own))):

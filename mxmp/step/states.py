@@ -43,8 +43,8 @@ class OptimizerStates(NamedTuple):
     scheduler : object
         The learning-rate schedule when it was saved, as plain data from ``describe``; None without one.
     states : dict
-        From a parameter's index to the optimizer's state for it, in the form for an FP32 weight. Of a file of MXNet's
-        Module as it is there: NDArrays, by its own numbers or the parameters' names.
+        From a parameter's index to the optimizer's state for it, in the form for an FP32 weight. ``read`` returns the
+        dict in a file of MXNet's Module as it is: NDArrays, by Module's own numbers or by parameters' names.
     masters : dict
         From the index of each parameter that was stored in float16 to its FP32 master weights.
     shapes : list or None

@@ -64,7 +64,7 @@ class Observer(Protocol):
         """
 
     def after_step(self) -> None:
-        """Read the trainer's state after a training step, be the update applied, skipped, or ended by an error."""
+        """Read the trainer's state after a training step: after an applied or skipped update, or an error in it."""
 
 
 class ScaledStep:
@@ -153,8 +153,7 @@ class ScaledStep:
         apply : callable
             Updates the weights. Not called if a gradient has an overflow.
         statistics : RunningStatistics or None
-            BatchNorm's running statistics, which are restored where an overflow has made them inf or NaN. None: nothing
-            is.
+            BatchNorm's running statistics, which are restored where an overflow has made them inf or NaN.
         exposed : sequence of MasterPair
             The FP32 master and the float16 array of each parameter into whose float16 array a user may have written.
             What was written is copied to the master before ``apply``, so that the update starts from it.
