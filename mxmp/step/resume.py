@@ -186,9 +186,8 @@ def describe(schedule: Any) -> Any:
 def class_names(described: Any) -> Any:
     """Return the class names of a schedule, and of schedules in its attributes, from what ``describe`` returned for it.
 
-    ``["FactorScheduler"]`` for a simple schedule, a nested list (``["Warmup", ["FactorScheduler"]]``) for one that has
-    another schedule as an attribute, and None without a schedule. A saved schedule can be restored into another one
-    only if these are equal.
+    ``["FactorScheduler"]`` for a simple schedule, ``["Warmup", ["FactorScheduler"]]`` for one that has another schedule
+    as an attribute, and None without a schedule. A saved schedule can be restored only into one with equal class names.
     """
     if isinstance(described, dict):
         inner = {k: class_names(v) for k, v in described["attrs"].items()}

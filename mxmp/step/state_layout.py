@@ -113,7 +113,7 @@ def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer,
 
 
 def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
-    """Raise ``ValueError`` unless the file has a shape (``saved``) for each parameter, equal to the parameter's (``own``).
+    """Raise ``ValueError`` unless ``saved``, the shapes in a file, are as many as ``own``, the parameters', and equal.
 
     A dimension of 0 or -1 is not known and matches any size; an empty shape matches any shape.
     """
