@@ -43,7 +43,8 @@ class OptimizerStates(NamedTuple):
     scheduler : object
         The learning-rate schedule when it was saved, as plain data from ``describe``; None without one.
     states : dict
-        From a parameter's index to the optimizer's state for it, in the form for an FP32 weight.
+        From a parameter's index to the optimizer's state for it, in the form for an FP32 weight. ``read`` returns the
+        dict in a file of MXNet's Module as it is: NDArrays, by Module's own numbers or by parameters' names.
     masters : dict
         From the index of each parameter that was stored in float16 to its FP32 master weights.
     shapes : list or None
@@ -52,7 +53,7 @@ class OptimizerStates(NamedTuple):
         The names in ``progress`` that updates have changed, from which every resumed run continues. The others are
         settings, which the caller may choose anew. None in a file that MXNet wrote.
     scheduler_as_made : object
-        The learning-rate schedule before its first update, in the form of ``scheduler``.
+        ``scheduler`` before its first update; None in a file that MXNet wrote.
     scheduler_start : int
         The number of the update at which the schedule started; above 0 if a resumed run began a new schedule.
     """
@@ -96,7 +97,7 @@ def load(
     *,
     settings: str = "file",
 ) -> None:
-    """Continue from a file of ``save``, or of MXNet's ``gluon.Trainer``, on any number of devices.
+    """Continue from a file of ``save``, or of MXNet's ``gluon.Trainer``, which may be of another number of devices.
 
     FP32 master weights in the file become the values of the parameters, in whatever dtype a Gluon net stores those now;
     in a Module, of those parameters that have masters now. Runs no code from the file.
@@ -111,8 +112,9 @@ def load(
     contexts : sequence of mx.Context
         The device of each Updater.
     settings : {"file", "caller"}
-        Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them.
-        ``"caller"`` also reads the file of MXNet's ``Module``; that has no update counts, so they stay as they are.
+        Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them (a
+        schedule that is the file's continues where it was saved). ``"caller"`` also reads the file of MXNet's
+        ``Module``; that has no update counts, so they stay as they are.
 
     Raises
     ------
@@ -215,11 +217,11 @@ def _check(
 ) -> Callable[[], None]:
     """Raise ``ValueError`` if a loaded file does not fit optimizer and parameters; return a function that applies it.
 
-    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts. (MXNet
-    gives them to the saved devices only, and Adam then diverges on the others.) It is called when everything is
-    checked, so an error changes nothing. ``found`` is the content of the file. ``shapes`` are those of the parameters,
-    with 0 for a dimension that is not known yet. With ``settings="file"`` hyper-parameters and schedule are the file's,
-    with ``"caller"`` they stay as they are.
+    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts. ``load``
+    calls it when everything is checked, so an error changes nothing. ``found`` is the content of the file, ``shapes``
+    are those of the parameters, with 0 for a dimension that is not known yet. With ``settings="file"`` hyper-parameters
+    and schedule are the file's, and a schedule of another class is an error. With ``"caller"`` they stay as they are,
+    but a schedule that is the file's continues where it was saved.
     """
     optimizer, initial = updaters.optimizer, updaters.initial
     if found.optimizer != type(optimizer).__name__:
@@ -258,8 +260,8 @@ def _check(
 def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
     """Return the saved state of the parameter with this index, as the optimizer expects it for that parameter.
 
-    If the parameter has an FP32 master, the optimizer updates that, and the state, which is of an FP32 weight, is
-    returned as it is. Otherwise it is made to fit the parameter's array, which may be float16.
+    The state in the file is of an FP32 weight. It is returned as it is, unless the parameter is stored in float16
+    without an FP32 master; then its arrays become float16, or with ``multi_precision`` a master is added.
     """
     if weight.masters or not weight.arrays:
         return found.states[index]
@@ -271,13 +273,11 @@ def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index:
 
 
 def _check_array(leaf: Any) -> None:
-    """Raise ``TypeError`` unless ``leaf``, a value in the states of a file, is an NDArray or None."""
     if not isinstance(leaf, (NDArray, type(None))):
         raise TypeError(f"it holds a {type(leaf).__name__}, no array")
 
 
 def _in_float32(leaf: Any) -> Any:
-    """Return a float16 NumPy array as FP32, anything else as it is."""
     return leaf.astype(np.float32) if isinstance(leaf, np.ndarray) and leaf.dtype == np.float16 else leaf
 
 
