@@ -141,7 +141,7 @@ class TrainedNetwork(Protocol):
     def step(self) -> ScaledStep:
         """Return the ScaledStep of the Trainer or Module, which applies or skips the update of each training step.
 
-        It has the loss scale, the counts of steps, and the observers that it calls before each update and after each step.
+        It has the loss scale, the counts of steps, and the observers, which it calls in every step.
         """
 
     @property
