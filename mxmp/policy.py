@@ -258,8 +258,8 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
     """Return a suggestion to add to the message about a wrong ``value``, or ``""`` if there is none.
 
     For ``"fp16"`` it is ``"; did you mean 'float16'?"``. ``value`` may be another library's name for a precision
-    (``"fp16"``, ``"O1"``), a recipe spelt otherwise or a dtype object. Only a value in ``allowed`` is suggested; if that is
-    empty, any policy string may be.
+    (``"fp16"``, ``"O1"``), a recipe spelt otherwise or a dtype object. Only a value in ``allowed`` is suggested; if
+    that is empty, any policy string may be.
     """
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
