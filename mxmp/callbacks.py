@@ -27,7 +27,7 @@ class KeptError:
         """Do nothing: an exception that was kept before stays kept."""
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        """Keep the block's exception, unless one is kept already. Return True, so that none leaves the block."""
+        """Keep the block's exception, unless one is kept already; return True, so that no exception goes further."""
         self._error = self._error or error
         return True
 

@@ -66,8 +66,8 @@ def replacing_all(*paths: str) -> Iterator[list[str]]:
     """Yield the path of a temporary file for each of ``paths``; all are renamed when the block ends without an error.
 
     It is meant for files that belong together: none is renamed before all have been written and flushed to the disk, so
-    if the disk is full, or after an error in the block, all ``paths`` keep their old content. Raises ``OSError`` if a
-    file cannot be written.
+    if the disk is full, or after an error in the block, all ``paths`` keep their old content. Of a symbolic link, the
+    file that it points to is replaced. Raises ``OSError`` if a file cannot be written.
     """
     # A link stays one: what it points to is replaced.
     targets = [os.path.realpath(path) for path in paths]

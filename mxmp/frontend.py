@@ -203,7 +203,7 @@ class TrainedNetwork(Protocol):
     def count_graphs(self, place: Any) -> int:
         """Return how many graphs ``graphs(place)`` would yield, without reading them.
 
-        A probe that meets an unknown name reads the graphs again if this number has grown.
+        A probe that does not know a tensor's name reads the graphs again if this number has grown.
         """
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:

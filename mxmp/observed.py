@@ -30,8 +30,8 @@ class Observed(NamedTuple):
         The node of the converted graph that made the tensor, forward or backward; possibly a cast that mxmp inserted.
     operator, op : str
         Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``, of the operator that made the
-        tensor. If mxmp inserted ``node``, such as a cast: of the operator whose output or gradient it casts (for a
-        gradient with several senders, the first); for the forward cast of a variable, the variable's and ``"null"``.
+        tensor. If mxmp inserted ``node``, such as a cast: of the operator whose output or gradient it casts (of several
+        that send the gradient, the first); for the forward cast of a variable, the variable's name and ``"null"``.
     low : bool
         True if the tensor is rounded to the compute dtype, because an operator in low precision makes or reads it.
     backward : bool

@@ -95,9 +95,11 @@ def emitted(
     plan : Plan
         A plan of this graph; otherwise ``ValueError`` is raised.
     grad_req : mapping of str to str
-        From the name of a variable to its ``grad_req``, if it is known. Some workarounds depend on it.
+        From the name of a variable to its ``grad_req``, on which some workarounds depend. A variable that is missing
+        gets every workaround that one of the values would need.
     large_inputs : bool
-        True: leave out the workarounds for oneDNN's faults at small inputs, except in bodies.
+        True: leave out the workarounds for oneDNN's wrong weight gradients at inputs that are small beside the
+        padding. Has no effect in bodies.
     avoid_slow_kernels : bool, optional
         False applies only the workarounds without which the graph fails or is wrong, and none of those that only make
         it faster. Default: ``plan.avoids_slow_kernels``, which is True if an operator computes in low precision, or if
@@ -208,9 +210,11 @@ class Conversion:
             True: keep an operator in FP32 if its second or a later output is an output of the graph, which a cast
             behind it would rename, even if a plan says otherwise.
         grad_req : mapping of str to str
-            From the name of a variable to its ``grad_req``, if it is known. Some workarounds depend on it.
+            From the name of a variable to its ``grad_req``, on which some workarounds depend. A variable that is missing
+            gets every workaround that one of the values would need.
         large_inputs : bool
-            True: leave out the workarounds for oneDNN's faults at small inputs.
+            True: leave out the workarounds for oneDNN's wrong weight gradients at inputs that are small beside the
+            padding.
 
         Raises
         ------

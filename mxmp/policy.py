@@ -34,7 +34,7 @@ class Policy:
         all-reduce traffic, with FP32 master weights. ``"float32"``: the parameters are the master weights and are cast
         once per forward inside the graph. ``None``: ``"float16"`` for float16 on a GPU, ``"float32"`` on a CPU and for
         bfloat16 (MXNet's optimizers have no bfloat16 kernels). On one device, training gives the same numbers, bit for
-        bit, with both.
+        bit, either way.
     norm : {None, "float32", "compute"}
         What BatchNorm reads and writes. In any case it computes in FP32, with FP32 running statistics, gamma and beta.
         ``"float32"``: FP32, so that the graph has casts in front of it and after it. ``None``: the same numbers, but
@@ -107,8 +107,8 @@ class Policy:
     def stores_low(self, device: str) -> bool:
         """Return whether parameters that low-precision operators read are stored in float16; False means FP32.
 
-        ``device`` is ``"cpu"`` or ``"gpu"``. It counts only if ``params`` is None: then they are stored in float16 for
-        a float16 network on a GPU, and in FP32 for bfloat16 and on a CPU.
+        ``device`` is ``"cpu"`` or ``"gpu"``. It counts only if ``params`` is None: then a float16 network on a GPU stores
+        them in float16; on a CPU, or in bfloat16, they are FP32.
         """
         if self.params is not None:
             return self.params == "float16"

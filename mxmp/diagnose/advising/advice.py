@@ -215,7 +215,7 @@ class Advice:
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu) and not m.paddings])
 
     def share_of(self, matrices: Sequence[MatrixReport]) -> float:
-        """Return the share of the FLOPs of all matrix operators, 0 to 1, that ``matrices`` have; 0 if all have none."""
+        """Return the share of all matrix FLOPs, 0 to 1, that the operators ``matrices`` have; 0 if there are none."""
         return sum(m.flops for m in matrices) / self.flops if self.flops else 0.0
 
     def __str__(self) -> str:

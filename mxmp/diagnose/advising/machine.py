@@ -9,7 +9,7 @@ __all__ = ["slowed_by"]
 
 
 def slowed_by(environment: Mapping[str, str] | None = None, processors: int | None = None) -> tuple[str, ...]:
-    """Return a sentence for ``OMP_NUM_THREADS`` and ``OMP_WAIT_POLICY`` each, if it slows MXNet down on a CPU.
+    """Return a sentence for each of ``OMP_NUM_THREADS`` and ``OMP_WAIT_POLICY`` that slows MXNet down on a CPU.
 
     The sentence says what to set instead. ``environment`` has the environment variables of the process, which MXNet
     reads when it is imported, and ``processors`` is how many processors it may use; None: those of this process.

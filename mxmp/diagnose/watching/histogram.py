@@ -143,7 +143,7 @@ class Histogram:
     def underflow(self, form: Format = FORMATS["float16"]) -> float:
         """Return the share of the counted values, from 0 to 1, that are not zero but round to zero in ``form``.
 
-        Counted are those below half of the format's smallest subnormal number (2**-25 for float16). Values that are
+        Those below half of the format's smallest subnormal number (2**-25 for float16) round to zero. Values that are
         zero already are part of the total only.
         """
         return self._share(self.between(None, form.tiny - 2))
