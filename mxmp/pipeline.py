@@ -210,8 +210,8 @@ class Conversion:
             True: keep an operator in FP32 if its second or a later output is an output of the graph, which a cast
             behind it would rename, even if a plan says otherwise.
         grad_req : mapping of str to str
-            From the name of a variable to its ``grad_req``, on which some workarounds depend. A variable that is missing
-            gets every workaround that one of the values would need.
+            From the name of a variable to its ``grad_req``, on which some workarounds depend. A missing variable gets
+            every workaround that one of the values would need.
         large_inputs : bool
             True: leave out the workarounds for oneDNN's wrong weight gradients at inputs that are small beside the
             padding.

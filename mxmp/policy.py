@@ -107,7 +107,7 @@ class Policy:
     def stores_low(self, device: str) -> bool:
         """Return whether parameters that low-precision operators read are stored in float16; False means FP32.
 
-        ``device`` is ``"cpu"`` or ``"gpu"``. It counts only if ``params`` is None: then a float16 network on a GPU stores
+        ``device``, ``"cpu"`` or ``"gpu"``, counts only if ``params`` is None: then a float16 network on a GPU stores
         them in float16; on a CPU, or in bfloat16, they are FP32.
         """
         if self.params is not None:
