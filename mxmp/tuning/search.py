@@ -56,6 +56,8 @@ def measured(job: Job, tell: Tell) -> Plan:
 
     Raises
     ------
+    ValueError
+        The shapes do not fit the network.
     mxnet.MXNetError
         The network fails even in FP32.
     """
