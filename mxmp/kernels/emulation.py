@@ -147,7 +147,7 @@ def skip_needless_roundings(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
 
     The operators only select or move values (``selecting_nodes``). Their inputs are float16 numbers, so their FP32
     outputs are float16 numbers too; in the backward, the casts in front of the operators round their gradients. So no
-    number changes. Both casts stay unless one cast to FP32 alone reads the output, which is no output of the graph.
+    number changes. Both casts stay where the output is one of the graph, or not read by one cast to FP32 alone.
     """
     readers = fitted.graph.consumers()
     heads = set(fitted.graph.heads)

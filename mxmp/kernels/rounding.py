@@ -111,7 +111,7 @@ _ADDED_IN_PLACE = 4
 def shared_casts(fitted: FittedGraph) -> list[Node]:
     """Return mxmp's casts of variables, such as weights, whose output more than four operators read.
 
-    MXNet sums the gradients of a cast's readers in the dtype it casts to, bfloat16, where a long sum loses small ones.
+    MXNet sums the gradients of a cast's readers in bfloat16, and so long a sum loses small summands.
     """
     return [
         entry.node

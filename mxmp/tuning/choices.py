@@ -102,7 +102,7 @@ class Task:
         return frozenset(node for node, name in self.names.items() if not node.is_variable and plan.decisions[name].low)
 
     def plan(self, low: Collection[Node], reasons: Mapping[Node, str]) -> Plan:
-        """Return the plan in which, of the operators ``may_be_low``, those in ``low`` compute in low precision.
+        """Return the plan in which, of ``may_be_low``, those in ``low`` compute in low precision, the rest in FP32.
 
         All other operators follow the rules; if ``low`` is empty, those in the bodies of loops and conditions compute
         in FP32. ``reasons`` maps operators of ``may_be_low`` to the text that the plan gives for their dtype. For one

@@ -239,8 +239,9 @@ class Timed:
     def _try(self, executor: mx.executor.Executor, before_each: Callable[[Owner | None], None]) -> None:
         """Run one step of ``executor``, and call ``before_each`` before each operator, and with None after the step.
 
-        The argument is that of the constructor's ``before_each``. An ``MXNetError`` is dropped here: the constructor's
-        next step, without MXNet's monitor, raises it again unless the monitor was its cause.
+        The argument is the operator or cast of the FP32 graph for which the operator runs, so that the caller knows
+        what ran if a kernel crashes the process. An ``MXNetError`` is dropped here: the constructor's next step,
+        without MXNet's monitor, raises it again unless the monitor was its cause.
         """
         with suppress(mx.MXNetError):
             self._run(executor, lambda owner: None if owner is None else before_each(owner), monitor_all=True)

@@ -127,7 +127,7 @@ def job_of(
     named : mapping of str to NDArray or tuple of int
         The inputs of a Symbol by name, as arrays or shapes.
     policy, ctx, training
-        As the attributes of ``Job``.
+        The policy, the device, and True if a step is a forward and a backward (a block is then traced in training).
     measure : bool
         True if the job will be measured in another process. A Custom operator, or one of ``mx.library``, in the body of
         a loop is then a ``ValueError``: that process cannot run it, and there is no stand-in for it.

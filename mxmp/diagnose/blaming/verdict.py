@@ -135,9 +135,9 @@ def _overflow_text(unrounded: Range, dtype: str) -> str:
 def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Range | None:
     """Return the range that a tensor had in FP32 before a cast by mxmp rounded it; None if no such tensor is known.
 
-    ``observed`` and ``found`` describe the rounded tensor. The other one is the last in ``past``, the records before
-    it, that is FP32, has the same shape, and has the same label, such as ``"fc -> relu"``, or is a sum of gradients. If
-    the tensor is the gradient of a graph output, it is the gradient of the loss. None if ``found`` is FP32 itself.
+    ``observed`` and ``found`` describe the rounded tensor. Returned is the last range in ``past``, the records before
+    it, that is FP32, has the same shape, and has the same label, such as ``"fc -> relu"``, or is a sum of gradients;
+    for the gradient of a graph output, that of the gradient of the loss. None if ``found`` is FP32 itself.
     """
     if found.dtype == "float32":
         return None

@@ -226,7 +226,7 @@ def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str]
     the tensor became inf or NaN in FP32, and where ``graph`` does not have the tensor.
 
     ``with_followers`` adds the low-precision operators behind these whose rule has the kind ``FOLLOW``: they compute in
-    low precision only because their inputs are. Needed where a Plan decides the dtypes: the rules would move them.
+    low precision only because their inputs are. Needed where a Plan decides the dtypes; the rules move them unasked.
     """
     fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
     layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
@@ -254,9 +254,9 @@ def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
 
 
 def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:
-    """Yield ``node``, and the operators of its type in low precision that read one of its trained ``params`` too.
+    """Yield ``node``, and the operators of the same type in low precision that read one of its parameters too.
 
-    For example, all time steps of an unrolled cell read one weight.
+    For example, all time steps of an unrolled cell read one weight. ``params`` are the names of the trained parameters.
     """
     own = _parameters_read(graph, node, params)
     yield node
