@@ -44,7 +44,7 @@ def fit_to_device(
 
     The workarounds in ``WORKAROUNDS`` are tried in their order. ``casted.workarounds`` then maps the name of each one
     that was applied to the nodes that needed it. On a CPU one of the workarounds emulates float16. Warns, once in a
-    process, if the CPU has no bfloat16 instructions, so that bfloat16 saves no time. Nothing runs on the device here.
+    process, if bfloat16 is to run on a CPU without bfloat16 instructions, and so saves no time. No operator runs here.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ def convolutions_with_unused_taps(fitted: FittedGraph) -> list[Node]:
 
 
 def select_used_taps(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
-    """Rewrite each of ``convolutions``, in place, so that taps (kernel positions) in padding alone get gradient 0.
+    """Rewrite ``convolutions``, in place, so that taps (kernel positions) that read only padding get gradient 0.
 
     oneDNN may leave the weight gradient of these taps unwritten. Which taps they are depends on the size of the data,
     which the rewritten graph reads at each run. Forward values stay the same. Costs about 2 ns per weight and training
