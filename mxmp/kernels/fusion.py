@@ -18,7 +18,7 @@ class Unfused(mx.sym.Symbol):
     """A copy of a Symbol whose ``bind`` and ``simple_bind`` do not let MXNet fuse operators by oneDNN.
 
     That fusion gives wrong numbers for some graphs. MXNet fuses a graph on a CPU if the context that ``bind`` gets is
-    ``cpu(0)``. Its only switch is an environment variable for the whole process, and prints a line at every bind. So
+    ``cpu(0)``. Its only switch is an environment variable for the whole process, which prints a line at every bind. So
     here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables and operators without
     inputs are put into one context group, which is placed on the real context, and the other operators run where their
     inputs are.
@@ -28,9 +28,9 @@ class Unfused(mx.sym.Symbol):
     symbol : Symbol
         Is copied, and stays as it is.
     group2ctxs : dict of str to Context, or list of such dicts, or None
-        As for ``mx.mod.Module``: from the name of a context group to its context. Nodes of these groups keep them.
-        Other groups, which MXNet ignores, are removed. (Operators with inputs are put into no group, as a Custom
-        operator would take the name of its group for an argument.)
+        As for ``mx.mod.Module``: from the name of a context group to its context. Nodes in these groups stay in them;
+        nodes in other groups, which MXNet ignores, are taken out. (Operators with inputs are put into no group, as a
+        Custom operator would take the name of its group for an argument.)
     """
 
     GROUP = "mxmp"

@@ -69,7 +69,7 @@ class Arrays:
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for variables by name; a variable that is missing has no gradient.
     values : mapping of str to NDArray
-        The values of inputs, by name, where the user gave them.
+        The inputs that the user gave as arrays, by name.
     shapes : mapping of str to tuple of int
         The shapes of the other inputs, by name. Their values are made here, and so are those of all parameters.
     large_inputs : bool
@@ -131,9 +131,9 @@ def _read_exactly(graph: Graph) -> set[str]:
 def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactly: bool) -> np.ndarray:
     """Return FP32 values for the variable ``name`` with which no activation or gradient overflows or is denormal.
 
-    Denormals would make operators slow. A weight gets normal values with a variance of 2 / fan-in, another variable
-    standard normal ones, drawn from ``rng``. ``exactly`` is True for a label, an index, gamma, beta or a running
-    statistic: all values are then 1 if the name ends in "gamma" or "var", and otherwise 0.
+    Denormals would make operators slow. If the name ends in "weight", the values are normal with a variance of
+    2 / fan-in, otherwise standard normal, drawn from ``rng``. ``exactly`` is True for a label, an index, gamma, beta or
+    a running statistic: all values are then 1 if the name ends in "gamma" or "var", and otherwise 0.
     """
     if exactly:
         return np.full(shape, float(name.endswith(("gamma", "var"))), "float32")
@@ -157,9 +157,9 @@ class Timed:
     training : bool
         True if a step is a forward and a backward, False if it is a forward alone.
     before_each : callable, optional
-        If given, one more step runs first, operator by operator. Before each operator runs, this is called with the
-        operator or cast of the FP32 graph for which it runs; after the step it is called with None. So the caller knows
-        what ran when a kernel crashes the process.
+        If given, the constructor runs another step first, operator by operator. Before each operator runs, this is
+        called with the operator or cast of the FP32 graph for which it runs; after the step it is called with None. So
+        the caller knows what ran when a kernel crashes the process.
 
     Attributes
     ----------
@@ -210,10 +210,7 @@ class Timed:
         self.step()
 
     def step(self) -> float:
-        """Run one step, a forward and in training a backward, and return how many seconds it took.
-
-        Waits for the device.
-        """
+        """Run one step, a forward and in training a backward, and return its seconds. Waits for the device."""
         return self._step(self._executor)
 
     def profile(self) -> dict[Owner, float]:
@@ -276,7 +273,7 @@ class Timed:
         error.raise_it()
 
     def _step(self, executor: mx.executor.Executor) -> float:
-        """Run one step of an executor and return its seconds. Waits for the device; delays Ctrl-C until the end."""
+        """Run one step of an executor and return its seconds. Waits for the device; Ctrl-C acts after the step."""
         mx.nd.waitall()
         with hold_interrupts():
             start = time.perf_counter()
@@ -319,7 +316,7 @@ def _bind(
 ) -> mx.executor.Executor:
     """Return an executor of ``symbol``, bound without MXNet's oneDNN fusion.
 
-    Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion, so their times would differ with it.
+    Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion, so times with it would not be theirs.
     ``arguments`` maps the name of every argument to its array, and ``gradients`` the name of every argument that needs
     a gradient to the array for the gradient. The device, ``grad_req`` and the auxiliary states are those of ``arrays``.
     """
