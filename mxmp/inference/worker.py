@@ -83,8 +83,8 @@ class Worker:
     def data(self, path: str) -> None:
         """Read from the file ``path`` the batches on which all later requests run, and keep them in this object.
 
-        The file was written by ``mx.nd.save``. An array's name in it is, for example, ``"0:data"``: the position of the
-        batch and the name of the input.
+        ``mx.nd.save`` wrote the file, with names such as ``"0:data"``: the position of the batch and the name of the
+        input.
         """
         found: dict[int, dict[str, NDArray]] = {}
         for key, array in mx.nd.load(path).items():
@@ -130,7 +130,7 @@ class Worker:
         """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
 
         In each round every graph runs once, in every other round in reversed order, so that a slow phase of the machine
-        slows all graphs alike. Two more rounds come first and are not counted.
+        slows all graphs alike. Two rounds before these are not counted.
         """
         bound = {graph["name"]: self._bound(graph).at(self._batches[0]) for graph in graphs}
         seconds: dict[str, list[float]] = {name: [] for name in bound}
@@ -142,11 +142,10 @@ class Worker:
         return seconds
 
     def profile(self, graph: Mapping[str, Any], rounds: int) -> dict[str, tuple[float, str]]:
-        """Return the time and dtype of each operator in a run of a graph on the first batch.
+        """Return the time and dtype of each operator in a run of a graph on the first batch, one operator after another.
 
         The dict maps the name of an operator's output, such as ``"fc1_output"``, to the operator's time in
-        milliseconds, the shortest in ``rounds`` runs, and the dtype of the output, such as ``"float32"``. Operators run
-        one after another.
+        milliseconds, the shortest in ``rounds`` runs, and the dtype of the output, such as ``"float32"``.
         """
         executor = self._bound(graph, anew=True).at(self._batches[0])
         least: dict[str, float] = {}
@@ -215,7 +214,7 @@ def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:
 
     A command is a line of JSON: an object with the name of a method of ``Worker`` as ``"do"``, and the method's
     arguments. The answer is ``{"answer": RESULT}`` or, if MXNet or NumPy raised an error, ``{"error": LINE}`` with one
-    line of its message.
+    line of its message. Any other error is raised, and so ends the process.
     """
     worker = Worker()
     for line in commands:

@@ -77,8 +77,7 @@ class TrainedModule:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Let the ``with`` block run batches; restore gradients and auxiliary states when it ends, so training goes on as
-        before.
+        """Let the ``with`` block run batches, and restore gradients and auxiliary states when it ends.
 
         Gradients are set to zero first, so that with ``grad_req="add"`` those of the training are not added to. Waits
         for the device when the block ends.
