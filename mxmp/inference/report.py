@@ -62,8 +62,8 @@ class Layer(NamedTuple):
     why : str
         Why it has this dtype; empty if there is nothing to say.
     sqnr : float or None
-        The signal to quantization noise ratio of the network's outputs, in dB, if this operator alone is in the low
-        dtype of the chosen graph, ``"int8"`` for ``"int8, 3 in float32"``. None if not measured, as for an FP32 graph.
+        The signal to quantization noise ratio of the network's outputs, in dB, if this operator alone is in the dtype
+        with which the chosen graph's name begins; for a GPU, in float16. None if that was not measured.
     milliseconds : float or None
         Time of the operator for one batch, when operators run one after another. None if it was not measured.
     """
@@ -156,9 +156,7 @@ class InferenceReport:
         return figure
 
     def __str__(self) -> str:
-        """Return a table of the candidates, the ten slowest (for a GPU, first) operators of the chosen graph, and the
-        notes.
-        """
+        """Return a table of the candidates, ten operators of the chosen graph, the slowest if timed, and the notes."""
         head = ("", "ms", "times as fast", "SQNR, dB", "same answer", "score", "")
         rows = [head, *(self._row(each) for each in self.candidates)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]

@@ -142,7 +142,7 @@ class Worker:
         return seconds
 
     def profile(self, graph: Mapping[str, Any], rounds: int) -> dict[str, tuple[float, str]]:
-        """Return the time and dtype of each operator in a run of a graph on the first batch, one operator after another.
+        """Return the time and dtype of each operator in a run of a graph on the first batch, operator by operator.
 
         The dict maps the name of an operator's output, such as ``"fc1_output"``, to the operator's time in
         milliseconds, the shortest in ``rounds`` runs, and the dtype of the output, such as ``"float32"``.

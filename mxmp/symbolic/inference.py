@@ -116,7 +116,7 @@ class InferenceExecutor:
         return self._latest.outputs
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
-        """Run forward, in inference mode in the InferenceGraph if ``is_safe``; takes ``Executor.forward``'s arguments."""
+        """Run forward, in inference mode in the InferenceGraph if ``is_safe``; takes ``Executor.forward`` arguments."""
         if is_train:
             self._graph.forget()
         self._latest = self._executor

@@ -201,7 +201,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._fuse_inference()
 
     def _make_inference_graphs(self) -> list[InferenceGraph]:
-        """Return an InferenceGraph per device, which is faster in inference than the executors' graph, or an empty list.
+        """Return an InferenceGraph per device, faster in inference than the executors' graph, or an empty list.
 
         There are such graphs only if the module is bound for inference, on CPUs, in bfloat16, without model parallelism
         (``group2ctxs``) and ``state_names``, and if ``MXNET_SUBGRAPH_BACKEND`` is not set in the environment.
