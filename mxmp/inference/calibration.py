@@ -79,7 +79,7 @@ def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end
 def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
     """Return the range for INT8, symmetric around 0, that holds at least 99.99 % of the values that were counted.
 
-    It is cut at the smallest and the largest value of the tensor. The arguments are the items of
+    The range is cut at the smallest and the largest value of the tensor. The arguments are the items of
     ``Statistics.histograms[name]`` for the tensor.
     """
     half = len(counts) // 2

@@ -66,8 +66,8 @@ def optimize_for_inference(
         ``evaluate`` does not see.
     max_drop : float
         With ``evaluate``, how much lower than for FP32 its number may be. Without, the share of samples (from 0 to 1)
-        whose largest score may be at another place than in FP32; not used if the first output is not (samples,
-        classes).
+        whose largest score may be at another place than in FP32; not used unless the shape of
+        the first output is (samples, classes).
     min_sqnr : float
         Without ``evaluate``, the least signal to quantization noise ratio of each output against FP32's, in dB.
     arg_params, aux_params : mapping of str to NDArray

@@ -86,9 +86,10 @@ def _quantized(
 ) -> tuple[mx.sym.Symbol, Any]:
     """Return MXNet's INT8 Symbol for a graph, before the ranges are set in it, and a collector of ranges.
 
-    ``quantize`` explains ``excluded``, names of operators, and ``every``. With ``mode``, MXNet's ``calib_mode``,
-    ``"naive"`` the returned collector is a new one, whose ``include_layer`` names the tensors that need ranges. With
-    ``"customize"`` it is ``collector``, which then has the ranges.
+    ``excluded`` are names of operators that keep their dtype; ``every`` also quantizes those without a neighbor in
+    INT8. ``mode`` is MXNet's ``calib_mode``. With ``"naive"`` the returned collector is a new one, whose
+    ``include_layer`` names the tensors that need ranges. With ``"customize"`` it is ``collector``, which then has the
+    ranges.
     """
     made, _, _, collector = quantization.quantize_graph(
         graph.to_symbol(),

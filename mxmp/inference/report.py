@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
         for the unchanged FP32 network, if the first output is not a matrix of scores, or if the graph could not run.
     score : float or None
         What ``evaluate`` returned for the graph. None if there is no ``evaluate``, if the graph could not run, and for
-        FP32 graphs but ``"float32, folded"``.
+        every FP32 graph except ``"float32, folded"``.
     verdict : str
         Why the graph may not be returned, such as ``"below 20 dB"``; empty if it may.
     """
@@ -63,7 +63,8 @@ class Layer(NamedTuple):
         Why it has this dtype; empty if there is nothing to say.
     sqnr : float or None
         The signal to quantization noise ratio of the network's outputs, in dB, if this operator alone is in the dtype
-        with which the chosen graph's name begins; for a GPU, in float16. None if that was not measured.
+        with which the chosen graph's name begins, INT8 for ``"int8, 3 in float32"``; for a GPU, in float16. None if
+        that was not measured.
     milliseconds : float or None
         Time of the operator for one batch, when operators run one after another. None if it was not measured.
     """
@@ -184,10 +185,7 @@ class InferenceReport:
         return "\n".join([*text, *self.notes])
 
     def _row(self, each: Candidate) -> Tuple[str, ...]:
-        """Return the seven cells of a candidate's line in the printed table; a cell without a value is empty.
-
-        ``*`` in front of the name marks the candidate that was chosen.
-        """
+        """Return the seven cells of a candidate's line in the table, empty without a value; ``*`` marks the chosen one."""
         gain = "" if each.gain is None else "{1:.2f} ({0:.2f} to {2:.2f})".format(*each.gain)
         return (
             ("* " if each.name == self.chosen else "  ") + each.name,

@@ -125,7 +125,7 @@ class Runner:
         return self._ask("profile", graph=self._graphs[name], rounds=rounds)
 
     def forget(self, *names: str) -> None:
-        """Let the other process free the parameters and executors of the graphs with these names."""
+        """Let the other process free the parameters and executors of these graphs; a later request reads them again."""
         self._ask("forget", names=list(names))
 
     def _ask(self, what: str, **arguments: Any) -> Any:

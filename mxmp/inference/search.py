@@ -305,12 +305,12 @@ class Search:
     def _best_ranges(
         self, fused: Graph, params: Params, ranges: Mapping[str, Ranges], failing: Mapping[str, str]
     ) -> Any:
-        """Return the ranges for INT8 with which the outputs of the graph in INT8 have the highest SQNR, None if all fail.
+        """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR, or None if it fails with all.
 
-        SQNR is the signal to quantization noise ratio, here on the batches that measure; the report shows it for each
-        calibrator. ``ranges`` has the ranges by calibrator, the way to choose them, such as ``"entropy"``. ``fused`` is
-        the FP32 graph for ``quantize``. The operators in ``failing``, which maps names to reasons, cannot be in INT8
-        and stay in FP32; all others that can be are in INT8.
+        SQNR is the signal to quantization noise ratio of the outputs, here on the batches that measure; the report
+        shows it for each calibrator. ``ranges`` has the ranges by calibrator, the way to choose them, such as
+        ``"entropy"``. ``fused`` is the FP32 graph for ``quantize``. The operators in ``failing``, which maps names to
+        reasons, cannot be in INT8 and stay in FP32; all others that can be are in INT8.
         """
         self._tell("calibrators")
         for name, found in ranges.items():
@@ -332,8 +332,8 @@ class Search:
 
         Keeps the SQNR in dB of the graph's outputs on the first batch that measures in ``self._alone[dtype]``, by the
         layer's name: it shows how much accuracy the layer costs. Returns a dict from the name of each layer that cannot
-        run in ``dtype`` to the reason. After two crashes of one type of operator, other layers of that type are not run
-        and count as such. ``build`` takes the names of the layers that must not be in ``dtype``, and returns a graph
+        run in ``dtype`` to the reason. After two crashes of one type of operator, the other layers of that type are put
+        there without a run. ``build`` takes the names of the layers that must not be in ``dtype``, and returns a graph
         and its parameters.
         """
         alone = self._alone[dtype] = {}
@@ -479,8 +479,8 @@ class Search:
         """Time all graphs of this search that are accurate enough; return the fastest and the report of the search.
 
         An FP32 graph is returned unless another one is faster in at least three quarters of the rounds. The unchanged
-        one is returned only if no other FP32 graph has its outputs, as a Module that binds it would let MXNet fuse it,
-        perhaps wrongly.
+        one is returned only if no other FP32 graph has its outputs, since a Module that binds it would let MXNet fuse
+        it, perhaps wrongly.
         """
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]

@@ -93,8 +93,8 @@ def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values:
     """Return True if the BatchNorm ``norm`` can be folded into ``layer``, the operator whose output it normalizes.
 
     ``readers`` is ``consumers()`` of the graph: from each tensor to the operators that read it. ``heads`` are the
-    graph's outputs. ``values`` are its parameters by name; False if one of either operator is missing there or is a
-    graph output.
+    graph's outputs. ``values`` are its parameters by name; one of either operator that is missing there makes the
+    result False.
     """
     channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     is_layer = (layer.op == "Convolution" and channels_first) or (
@@ -139,8 +139,8 @@ def _is_true(text: str) -> bool:
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     """Compute operators that read only parameters; return a copy of the graph without them, and its parameters.
 
-    They are then not computed in every run. Done on the CPU, for mxmp's own operators, such as casts of weights, and
-    for those that only move values, such as those that join the weights of an RNN into one vector. A result that an
+    Then no run has to compute them. They are computed on the CPU: mxmp's own operators, such as casts of weights, and
+    those that only move values, such as those that join the weights of an RNN into one vector. A result that an
     operator of the remaining graph reads becomes a new parameter. Parameters that nothing reads any more are left out.
     """
     copy = copied(graph)

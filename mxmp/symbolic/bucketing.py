@@ -34,7 +34,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         operators that have the same name and type in the default bucket, and the rules decide for all others.
     exclude : iterable of str
         Patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, such as ``["fc*"]``, besides the
-        policy's own. Must be empty if ``policy`` is a Plan.
+        policy's own. Must be empty with a Plan.
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
         None is no loss scaling. A scaler is an object such as ``mxmp.DynamicLossScaler(init_scale=1024)``.

@@ -38,7 +38,7 @@ def cast_symbol(
         Plan that was made for ``sym``, or the path of a saved Plan.
     exclude : iterable of str
         Patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, such as ``["fc*"]``, besides the
-        policy's own. A warning names those that match nothing. Must be empty if ``policy`` is a Plan.
+        policy's own. A warning names those that match nothing. Must be empty with a Plan.
     ctx : mxnet.Context, optional
         The device that will run the Symbol (default: the current context). On a CPU float16 is emulated, on a GPU
         native.

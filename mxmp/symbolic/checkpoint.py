@@ -45,7 +45,7 @@ class SavesParams(mx.mod.BaseModule):
 def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> None:
     """Write a Symbol as JSON, the same text as ``symbol.save``; raise ``OSError`` if that fails, as on a full disk.
 
-    ``symbol.save`` itself raises nothing then. In both cases a truncated file may stay. With ``remove_amp_cast``, all
+    ``symbol.save`` itself raises nothing then. Either may leave a truncated file. With ``remove_amp_cast``, all
     operators ``amp_cast`` are left out, also the casts that ``cast_symbol`` inserted.
     """
     with open(path, "w", encoding="utf-8") as file:

@@ -54,7 +54,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         Plan that was made for ``symbol``, or the path of a saved Plan.
     exclude : iterable of str
         Patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, such as ``["fc*"]``, besides the
-        policy's own. Must be empty if ``policy`` is a Plan.
+        policy's own. Must be empty with a Plan.
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
         None is no loss scaling. A scaler is an object such as ``mxmp.DynamicLossScaler(init_scale=1024)``. The loss
@@ -255,7 +255,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             mon.install(_mxnet.Monitored(executor, self._symbol, self.plan))
 
     def init_params(self, *args: Any, **kwargs: Any) -> None:
-        """Initialize parameters as ``mx.mod.Module.init_params``: in FP32, also where they are stored in float16."""
+        """Initialize parameters in FP32, as ``mx.mod.Module.init_params``; float16 arrays get the rounded values."""
         super().init_params(*args, **kwargs)
         self.core.set_masters(self._arg_params, self.arrays())
         self._forget_inference()
