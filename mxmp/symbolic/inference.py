@@ -38,7 +38,7 @@ class InferenceGraph:
         The user's FP32 Symbol.
     how : Policy or Plan
         A policy of bfloat16: the rules decide each operator's dtype in the folded graph, where more operators may be in
-        bfloat16 than in the module's plan. A Plan: its decisions are kept.
+        bfloat16 than in the module's plan. A Plan: the operators in it keep their dtypes.
     parameters : collection of str
         The names of the parameters and auxiliary states, in contrast to inputs.
     """
@@ -127,8 +127,7 @@ class InferenceExecutor:
     def _current(self) -> mx.executor.Executor:
         """Return the executor of the InferenceGraph, bound anew if its parameters were forgotten.
 
-        If MXNet cannot bind it, logs a warning and returns the module's executor, which then runs all later forwards
-        too.
+        If MXNet cannot bind it, logs a warning and returns the module's executor, and so for all later forwards.
         """
         if self._fused is None or not self._graph.is_computed:
             try:

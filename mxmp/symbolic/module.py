@@ -295,7 +295,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _exec_group(self) -> Any:
         """Return MXNet's ``DataParallelExecutorGroup``, which holds the executors and their arrays.
 
-        Sets ``core.exposed`` if neither MXNet nor mxmp reads this property: a user who has the executors may write into
+        Sets ``core.exposed`` if a user's code, not MXNet's or mxmp's, reads this property. It may then write into
         float16 arrays of parameters, so later steps copy what was written into the master weights.
         """
         if is_called_by_user():
@@ -536,10 +536,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         """Save the FP32 Symbol and the FP32 parameters in files that ``mx.mod.Module.load`` opens without mxmp.
 
-        The files are ``PREFIX-symbol.json``, ``PREFIX-0001.params`` for epoch 1, and ``PREFIX-0001.states`` if
-        ``save_optimizer_states``. Each appears completely or not at all. ``remove_amp_cast`` leaves out operators
-        ``amp_cast`` that the user's own Symbol has. Waits for the device. Raises ``OSError``, which names the file, if
-        one cannot be written.
+        The files are ``PREFIX-symbol.json``, ``PREFIX-0001.params`` for epoch 1, and, if ``save_optimizer_states``,
+        ``PREFIX-0001.states``, which only mxmp reads. Each appears completely or not at all. ``remove_amp_cast`` leaves
+        out operators ``amp_cast`` that the user's own Symbol has. Waits for the device. Raises ``OSError``, which names
+        the file, if one cannot be written.
         """
         with replacing(f"{prefix}-symbol.json") as path:
             write_symbol(path, self._symbol, remove_amp_cast)
