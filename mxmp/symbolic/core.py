@@ -89,9 +89,9 @@ class Core:
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return the Symbol with casts that executors are to run for an FP32 Symbol, and the plan that it follows.
 
-        The first call decides which parameters are stored in float16. Later calls, for other buckets, keep that;
-        parameters that the first Symbol did not have are stored in FP32. The first call also warns if no operator
-        computes in low precision, or if a pattern of ``exclude`` matches nothing.
+        The first call, and the first after ``conversion.exclude``, decides which parameters are stored in float16. All
+        others, for other buckets, keep that; parameters that the first Symbol did not have are stored in FP32. The very
+        first call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
         Parameters
         ----------
