@@ -185,7 +185,7 @@ class InferenceReport:
         return "\n".join([*text, *self.notes])
 
     def _row(self, each: Candidate) -> Tuple[str, ...]:
-        """Return the seven cells of a candidate's line in the table, empty where not known; ``*`` marks the chosen one."""
+        """Return the seven cells of a candidate's line in the table, empty if unknown; ``*`` marks the chosen one."""
         gain = "" if each.gain is None else "{1:.2f} ({0:.2f} to {2:.2f})".format(*each.gain)
         return (
             ("* " if each.name == self.chosen else "  ") + each.name,

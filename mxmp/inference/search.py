@@ -333,8 +333,8 @@ class Search:
         Keeps the SQNR in dB of the graph's outputs on the first batch that measures in ``self._alone[dtype]``, by the
         layer's name: it shows how much accuracy the layer costs. Returns a dict from the name of each layer that cannot
         run in ``dtype`` to the reason. After two crashes of one type of operator, the other layers of that type are put
-        there without a run. ``build`` takes the names of the layers that must not be in ``dtype``, and returns a graph
-        and its parameters.
+        in that dict without a run. ``build`` takes the names of the layers that must not be in ``dtype``, and returns a
+        graph and its parameters.
         """
         alone = self._alone[dtype] = {}
         failing: dict[str, str] = {}
@@ -368,9 +368,9 @@ class Search:
         """Find how few layers must be in FP32 for a graph in ``dtype`` to be accurate enough; return their names.
 
         The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
-        is run for this is a candidate. ``_measure_alone`` runs if needed. The list is empty if no layer has to be in
-        FP32; also if no graph with a layer in ``dtype`` is accurate enough, but then a note says so, and the candidate
-        ``dtype`` has a verdict.
+        is run for this is a candidate. If this SQNR is needed and was not measured, ``_measure_alone`` does it. The
+        list is empty if no layer has to be in FP32; also if no graph with a layer in ``dtype`` is accurate enough, but
+        then a note says so, and the candidate ``dtype`` has a verdict.
 
         Parameters
         ----------
@@ -414,7 +414,10 @@ class Search:
         return order[:count]
 
     def _by_cost(self, dtype: str, layers: Sequence[str]) -> list[str]:
-        """Return the layers, those first that cannot run in ``dtype`` alone, then those with the lowest SQNR in it."""
+        """Return the layers, those first that cannot run in ``dtype`` alone, then those with the lowest SQNR in it.
+
+        Before ``_measure_alone`` has run for ``dtype``, they stay in the given order.
+        """
         alone = self._alone.get(dtype, {})
         return sorted(layers, key=lambda name: alone.get(name, -np.inf))
 
