@@ -71,9 +71,8 @@ class Bound:
 class Worker:
     """Carries out the requests of a ``Runner`` in the other process: each public method answers one kind of request.
 
-    The process has one object. In all methods, ``graph`` is a dict with the keys "name", "symbol" and "params", of
-    which the last two are as for ``Bound``. A number stands for the batch at this position in the file that ``data``
-    read.
+    The process has one object. In all methods, ``graph`` is a dict with the keys "name", "symbol" and "params", the
+    last two as for ``Bound``. A number stands for the batch at this position in the file that ``data`` read.
     """
 
     def __init__(self) -> None:
@@ -110,9 +109,8 @@ class Worker:
         """Run a graph on some batches; return, by calibrator and tensor, the range of values for INT8.
 
         ``graph`` has the graph's name and files. A range is the smallest and the largest value that INT8 should
-        represent: ``{"entropy": {"fc1_output": (-1.5, 2.0)}}``. Calibrators, the ways to choose it, are listed in
-        ``CALIBRATORS``. ``tensors`` are names of inputs, such as ``"data"``, and of outputs of operators, such as
-        ``"fc1_output"``.
+        represent: ``{"entropy": {"fc1_output": (-1.5, 2.0)}}``. ``CALIBRATORS`` lists the calibrators, the ways to
+        choose it. ``tensors`` are names of inputs, ``"data"``, and of outputs of operators, ``"fc1_output"``.
         """
         statistics = Statistics()
         wanted = set(tensors)
@@ -130,9 +128,8 @@ class Worker:
     def time(self, graphs: list[Mapping[str, Any]], rounds: int) -> dict[str, list[float]]:
         """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
 
-        Each item of ``graphs`` has a graph's name and files. In each round every graph runs once, in every other round
-        in reversed order, so that a slow phase of the machine slows all graphs alike. Two rounds before these are not
-        counted.
+        Each of ``graphs`` has a name and files. A round runs every graph once, every other round in reversed order, so
+        that a slow phase of the machine slows all graphs alike. Two rounds before these are not counted.
         """
         bound = {graph["name"]: self._bound(graph).at(self._batches[0]) for graph in graphs}
         seconds: dict[str, list[float]] = {name: [] for name in bound}
