@@ -123,13 +123,13 @@ class Search:
         """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough.
 
         That is an FP32 graph unless another one is faster in at least three quarters of the rounds of timing. With
-        float16 in ``dtypes``, the graph is for a GPU and nothing is timed: it computes in float16 if the emulation of
-        float16 on this CPU is accurate enough, otherwise in FP32.
+        float16 in ``dtypes``, the graph is for a GPU and nothing is timed: as many layers are in float16 as the
+        accuracy of the emulation on this CPU allows.
 
         Raises
         ------
         ValueError
-            The network's FP32 outputs hold NaN.
+            The network's FP32 outputs hold NaN, or ``evaluate`` returned no finite number.
         CandidateError
             The network fails in FP32.
         """
@@ -148,8 +148,8 @@ class Search:
         """Run the network in FP32 three times: as it is, with BatchNorm folded, and folded and fused by oneDNN.
 
         The third is left out unless ``fused``. The outputs of the network as it is are kept as the reference for all
-        other graphs. The graphs in other dtypes will be made from the folded graph, or from the network as it is if
-        folding changes the outputs.
+        other graphs; ``ValueError`` is raised if they hold NaN. The graphs in other dtypes will be made from the folded
+        graph, or from the network as it is if the folded one fails or has other outputs.
         """
         self._tell("float32")
         graph, params = self._original
@@ -192,7 +192,7 @@ class Search:
     # -- bfloat16 -----------------------------------------------------------------------------------
 
     def _try_bfloat16(self) -> None:
-        """Try graphs in bfloat16: with all layers that may be in it, or else with as few in FP32 as accuracy allows."""
+        """Try graphs in bfloat16: with all layers that the rules allow in it, or as few in FP32 as accuracy needs."""
         self._tell(BFLOAT16)
 
         def build(full: Collection[str]) -> tuple[Graph, Params]:
@@ -213,10 +213,10 @@ class Search:
     # -- float16 ------------------------------------------------------------------------------------
 
     def _find_float16(self) -> Found:
-        """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy allows, or else an FP32 graph.
+        """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy needs, or else the FP32 graph.
 
         Accuracy is that of the emulation of float16 on this CPU, on the batches that measure accuracy; ``evaluate``
-        gets the emulation. If no float16 graph is accurate enough, the FP32 graph is returned.
+        gets the emulation.
         """
         self._tell(FLOAT16)
         self.notes.append("float16 was emulated on this CPU to see its accuracy; no time was measured")
@@ -245,8 +245,7 @@ class Search:
     def _decided(self, decisions: Mapping[str, Decision]) -> list[Layer]:
         """Return a ``Layer`` of the report, without a time, for each operator, with its dtype and why.
 
-        ``decisions`` says, by an operator's name, whether it computes in float16; an operator that is missing there is
-        FP32.
+        ``decisions`` says, by an operator's name, whether it computes in float16; one that is missing there is in FP32.
         """
         layers, alone = [], self._alone.get(FLOAT16, {})
         for node in self._base[0].nodes():
@@ -259,10 +258,10 @@ class Search:
     # -- INT8 ---------------------------------------------------------------------------------------
 
     def _try_int8(self) -> None:
-        """Try graphs in INT8: with all layers that can be in it, or else with as few in FP32 as accuracy allows.
+        """Try graphs in INT8: with all layers that can be in it, or else with as few in FP32 as accuracy needs.
 
-        If some layers have to be in FP32 and a bfloat16 graph was accurate enough, a graph with these layers in
-        bfloat16 instead is tried too.
+        If some layers have to be in FP32 and a bfloat16 graph was accurate enough, a graph that has these layers in
+        bfloat16 and the others in INT8 is tried too.
         """
         self._tell("calibration")
         base, params = self._base
@@ -306,20 +305,12 @@ class Search:
     def _best_ranges(
         self, fused: Graph, params: Params, ranges: Mapping[str, Ranges], failing: Mapping[str, str]
     ) -> Any:
-        """Return the ranges for INT8 of the calibrator with which the graph in INT8 has the highest SQNR.
+        """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR, or None if it fails with all.
 
-        A calibrator is a way to choose the ranges; SQNR is the signal to quantization noise ratio of the outputs, on
-        the batches that measure. The SQNR of each calibrator is kept for the report. None if the graph fails with all
-        of them.
-
-        Parameters
-        ----------
-        fused, params
-            The FP32 graph that ``quantize`` takes, and its parameters by name.
-        ranges : mapping of str to Ranges
-            From the name of a calibrator, such as ``"entropy"``, to its ranges.
-        failing : mapping of str to str
-            From the name of each operator that cannot be in INT8 to the reason; these stay in FP32.
+        SQNR is the signal to quantization noise ratio of the outputs, here on the batches that measure; the report
+        shows it for each calibrator. ``ranges`` has the ranges by calibrator, the way to choose them, such as
+        ``"entropy"``. ``fused`` is the FP32 graph for ``quantize``. The operators in ``failing``, which maps names to
+        reasons, cannot be in INT8 and stay in FP32; all others that can be are in INT8.
         """
         self._tell("calibrators")
         for name, found in ranges.items():
@@ -339,10 +330,11 @@ class Search:
     def _measure_alone(self, dtype: str, layers: Sequence[str], build: Build) -> dict[str, str]:
         """Run, for each of the ``layers``, a graph in which this layer alone is in ``dtype``.
 
-        Keeps the SQNR in dB of the graph's outputs on one batch in ``self._alone[dtype]``, by the layer's name: it
-        shows how much accuracy the layer costs. Returns a dict from the name of each layer that cannot run in ``dtype``
-        to the reason. After two crashes of one type of operator, other layers of that type are not run. ``build`` takes
-        the names of the layers that must not be in ``dtype``, and returns a graph and its parameters.
+        Keeps the SQNR in dB of the graph's outputs on the first batch that measures in ``self._alone[dtype]``, by the
+        layer's name: it shows how much accuracy the layer costs. Returns a dict from the name of each layer that cannot
+        run in ``dtype`` to the reason. After two crashes of one type of operator, the other layers of that type are put
+        in that dict without a run. ``build`` takes the names of the layers that must not be in ``dtype``, and returns a
+        graph and its parameters.
         """
         alone = self._alone[dtype] = {}
         failing: dict[str, str] = {}
@@ -376,9 +368,9 @@ class Search:
         """Find how few layers must be in FP32 for a graph in ``dtype`` to be accurate enough; return their names.
 
         The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
-        is run for this is a candidate. If ``_measure_alone`` has not run for ``dtype``, it runs when its result is
-        needed. The list is empty if no layer has to be in FP32, and also if all would have to
-        be, which is noted for the report.
+        is run for this is a candidate. If this SQNR is needed and was not measured, ``_measure_alone`` does it. The
+        list is empty if no layer has to be in FP32; also if no graph with a layer in ``dtype`` is accurate enough, but
+        then a note says so, and the candidate ``dtype`` has a verdict.
 
         Parameters
         ----------
@@ -422,7 +414,10 @@ class Search:
         return order[:count]
 
     def _by_cost(self, dtype: str, layers: Sequence[str]) -> list[str]:
-        """Return the layers, those first whose SQNR alone in ``dtype`` is lowest, or that cannot run in it alone."""
+        """Return the layers, those first that cannot run in ``dtype`` alone, then those with the lowest SQNR in it.
+
+        Before ``_measure_alone`` has run for ``dtype``, they stay in the given order.
+        """
         alone = self._alone.get(dtype, {})
         return sorted(layers, key=lambda name: alone.get(name, -np.inf))
 
@@ -447,8 +442,9 @@ class Search:
         """Return a ``Candidate`` with the accuracy of the graph ``name`` and, if it is too low, a verdict that says so.
 
         ``outputs`` maps from the position of a batch to the graph's outputs. If there is an ``evaluate``, its value
-        must not be more than ``max_drop`` below that of FP32. Otherwise the SQNR must reach ``min_sqnr``, and the share
-        of samples whose largest score is at another place than in FP32 must not exceed ``max_drop``.
+        must not be more than ``max_drop`` below that of FP32. Otherwise the SQNR must reach ``min_sqnr``, and, if the
+        first output is a matrix of scores, at most the share ``max_drop`` of samples may have their largest score at
+        another place than in FP32.
         """
         limits = self._limits
         worst, agreement = self._compared(outputs)
@@ -485,7 +481,9 @@ class Search:
     def _choose(self) -> Found:
         """Time all graphs of this search that are accurate enough; return the fastest and the report of the search.
 
-        An FP32 graph is returned unless another one is faster in at least three quarters of the rounds.
+        An FP32 graph is returned unless another one is faster in at least three quarters of the rounds. The unchanged
+        one is returned only if no other FP32 graph has its outputs, since a Module that binds it would let MXNet fuse
+        it, perhaps wrongly.
         """
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]
@@ -539,13 +537,12 @@ def _bfloat16_layers(graph: Graph) -> list[str]:
 
 
 def _has_bfloat16_weight(node: Node) -> bool:
-    """Return True if the second input of an operator is a variable that is declared as bfloat16."""
     weight = node.inputs[1].node if len(node.inputs) > 1 else None
     return weight is not None and weight.is_variable and weight.attrs.get("__dtype__") == TYPE_CODES[BFLOAT16]
 
 
 def _candidate_name(dtype: str, count: int, other: str) -> str:
-    """Return a candidate's name: ``dtype``, and how many layers are in ``other``, as in "int8, 3 in float32"."""
+    """Return a candidate's name: "int8, 3 in float32" if ``count`` layers are in ``other``, or "int8" if none are."""
     return f"{dtype}, {count} in {other}" if count else dtype
 
 

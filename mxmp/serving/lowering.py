@@ -30,10 +30,10 @@ def lower(
     decided: Mapping[str, Decision] = _UNDECIDED,
     quantizable: bool = False,
 ) -> tuple[Graph, Params]:
-    """Return a fused copy of an FP32 graph, in bfloat16 where the rules call that safe, and its parameters.
+    """Return a copy of an FP32 graph, fused by oneDNN, in bfloat16 where the rules call that safe, and its parameters.
 
-    Outputs are FP32. Weights of bfloat16 operators are stored as bfloat16 arrays, so that they need no cast at run
-    time.
+    Outputs are FP32 unless ``policy`` leaves them in bfloat16. Weights of bfloat16 operators are stored as bfloat16
+    arrays, so that they need no cast at run time.
 
     Parameters
     ----------
@@ -44,9 +44,9 @@ def lower(
     policy : Policy
         A policy of bfloat16.
     decided : mapping of str to Decision
-        Decisions of a plan of the network, by the operator's name, which are taken before the rules (see ``decide``).
+        Decisions of a plan of the network, by operator; ``full`` overrules them. The rules decide for all others.
     quantizable : bool
-        Fuse only operators that one INT8 kernel can compute together (see ``fuse``).
+        Fuse only operators that one INT8 kernel can compute together, as ``quantize`` needs it.
     """
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
@@ -109,7 +109,7 @@ def _casted(graph: Graph, plan: Plan) -> CastGraph:
 
 
 def _without_marks(graph: Graph) -> Graph:
-    """Remove, in place, the attributes that mark operators as inserted by mxmp, and return the same graph."""
+    """Remove, in place, the attributes with which mxmp marks operators that it inserted; return the same graph."""
     for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
     return graph
