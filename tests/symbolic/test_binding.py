@@ -187,7 +187,7 @@ def test_operators_that_mxnet_takes_for_gradients_bind(op, policy, training):
     found = S.FullyConnected(data, num_hidden=8, name="c0")
     found = S.gather_nd(found, rows) if op == "gather_nd" else S.scatter_nd(found, rows, shape=(4, 8))
     symbol = S.SoftmaxOutput(S.FullyConnected(found, num_hidden=3, name="fc"), name="softmax")
-    module = bound(symbol, policy=policy, training=training)
+    module = bound(symbol, policy=policy, training=training, loss_scale=128)
     plain = bound(symbol, kind=mx.mod.Module, training=training)
     np.testing.assert_allclose(answer(module), answer(plain), atol=6e-3)
     if training:
