@@ -164,8 +164,8 @@ class NetConversion(Conversion):
     ) -> tuple[Graph, Plan]:
         """Return a block's low-precision graph and the plan that it follows; store its parameters as the plan says.
 
-        What an earlier graph of this net, or else of another net that shares the parameter, has decided about it stays.
-        Otherwise it becomes a ``LowParameter`` (float16 with FP32 master weights) if the policy stores parameters in
+        What an earlier graph of this net, or else of another net, has decided about a parameter stays. Otherwise the
+        parameter becomes a ``LowParameter`` (float16 with FP32 master weights) if the policy stores parameters in
         float16 and all operators that read it compute in float16; but a Constant, and a parameter of a block that runs
         as Python code, stays in FP32.
 
@@ -188,9 +188,9 @@ class NetConversion(Conversion):
         ValueError
             A parameter is float16, bfloat16 or a float64 that is trained, or is needed in FP32 here and stored in
             float16 for another net. Or the conversion has a Plan that was made for another net: the first graph that is
-            called from Python code, in the mode (training or inference) for which the plan was tuned, must have exactly
-            the operators of the plan. Any other graph follows the plan where it has operators of the same names and
-            types.
+            called from Python code, in the mode (training or inference) for which the plan was tuned or in any mode if
+            it was not tuned, must have exactly the operators of the plan. Any other graph follows the plan where it has
+            operators of the same names and types.
         TypeError
             A parameter would be stored in float16, and MXNet's own Trainer holds it.
         """
