@@ -78,8 +78,8 @@ class TracedGraph(NamedTuple):
     graph : (list of Symbol, Symbol)
         The variables that stand for the arrays passed to the block, and the Symbol of its outputs.
     in_format, out_format : int or nested list of int
-        How the block's arguments and outputs are nested: 0 for an array, -1 for None, a list for a list or tuple. An
-        output that is a Symbol with n outputs is n.
+        How the block's arguments and outputs are nested: 0 for an array, -1 for None, a list for a list or tuple; n > 1
+        for an output that is a Symbol with n outputs.
     """
 
     op_args: list
@@ -228,8 +228,8 @@ def restore_calls(block: HybridBlock) -> None:
 def set_cached_op(block: HybridBlock, op: Any) -> None:
     """Store ``op``, the dict of a converted block's graphs, where MXNet keeps the CachedOp of a hybridized block.
 
-    MXNet sets that attribute to None in ``hybridize``, ``cast`` and when the block gets a new child, which all make the
-    graphs invalid.
+    MXNet sets that attribute to None in ``hybridize``, ``cast`` and when the block gets a new child, so the graphs are
+    dropped whenever a CachedOp would be.
     """
     block._cached_op = op
 
@@ -299,7 +299,7 @@ def unconverted_reader() -> Block | None:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames of this thread's call stack, innermost first, but not its own and its caller's."""
+    """Yield the frames of this thread's call stack, innermost first, without its own and its caller's."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame
@@ -362,7 +362,7 @@ def silence_removed() -> None:
 
 
 def _free(name: bytes, op_name: bytes, handle: int, _: Any) -> None:
-    """Free the array ``handle``, which MXNet passes to a callback of an op hook as its own, and do nothing else.
+    """Free the array ``handle``, which belongs to the op hook's callback that MXNet passes it to, and do nothing else.
 
     ``silence_removed`` registers this callback in place of a user's.
     """

@@ -38,6 +38,8 @@ def prefixes_of(net: Block) -> tuple[str, ...]:
 class Division(NamedTuple):
     """Which blocks of a net ``convert`` runs as graphs, and which as Python code. Each list begins with the outermost.
 
+    A Block that is no HybridBlock, and neither excluded nor around or inside an excluded one, is in no list.
+
     Attributes
     ----------
     graphs : list of HybridBlock
@@ -45,7 +47,7 @@ class Division(NamedTuple):
     roots : list of HybridBlock
         Those of ``graphs`` that are called from Python code, as no other block of ``graphs`` contains them.
     python : list of Block
-        Blocks whose ``forward`` runs as Python code, in FP32: those that the user excluded, and all blocks around them.
+        Blocks that the user excluded, and all blocks around them: their ``forward`` runs as Python code, in FP32.
     outside : list of Block
         Blocks inside an excluded block, which are not converted.
     """

@@ -87,7 +87,7 @@ class NetConversion(Conversion):
     def _check_parameters(self, net: Block) -> None:
         """Raise ``ValueError`` if a parameter is float16 or bfloat16, or its device cannot run the policy or plan.
 
-        The operator names in the policy are checked even if no parameter has a device yet.
+        The policy's ``low_ops`` and ``full_ops`` are checked even if no parameter has a device yet.
         """
         params = list(net.collect_params().values())
         _check_dtypes(params)

@@ -276,7 +276,7 @@ def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
     """Put hooks of the new ``conversion`` on the blocks of ``net``; end conversions all of whose blocks are in ``net``.
 
-    ``division`` says which blocks run as graphs and which as Python code. Each Parameter of ``net`` notes the
+    ``division`` says which blocks run as graphs and which as Python code. Each Parameter of ``net`` lists the
     conversion too. Nothing changes if one conversion, with the same policy or plan and the same division, converts all
     of ``net`` already.
     """

@@ -121,7 +121,7 @@ class LowParameter(gluon.Parameter):
         super()._set_trainer(trainer)
 
     def cast(self, dtype: str) -> None:
-        """Raise ``ValueError`` unless ``dtype`` is float32; then nothing changes. ``Block.cast`` calls this."""
+        """Raise ``ValueError`` unless ``dtype`` is float32, for which nothing changes. ``Block.cast`` calls this."""
         if dtype not in ("float32", np.float32):
             raise ValueError(
                 f"Parameter {self.name!r} has an FP32 master and cannot be cast to {dtype}: call "
@@ -255,7 +255,7 @@ def master_at(params: Sequence[gluon.Parameter], index: int, device: int) -> NDA
 
 
 def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
-    """Return ``(master, float16 array)``, per context, of each parameter whose ``data()`` a user has called.
+    """Return ``(master, float16 array)``, per context, of each LowParameter whose ``data()`` a user has called.
 
     A user who has the array may have written into it, so an update compares the two. ``params`` must be initialized.
     """

@@ -52,7 +52,7 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
 def unconverted_blocks(net: Block) -> list[str]:
     """Return the names of those blocks of a converted net that run as Python code, in FP32.
 
-    They are the blocks that the user excluded, those around them and those inside them.
+    They are those that are no HybridBlock, those that the user excluded, and all around or inside an excluded one.
     """
     converted = {id(block) for block, hook in hooks(net) if not hook.runs_as_python}
     found, stack = [], [net]

@@ -266,7 +266,7 @@ _NO_GRADIENT = re.compile(
 def refuse_unscaled_heads(record: Record, scale: float) -> None:
     """Raise ``ValueError`` if autograd recorded a loss head, such as ``SoftmaxOutput``, that ignores the loss scale.
 
-    A loss head does unless it is in a converted graph. Only operators recorded one by one are examined; for those
+    Loss heads in converted graphs do not. Only operators that autograd recorded one by one are examined; for those
     inside hybridized blocks see ``refuse_hidden_heads``. ``scale`` is for the message. Takes 0.7 ms for a ResNet-50.
     """
     if HEAD_OPERATORS.isdisjoint(record.operators):
@@ -283,11 +283,11 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
     """Raise ``ValueError`` if an unconverted hybridized block has a loss head inside, which ignores the loss scale.
 
     Autograd records a call of such a block as one node. Python cannot see the operators in it, but MXNet tells whether
-    the node's backward reads the head gradient of each output. The block has a loss head if that of an output with a
-    loss head's name (``"softmaxoutput0_output"``) is not read. It also has one if none is read of those outputs that
-    are used, and none of these comes from an operator without a gradient, such as ``argmax``. A loss head is missed if
-    the backward reads another head gradient, and the loss head is no output of the block or has a name that the user
-    gave. Takes no time if no hybridized block was recorded.
+    the node's backward reads the head gradient of each output. The block has a loss head if the head gradient of an
+    output with a loss head's name (``"softmaxoutput0_output"``) is not read. It also has one if no head gradient is
+    read of the outputs that are used, and none of these outputs comes from an operator without a gradient, such as
+    ``argmax``. A loss head is missed if the backward reads another head gradient, and the loss head is no output of the
+    block or has a name that the user gave. Takes no time if no hybridized block was recorded.
 
     Parameters
     ----------

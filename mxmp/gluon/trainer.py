@@ -332,7 +332,7 @@ class Trainer(StepView, gluon.Trainer):
     def _scale(self, value: float) -> None:
         """Set the user's ``rescale_grad``; raise ``TypeError`` between a backward and its step.
 
-        Then ``mxnet.contrib.amp.unscale`` would set it, which does not unscale the gradients of this trainer.
+        There only ``mxnet.contrib.amp.unscale`` sets it, which does not unscale the gradients of this trainer.
         """
         if self.progress.phase is not Phase.READY:
             raise TypeError(_NO_AMP)
@@ -357,8 +357,8 @@ class Trainer(StepView, gluon.Trainer):
     def _warn_of_other_trainer(self) -> None:
         """Warn, once, if a Trainer of MXNet's own was made over one of the parameters after this trainer.
 
-        Its ``step``, called by mistake, would apply gradients that still contain the loss scale. At a scale of 1
-        nothing is wrong, and this does nothing.
+        Its ``step``, called by mistake, would apply gradients that still contain the loss scale. Does nothing at a loss
+        scale of 1.
         """
         if self._warned or self.loss_scale == 1.0:
             return
@@ -431,8 +431,8 @@ class Trainer(StepView, gluon.Trainer):
     def scaled_step(self) -> ScaledStep:
         """Return the ScaledStep of this trainer, which checks gradients and keeps the scaler and the counters.
 
-        If the user gave no scaler object as ``loss_scale``, the first call makes ScaledStep and scaler. By then the net
-        is converted, so it is known whether it computes in bfloat16, which needs no loss scale.
+        If the user gave no scaler object as ``loss_scale``, the first access makes ScaledStep and scaler. By then the
+        net is converted, so it is known whether it computes in bfloat16, which needs no loss scale.
         """
         if self._step is None:
             computes = {c.policy.compute for c in conversions_of(self._params)}

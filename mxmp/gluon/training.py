@@ -30,8 +30,7 @@ class TrainedNet:
 
     Implements the protocol ``frontend.TrainedNetwork``, by which these tools use a net as they use a Module; the
     protocol documents the methods. What it calls a place, an object that runs graphs, is here the hook of a converted
-    block. Raises ``TypeError`` if ``trainer`` is no mxmp.Trainer, and ``ValueError`` if no block of ``net`` runs as a
-    graph.
+    block. Raises ``TypeError`` if ``trainer`` is no mxmp.Trainer, and ``ValueError`` if ``net`` is not converted.
     """
 
     def __init__(self, net: Block, trainer: Any) -> None:
@@ -147,8 +146,7 @@ class TrainedNet:
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
         """Yield a ``GraphRun`` for each graph for training that the block whose hook is ``place`` has built so far.
 
-        It holds the Symbol that runs, with casts, the plan, and a key: the same object if and only if it is the same
-        graph.
+        It holds the Symbol that runs, with casts, the plan, and a key, which is the same object for the same graph.
         """
         for key, built in list(place.graphs.items()):
             if key.training:
@@ -217,7 +215,7 @@ def _backward(heads: Sequence[mx.nd.NDArray], gradients: Sequence[NDArray], loss
     """Run backward from ``heads`` with the head gradients ``gradients``, with ``retain_graph=True``.
 
     ``loss_scale`` multiplies the gradients that loss heads write. Without ``retain_graph`` MXNet would free labels that
-    another recorded graph, of the user's, still reads.
+    a graph which the user has recorded still reads.
     """
     with heads_scaled_by(loss_scale, Record(heads)), hold_interrupts():
         autograd.backward(heads, gradients, retain_graph=True)
