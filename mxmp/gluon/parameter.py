@@ -162,6 +162,7 @@ class LowParameter(gluon.Parameter):
                 _mxnet.set_arrays(self, masters)
 
     def _make_masters(self) -> None:
+        """Make the FP32 arrays the masters, and float16 copies of them the arrays, with new gradients of zeros."""
         self._exposed = False
         with autograd.pause():
             self._masters = [a.detach() for a in self._data]
