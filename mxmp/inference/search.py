@@ -405,8 +405,8 @@ class Search:
             count, failed = min(2 * count, most), count
         if not most or not within(count):
             failure = self._rows[dtype].verdict
-            why = failure if failure.startswith(_FAILS) else "no graph with a layer in it is accurate enough"
-            self.notes.append(f"{dtype}: {why}")
+            inaccurate = "no graph with a layer in it is accurate enough"
+            self.notes.append(f"{dtype}: {failure if failure.startswith(_FAILS) else inaccurate}")
             return []
         while count - failed > 1:
             middle = (count + failed) // 2

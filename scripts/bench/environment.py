@@ -38,16 +38,17 @@ def main(arguments: list[str] | None = None) -> None:
         for threads, waiting, workers in itertools.product(args.threads, args.waiting, args.workers)
         if threads > 1 or waiting == POLICIES[0]  # one thread waits for no other
     ]
-    running = {case: Process(*case, args.model, args.batch, args.size) for case in cases}
+    names = {" | ".join(map(str, case)): case for case in cases}
+    running = {name: Process(*case, args.model, args.batch, args.size) for name, case in names.items()}
     taken, _ = take_turns(running, 2, args.rounds)
-    first = taken[cases[0]]
+    first = taken[next(iter(names))]
     print(f"{len(os.sched_getaffinity(0))} processors; {args.model}, {args.batch} of {args.size}\n")
     print(
         "| OMP_NUM_THREADS | OMP_WAIT_POLICY | DataLoader workers | ms a step | times as fast |\n|---|---|---|---|---|"
     )
-    for case in cases:
-        print(f"| {' | '.join(map(str, case))} | {milliseconds(taken[case]):.1f} | {gain(first, taken[case])} |")
-        running[case].stop()
+    for name, seconds in taken.items():
+        print(f"| {name} | {milliseconds(seconds):.1f} | {gain(first, seconds)} |")
+        running[name].stop()
 
 
 class Process:

@@ -106,7 +106,7 @@ def by_module(pipe: Connection, subject: Any, plain: list[Any]) -> None:
         return
     module = mxmp.Module(symbol, data_names=names, label_names=None, policy="bfloat16")
     module.bind([mx.io.DataDesc(name, batch[name].shape, batch[name].dtype) for name in names], for_training=False)
-    if not module.plan.num_low:
+    if module.plan is None or not module.plan.num_low:
         return
     states = set(symbol.list_auxiliary_states())
     module.set_params(
