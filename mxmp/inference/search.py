@@ -13,6 +13,7 @@ from ..precision.plan import Decision
 from ..serving.folding import Params, fold_constants, fold_norms, without_identities
 from ..serving.fusing import fuse
 from ..serving.lowering import lower, lower_to_float16
+from ..serving.sums import register
 from ..tuning.search import quartiles
 from .calibration import sqnr
 from .quantizing import QUANTIZED, Ranges, quantize, tensors_to_calibrate
@@ -22,6 +23,7 @@ from .runner import CandidateError, Runner
 __all__ = ["BFLOAT16", "FLOAT16", "INT8", "Found", "Limits", "Search"]
 
 INT8, BFLOAT16, FLOAT16 = "int8", "bfloat16", "float16"
+SUMS = "float16 sums"
 PLAIN, FOLDED, FUSED = "float32", "float32, folded", "float32, fused"
 # The SQNR in dB above which two FP32 graphs compute the same. Sums in another order stay above it, and a wrong fusion
 # does not.
@@ -236,11 +238,25 @@ class Search:
         chosen = _candidate_name(FLOAT16, len(kept), "float32")
         if chosen in self._rows and not self._rows[chosen].verdict:
             graph, params, decisions = lowered(kept, "gpu") if kept else found
+            if any(node.op == "FullyConnected" and decisions[name].low for node, name in self._base[0].names().items()):
+                self._try_float16_sums(kept)
         else:
             chosen, decisions = FOLDED, {}
         rows = list(self._rows.values())
         report = InferenceReport(chosen, FOLDED, rows, self._decided(decisions), {}, self.notes)
         return Found(graph, params, report)
+
+    def _try_float16_sums(self, kept: Collection[str]) -> None:
+        """Run the emulated float16 graph, with the layers ``kept`` in FP32, with float16 sums in FullyConnected.
+
+        ``MXNET_FC_TRUE_FP16=1`` turns these on. Adds the candidate "float16 sums" and a note on its accuracy.
+        """
+        register()
+        right = self._try(SUMS, lambda: lower_to_float16(*self._base, kept, "cpu", float16_sums=True)[:2], {})
+        self.notes.append(
+            f"MXNET_FC_TRUE_FP16=1, which lets FullyConnected sum in float16 on a GPU, is {'' if right else 'not '}"
+            f"accurate enough here: see {SUMS!r}"
+        )
 
     def _decided(self, decisions: Mapping[str, Decision]) -> list[Layer]:
         """Return a ``Layer`` of the report, without a time, for each operator, with its dtype and why.

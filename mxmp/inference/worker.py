@@ -20,6 +20,7 @@ from mxnet.ndarray import NDArray
 
 from ..callbacks import KeptError
 from ..child import prepare_to_crash
+from ..serving.sums import register
 from .calibration import CALIBRATORS, Statistics
 
 __all__ = ["Bound", "Worker", "main"]
@@ -232,6 +233,7 @@ def main() -> None:
     """
     np.seterr(all="ignore")
     prepare_to_crash()
+    register()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for found in _answers(iter(sys.stdin.readline, "")):

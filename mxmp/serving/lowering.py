@@ -13,6 +13,7 @@ from ..precision.graph import TYPE_CODES, Graph
 from ..precision.plan import Decision, Plan
 from .folding import Params, fold_constants
 from .fusing import fuse, inner_operators
+from .sums import with_float16_sums
 
 __all__ = ["lower", "lower_to_float16"]
 
@@ -68,7 +69,7 @@ def lower(
 
 
 def lower_to_float16(
-    graph: Graph, params: Params, full: Collection[str], device: str
+    graph: Graph, params: Params, full: Collection[str], device: str, *, float16_sums: bool = False
 ) -> tuple[Graph, Params, Mapping[str, Decision]]:
     """Return a copy of an FP32 graph in float16 where the rules call that safe, its parameters, and the decisions.
 
@@ -85,6 +86,8 @@ def lower_to_float16(
         ``"gpu"``: weights of float16 operators are stored as float16 arrays, so that they need no cast at run time.
         ``"cpu"``: the emulation, a graph that computes on a CPU what the graph for a GPU computes there; its parameters
         are FP32.
+    float16_sums : bool
+        Let FullyConnected operators of the emulation sum in float16 (see ``with_float16_sums``).
     """
     names = {name: node for node, name in graph.names().items()}
     kept = {name: Decision(names[name].op, False, _KEPT) for name in full}
@@ -92,7 +95,10 @@ def lower_to_float16(
     if device == "cpu":
         plan = decide(graph, _FLOAT16, "cpu", parameters=params, keep_output_names=True, decided=plan.decisions)
     stored = {name: value.astype("float16") if name in plan.low_variables else value for name, value in params.items()}
-    lowered, values = fold_constants(_casted(graph, plan).graph, stored)
+    casted = _casted(graph, plan)
+    lowered, values = fold_constants(casted.graph, stored)
+    if float16_sums:
+        with_float16_sums(lowered, {node.name for node in casted.low})
     for node in lowered.nodes():
         if node.name in plan.low_variables:
             node.attrs = {**node.attrs, "__dtype__": TYPE_CODES["float16"]}
