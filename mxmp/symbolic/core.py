@@ -187,10 +187,11 @@ class Core:
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
-        """Return a ``Weight``, its arrays and master weights, for each parameter, in the order of ``numbers``.
+        """Return a ``Weight``, its arrays and master weights, for each parameter in ``arrays``, in optimizer order.
 
         Empty before ``make_masters``. What a user has written into float16 arrays is copied into the master weights
-        first. ``arrays`` maps each parameter's name to its arrays in the executors, one per device.
+        first. ``arrays`` maps each parameter's name to its arrays in the executors, one per device; a bucket may lack
+        parameters of the default one.
         """
         for pair in self.exposed_pairs(arrays):
             take_over(*pair)
@@ -199,4 +200,4 @@ class Core:
             copies, masters = arrays[name], self.masters.get(name)
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
-        return [weight(name) for name in self._names]
+        return [weight(name) for name in self._names if name in arrays]
