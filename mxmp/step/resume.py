@@ -105,8 +105,8 @@ def _arguments(kind: type) -> set[str]:
 def _is_data(value: Any) -> bool:
     """Return whether ``value`` is one that a states file can hold.
 
-    That is an NDArray, a NumPy array or number, a bool, number, string or None, or a list, tuple or dict of such values,
-    with keys of str or int.
+    That is an NDArray, a NumPy array, a bool, number (of NumPy too), string or None, or a list, tuple or dict of such
+    values, with keys of str or int.
     """
     if isinstance(value, dict):
         return all(isinstance(k, (str, int)) and _is_data(v) for k, v in value.items())
