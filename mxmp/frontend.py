@@ -234,7 +234,8 @@ class TrainedNetwork(Protocol):
         """Raise ``ValueError`` if ``exclude`` cannot be used on this network.
 
         It cannot where several workers train, because each would exclude other operators; nor for a part of a Gluon net
-        that was converted as a whole, because the part has no policy of its own.
+        that was converted as a whole, because the part has no policy of its own, nor for a net that shares a block with
+        such a net.
         """
 
     def exclude(self, nodes: Collection[str]) -> None:

@@ -190,13 +190,16 @@ class TrainedNet:
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if ``exclude`` cannot be used on this net.
 
-        That is so if several workers train, as each would exclude other operators, and if the net is only a part of a
-        net that was converted as a whole.
+        That is so if several workers train, as each would exclude other operators, and if another net shares a block
+        with this one and was converted, or contains this one.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
         if conversions_in(self._net)[1]:
-            raise ValueError(f"{self._net.name!r} is a part of a net that was converted as a whole: pass that net")
+            raise ValueError(
+                f"{self._net.name!r} is a part of a net that was converted as a whole, or shares a block with one: "
+                "pass that net"
+            )
 
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep the operators named ``nodes`` in FP32 too, from the next forward on. Call this between two steps.

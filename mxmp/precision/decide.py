@@ -171,7 +171,11 @@ def _operators(
     outputs that are no dense FP32 arrays, and how many channels a first output has. Operators in bodies of control flow
     are not yielded.
     """
-    heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
+    heads = set()
+    if keep_output_names:
+        # A cast that takes the name "fc" makes "fc_output", as fc does, but split's outputs are "split_output0", ...
+        named = zip(graph.heads, graph.to_symbol().list_outputs())
+        heads = {entry.node for entry, name in named if name != f"{entry.node.name}_output"}
     for node in graph.nodes():
         unwanted = excluded.match(node.name)
         draft.note_channels(node)

@@ -204,12 +204,11 @@ class Plan:
         )
 
     def __hash__(self) -> int:
-        """Return a hash of the policy, the device and the decisions in their order.
+        """Return a hash of the policy, the device and the decisions; equal plans have equal hashes.
 
-        Equal plans of one graph have equal hashes, as their decisions are in graph order. The hash that ``dataclass``
-        makes would fail at ``decisions``, a dict.
+        The hash that ``dataclass`` makes would fail at ``decisions``, a dict.
         """
-        return hash((self.policy, self.device, tuple(self.decisions.items())))
+        return hash((self.policy, self.device, frozenset(self.decisions.items())))
 
 
 class PlannedGraph:

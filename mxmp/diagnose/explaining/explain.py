@@ -59,8 +59,8 @@ def explain(
     TypeError
         ``target`` is none of these.
     ValueError
-        The net is not converted, or was never called and there are no inputs; the module is not bound; ``policy`` or
-        shapes are given with a net or module; or the shapes do not fit the Symbol.
+        The net is not converted, or was never called and there are no inputs; the module is not bound; ``policy``,
+        ``exclude``, ``ctx`` or shapes are given with a net or module; or the shapes do not fit the Symbol.
     """
     if isinstance(target, mx.sym.Symbol):
         return Explanation((_report_symbol(target, *read_policy(policy or "float16", exclude), ctx, shapes),))
@@ -69,8 +69,10 @@ def explain(
             "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
             f"got {type(target).__module__}.{type(target).__name__}"
         )
-    if policy is not None or shapes:
-        raise ValueError("policy and shapes are for Symbols: a net or module is explained as it was converted")
+    if policy is not None or exclude or ctx is not None or shapes:
+        raise ValueError(
+            "policy, exclude, ctx and shapes are for Symbols: a net or module is explained as it was converted"
+        )
     graphs, unconverted = converted_graphs(target, inputs)
     return Explanation(tuple(map(_report_graph, graphs)), tuple(unconverted))
 
