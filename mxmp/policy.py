@@ -34,7 +34,7 @@ class Policy:
         all-reduce traffic, with FP32 master weights. ``"float32"``: the parameters are the master weights and are cast
         once per forward inside the graph. ``None``: ``"float16"`` for float16 on a GPU, ``"float32"`` on a CPU and for
         bfloat16 (MXNet's optimizers have no bfloat16 kernels). On one device, training gives the same numbers, bit for
-        bit, either way.
+        bit, either way; on several, float16 gradients are summed in float16.
     norm : {None, "float32", "compute"}
         What BatchNorm reads and writes. In any case it computes in FP32, with FP32 running statistics, gamma and beta.
         ``"float32"``: FP32, so that the graph has casts in front of it and after it. ``None``: the same numbers, but

@@ -93,7 +93,7 @@ def flatten(args: tuple) -> tuple[list, Any]:
 
     ``(x, [y, None])`` gives ``[x, y, None]`` and MXNet's description ``[0, [0, -1]]``: 0 for an array, -1 for None, a
     list for a list or tuple. ``regroup(flat, description)`` makes nested lists again. Raises ``ValueError`` for an
-    argument of another type.
+    argument of another type, but not for a Symbol.
     """
     return _flatten(args, "input")
 
@@ -212,14 +212,17 @@ def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) 
     """Make ``block(...)`` call ``forward``, and MXNet's own ``HybridBlock.forward`` call ``call_graph`` to run a graph.
 
     Both are set as attributes of this one block, which Python finds before the methods of its class. The graph and the
-    CachedOp that are stored on the block are deleted.
+    CachedOp that are stored on the block are deleted (a SymbolBlock keeps its graph).
     """
     block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
 
 
 def restore_calls(block: HybridBlock) -> None:
-    """Undo ``redirect_calls``, and delete the graph and the CachedOp that are stored on the block."""
+    """Undo ``redirect_calls``, so that ``block(...)`` runs the ``forward`` of its class again.
+
+    Also deletes the graph and the CachedOp that are stored on the block (a SymbolBlock keeps its graph).
+    """
     block.__dict__.pop("forward", None)
     block.__dict__.pop("_call_cached_op", None)
     block._clear_cached_op()

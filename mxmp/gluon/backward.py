@@ -118,9 +118,10 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     """Do the checks of ``scaled_backward`` that come before the backward, then record in all peers that it begins.
 
     ``peers`` are the trainers with the scaler object of ``trainer``, itself included; ``others`` are all other
-    mxmp.Trainers. Raises ``ValueError`` or ``RuntimeError`` as ``scaled_backward`` says. Each peer notes the backward
-    in its ``progress`` (what it has done since its last step), and watches the running statistics that the backward may
-    write. Until all peers have stepped the loss scale does not change.
+    mxmp.Trainers. ``record`` has the graphs of the losses. Raises ``ValueError`` or ``RuntimeError`` as
+    ``scaled_backward`` says. Each peer notes the backward in its ``progress`` (what it has done since its last step),
+    and watches (copies, so that the step can restore them) the running statistics that the backward may write. Until
+    all peers have stepped the loss scale does not change.
     """
     scale = trainer.loss_scale
     if scale != 1.0:

@@ -247,10 +247,12 @@ class NetConversion(Conversion):
     ) -> Plan:
         """Return the plan of one graph, which may read parameters that another converted net has stored in float16.
 
-        Nets may share parameters. Every operator that reads such a parameter here must compute in float16, even if this
-        net's policy stores parameters in FP32; otherwise raises ``ValueError``. Of the parameters ``undecided`` the
-        plan decides whether they are stored in float16; those in ``low`` are already. ``keep_output_names`` keeps an
-        operator in FP32 if a cast behind it would rename an output of the graph.
+        A Plan ``how`` decides for the operators that it has, by name and type, the rules for all others; raises
+        ``ValueError`` if it has none of them or is for another device. Nets may share parameters. Every operator that
+        reads such a parameter here must compute in float16, even if this net's policy stores parameters in FP32;
+        otherwise raises ``ValueError``. Of the parameters ``undecided`` the returned plan decides whether they are
+        stored in float16; those in ``low`` are already. ``keep_output_names`` keeps an operator in FP32 if a cast
+        behind it would rename an output of the graph.
         """
         decide = super()._decide
         stores = self.policy.stores_low(device)

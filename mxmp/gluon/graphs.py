@@ -79,6 +79,9 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 class BuiltGraph(NamedTuple):
     """One graph of a block in low precision, ready to run, for one kind of call.
 
+    ``GraphKey`` says what makes a kind: training mode, nesting of the arguments, device, initial states of a recurrent
+    layer.
+
     Attributes
     ----------
     traced : TracedGraph

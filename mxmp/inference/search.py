@@ -68,7 +68,10 @@ class Found(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """A graph that was tried, and its parameters by name; ``why`` maps operators' names to reasons for their dtypes."""
+    """A graph that was run on the calibration data, to compare its outputs with FP32's, and its parameters by name.
+
+    ``why`` maps operators' names to reasons for their dtypes.
+    """
 
     graph: Graph
     params: Params
@@ -124,7 +127,7 @@ class Search:
     def run(self, dtypes: Collection[str]) -> Found:
         """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough.
 
-        That is an FP32 graph unless another one is faster in at least three quarters of the rounds of timing. With
+        That is an FP32 graph unless the fastest of the others beats it in at least three quarters of the rounds. With
         float16 in ``dtypes``, the graph is for a GPU and nothing is timed: as many layers are in float16 as the
         accuracy of the emulation on this CPU allows.
 
@@ -497,9 +500,9 @@ class Search:
     def _choose(self) -> Found:
         """Time all graphs of this search that are accurate enough; return the fastest and the report of the search.
 
-        An FP32 graph is returned unless another one is faster in at least three quarters of the rounds. The unchanged
-        one is returned only if no other FP32 graph has its outputs, since a Module that binds it would let MXNet fuse
-        it, perhaps wrongly.
+        An FP32 graph is returned unless the fastest of the others beats the fastest in FP32 in at least three quarters
+        of the rounds. The unchanged FP32 graph is returned only if no other one has its outputs, since a Module that
+        binds it would let MXNet fuse it, perhaps wrongly.
         """
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]

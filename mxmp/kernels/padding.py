@@ -30,8 +30,9 @@ def convolutions_with_unused_taps(fitted: FittedGraph) -> list[Node]:
     """Return the 1-D and 2-D bfloat16 convolutions in which a tap (kernel position) may read nothing but padding.
 
     oneDNN may leave the weight gradient of such a tap unwritten. Whether there is one depends on the size of the
-    convolution's input, which is not known here, so all convolutions are returned that have one at some size. The list
-    is empty if ``fitted.large_inputs`` says that the inputs are large enough for all of them.
+    convolution's input, which is not known here, so all convolutions are returned that have one at some size. Left out
+    are those for which oneDNN was measured to write it at any size (``_is_written``), such as 3x3 with stride 1. The
+    list is empty if ``fitted.large_inputs`` says that the inputs are large enough for all of them.
     """
     return [] if fitted.large_inputs else [node for node in _may_read_padding(fitted.graph) if _is_bfloat16(node)]
 
@@ -110,7 +111,7 @@ class LargeInputs:
 
         These are ``unused_taps`` and ``padded_volumes``. ``shapes`` holds one shape for each of the ``names`` of the
         constructor. False also where the sizes that a convolution reads do not follow from these shapes, or where the
-        shapes do not fit the graph. The answer for each ``shapes`` is kept, so that a block can ask at every call.
+        shapes do not fit the graph. The answer for ``shapes`` that fit is kept, so that a block can ask at every call.
         """
         if not self:
             return True

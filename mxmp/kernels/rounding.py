@@ -96,7 +96,8 @@ def clip_by_two_bounds(fitted: FittedGraph, clips: Sequence[Node]) -> None:
 def _is_exact(number: str) -> bool:
     """Return True for a decimal number such as ``"6"`` or ``"-0.25"`` that FP32 holds exactly.
 
-    It has 1 to 6 digits before the point, and behind it nothing, .0, .25, .5 or .75. False for ``""``.
+    It has 1 to 6 digits before the point, and behind it nothing, .0, .25, .5 or .75, perhaps with more zeros. False for
+    ``""``.
     """
     return re.fullmatch(r"-?\d{1,6}(\.(0|5|25|75)0*)?", number) is not None
 
@@ -140,9 +141,9 @@ def split_shared_casts(fitted: FittedGraph, casts: Sequence[Node]) -> None:
 def casts_losing_gradients(fitted: FittedGraph) -> list[Node]:
     """Return mxmp's ``amp_cast`` nodes whose gradient may be lost, because MXNet may add it to other gradients.
 
-    The backward of ``amp_cast`` cannot add to a gradient array (``grad_req="add"``). Returned are the casts of
-    variables whose ``grad_req`` is "add" or not known, and of tensors, variables too, with four or more readers, whose
-    gradients MXNet may add in place, one after another.
+    The backward of ``amp_cast`` cannot add to a gradient array (``grad_req="add"``): it leaves the array as it was.
+    Returned are the casts of variables whose ``grad_req`` is "add" or not known, and of tensors, variables too, with
+    four or more readers, whose gradients MXNet may add in place, one after another.
     """
     readers = fitted.graph.consumers()
 

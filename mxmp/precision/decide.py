@@ -197,8 +197,8 @@ def _decide_body(
 
     ``draft`` is that of the graph around the body; it knows which tensors that this graph passes into the body are
     no dense FP32 arrays. If ``fixed`` is not ``""``, it is the reason for which the whole body stays in FP32. Otherwise
-    the plan is that of ``decide``; ``decided`` has decisions to take over, by the names in the body. Parameters that
-    the body reads are not stored in float16, but cast inside it.
+    the plan is that of ``decide``; ``decided`` has the given plan's decisions for the body, by the names in it, which
+    ``decide`` takes over. Parameters that the body reads are not stored in float16, but cast inside it.
     """
     non_fp32 = {v.name: draft.non_fp32[e.node] for v, e in body.outer.items() if e.node in draft.non_fp32}
     plan = decide(body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided)

@@ -94,8 +94,9 @@ class Rule:
     when : tuple of When
         Exceptions for certain values of parameters; the first one that applies counts.
     scalars : tuple of str
-        Names of the parameters that hold a constant which the kernel casts to the dtype of the data. The operator stays
-        in FP32 if the constant is outside float16's range (-1e18 for a mask, 1e-12 for a logarithm).
+        Names of the parameters that hold a constant which the kernel casts to the dtype of the data. In a float16
+        network the operator stays in FP32 if the constant is outside float16's range (-1e18 for a mask, 1e-12 for a
+        logarithm).
     """
 
     kind: Kind

@@ -46,7 +46,8 @@ def _quartiles(values: Any) -> tuple[float, float, float]:
 def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
     """Return a copy of a dict that was read from JSON, with ``read(value)`` in place of each value.
 
-    ``read`` checks one value and raises for a wrong one, as ``_number`` does. The keys are checked by ``texts``.
+    ``read`` checks one value and raises for a wrong one, as ``_number`` does. Raises ``ValueError`` for a key that
+    ``texts`` refuses.
     """
     return dict(zip(texts(list(values)), map(read, values.values())))
 

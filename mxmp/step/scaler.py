@@ -333,9 +333,10 @@ class DynamicLossScaler(StaticLossScaler):
             self._back_off()
 
     def _back_off(self) -> None:
-        """Count an overflow, and multiply the loss scale by ``backoff_factor``, but not to below ``min_scale``.
+        """Count an overflow, restart the count of steps without one, and multiply the scale by ``backoff_factor``.
 
-        The first ``hysteresis - 1`` overflows leave the scale as it is.
+        It does not fall below ``min_scale``. The first ``hysteresis - 1`` overflows leave it as it is, and so do the
+        first ``hysteresis - 1`` after ``growth_interval`` steps in a row without one.
         """
         self._clean_steps = 0
         self._tolerance -= 1

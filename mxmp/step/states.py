@@ -106,7 +106,8 @@ def load(
     ----------
     path : str
     step, updaters
-        These are changed: ``step`` gets loss scale and counters, ``updaters`` the optimizer's attributes and states.
+        These are changed: ``step`` gets loss scale and counts of steps, unless the file is MXNet's, and ``updaters``
+        the optimizer's attributes and states.
     weights : sequence of Weight
         All parameters, in the order of their indices.
     contexts : sequence of mx.Context
@@ -119,7 +120,8 @@ def load(
     Raises
     ------
     ValueError
-        The file is damaged, or of other parameters or another optimizer; nothing has changed.
+        The file is damaged, is of other parameters or another optimizer or, with ``settings="file"``, of MXNet's
+        ``Module`` or with a schedule of another class; nothing has changed.
     OSError
         The file cannot be read.
     """

@@ -158,8 +158,8 @@ class Timed:
         True if a step is a forward and a backward, False if it is a forward alone.
     before_each : callable, optional
         If given, the constructor runs another step first, operator by operator. Before each operator runs, this is
-        called with the operator or cast of the FP32 graph for which it runs; after the step it is called with None. So
-        the caller knows what ran when a kernel crashes the process.
+        called with the operator of the FP32 graph, or mxmp's cast of one of its tensors, for which it runs; after the
+        step it is called with None. So the caller knows what ran when a kernel crashes the process.
 
     Attributes
     ----------
@@ -239,9 +239,9 @@ class Timed:
     def _try(self, executor: mx.executor.Executor, before_each: Callable[[Owner | None], None]) -> None:
         """Run one step of ``executor``, and call ``before_each`` before each operator, and with None after the step.
 
-        The argument is the operator or cast of the FP32 graph for which the operator runs, so that the caller knows
-        what ran if a kernel crashes the process. An ``MXNetError`` is dropped here: the constructor's next step,
-        without MXNet's monitor, raises it again unless the monitor was its cause.
+        The argument is the operator of the FP32 graph, or mxmp's cast of one of its tensors, for which the operator
+        runs, so that the caller knows what ran if a kernel crashes the process. An ``MXNetError`` is dropped here: the
+        constructor's next step, without MXNet's monitor, raises it again unless the monitor was its cause.
         """
         with suppress(mx.MXNetError):
             self._run(executor, lambda owner: None if owner is None else before_each(owner), monitor_all=True)
@@ -252,9 +252,9 @@ class Timed:
     ) -> None:
         """Run one step of ``executor``; after each operator, call ``note`` with what its time is counted for.
 
-        That is an operator or cast of the FP32 graph, or None for an operator that MXNet added by itself. ``note`` is
-        called once for each output of an operator; with ``monitor_all`` also before each operator, once for each of its
-        inputs.
+        That is an operator of the FP32 graph, mxmp's cast of one of its tensors, or None for an operator that MXNet
+        added by itself. ``note`` is called once for each output of an operator; with ``monitor_all`` also before each
+        operator, once for each of its inputs. An exception in ``note`` is raised when the step has ended.
         """
         owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 

@@ -178,10 +178,10 @@ class Search:
     def run(self) -> Plan:
         """Measure, and return the plan whose steps are the fastest, with all that was measured in ``Plan.tuned``.
 
-        The plan is FP32 unless another one is faster in at least three of four rounds, in each of which every candidate
-        runs one step. If low precision fails while operators are profiled, the steps of the candidates so far are
-        compared. If no operator may compute in low precision, FP32 is returned and nothing is measured. Raises
-        ``mxnet.MXNetError`` if FP32 itself fails.
+        The plan is FP32 unless the best of the others is faster in at least three quarters of the rounds, in each of
+        which every candidate runs one step. If low precision raises ``MXNetError`` while operators are profiled, the
+        steps of the candidates so far are compared. If no operator may compute in low precision, FP32 is returned and
+        nothing is measured. Raises ``mxnet.MXNetError`` if FP32 itself fails.
         """
         if not self.candidates[RULES] and not self._task.may_be_low:
             self._notes.append("nothing may compute low")
@@ -276,7 +276,7 @@ class Search:
         Two of the names stand for FP32: ``FULL`` for the graph without workarounds against slow kernels, ``CONVERTED``,
         where such a workaround applies, for that with them. In each round every candidate runs one step, and entry
         ``i`` of each list is of round ``i``. There are 7 rounds if the times hardly vary in them; otherwise more, until
-        they do, until 60 seconds have passed, or until there are 21. A candidate that fails is left out, with a note in
+        they hardly vary, 60 seconds have passed, or there are 21. A candidate that fails is left out, with a note in
         the plan. Raises ``mxnet.MXNetError`` if FP32 fails.
         """
         self._tell("part", "steps")
@@ -388,9 +388,11 @@ def fastest(times: Mapping[str, Sequence[float]]) -> str:
 
     ``times`` maps each candidate's name to the seconds of its steps, one for each round. ``FULL`` is plain FP32, and
     ``CONVERTED``, if it is there, FP32 with the workarounds against slow kernels. Of these two, ``CONVERTED`` counts as
-    FP32 if it is faster in at least three of four rounds, otherwise ``FULL``. Of the other candidates, which have
+    FP32 if it is faster in three quarters of the rounds, otherwise ``FULL``. Of the other candidates, which have
     operators in low precision, the best is the one with the highest median, over the rounds, of the time of ``FULL``
-    divided by its own. It wins if it is faster than FP32 in at least three of four rounds; otherwise FP32 wins.
+    divided by its own. It wins if it is faster than FP32 in three quarters of the rounds; otherwise FP32 wins. Faster
+    in three quarters of them means that the lower quartile, over the rounds, of the other's time divided by its own is
+    above 1.
     """
 
     def gains(name: str, against: str) -> tuple[float, float, float]:

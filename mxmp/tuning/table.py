@@ -155,7 +155,8 @@ class Table:
     def _key(self, node: Node, low: bool) -> str:
         """Return the key of an operator's time in ``seconds``, for example ``"training relu {} 8x64 bfloat16"``.
 
-        Its last word is the compute dtype if ``low``, otherwise "float32".
+        ``{}`` are the operator's parameters, ``8x64`` is the shape of its input. The last word is the compute dtype if
+        ``low``, otherwise "float32".
         """
         return f"{self._signatures[node]} {self._task.policy.compute if low else 'float32'}"
 

@@ -41,7 +41,7 @@ def tune(
     FP32, with every operator in low precision that is safe there, and with the matrix operators alone in low precision.
     A minimum cut of these costs is the plan with the least time. At the end whole steps of the network are timed, in
     rounds of one step each, under that plan, the rules' plan, the plan whose casts move the fewest bytes, and FP32.
-    FP32 is chosen unless the fastest of the others beats it in at least three of four rounds.
+    FP32 is chosen unless the fastest of the others beats it in at least three quarters of the rounds.
 
     ``tune`` measures in a process of its own, with the environment of this one, so with as many threads and the same
     instruction sets. If a low-precision kernel crashes there, its operator stays in FP32. ``target`` is not changed, no
@@ -59,7 +59,8 @@ def tune(
         For a block: the arrays that it will be called with, or their shapes; lists of them where the block takes lists.
         Of an array the values are used, too.
     policy : str or Policy
-        A recipe, a policy string or a Policy, as for ``convert``. What it keeps in FP32 stays in FP32.
+        A recipe, a policy string such as ``"compute=bfloat16,exclude=*head*"``, or a Policy, as for ``convert``. What
+        it keeps in FP32 stays in FP32.
     exclude : iterable of str
         Patterns of operators or blocks to keep in FP32, added to those of the policy.
     training : bool

@@ -16,8 +16,8 @@ __all__ = ["Record", "verdict"]
 class Record(NamedTuple):
     """The range of the values of one tensor of a step, and which operator made the tensor.
 
-    ``observed`` says which operator made it, forward or backward. It is None for a tensor that no operator of the
-    network made: an input, a parameter, the loss computed from a net's output, and a gradient of loss or parameter.
+    ``observed`` says which operator of the network, or cast by mxmp, made it, forward or backward. It is None for any
+    other tensor: an input, a parameter, the loss computed from a net's output, and a gradient of loss or parameter.
     """
 
     observed: Observed | None
@@ -54,10 +54,10 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
 
 
 def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
-    """Return the report on a tensor that is not finite and that no operator of the network made, such as the loss.
+    """Return the report on a tensor that is not finite and that neither an operator nor a cast made, such as the loss.
 
-    ``found`` is the range of the tensor, ``past`` has the records before it, ``params`` are the names of the trained
-    parameters, and ``scale`` is the loss scale.
+    ``found`` is the range of the tensor, ``past`` has the records before it in the step, ``params`` are the names
+    of the trained parameters, and ``scale`` is the loss scale.
     """
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
@@ -86,9 +86,9 @@ def _blame_operator(
     params: Sequence[str],
     scale: float,
 ) -> Blame:
-    """Return the report on a tensor that is not finite and that an operator of the network made.
+    """Return the report on a tensor that is not finite and that an operator of the network, or a cast by mxmp, made.
 
-    ``observed`` says which operator, ``found`` is the range of the tensor, ``past`` has the records before it,
+    ``observed`` says which one, ``found`` is the range of the tensor, ``past`` has the records before it in the step,
     ``graphs`` are the converted graphs that ran, ``params`` are the names of the trained parameters, and ``scale`` is
     the loss scale.
     """

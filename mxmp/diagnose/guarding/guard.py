@@ -70,9 +70,10 @@ class Guard(StepObserver):
     def __init__(self, network: TrainedNetwork, patience: int, low_scale: float) -> None:
         """Start to guard a network.
 
-        ``patience`` is in how many steps an operator must be at fault before it is moved. ``low_scale`` is the loss
-        scale up to which the overflow of a gradient counts. Raises ``ValueError`` if several workers train the network,
-        or it is a part of a net that was converted as a whole.
+        ``patience`` is in how many steps, in a row or not, an operator must be at fault before it is moved to FP32.
+        ``low_scale`` is the loss scale up to which the overflow of a gradient counts; it always counts where the scaler
+        cannot lower the scale. Raises ``ValueError`` if several workers train the network, or it is a part of a net
+        that was converted as a whole.
         """
         network.check_excludable()
         self.moved: list[Moved] = []
@@ -191,7 +192,7 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     trainer : Trainer, optional
         For a net, and only for a net: the Trainer that updates its parameters.
     patience : int
-        In how many steps an operator must be at fault before it is moved.
+        In how many steps, in a row or not, an operator must be at fault before it is moved.
     low_scale : float
         The loss scale up to which an overflow of a gradient counts: if the scale went down further, gradients of other
         layers would begin to underflow.
@@ -257,6 +258,7 @@ def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str
     """Yield ``node``, and the operators of the same type in low precision that read one of its parameters too.
 
     For example, all time steps of an unrolled cell read one weight. ``params`` are the names of the trained parameters.
+    ``node`` may be yielded twice.
     """
     own = _parameters_read(graph, node, params)
     yield node
