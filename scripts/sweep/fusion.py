@@ -111,6 +111,8 @@ def in_float64(subject: Any) -> list[Any]:
     for node in graph.nodes():
         if node.is_variable:
             node.attrs.pop("__dtype__", None)
+        elif node.attrs.get("dtype") == "float32":
+            node.attrs["dtype"] = "float64"
     arrays = {**subject.params, **subject.batches[0]}
     return outputs(graph, {n: v.astype("float64") if v.dtype.__name__ == "float32" else v for n, v in arrays.items()})
 
