@@ -34,7 +34,8 @@ def slowed_by(environment: Mapping[str, str] | None = None, processors: int | No
     if 1 < threads <= processors < 2 * threads and environment.get("OMP_WAIT_POLICY", "").lower() != "active":
         found.append(
             "OMP_WAIT_POLICY is not 'active': after the first large mx.nd.array of NumPy data, OpenMP's threads sleep "
-            "between operators, and small operators take longer. Set it to 'active' before Python starts"
+            "between operators, and small operators take longer. Set it to 'active' before Python starts, or let "
+            "DataLoader workers make the arrays"
         )
     return tuple(found)
 
