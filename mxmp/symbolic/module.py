@@ -171,9 +171,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if shared_module is not None:
             self.core = shared_module.core
             self.core.shared = True
-        fresh = self._arg_params is None
+        fresh, binds = self._arg_params is None, force_rebind or not self.binded
         original = self._symbol
-        if force_rebind or not self.binded:
+        if binds:
             names, fixed, is_one = self._param_names, self._fixed_param_names, isinstance(grad_req, str)
             requested = {each: "null" if each in fixed else grad_req for each in names} if is_one else UNKNOWN
             self.requested_gradients = requested
@@ -191,9 +191,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if fresh and shared_module is None:
             for name in self.core.low_names & set(self._param_names):
                 self._arg_params[name] = mx.nd.zeros(self._arg_params[name].shape)
-        self._monitored = False
-        self._inference_graphs = self._make_inference_graphs()
-        self._fuse_inference()
+        if binds:
+            self._monitored = False
+            self._inference_graphs = self._make_inference_graphs()
+            self._fuse_inference()
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Bind executors for other shapes, with the same parameters, as ``mx.mod.Module.reshape``."""
