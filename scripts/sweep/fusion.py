@@ -56,6 +56,7 @@ def worker(pipe: Connection, gib: float, name: str) -> None:
 
 def compared(pipe: Connection, model: Any) -> None:
     """Send the SQNR to plain FP32, in dB, of the fused FP32 graph and of a bfloat16 module by both its graphs."""
+    import numpy as np
     from zoo.running import cause
 
     from mxmp.inference.targets import read_target
@@ -63,7 +64,7 @@ def compared(pipe: Connection, model: Any) -> None:
     from mxmp.serving.fusing import FUSED, fuse
 
     os.environ.pop("MXNET_SUBGRAPH_BACKEND", None)
-    model.refer()
+    model.warm_up()
     try:
         subject = read_target(model.net, [tuple(model.case.inputs())], None, None)
     except ValueError as error:
@@ -72,11 +73,13 @@ def compared(pipe: Connection, model: Any) -> None:
     # A box may be another one where two have almost the same score, so the boxes that are chosen from are compared.
     chosen_from = [node.inputs[0] for node in subject.graph.nodes() if node.op == "_contrib_box_nms"]
     subject.graph.heads = chosen_from[:1] or subject.graph.heads
+    (batch,) = subject.batches
+    plain = outputs(subject.graph, {**subject.params, **batch})
+    if any(np.isnan(each).any() for each in plain):
+        raise ArithmeticError("FP32 itself is not finite")
     try:
         graph, params = fold_constants(*fold_norms(without_identities(subject.graph), subject.params))
         fused = fuse(graph)
-        (batch,) = subject.batches
-        plain = outputs(subject.graph, {**subject.params, **batch})
         pipe.send(("operators", sum(node.op in FUSED for node in fused.nodes())))
         by_fusion = outputs(fused, {**params, **batch})
         pipe.send(("fused", same := worst(plain, by_fusion)))
