@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import Any, ClassVar
 
 from .scaler import DynamicLossScaler, check_count, check_integer, check_scale, is_number, require
@@ -115,7 +116,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._until_measured = 0
         self._before_rise: float | None = None  # the share of zeros before a rise, until the next measurement
         self._futile = False  # whether rises are given up
-        self._measured: tuple[float, float] | None = None
+        self._measured: list[tuple[float, float]] = []
 
     def _set(self, scale: float) -> None:
         """Set the loss scale to ``scale``; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``.
@@ -139,8 +140,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def note_gradients(self, zeros: float, largest: float) -> None:
         """Record a measurement of this step's gradients, by which the next ``adjust`` changes the loss scale.
 
-        If several trainers share the scaler, each calls it before the one ``adjust``: the larger ``largest`` is kept,
-        and the mean of the recorded ``zeros`` and the new one.
+        If several trainers share the scaler, each calls it before the one ``adjust``, which takes the largest
+        ``largest`` and the mean of ``zeros``.
 
         Parameters
         ----------
@@ -149,9 +150,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         largest : float
             The largest absolute value of an element of any gradient, multiplied by the loss scale.
         """
-        if self._measured is not None:
-            zeros, largest = (zeros + self._measured[0]) / 2, max(largest, self._measured[1])
-        self._measured = float(zeros), float(largest)
+        self._measured.append((float(zeros), float(largest)))
 
     def adjust(self, finite: bool) -> None:
         """Raise or lower the loss scale after a training step; call once per step.
@@ -161,7 +160,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         that ``note_gradients`` has recorded in this step: it falls if the largest gradient is above half of float16's
         maximum, and otherwise may rise if more than ``max_zeros`` of the elements are 0.
         """
-        measured, self._measured = self._measured, None
+        measured, self._measured = self._measured, []
         self._until_measured = max(self._until_measured - 1, 0)
         if not finite:
             self._note_overflow()
@@ -172,9 +171,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._tolerance = self.hysteresis
             self._room = max(self._room / self.growth_factor, 2.0**self.margin)
             self._futile, self._before_rise = False, None
-        if measured is not None:
+        if measured:
             self._until_measured = self.measure_interval - 1
-            self._follow(*measured)
+            zeros, largest = zip(*measured)
+            self._follow(fmean(zeros), max(largest))
 
     def _note_overflow(self) -> None:
         """Lower the loss scale after an overflow, raise the headroom, and let the next step measure the gradients.
