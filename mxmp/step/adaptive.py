@@ -126,7 +126,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         super()._set(scale)
         # Earlier measurements were made at another scale.
         self._largest, self._before_rise, self._futile = 0.0, None, False
-        self._until_measured, self._measured = 0, None
+        self._until_measured, self._measured = 0, []
 
     @property
     def measures(self) -> bool:
