@@ -171,11 +171,7 @@ def _operators(
     outputs that are no dense FP32 arrays, and how many channels a first output has. Operators in bodies of control flow
     are not yielded.
     """
-    heads = set()
-    if keep_output_names:
-        # A cast that takes the name "fc" makes "fc_output", as fc does, but split's outputs are "split_output0", ...
-        named = zip(graph.heads, graph.to_symbol().list_outputs())
-        heads = {entry.node for entry, name in named if name != f"{entry.node.name}_output"}
+    heads = {entry.node for entry in graph.heads if keep_output_names and _has_several_outputs(entry, graph)}
     for node in graph.nodes():
         unwanted = excluded.match(node.name)
         draft.note_channels(node)
@@ -188,6 +184,20 @@ def _operators(
             fixed = fixed or "casts would rename the graph outputs that it makes, because it has several"
         if rule is not None:
             yield node, rule, fixed
+
+
+def _has_several_outputs(head: Entry, graph: Graph) -> bool:
+    """Return whether MXNet numbers the outputs of the operator that makes ``head``, as in ``"split_output0"``.
+
+    ``head`` is an output of ``graph``. A cast in its place would make ``"split_output"``. For a Custom operator and for control flow, which are never low,
+    only the index of ``head`` is looked at.
+    """
+    node = head.node
+    if head.index or node.is_variable or node.op == "Custom" or node.subgraphs:
+        return head.index > 0
+    inputs = [Entry(Node("null", f"input{position}")) for position in range(len(node.inputs))]
+    alone = Graph([Entry(Node(node.op, node.name, node.attrs, inputs))], graph.attrs)
+    return alone.to_symbol().list_outputs() != [f"{node.name}_output"]
 
 
 def _decide_body(

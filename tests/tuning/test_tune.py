@@ -145,7 +145,7 @@ def test_a_network_whose_output_a_workaround_makes_is_tuned(training):
     regions = S.contrib.ROIAlign(body, S.var("rois"), pooled_size=(2, 2), spatial_scale=1.0, name="regions")
     shapes = {"data": (2, 3, 16, 16), "rois": (4, 5)}
     plan = mxmp.tune(regions, policy="bfloat16", training=training, cache=False, **shapes)
-    assert plan.tuned.ms[CONVERTED] > 0
+    assert plan.tuned.steps
     assert {"conv", "regions"} <= plan.decisions.keys()
 
 
