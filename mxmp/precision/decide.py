@@ -189,8 +189,8 @@ def _operators(
 def _has_several_outputs(head: Entry, graph: Graph) -> bool:
     """Return whether MXNet numbers the outputs of the operator that makes ``head``, as in ``"split_output0"``.
 
-    ``head`` is an output of ``graph``. A cast in its place would make ``"split_output"``. For a Custom operator and for control flow, which are never low,
-    only the index of ``head`` is looked at.
+    ``head`` is an output of ``graph``. A cast in its place would make ``"split_output"``. For a Custom operator and for
+    control flow, which are never low, only the index of ``head`` is looked at.
     """
     node = head.node
     if head.index or node.is_variable or node.op == "Custom" or node.subgraphs:
