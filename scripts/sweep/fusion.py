@@ -131,8 +131,13 @@ def by_module(pipe: Connection, subject: Any, plain: list[Any]) -> None:
     names = [name for name in symbol.list_arguments() if name in batch]
     if not names:
         return
+    shapes = [mx.io.DataDesc(name, batch[name].shape, batch[name].dtype) for name in names]
+    try:
+        mx.mod.Module(symbol, data_names=names, label_names=None).bind(shapes, for_training=False)
+    except (AssertionError, RuntimeError):  # such as an input whose first axis is not the batch
+        return
     module = mxmp.Module(symbol, data_names=names, label_names=None, policy="bfloat16")
-    module.bind([mx.io.DataDesc(name, batch[name].shape, batch[name].dtype) for name in names], for_training=False)
+    module.bind(shapes, for_training=False)
     if module.plan is None or not module.plan.num_low:
         return
     states = set(symbol.list_auxiliary_states())
