@@ -33,8 +33,8 @@ class Candidate(NamedTuple):
         The share of samples, from 0 to 1, whose largest score in the first output is at the same place as in FP32. None
         for the unchanged FP32 network, if the first output is not a matrix of scores, or if the graph could not run.
     score : float or None
-        What ``evaluate`` returned for the graph. None for FP32 graphs, if there is no ``evaluate``, or if the graph
-        could not run.
+        What ``evaluate`` returned for the graph; of FP32 graphs it gets the folded one alone. None for the others, if
+        there is no ``evaluate``, or if the graph could not run.
     verdict : str
         Why the graph may not be returned, such as ``"below 20 dB"``; empty if it may.
     """

@@ -168,7 +168,9 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     values = dict(params)
     for (entry, readers), value in zip(made.items(), results if isinstance(results, list) else [results]):
         dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
-        variable = Node("null", f"{entry.node.name}_{entry.index}", {"__dtype__": TYPE_CODES[dtype]})
+        # MXNet cannot infer every shape from an operator that reads it, such as that of a term that is broadcast.
+        declared = {"__dtype__": TYPE_CODES[dtype], "__shape__": str(value.shape)}
+        variable = Node("null", f"{entry.node.name}_{entry.index}", declared)
         values[variable.name] = value.copy()
         for user, position in readers:
             user.inputs[position] = Entry(variable)
