@@ -81,7 +81,7 @@ def measured(name: str, max_drop: float) -> dict[str, Any]:
 def run(name: str, metric: str, epochs: int) -> Any:
     """Return a run of a recipe in FP32."""
     common = import_module("common")
-    return common.Run(common.parser("", epochs).parse_args(["--dtype", "float32"]), name, metric, 0)
+    return common.Run(common.parser(__doc__, epochs).parse_args(["--dtype", "float32"]), name, metric, 0)
 
 
 def classifier(name: str) -> Trained:
