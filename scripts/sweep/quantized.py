@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 from importlib import import_module
 from typing import Any, Callable, NamedTuple
@@ -157,13 +158,13 @@ def lstm() -> Trained:
 
 
 def quantized(trained: Trained, count: int, max_drop: float) -> dict[str, Any]:
-    """Return the metric with every layer in INT8, and with as many as lose no more than ``max_drop``."""
+    """Return the metric with every operator in INT8 that can be, and with as many as lose no more than ``max_drop``."""
     import mxmp
 
     sign, judged = 1 if METRICS[trained.metric].higher else -1, []
 
     def evaluate(served: Any) -> float:
-        judged.append(trained.judge(served))
+        judged.append({"value": trained.judge(served), "operators": operators(served.symbol)})
         return sign * trained.choose(served)
 
     batches = trained.batches[: count + max(count // 2, 1)]
@@ -172,37 +173,38 @@ def quantized(trained: Trained, count: int, max_drop: float) -> dict[str, Any]:
     )
     report = served.report
     scored = [each for each in report.candidates if each.score is not None]
-    by_name = dict(zip([each.name for each in scored], judged))
-    tried = [each for each in scored if each.name.startswith("int8")]  # the other one is FP32
-    fewest = min((each.name for each in tried if not each.verdict), key=layers_in_fp32, default="")
+    tried = [(each, result) for each, result in zip(scored, judged) if each.name.startswith("int8")]  # one is FP32
+    accurate = [result for each, result in tried if not each.verdict]
     return {
-        "all": by_name.get("int8"),
-        "within": by_name.get(fewest),
-        "layers_in_fp32": layers_in_fp32(fewest),
+        "all": next((result for each, result in tried if each.name == "int8"), None),
+        "within": max(accurate, key=lambda result: result["operators"], default=None),
         "calibrator": max(report.calibrators, key=report.calibrators.__getitem__, default=None),
-        "sqnr": {each.name: each.sqnr for each in tried},
+        "sqnr": {each.name: each.sqnr for each, _ in tried},
         "notes": report.notes,
     }
 
 
-def layers_in_fp32(name: str) -> int:
-    """Return the number in the name of a candidate, such as 2 of ``"int8, 2 in float32"``."""
-    return int(name.split(", ")[1].split()[0]) if ", " in name else 0
+def operators(symbol: Any) -> int:
+    """Return how many operators of a graph compute in INT8."""
+    return sum(node["name"].startswith("quantized_") for node in json.loads(symbol.tojson())["nodes"])
 
 
 def render(results: dict[str, Any]) -> str:
     """Return the table: the metric in FP32, and the differences in its unit."""
-    head = " | ".join(["network", "metric", "FP32", *(f"{count} batches" for count in BATCHES), "layers in FP32"])
+    head = " | ".join(["network", "metric", "FP32", *(f"{count} batches" for count in BATCHES), "operators in INT8"])
     return table(head, (row(LABELS[name], results[name]) for name in LABELS if name in results))
 
 
 def row(label: str, found: dict[str, Any]) -> list[str]:
-    """Return the cells of a network."""
-    drops, kept = [], []
+    """Return the cells of a network; where operators have to stay in FP32, with the difference if they do not."""
+    differences, counts = [], []
     for each in (found[str(count)] for count in BATCHES):
-        every, within = (
-            "none" if each[key] is None else f"{each[key] - found['float32']:+.2f}" for key in ("all", "within")
-        )
-        drops.append(every if every == within else f"{within} (all in INT8: {every})")
-        kept.append(str(each["layers_in_fp32"]))
-    return [label, found["metric"], f"{found['float32']:.2f}", *drops, " / ".join(kept)]
+        every, within = (difference(each[key], found["float32"]) for key in ("all", "within"))
+        differences.append(within if each["all"] == each["within"] else f"{within} (all: {every})")
+        counts.append(f"{each['within']['operators']} of {each['all']['operators']}" if each["within"] else "none")
+    return [label, found["metric"], f"{found['float32']:.2f}", *differences, " / ".join(dict.fromkeys(counts))]
+
+
+def difference(result: dict[str, Any] | None, reference: float) -> str:
+    """Return how much a metric differs from the one in FP32, with its sign."""
+    return f"{result['value'] - reference:+.2f}" if result else "none"
