@@ -37,7 +37,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "sweep sequences": ("sweep.sequences", "sees whether an evaluation between training steps changes a bit"),
     "sweep quantized": (
         "sweep.quantized",
-        "counts top-1 of trained networks in INT8, by calibration batches: docs/int8.json",
+        "measures what trained networks lose in INT8, by calibration batches: docs/int8.json",
     ),
     "sweep gpu-graphs": (
         "sweep.gpu_graphs",
