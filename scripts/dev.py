@@ -38,7 +38,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "sweep fusion": ("sweep.fusion", "compares folded and fused graphs of every model: docs/fusion.json"),
     "sweep quantized": (
         "sweep.quantized",
-        "counts top-1 of trained networks in INT8, by calibration batches: docs/int8.json",
+        "measures what trained networks lose in INT8, by calibration batches: docs/int8.json",
     ),
     "sweep gpu-graphs": (
         "sweep.gpu_graphs",

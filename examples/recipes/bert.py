@@ -13,16 +13,17 @@ metric: accuracy on every tenth, held out; chance is 50 %.
 from __future__ import annotations
 
 import math
+from typing import Callable
 
 import gluonnlp as nlp
 import mxnet as mx
 import numpy as np
 from common import QUICK_STEPS, Run, parser
-from data import UNKNOWN, Vocabulary, prose, reviews, words
+from data import chance, prose, reviews, words
 from mxnet import autograd, gluon
+from pairs import BATCH, LENGTH, VOCABULARY, columns, masked, numbered, parts, whole
 
-LENGTH, UNITS, BATCH, HIDDEN_WORDS, VOCABULARY = 28, 64, 32, 4, 2500
-MASK, SPLIT = UNKNOWN, 3  # ids: a hidden word is an unknown one; a separator stands between the halves
+UNITS = 64
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
@@ -30,39 +31,47 @@ def main(arguments: list[str] | None = None) -> dict:
     options = parser(__doc__, epochs=8)
     options.add_argument("task", choices=("pretraining", "finetuning"))
     options = options.parse_args(arguments)
-    if options.task == "pretraining":
-        sentences = [sentence[: LENGTH // 2 - 2] for sentence in prose()]
-        texts = list(zip(sentences, sentences[1:]))
-    else:
-        rated, liked = reviews()
-        texts = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in (words(r)[: LENGTH - 3] for r in rated)]
-    vocabulary = Vocabulary([half for n, text in enumerate(texts) if n % 10 for half in text], VOCABULARY)
-    halves = [(vocabulary.ids(first), vocabulary.ids(second)) for first, second in texts]
-    train = [n for n in range(len(texts)) if n % 10]
-    held_out = [masked(halves, n, np.random.RandomState(n)) for n in range(0, len(texts), 10)]
-    counts = np.bincount([i for n in train for half in halves[n] for i in half], minlength=VOCABULARY) + 1.0
-    hidden = np.concatenate([row[4] for row in held_out]).astype(int)
-    chance = math.exp(-np.log(counts / counts.sum())[hidden].mean())
-    goals = {"pretraining": ("perplexity of hidden words", round(chance, 1)), "finetuning": ("accuracy, %", 50.0)}
-    run = Run(options, f"bert_{options.task}", *goals[options.task])
+    if options.task == "finetuning":
+        run = Run(options, "bert_finetuning", "accuracy, %", 50.0)
+        net, _, held_out = finetune(run)
+        return run.finish(accuracy(net, held_out))
 
+    sentences = [sentence[: LENGTH // 2 - 2] for sentence in prose()]
+    halves, train = numbered(list(zip(sentences, sentences[1:])))
+    held_out = [masked(halves, n, np.random.RandomState(n)) for n in range(0, len(halves), 10)]
+    seen = [i for n in train for half in halves[n] for i in half]
+    hidden = np.concatenate([row[4] for row in held_out])
+    run = Run(options, "bert_pretraining", "perplexity of hidden words", chance(seen, hidden, VOCABULARY))
     net = Bert(VOCABULARY)
-    whole_net = net if options.task == "pretraining" else Liking(net)
-    whole_net.initialize(mx.init.Normal(0.05))
-    run.convert(whole_net)
-    learn(run, net, lambda n: masked(halves, n, run.random), train, run.epochs if whole_net is net else 2)
-    if options.task == "pretraining":
-        losses, right = [], []
-        for rows in parts(held_out):
-            scores, follows = net(*rows[:4])
-            losses.append(cross_entropy(scores, rows[4]).mean().asscalar())
-            right.append((follows.argmax(1) == rows[5]).mean().asscalar())
-        return run.finish(math.exp(np.mean(losses)), next_half=round(100 * float(np.mean(right)), 2))
+    net.initialize(mx.init.Normal(0.05))
+    run.convert(net)
+    learn(run, net, lambda n: masked(halves, n, run.random), train, run.epochs)
+    losses, right = [], []
+    for rows in parts(held_out):
+        scores, follows = net(*rows[:4])
+        losses.append(cross_entropy(scores, rows[4]).mean().asscalar())
+        right.append((follows.argmax(1) == rows[5]).mean().asscalar())
+    return run.finish(math.exp(np.mean(losses)), next_half=round(100 * float(np.mean(right)), 2))
 
-    learn(run, whole_net, lambda n: (*whole(halves, n), liked[n]), train, 2)
-    held_out = [(*whole(halves, n), liked[n]) for n in range(0, len(texts), 10)]
-    right = [(whole_net(*rows[:4])[-1].argmax(1) == rows[4]).mean().asscalar() for rows in parts(held_out)]
-    return run.finish(100 * np.mean(right))
+
+def finetune(run: Run) -> tuple[gluon.Block, list[tuple], list[tuple]]:
+    """Return the fine-tuned net, the rows that it was trained on, and those held out."""
+    rated, liked = reviews()
+    texts = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in (words(r)[: LENGTH - 3] for r in rated)]
+    halves, train = numbered(texts)
+    bert = Bert(VOCABULARY)
+    net = Liking(bert)
+    net.initialize(mx.init.Normal(0.05))
+    run.convert(net)
+    learn(run, bert, lambda n: masked(halves, n, run.random), train, 2)
+    rows = [(*whole(halves, n), liked[n]) for n in range(len(halves))]
+    learn(run, net, rows.__getitem__, train, 2)
+    return net, [rows[n] for n in train], rows[::10]
+
+
+def accuracy(net: Callable, rows: list[tuple]) -> float:
+    """In %, of a callable whose last output has the scores."""
+    return 100 * np.mean([(net(*p[:4])[-1].argmax(1) == p[4]).mean().asscalar() for p in parts(rows)])
 
 
 class Bert(gluon.HybridBlock):
@@ -117,33 +126,6 @@ def learn(run: Run, net: gluon.Block, sample, rows: list[int], epochs: int, rate
 def loss_of(outputs: tuple, *answers: mx.nd.NDArray) -> mx.nd.NDArray:
     """Of the hidden words, where they are among the answers, and of the pair or film."""
     return sum(map(cross_entropy, outputs[-len(answers) :], answers))
-
-
-def whole(halves: list, n: int, second: list | None = None) -> tuple:
-    """Ids, types, length and the place 0 of a sentence, whose second half may be another's."""
-    first, second = halves[n][0], halves[n][1] if second is None else second
-    ids = [2, *first, SPLIT, *second, SPLIT]
-    types = [0] * (len(first) + 2) + [1] * (LENGTH - len(first) - 2)
-    return np.array(ids + [0] * (LENGTH - len(ids))), np.array(types), len(ids), np.zeros(HIDDEN_WORDS)
-
-
-def masked(halves: list, n: int, random: np.random.RandomState) -> tuple:
-    """As ``whole``, with hidden words: their places and ids, and 1 if the second half is the first one's own."""
-    follows = random.rand() < 0.5
-    ids, types, length, _ = whole(halves, n, None if follows else halves[random.randint(len(halves))][1])
-    places = random.choice(np.flatnonzero((ids > 3) | (ids == UNKNOWN)), HIDDEN_WORDS)
-    hidden = ids[places].copy()
-    ids[places] = MASK
-    return ids, types, length, places, hidden, float(follows)
-
-
-def columns(rows: list[tuple]) -> list[mx.nd.NDArray]:
-    made = [mx.nd.array(np.stack(column)) for column in zip(*rows)]
-    return [*made[:3], made[3].astype("int32"), *made[4:]]
-
-
-def parts(rows: list[tuple]):
-    return (columns(rows[start : start + BATCH]) for start in range(0, len(rows), BATCH))
 
 
 if __name__ == "__main__":

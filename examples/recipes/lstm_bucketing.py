@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 
 import mxnet as mx
-import numpy as np
 from common import Run, parser
-from data import PAD, Vocabulary, prose
+from data import PAD, Vocabulary, chance, prose
 
 import mxmp
 
@@ -27,7 +26,8 @@ def main(arguments: list[str] | None = None) -> dict:
     sentences = [["<s>", *sentence] for sentence in prose()]
     train = [s for n, s in enumerate(sentences) if n % 10]
     words = Vocabulary(train, VOCABULARY)
-    run = Run(options, "lstm_bucketing", "perplexity", chance(train, sentences[::10], words))
+    ids = [[i for s in part for i in words.ids(s[1:])] for part in (train, sentences[::10])]
+    run = Run(options, "lstm_bucketing", "perplexity", chance(*ids, len(words)))
     if run.quick:
         train, sentences = train[: 4 * BATCH], sentences[: 40 * BATCH]
     train, held_out = (batches([words.ids(s) for s in part]) for part in (train, sentences[::10]))
@@ -84,13 +84,6 @@ def graph_for(vocabulary: int):
 
 def batches(sentences: list[list[int]]) -> mx.rnn.BucketSentenceIter:
     return mx.rnn.BucketSentenceIter(sentences, BATCH, buckets=BUCKETS, invalid_label=PAD)
-
-
-def chance(train: list, held_out: list, words: Vocabulary) -> float:
-    """Perplexity of one who predicts each word by how often it occurs in the training text."""
-    counts = np.bincount([i for s in train for i in words.ids(s[1:])], minlength=len(words)) + 1
-    log = np.log(counts / counts.sum())
-    return round(math.exp(-np.mean([log[i] for s in held_out for i in words.ids(s[1:])])), 1)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,17 @@ Chance is that of one who knows how frequent each word is.
 from __future__ import annotations
 
 import math
+from typing import Callable
 
 import mxnet as mx
 import numpy as np
 from common import QUICK_STEPS, Run, parser
-from data import Vocabulary, prose
+from data import Vocabulary, chance, prose
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
-BATCH, STEPS, HIDDEN, VOCABULARY = 16, 20, 128, 1500
+BATCH, STEPS, HIDDEN, VOCABULARY, EPOCHS = 16, 20, 128, 1500, 5
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
 class LanguageModel(gluon.HybridBlock):
@@ -30,44 +32,60 @@ class LanguageModel(gluon.HybridBlock):
             self.dropout = nn.Dropout(0.2)
             self.scores = nn.Dense(vocabulary, flatten=False)
 
-    def hybrid_forward(self, F, words, state):  # noqa: N803  # (steps, batch) -> (steps, batch, vocabulary)
+    def hybrid_forward(self, F, words, state):  # noqa: N803  # (steps, batch) -> (steps, batch, vocabulary) and state
         x, state = self.lstm(self.dropout(self.embed(words)), state)
-        return self.scores(self.dropout(x)), state
+        return (self.scores(self.dropout(x)), *state)
 
 
 def main(arguments: list[str] | None = None) -> dict:
-    options = parser(__doc__, epochs=5).parse_args(arguments)
-    text = [word for sentence in prose() for word in ["<s>", *sentence]]
-    train, held_out = text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]
-    words = Vocabulary([train], VOCABULARY)
-    train, held_out = streams(words.ids(train)), streams(words.ids(held_out))
-    run = Run(options, "lstm_gluon", "perplexity", chance(train, held_out))
+    options = parser(__doc__, EPOCHS).parse_args(arguments)
+    text, held_out = texts()
+    run = Run(options, "lstm_gluon", "perplexity", chance(text.ravel(), held_out.ravel(), VOCABULARY))
+    return run.finish(perplexity(train(run, text), held_out))
 
-    net = LanguageModel(len(words), HIDDEN)
+
+def texts() -> tuple[np.ndarray, np.ndarray]:
+    """Return the words to train on and those held out, as ``streams``."""
+    words = [word for sentence in prose() for word in ["<s>", *sentence]]
+    text, held_out = words[: len(words) * 9 // 10], words[len(words) * 9 // 10 :]
+    vocabulary = Vocabulary([text], VOCABULARY)
+    return streams(vocabulary.ids(text)), streams(vocabulary.ids(held_out))
+
+
+def train(run: Run, text: np.ndarray) -> LanguageModel:
+    """Return the trained net."""
+    net = LanguageModel(VOCABULARY, HIDDEN)
     net.initialize(mx.init.Xavier())
     run.convert(net)
-    rate, steps = 3e-3, run.epochs * (len(train) // STEPS)
+    rate, steps = 3e-3, run.epochs * (len(text) // STEPS)
     trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": rate})
-    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     for epoch in range(run.epochs):
-        state = net.lstm.begin_state(BATCH)
-        for x, y in parts(train):
+        state = begin_state()
+        for x, y in parts(text):
             if run.quick and len(run.losses) >= QUICK_STEPS:
                 break
             trainer.set_learning_rate(rate * (1 - len(run.losses) / (steps + 1)))
             with autograd.record():
-                scores, state = net(x, [s.detach() for s in state])
+                scores, *state = net(x, [s.detach() for s in state])
                 loss = loss_fn(scores, y)
             trainer.backward(loss)
             trainer.step(STEPS * BATCH / 2)
             run.log(loss)
-        print(f"epoch {epoch + 1}: loss {np.mean(run.losses[-len(train) // STEPS :]):.4f}", flush=True)
+        print(f"epoch {epoch + 1}: loss {np.mean(run.losses[-len(text) // STEPS :]):.4f}", flush=True)
+    return net
 
-    state, losses = net.lstm.begin_state(BATCH), []
-    for x, y in parts(held_out):
-        scores, state = net(x, state)
+
+def perplexity(net: Callable, text: np.ndarray) -> float:
+    """Of a callable from words and a state to scores and the next state."""
+    state, losses = begin_state(), []
+    for x, y in parts(text):
+        scores, *state = net(x, state)
         losses.append(loss_fn(scores, y).mean().asscalar())
-    return run.finish(math.exp(np.mean(losses)))
+    return math.exp(np.mean(losses))
+
+
+def begin_state() -> list[mx.nd.NDArray]:
+    return [mx.nd.zeros((2, BATCH, HIDDEN)) for _ in range(2)]
 
 
 def streams(ids: list[int]) -> np.ndarray:
@@ -79,12 +97,6 @@ def parts(text: np.ndarray):
     """Words and the words that follow them, each of shape (STEPS, BATCH)."""
     for start in range(0, len(text) - STEPS, STEPS):
         yield mx.nd.array(text[start : start + STEPS]), mx.nd.array(text[start + 1 : start + STEPS + 1])
-
-
-def chance(train: np.ndarray, held_out: np.ndarray) -> float:
-    """Perplexity of one who predicts each word by how often it occurs in the training text."""
-    counts = np.bincount(train.astype(int).ravel(), minlength=VOCABULARY) + 1
-    return round(math.exp(-np.log(counts / counts.sum())[held_out.astype(int)].mean()), 1)
 
 
 if __name__ == "__main__":

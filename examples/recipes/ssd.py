@@ -9,7 +9,7 @@ average precision at an overlap of 0.5; an untrained network has 0.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -22,7 +22,7 @@ from gluoncv.utils.metrics.voc_detection import VOCMApMetric
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-SIZE, BATCH = 64, 32
+SIZE, BATCH, EPOCHS = 64, 32, 18
 
 
 class Backbone(gluon.HybridBlock):
@@ -45,8 +45,13 @@ def convolution(channels: int, strides: int) -> Sequence[gluon.Block]:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parser(__doc__, epochs=18).parse_args(arguments)
-    run = Run(options, "ssd", "mAP, %", chance=0)
+    run = Run(parser(__doc__, EPOCHS).parse_args(arguments), "ssd", "mAP, %", chance=0)
+    net, _, held = train(run)
+    return run.finish(mean_average_precision(net, held))
+
+
+def train(run: Run) -> tuple[SSD, Canvases, Canvases]:
+    """Return the trained net, the canvases that it was trained on, and those held out."""
     count = 64 if run.quick else 1024
     data, held = canvases(count, False, seed=1, size=SIZE), canvases(count // 2, True, seed=2, size=SIZE)
 
@@ -77,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         trainer.backward(loss)
         trainer.step(1)
         run.log(loss[0].sum())
-    return run.finish(mean_average_precision(net, held))
+    net.set_nms(nms_thresh=0.45, nms_topk=100, post_nms=20)
+    return net, data, held
 
 
 def targets(data: Canvases, anchors: mx.nd.NDArray) -> Sequence[np.ndarray]:
@@ -87,8 +93,8 @@ def targets(data: Canvases, anchors: mx.nd.NDArray) -> Sequence[np.ndarray]:
     return kinds.asnumpy(), offsets.asnumpy()
 
 
-def mean_average_precision(net: gluon.Block, held: Canvases) -> float:
-    net.set_nms(nms_thresh=0.45, nms_topk=100, post_nms=20)
+def mean_average_precision(net: Callable, held: Canvases) -> float:
+    """In %, of a callable from images to classes, scores and boxes."""
     metric = VOCMApMetric(0.5, CLASSES)
     for first in range(0, len(held.images), BATCH):
         rows = slice(first, first + BATCH)

@@ -1,24 +1,28 @@
-"""Top-1 in INT8 of trained networks, calibrated on 5, 10 and 50 batches, beside FP32's.
+"""The metric in INT8 of trained networks, calibrated on 5, 10 and 50 batches, beside FP32's.
 
-The networks of `examples/recipes/classify.py` and some others, trained in FP32 on handwritten digits by the same
-recipe. Calibration has batches of 8 training images. `mxmp.optimize_for_inference` chooses by training images that
-calibrated nothing; top-1 is of held out images, by which nothing was chosen. Prints a table; a
-run that was ended goes on with docs/int8.json.
+The networks of `examples/recipes/` and some others by the same recipes, trained in FP32. Calibration has batches of 8
+rows of training data (the LSTM: 16 streams of 20 words). `mxmp.optimize_for_inference` chooses by training data that
+calibrated nothing; the metric is that of data held out, by which nothing was chosen. Prints a table; a run that was
+ended goes on with docs/int8.json.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
+from parity.verdict import METRICS
 from support.options import parse
+from support.pages import table
 from support.results import DOCS, ROOT, read, write
 
 RESULTS = DOCS / "int8.json"
 BATCHES, BATCH = (5, 10, 50), 8
+MOST = BATCHES[-1] * 3 // 2  # a third of the batches measures, and calibrates nothing
 LABELS = {
     "alexnet": "AlexNet",
     "vgg16": "VGG-16",
@@ -30,14 +34,30 @@ LABELS = {
     "resnet18_v2": "ResNet-18 v2 (pre-activation)",
     "mobilenetv2": "MobileNetV2",
     "mobilenetv3": "MobileNetV3-small",
+    "ssd": "SSD",
+    "bert": "BERT, fine-tuned",
+    "lstm": "LSTM",
 }
+
+
+class Trained(NamedTuple):
+    """A trained network; ``choose`` and ``judge`` are its metric on training data and on data held out.
+
+    The training data is none of the ``batches``. Both take the network, or one that was made from it.
+    """
+
+    net: Any
+    batches: list[Any]
+    choose: Callable[[Any], float]
+    judge: Callable[[Any], float]
+    metric: str
 
 
 def main(arguments: list[str] | None = None) -> None:
     args = parse(
         *(__doc__, arguments, "networks"),
         networks=([str], f"default: all, {', '.join(LABELS)}"),
-        max_drop=(0.5, "points of top-1 that INT8 may lose on the images that choose"),
+        max_drop=(0.5, "of the metric that INT8 may lose, in its unit, on the data that chooses"),
     )
     sys.path.insert(0, str(ROOT / "examples" / "recipes"))
     results = read(RESULTS)
@@ -46,28 +66,29 @@ def main(arguments: list[str] | None = None) -> None:
             results[name] = measured(name, args.max_drop)
             write(RESULTS, results)
             print(f"{name}: {results[name]}", flush=True)
-    print("\n".join(table(results)))
+    print(render(results))
 
 
 def measured(name: str, max_drop: float) -> dict[str, Any]:
-    """Train the network in FP32; return its top-1 in %, and that of INT8 by the number of calibration batches."""
-    classify, common = import_module("classify"), import_module("common")
-
-    entry = network(name)
+    """Train the network in FP32; return its metric, and that in INT8 by the number of calibration batches."""
     with contextlib.redirect_stdout(io.StringIO()):
-        run = common.Run(
-            common.parser(__doc__, classify.EPOCHS).parse_args(["--dtype", "float32"]), name, "top-1, %", 10
-        )
-        net, (images, labels, held, truth) = classify.train(entry, run)
-    found: dict[str, Any] = {"float32": common.top_1(net, held, truth)}
+        trained = {"ssd": ssd, "bert": bert, "lstm": lstm}.get(name, lambda: classifier(name))()
+    found: dict[str, Any] = {"metric": trained.metric, "float32": trained.judge(trained.net)}
     for count in BATCHES:
-        found[str(count)] = quantized(net, images, labels, (held, truth), entry.copies, count, max_drop)
+        found[str(count)] = quantized(trained, count, max_drop)
     return found
 
 
-def network(name: str) -> Any:
-    """Return the recipe's entry for a network, with a learning rate for those that the recipe does not have."""
-    classify = import_module("classify")
+def run(name: str, metric: str, epochs: int) -> Any:
+    """Return a run of a recipe in FP32."""
+    common = import_module("common")
+    return common.Run(common.parser(__doc__, epochs).parse_args(["--dtype", "float32"]), name, metric, 0)
+
+
+def classifier(name: str) -> Trained:
+    """Return a network by the recipe of image classifiers, which lacks the learning rate of some."""
+    classify, common = import_module("classify"), import_module("common")
+    import mxnet as mx
     from gluoncv import model_zoo
 
     others = {
@@ -77,63 +98,113 @@ def network(name: str) -> Any:
         "mobilenetv2": classify.Network(lambda: model_zoo.get_model("mobilenetv2_0.5", classes=10), 1, 48, 0.01),
         "mobilenetv3": classify.Network(lambda: model_zoo.get_model("mobilenetv3_small", classes=10), 1, 48, 0.01),
     }
-    return classify.NETWORKS.get(name) or others[name]
+    network = {**others, **classify.NETWORKS}[name]
+    net, (images, labels, held, truth) = classify.train(network, run(name, "top-1, %", classify.EPOCHS))
+    rest = slice(MOST * BATCH, len(images) // network.copies)  # what follows are the images once more, moved
+    return Trained(
+        net,
+        [mx.nd.array(images[i * BATCH :][:BATCH]) for i in range(MOST)],
+        lambda served: common.top_1(served, images[rest], labels[rest]),
+        lambda served: common.top_1(served, held, truth),
+        "top-1, %",
+    )
 
 
-def quantized(
-    net: Any, images: Any, labels: Any, held: Any, copies: int, count: int, max_drop: float
-) -> dict[str, Any]:
-    """Return top-1 in % with every layer in INT8, and with as many as lose no more than ``max_drop``.
-
-    ``copies``: the images, then copies of them that were moved, which are not used here.
-    """
-    common = import_module("common")
+def ssd() -> Trained:
+    """Return the detector of digits on canvases."""
+    recipe = import_module("ssd")
     import mxnet as mx
 
+    net, data, held = recipe.train(run("ssd", "mAP, %", recipe.EPOCHS))
+    rest = type(data)(*(array[MOST * BATCH :] for array in data))
+    return Trained(
+        net,
+        [mx.nd.array(data.images[i * BATCH :][:BATCH]) for i in range(MOST)],
+        lambda served: recipe.mean_average_precision(served, rest),
+        lambda served: recipe.mean_average_precision(served, held),
+        "mAP, %",
+    )
+
+
+def bert() -> Trained:
+    """Return the small BERT that tells whether a film was liked."""
+    recipe, pairs = import_module("bert"), import_module("pairs")
+    net, rows, held = recipe.finetune(run("bert", "accuracy, %", 1))
+    return Trained(
+        net,
+        [tuple(pairs.columns(rows[i * BATCH :][:BATCH])[:4]) for i in range(MOST)],
+        lambda served: recipe.accuracy(served, rows[MOST * BATCH :]),
+        lambda served: recipe.accuracy(served, held),
+        "accuracy, %",
+    )
+
+
+def lstm() -> Trained:
+    """Return the language model; a batch is words and the state that the words before them left."""
+    recipe = import_module("lstm_gluon")
+    text, held = recipe.texts()
+    net = recipe.train(run("lstm", "perplexity", recipe.EPOCHS), text)
+    state, batches = recipe.begin_state(), []
+    for words, _ in list(recipe.parts(text))[:MOST]:
+        batches.append((words, state))
+        _, *state = net(words, state)
+    return Trained(
+        net,
+        batches,
+        lambda served: recipe.perplexity(served, text[MOST * recipe.STEPS :]),
+        lambda served: recipe.perplexity(served, held),
+        "perplexity",
+    )
+
+
+def quantized(trained: Trained, count: int, max_drop: float) -> dict[str, Any]:
+    """Return the metric with every operator in INT8 that can be, and with as many as lose no more than ``max_drop``."""
     import mxmp
 
-    total = count + max(count // 2, 1)  # a third of the batches measures, and calibrates nothing
-    batches = [mx.nd.array(images[i * BATCH : (i + 1) * BATCH]) for i in range(total)]
-    rest = slice(total * BATCH, len(images) // copies)
-    tops = []
+    sign, judged = 1 if METRICS[trained.metric].higher else -1, []
 
     def evaluate(served: Any) -> float:
-        tops.append(common.top_1(served, *held))
-        return common.top_1(served, images[rest], labels[rest])
+        judged.append({"value": trained.judge(served), "operators": operators(served.symbol)})
+        return sign * trained.choose(served)
 
-    report = mxmp.optimize_for_inference(net, batches, dtypes=["int8"], evaluate=evaluate, max_drop=max_drop).report
-    tried = [each for each in report.candidates if each.score is not None]
-    by_name = dict(zip([each.name for each in tried], tops[1:]))  # the first call is FP32's
-    kept = [each.name for each in tried if not each.verdict]
-    fewest = min(kept, key=layers_in_fp32, default="")
-    calibrator = max(report.calibrators, key=lambda each: report.calibrators[each], default=None)
+    batches = trained.batches[: count + max(count // 2, 1)]
+    served = mxmp.optimize_for_inference(
+        trained.net, batches, dtypes=["int8"], evaluate=evaluate, max_drop=max_drop, progress=False
+    )
+    report = served.report
+    scored = [each for each in report.candidates if each.score is not None]
+    tried = [(each, result) for each, result in zip(scored, judged) if each.name.startswith("int8")]  # one is FP32
+    accurate = [result for each, result in tried if not each.verdict]
     return {
-        "all": by_name.get("int8"),
-        "within": by_name.get(fewest),
-        "layers_in_fp32": layers_in_fp32(fewest),
-        "calibrator": calibrator,
-        "sqnr": {each.name: each.sqnr for each in tried},
+        "all": next((result for each, result in tried if each.name == "int8"), None),
+        "within": max(accurate, key=lambda result: result["operators"], default=None),
+        "calibrator": max(report.calibrators, key=report.calibrators.__getitem__, default=None),
+        "sqnr": {each.name: each.sqnr for each, _ in tried},
         "notes": report.notes,
     }
 
 
-def layers_in_fp32(name: str) -> int:
-    """Return the number in the name of a candidate, such as 2 of ``"int8, 2 in float32"``."""
-    return int(name.split(", ")[1].split()[0]) if ", " in name else 0
+def operators(symbol: Any) -> int:
+    """Return how many operators of a graph compute in INT8."""
+    return sum(node["name"].startswith("quantized_") for node in json.loads(symbol.tojson())["nodes"])
 
 
-def table(results: dict[str, Any]) -> list[str]:
-    """Return the lines of the table: top-1 in FP32, and the differences in points."""
-    head = [f"{count} batches" for count in BATCHES]
-    lines = [f"| network | FP32, % | {' | '.join(head)} | layers in FP32 |", f"|{'---|' * (len(BATCHES) + 3)}"]
-    for name, found in results.items():
-        drops, kept = [], []
-        for count in BATCHES:
-            each = found[str(count)]
-            every, within = (
-                "none" if each[key] is None else f"{each[key] - found['float32']:+.2f}" for key in ("all", "within")
-            )
-            drops.append(every if every == within else f"{within} (all in INT8: {every})")
-            kept.append(str(each["layers_in_fp32"]))
-        lines.append(f"| {LABELS[name]} | {found['float32']:.2f} | {' | '.join(drops)} | {' / '.join(kept)} |")
-    return lines
+def render(results: dict[str, Any]) -> str:
+    """Return the table: the metric in FP32, and the differences in its unit."""
+    head = " | ".join(["network", "metric", "FP32", *(f"{count} batches" for count in BATCHES), "operators in INT8"])
+    return table(head, (row(LABELS[name], results[name]) for name in LABELS if name in results))
+
+
+def row(label: str, found: dict[str, Any]) -> list[str]:
+    """Return the cells of a network; where operators have to stay in FP32, with the difference if they do not."""
+    differences, counts = [], []
+    for each in (found[str(count)] for count in BATCHES):
+        every, within = (difference(each[key], found["float32"]) for key in ("all", "within"))
+        differences.append(within if each["all"] == each["within"] else f"{within} (all: {every})")
+        counts.append(f"{each['within']['operators']} of {each['all']['operators']}" if each["within"] else "none")
+    return [label, found["metric"], f"{found['float32']:.2f}", *differences, " / ".join(dict.fromkeys(counts))]
+
+
+def difference(result: dict[str, Any] | None, reference: float) -> str:
+    """Return how much a metric differs from the one in FP32, with its sign."""
+    return f"{result['value'] - reference:+.2f}" if result else "none"

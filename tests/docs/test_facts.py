@@ -13,6 +13,8 @@ import mxnet as mx
 import pytest
 from bench import inference
 from pages import rules, workarounds
+from support.results import read
+from sweep import quantized
 
 import mxmp
 from mxmp import __main__ as command_line
@@ -103,6 +105,12 @@ def test_the_loss_scaling_page_has_every_argument_of_the_dynamic_scaler():
 @pytest.mark.parametrize(("module", "name"), [(rules, "rules"), (workarounds, "workarounds")])
 def test_generated_pages_are_those_of_the_tables(module, name):
     assert page(f"docs/{name}.md") == module.render(), f"python scripts/dev.py pages {name}"
+
+
+def test_the_table_of_calibration_batches_is_that_of_the_measurements():
+    text = section(page("docs/inference.md"), "How many batches calibrate")
+    table = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    assert table == quantized.render(read(quantized.RESULTS)), "python scripts/dev.py sweep quantized"
 
 
 def test_the_version_stands_in_one_place_and_is_the_first_of_the_changelog():

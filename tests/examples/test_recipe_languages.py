@@ -92,12 +92,12 @@ def test_inpainting_does_not_see_into_holes(recipe):
 
 
 def test_hidden_words_are_hidden(recipe):
-    bert = recipe("bert")
+    pairs = recipe("pairs")
     halves = [(list(range(10, 20)), list(range(20, 30))), ([40] * 10, [41] * 10)]
-    ids, types, length, places, hidden, follows = bert.masked(halves, 0, np.random.RandomState(1))
-    assert (ids[places] == bert.MASK).all()
+    ids, types, length, places, hidden, follows = pairs.masked(halves, 0, np.random.RandomState(1))
+    assert (ids[places] == pairs.MASK).all()
     assert ((hidden >= 10) & (hidden < 50)).all()
-    assert len(set(places)) == bert.HIDDEN_WORDS
+    assert len(set(places)) == pairs.HIDDEN_WORDS
     assert length == 23
     assert (ids[length:] == 0).all()
     assert types[:12].sum() == 0

@@ -113,6 +113,13 @@ def test_the_vector_that_an_rnn_reads_is_made_once():
         np.testing.assert_array_equal(wanted, got)
 
 
+def test_the_shape_of_what_is_folded_is_known_where_mxnet_cannot_infer_it():
+    term = S.expand_dims(S.var("term", shape=(4,)), axis=0)
+    graph, folded = fold_constants(Graph.from_symbol(S.broadcast_add(S.var("data"), term)), {"term": mx.nd.ones(4)})
+    assert [value.shape for value in folded.values()] == [(1, 4)]
+    assert graph.to_symbol().infer_shape(data=(2, 4))[1] == [(2, 4)]
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_preactivation_networks_are_fused_and_right(norm):
     graph = check(preactivation(norm))
