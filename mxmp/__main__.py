@@ -37,8 +37,9 @@ from .tuning import tune
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; return the exit status: 0, or 2 after an error, which is printed to stderr in one line.
 
-    ``arguments`` are the words after ``python -m mxmp`` (default: those of the process). An unknown command or option
-    exits the process with status 2, as argparse does.
+    Errors of other types than ``ValueError``, ``OSError``, ``ImportError``, ``MemoryError`` and ``RuntimeError`` are
+    raised. ``arguments`` are the words after ``python -m mxmp``; None: those of the process. argparse ends the process
+    with status 2 at an unknown command or option, and with 0 after ``--help``.
     """
     args = parser().parse_args(arguments)
     try:
@@ -57,21 +58,7 @@ def parser() -> argparse.ArgumentParser:
     recipes = ", ".join(Policy.recipes())
 
     def add(run: Callable, purpose: str, policy: str = "", plan: bool = False) -> argparse.ArgumentParser:
-        """Add a command to the command line, and return its subparser, so that the caller can add more arguments.
-
-        Parameters
-        ----------
-        run : callable
-            Is called with the parsed arguments to run the command. The command is named after it: ``cast`` for
-            ``_cast``.
-        purpose : str
-            The line on the command in ``--help``.
-        policy : str
-            The default of ``--policy``, with which the command also takes a symbol, ``--exclude`` and ``--shape``. If
-            it is empty, the command has none of these.
-        plan : bool
-            Whether ``--policy`` may also be the path of a plan; only changes its help text.
-        """
+        # ``policy`` is the default of --policy; "" for a command without --policy, symbol, --exclude and --shape.
         command = commands.add_parser(run.__name__[1:], help=purpose)
         command.set_defaults(run=run)
         if policy:
@@ -120,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _cast(args: argparse.Namespace) -> None:
-    """Run ``cast``: write a low-precision symbol, and its parameters if they are given, to files.
+    """Run ``cast``: write a low-precision symbol, and its parameters if their file is given, to files.
 
     Prints in which dtype each type of operator computes and why, and the size of the parameters before and after.
     """
@@ -156,10 +143,6 @@ def _explain(args: argparse.Namespace) -> None:
 
 
 def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation:
-    """Return the Explanation that ``mxmp.explain`` gives of a symbol: the dtype of each operator, and why.
-
-    ``args`` has the policy, patterns to exclude, device and shapes of the command line.
-    """
     return explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
 
 
@@ -187,10 +170,10 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _optimize(args: argparse.Namespace) -> None:
-    """Run ``optimize``: write the fastest graph for inference that is accurate enough, and print a report.
+    """Run ``optimize``: write the fastest graph for inference that is accurate enough, with its parameters.
 
-    ``--max-drop`` and ``--min-sqnr`` say how far its outputs may be from those of FP32. The report has the time and the
-    accuracy of all graphs that were tried.
+    Its outputs must keep to both limits: ``--max-drop``, the share of samples whose top answer may be another than in
+    FP32, and ``--min-sqnr``, in dB. Prints a report with the time and the accuracy of all graphs that were tried.
     """
     symbol = read_symbol(args.symbol)
     params = _parameters(args.params, symbol, {})
@@ -215,8 +198,9 @@ def _optimize(args: argparse.Namespace) -> None:
 def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
     """Return the batches in a .npy or .npz file: for each batch, a dict from the name of an input to its array.
 
-    An array in the file has all batches of one input, stacked along a new first axis. A .npy file has one array, for
-    the first of ``inputs``, the names of the symbol's inputs; an .npz file has an array for each input, by its name.
+    An array in the file has all batches of one input: shape (batches, rows, ...). A .npy file has one array, for the
+    first of ``inputs``, the names of the symbol's inputs; an .npz file has arrays by the names of the inputs. That
+    these are the symbol's is not checked here.
 
     Raises
     ------
@@ -253,8 +237,8 @@ def _profile(args: argparse.Namespace) -> None:
 def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> dict[str, NDArray]:
     """Return the parameters in the file ``path``, by names such as ``"arg:fc_weight"`` and ``"aux:bn_moving_mean"``.
 
-    Raises ``ValueError`` if they do not fit ``symbol``. ``shapes`` maps the names of inputs to their shapes, from which
-    the sizes of the parameters are checked; if they do not suffice, a line is printed that says so.
+    Raises ``ValueError`` if one is missing, unknown to ``symbol``, or of a wrong shape. The shapes are inferred from
+    ``shapes``, those of the inputs by name. If they cannot be inferred, prints that they were not checked.
     """
     params = read_parameters(path)
     try:
@@ -266,7 +250,7 @@ def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> d
 
 
 def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
-    """Return a dict from the names of inputs to the shapes that ``--shape`` gives them.
+    """Return a dict from the names of inputs to the shapes that ``--shape`` gives them; empty without ``--shape``.
 
     ``--shape data=1,3,224,224`` gives ``{"data": (1, 3, 224, 224)}``. Raises ``ValueError`` for a text that is not
     ``NAME=SIZE,SIZE,...`` with positive integers.

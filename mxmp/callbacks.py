@@ -24,10 +24,10 @@ class KeptError:
         self._error: BaseException | None = None
 
     def __enter__(self) -> None:
-        """Begin a block. Does nothing: an exception that was kept before stays kept."""
+        """Do nothing: an exception that was kept before stays kept."""
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        """Keep the block's exception, if there is one and none is kept yet; return True, so that it goes no further."""
+        """Keep the block's exception, unless one is kept already; return True, so that no exception goes further."""
         self._error = self._error or error
         return True
 
@@ -40,7 +40,7 @@ class KeptError:
 
 @contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the ``with`` block ends: SIGINT's handler is then called once, however often the signal came.
+    """Delay Ctrl-C until the ``with`` block ends; if it came, once or often, SIGINT's handler is then called once.
 
     It is meant for a call of MXNet during which MXNet calls Python functions: a ``KeyboardInterrupt`` raised in one of
     these would be lost. Does nothing in a thread other than the main one, since Python runs signal handlers in the main

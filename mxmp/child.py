@@ -15,9 +15,9 @@ __all__ = ["code_of", "prepare_to_crash", "showing", "start_python"]
 def code_of(module: str) -> str:
     """Return a line of Python code, for ``start_python``, that imports ``module`` and calls its function ``main``.
 
-    ``module`` is a full name such as ``"mxmp.tuning.process"``. The code first sets ``sys.path`` to the process's
-    command line arguments. ``python -m module`` would put the current folder in front of ``sys.path`` instead, where a
-    file of the user's could hide a standard module.
+    ``module`` is a full name such as ``"mxmp.tuning.process"``. The code first sets ``sys.path`` to the command line
+    arguments, which ``start_python`` gives it. ``python -m module`` would put the current folder in front of
+    ``sys.path`` instead, where a file of the user's could hide a standard module.
     """
     return f"import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
 
@@ -84,14 +84,11 @@ def showing(progress: bool, total: int | None = None) -> Iterator[Callable[[str]
         return
 
     class Bar(tqdm):
-        """A tqdm bar without the monitor thread that tqdm starts with its first bar and leaves running."""
-
-        monitor_interval = 0
+        monitor_interval = 0  # no monitor thread, which tqdm starts with its first bar and leaves running
 
     with Bar(total=total, disable=None, unit="part") as bar:
 
         def show(text: str) -> None:
-            """Show ``text`` on the bar and advance it by one part."""
             bar.set_description(text)
             bar.update()
 

@@ -49,8 +49,8 @@ def read_json(path: str) -> Any:
 def replacing(path: str) -> Iterator[str]:
     """Yield the path of a temporary file to write; it is renamed to ``path`` when the block ends without an error.
 
-    So ``path`` has either its old content or the whole new one, even if the process dies in between. The temporary file
-    is in the same folder. After an error in the block it is removed, and ``path`` stays as it was.
+    So ``path`` has either its old content or the whole new one, even if the process dies in between. After an error in
+    the block the temporary file is removed. If ``path`` is a symbolic link, the file that it points to is replaced.
 
     Raises
     ------
@@ -65,9 +65,9 @@ def replacing(path: str) -> Iterator[str]:
 def replacing_all(*paths: str) -> Iterator[list[str]]:
     """Yield the path of a temporary file for each of ``paths``; all are renamed when the block ends without an error.
 
-    It does what ``replacing`` does, for files that belong together: no file is renamed before all have been written and
-    flushed to the disk, so if the disk is full, all ``paths`` keep their old content. A path that is a symbolic link
-    stays one; the file that it points to is replaced.
+    It is meant for files that belong together: none is renamed before all have been written and flushed to the disk, so
+    if the disk is full, or after an error in the block, all ``paths`` keep their old content. Of a symbolic link, the
+    file that it points to is replaced. Raises ``OSError`` if a file cannot be written.
     """
     # A link stays one: what it points to is replaced.
     targets = [os.path.realpath(path) for path in paths]
@@ -90,10 +90,7 @@ def replacing_all(*paths: str) -> Iterator[list[str]]:
 
 
 def _temporary_beside(target: str) -> str:
-    """Return a path in the folder of ``target`` that no other process or thread uses.
-
-    Its file name is ``.NAME.PROCESS.THREAD.part``, with the ids of this process and thread.
-    """
+    """Return a path ``.NAME.PROCESS.THREAD.part`` in the folder of ``target``, with the ids of process and thread."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name}.{os.getpid()}.{threading.get_ident()}.part")
 

@@ -139,9 +139,9 @@ class TrainedNetwork(Protocol):
 
     @property
     def step(self) -> ScaledStep:
-        """Return the ScaledStep of the Trainer or Module: its loss scale, its counts of steps, and its observers.
+        """Return the ScaledStep of the Trainer or Module, which applies or skips the update of each training step.
 
-        In each training step it checks the gradients for overflow and applies or skips the update.
+        It has the loss scale, the counts of steps, and the observers, which it calls in every step.
         """
 
     @property
@@ -159,13 +159,13 @@ class TrainedNetwork(Protocol):
     def gradient_scale(self) -> float:
         """Return the factor by which the gradients of the parameters are multiplied now.
 
-        It is the loss scale, or 1 once ``Trainer.unscale()`` has divided the gradients by the loss scale.
+        It is the loss scale, or 1 if ``Trainer.unscale()`` has divided this step's gradients by the loss scale.
         """
 
     def weights(self) -> list[Weight]:
         """Return the parameters that are trained, each with its arrays and FP32 master weights on all devices.
 
-        Parameters without a gradient (``grad_req="null"``) are left out.
+        Those with ``grad_req="null"`` are left out.
         """
 
     def gradients(self) -> list[Gradient]:
@@ -186,33 +186,32 @@ class TrainedNetwork(Protocol):
         """
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
-        """Run forward and backward of ``batch`` once, in training mode and at ``loss_scale``, without an update.
+        """Run forward and backward of ``batch`` once, in training mode, without an update.
 
-        MXNet's monitor reports only arrays that operators of the network make. So this method itself passes the others
-        to ``note(name, array)``: the inputs and, in Gluon, the loss and its gradient. ``batch`` is as in ``prepare``.
-        ``loss`` takes the output of a Gluon net and returns the loss; a module has its loss in its graph, and ignores
-        ``loss``.
+        ``batch`` holds the arguments of the Gluon net, or one ``DataBatch`` for a module. ``loss`` takes the output of
+        a net and returns the loss; a module ignores it. ``loss_scale`` multiplies the loss. Arrays that no operator of
+        the network makes, so that MXNet's monitor does not report them, are passed to ``note(name, array)``: a net's
+        inputs, loss and gradient of the loss; a module's data and labels.
         """
 
     def graphs(self, place: Any) -> Iterator[GraphRun]:
         """Yield the graphs that ``place``, the hook of a block or an executor, runs in training.
 
-        A graph of a block that has not run yet is missing, since a hook builds a graph at the first call that needs it.
+        A hook builds a graph at the first call that needs it; earlier the graph is missing.
         """
 
     def count_graphs(self, place: Any) -> int:
         """Return how many graphs ``graphs(place)`` would yield, without reading them.
 
-        When the monitor reports a name that no known graph has, a probe compares this number with the number of graphs
-        that it knows: a larger one means that a new graph was built.
+        A probe that does not know a tensor's name reads the graphs again if this number has grown.
         """
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Report every tensor that an operator computes in training, forward and backward, until ``stop_listening``.
 
-        Calls ``listener_at(place)`` at once for each place, a block's hook or an executor. From the next forward on,
-        the function that it returned is called with the name that MXNet's monitor gives a tensor (``"fc1_output"``)
-        and the tensor, for all graphs at that place.
+        Calls ``listener_at(place)`` at once for each place: each block's hook, or each executor of a module's current
+        bucket. From the next forward on, the Listener that it returned is called with every tensor of that place, and
+        the name that MXNet's monitor gives the tensor (``"fc1_output"``).
 
         Raises
         ------
@@ -235,14 +234,15 @@ class TrainedNetwork(Protocol):
         """Raise ``ValueError`` if ``exclude`` cannot be used on this network.
 
         It cannot where several workers train, because each would exclude other operators; nor for a part of a Gluon net
-        that was converted as a whole, because the part has no policy of its own.
+        that was converted as a whole, because the part has no policy of its own, nor for a net that shares a block with
+        such a net.
         """
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep the operators with these names (``"fc1_fwd"``) in FP32 from the next forward on, besides those before.
+        """Keep the operators named ``nodes`` (``"fc1_fwd"``) in FP32 too, from the next forward on.
 
-        Converts the network again. Parameters keep their values; gradients are lost, so call it between an update and
-        the next forward.
+        Operators excluded before stay so. Converts the network again: parameters keep their values, but gradients may
+        be lost, so call it between an update and the next forward.
         """
 
 
@@ -253,7 +253,6 @@ def in_training(listener: Listener, is_training: Callable[[], bool]) -> Listener
     """
 
     def called(name: str, array: NDArray) -> None:
-        """Call ``listener(name, array)`` if ``is_training()`` returns True; do nothing otherwise."""
         if is_training():
             listener(name, array)
 
@@ -263,8 +262,8 @@ def in_training(listener: Listener, is_training: Callable[[], bool]) -> Listener
 class Listeners(GraphListener):
     """A callback for MXNet's monitor that passes each tensor on to any number of listeners.
 
-    MXNet calls one callback for a block or executor, with a raw array handle that must be freed exactly once. So one
-    object of this class is installed for a block or executor; it makes an NDArray of the handle for all listeners.
+    MXNet calls one callback for a block or executor, with a raw array handle that must be freed exactly once. So each
+    block or executor gets one object of this class, which makes one NDArray of the handle for all listeners.
     """
 
     def __init__(self) -> None:
@@ -301,8 +300,8 @@ class Listeners(GraphListener):
 def unchanged(gradients: Sequence[NDArray], states: Sequence[NDArray]) -> Iterator[None]:
     """Set the arrays ``gradients`` to zero; when the ``with`` block ends, restore them and the arrays ``states``.
 
-    ``states`` are running statistics, which a forward in the block would change. Restores after an error too. Waits for
-    the device when the block ends.
+    ``states`` are running statistics, which a forward in the block would change. All are restored after an error too.
+    Waits for the device when the block ends.
     """
     with autograd.pause():
         before = [(array, array.copy()) for array in [*gradients, *states]]

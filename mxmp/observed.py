@@ -22,7 +22,7 @@ class Observed(NamedTuple):
 
     ``ObservedGraph.observe`` makes it from the name that the monitor reports. Where several operators read a tensor,
     MXNet adds their gradients by itself and does not say of which tensor; such a sum has ``SUM`` (``"a sum of
-    gradients"``) as its operator and label.
+    gradients"``) as its operator and label, and counts as inserted.
 
     Attributes
     ----------
@@ -30,8 +30,8 @@ class Observed(NamedTuple):
         The node of the converted graph that made the tensor, forward or backward; possibly a cast that mxmp inserted.
     operator, op : str
         Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``, of the operator that made the
-        tensor. If ``node`` is a cast that mxmp inserted: of the operator whose output or gradient it casts; for the
-        forward cast of a variable, the variable's name and ``"null"``.
+        tensor. If mxmp inserted ``node``, such as a cast: of the operator whose output or gradient it casts (of several
+        that send the gradient, the first); for the forward cast of a variable, the variable's name and ``"null"``.
     low : bool
         True if the tensor is rounded to the compute dtype, because an operator in low precision makes or reads it.
     backward : bool
@@ -73,17 +73,10 @@ class ObservedGraph:
     def __init__(
         self, symbol: mx.sym.Symbol, plan: Plan, has_gradient: Callable[[str], bool] = lambda name: True
     ) -> None:
-        """Read the nodes of a converted graph and find the name that each of them had in the FP32 graph.
+        """Read the nodes of the converted graph ``symbol`` and the name that each of them had in the FP32 graph.
 
-        Parameters
-        ----------
-        symbol : Symbol
-            The graph that runs, with casts.
-        plan : Plan
-            The plan that it follows.
-        has_gradient : callable
-            Takes the name of a variable and returns whether its gradient is computed. An executor also reports arrays
-            for gradients that it never computes; ``observe`` returns None for these.
+        ``has_gradient`` takes the name of a variable and returns whether its gradient is computed. An executor also
+        reports arrays for gradients that it never computes; ``observe`` returns None for these.
         """
         graph = Graph.from_symbol(symbol)
         self.plan = plan
@@ -138,15 +131,16 @@ class ObservedGraph:
         return self._names.get(node, node.name)
 
     def original_op(self, node: Node) -> str:
-        """Return the operator type that a node of the converted graph has in the FP32 graph, such as ``"Convolution"``.
+        """Return the type in the FP32 graph, such as ``"Convolution"``, of an operator of the converted graph.
 
-        It differs from ``node.op`` where a workaround has replaced the operator by one of another type.
+        It differs from ``node.op`` where a workaround has replaced the operator by one of another type. A variable has
+        ``"null"``.
         """
         decision = self.plan.decisions.get(self.original_name(node))
         return node.op if decision is None else decision.op
 
     def is_low(self, node: Node) -> bool:
-        """Return whether the node is an operator of the FP32 graph that computes in low precision; False for a cast."""
+        """Return whether ``node`` computes in low precision; False for variables and nodes that mxmp inserted."""
         return node in self._names and self.plan.decisions[self._names[node]].low
 
     def inputs(self, operator: str) -> list[Entry]:
@@ -158,7 +152,7 @@ class ObservedGraph:
         return [self.source(e) for node, name in self._names.items() if name == operator for e in node.inputs]
 
     def readers(self, node: Node) -> list[Node]:
-        """Return the operators of the FP32 graph that read outputs of ``node``, directly or through inserted casts."""
+        """Return the operators of the FP32 graph that read outputs of ``node``, directly or through inserted nodes."""
         found: list[Node] = []
         stack = [node]
         while stack:
@@ -168,18 +162,15 @@ class ObservedGraph:
         return list(dict.fromkeys(found))
 
     def readers_of(self, variable: str) -> list[Node]:
-        """Return the operators of the FP32 graph that read a variable, directly or through inserted casts.
+        """Return the operators of the FP32 graph that read the variable of this name, ``"fc1_weight"``.
 
-        ``variable`` is its name, ``"fc1_weight"``. The list is empty where the graph has no such variable.
+        They read it directly or through inserted nodes. The list is empty where the graph has no such variable.
         """
         node = self._nodes.get(variable)
         return [] if node is None else self.readers(node)
 
     def _find(self, name: str) -> Observed | None:
-        """Return what ``observe`` returns for ``name``, which must not be a name that MXNet gives to sums of gradients.
-
-        ``observe`` calls it once for each name and keeps the result.
-        """
+        """Return what ``observe`` returns for ``name``, which must not be MXNet's name of a sum of gradients."""
         place = place_of(self._nodes, name)
         if place is None or place.what == "input":
             return None

@@ -37,21 +37,20 @@ def low_graph(
 ) -> tuple[Graph, Plan]:
     """Return a copy of an FP32 graph that computes in low precision, and the plan (every operator's dtype) it follows.
 
-    The copy has the casts of the plan and the workarounds for the device's kernels. Casts and workarounds of an earlier
-    conversion are removed first, so a converted graph gives the same result as its FP32 graph. ``graph`` is not
-    changed.
+    The copy has the casts of the plan and the workarounds for the device's kernels. Those of an earlier conversion are
+    removed first, so a converted graph gives the same result as its FP32 graph. ``graph`` is not changed.
 
     Parameters
     ----------
     graph : Graph
         The FP32 graph, or one that was converted before.
     how : Policy or Plan
-        A policy, under which the rules decide each operator's dtype (see ``decide``), or a plan, which is followed.
+        A policy, under which the rules decide each operator's dtype, or a plan, which is followed.
     device : {"cpu", "gpu"}
         Where the graph will run.
     keep_output_names : bool
-        True: keep an operator in FP32 if a cast behind it would rename an output of the graph (see ``decide``). Has no
-        effect if ``how`` is a plan.
+        True: keep an operator in FP32 if its second or a later output is an output of the graph, which a cast behind it
+        would rename. Has no effect if ``how`` is a plan.
     grad_req : mapping of str to str
         From the name of a variable to its ``grad_req``: ``"write"``, ``"add"`` or ``"null"``. Some workarounds depend
         on it; a variable that is missing gets every workaround that some request would need.
@@ -63,7 +62,8 @@ def low_graph(
     Raises
     ------
     ValueError
-        The policy cannot be followed on the device (bfloat16 on a GPU), or the plan is of another graph or device.
+        The policy cannot be followed on the device (bfloat16 on a GPU), the rule table lacks an operator of the graph,
+        or the plan is of another graph or device.
     """
     original = strip(graph)
     if isinstance(how, Plan):
@@ -94,8 +94,12 @@ def emitted(
         The FP32 graph, without casts that mxmp inserted.
     plan : Plan
         A plan of this graph; otherwise ``ValueError`` is raised.
-    grad_req, large_inputs
-        As for ``low_graph``.
+    grad_req : mapping of str to str
+        From the name of a variable to its ``grad_req``, on which some workarounds depend. A variable that is missing
+        gets every workaround that one of the values would need.
+    large_inputs : bool
+        True: leave out the workarounds for oneDNN's wrong weight gradients at inputs that are small beside the
+        padding. Has no effect in bodies.
     avoid_slow_kernels : bool, optional
         False applies only the workarounds without which the graph fails or is wrong, and none of those that only make
         it faster. Default: ``plan.avoids_slow_kernels``, which is True if an operator computes in low precision, or if
@@ -116,18 +120,10 @@ def emitted(
 
 
 def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str], avoid_slow_kernels: bool) -> Graph:
-    """Return the graph to run for the body of a loop or branch, with the casts of ``plan`` and the workarounds.
+    """Return the graph to run for the FP32 ``body`` of a loop or branch, with casts and workarounds.
 
-    Parameters
-    ----------
-    body : Body
-        The FP32 body.
-    plan : Plan
-        The plan of this body: the part of the whole graph's plan that ``Plan.within`` returns.
-    grad_req : mapping of str to str
-        The ``grad_req`` of variables of the graph around the body, by their names there.
-    avoid_slow_kernels : bool
-        As for ``emitted``.
+    ``plan`` is the plan of this body alone, and ``grad_req`` that of the variables of the graph around the body, by
+    their names there. ``avoid_slow_kernels`` is False to leave out workarounds that only make the graph faster.
     """
     requested = {v.name: grad_req[e.node.name] for v, e in body.outer.items() if e.node.name in grad_req}
     # In a body MXNet adds the gradients of the iterations.
@@ -168,8 +164,8 @@ class Conversion:
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep the operators with the names ``nodes`` (``"fc1_fwd"``) in FP32 in all graphs that ``build`` makes later.
 
-        Adds the names to the policy's ``exclude``. Also clears ``stored_low``, so that the next graphs decide anew how
-        the parameters are stored.
+        Adds the names to ``exclude`` of the policy, or of the plan's policy. Also clears ``stored_low``, so that the
+        next graphs decide anew how the parameters are stored.
         """
         policy = as_policy(self.policy, [escape(name) for name in nodes])
         self.how = replace(self.how, policy=policy) if isinstance(self.how, Plan) else policy
@@ -202,7 +198,8 @@ class Conversion:
         parameters : iterable of str
             The names of all parameters that the Symbol reads.
         stored : mapping of str to bool
-            Parameters that an earlier graph has read, by name: True if it is stored in float16, False if in FP32.
+            From the name of a parameter to True if it is stored in float16, and False if in FP32. A name is missing if
+            this graph is the first that reads the parameter.
         strict : bool
             Counts only if the network is converted by a plan. True: the plan must have just the operators of this
             graph. False: the graph may be that of another mode (training or inference), bucket or part of the network;
@@ -210,16 +207,20 @@ class Conversion:
         fixed : collection of str
             Names of parameters that must stay in FP32, such as Gluon Constants, unless ``stored`` says otherwise.
         keep_output_names : bool
-            True: keep an operator in FP32 if a cast behind it would rename an output of the graph, even if a plan says
-            otherwise.
-        grad_req, large_inputs
-            As for ``low_graph``.
+            True: keep an operator in FP32 if its second or a later output is an output of the graph, which a cast
+            behind it would rename, even if a plan says otherwise.
+        grad_req : mapping of str to str
+            From the name of a variable to its ``grad_req``, on which some workarounds depend. A missing variable gets
+            every workaround that one of the values would need.
+        large_inputs : bool
+            True: leave out the workarounds for oneDNN's wrong weight gradients at inputs that are small beside the
+            padding.
 
         Raises
         ------
         ValueError
-            The plan is of another network or device; the policy cannot be followed on the device; or this Gluon net
-            would read a parameter in FP32 that it shares with a net that stores it in float16.
+            The plan is of another network or device; the policy cannot be followed on the device; or a Gluon net would
+            read a parameter in FP32 that it shares with a net that stores it in float16.
         """
         original, names = strip(Graph.from_symbol(symbol)), list(parameters)
         if self.plan is not None and strict:
@@ -239,26 +240,11 @@ class Conversion:
     ) -> Plan:
         """Return a plan for one FP32 graph, made under a policy or after the plan that the user gave.
 
-        Parameters
-        ----------
-        how : Policy or Plan
-            A plan decides for operators that have the same name and type in it. The rules decide for all others, or for
-            all if this is a policy.
-        graph : Graph
-            The FP32 graph.
-        device : {"cpu", "gpu"}
-            Where the graph will run.
-        undecided : set of str
-            Names of the parameters that may be stored in float16 or FP32; the returned plan says which.
-        low : set of str
-            Names of the parameters that are stored in float16 already.
-        keep_output_names : bool
-            As for ``build``.
-
-        Raises
-        ------
-        ValueError
-            No operator of the graph is in the plan ``how``, or that plan is for another device.
+        If ``how`` is a plan, it decides for operators that have the same name and type in it, and the rules for all
+        others. ``undecided`` are the names of the parameters that may be stored in float16 or FP32, as the returned
+        plan says; ``low`` those of the parameters that are stored in float16 already. ``keep_output_names`` keeps an
+        operator in FP32 where a cast behind it would rename an output of the graph. Raises ``ValueError`` if the plan
+        ``how`` has no operator of the graph, or is for another device.
         """
         decided = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
         plan = decide(

@@ -34,7 +34,7 @@ class Policy:
         all-reduce traffic, with FP32 master weights. ``"float32"``: the parameters are the master weights and are cast
         once per forward inside the graph. ``None``: ``"float16"`` for float16 on a GPU, ``"float32"`` on a CPU and for
         bfloat16 (MXNet's optimizers have no bfloat16 kernels). On one device, training gives the same numbers, bit for
-        bit, with either.
+        bit, either way; on several, float16 gradients are summed in float16.
     norm : {None, "float32", "compute"}
         What BatchNorm reads and writes. In any case it computes in FP32, with FP32 running statistics, gamma and beta.
         ``"float32"``: FP32, so that the graph has casts in front of it and after it. ``None``: the same numbers, but
@@ -56,7 +56,8 @@ class Policy:
     Raises
     ------
     ValueError
-        A field has a value that is not allowed; the message names the field, the value and what is allowed.
+        A field has a value that is not allowed; ``params="float16"`` is combined with bfloat16; or an operator is in
+        both ``low_ops`` and ``full_ops``. The message says what is allowed.
 
     Examples
     --------
@@ -106,18 +107,15 @@ class Policy:
     def stores_low(self, device: str) -> bool:
         """Return whether parameters that low-precision operators read are stored in float16; False means FP32.
 
-        ``device`` is ``"cpu"`` or ``"gpu"``. It counts only if ``params`` is None: a float16 network then stores them
-        in float16 on a GPU, and in FP32 on a CPU.
+        ``device``, ``"cpu"`` or ``"gpu"``, counts only if ``params`` is None: then a float16 network on a GPU stores
+        them in float16; on a CPU, or in bfloat16, they are FP32.
         """
         if self.params is not None:
             return self.params == "float16"
         return self.compute == "float16" and device == "gpu"
 
     def __str__(self) -> str:
-        """Return the policy as a string that ``parse`` reads, such as ``"compute=float16,norm=compute"``.
-
-        It has ``compute`` and all fields that do not have their default.
-        """
+        """Return a string that ``parse`` reads: ``compute`` and all fields that differ from their default."""
         default = Policy(self.compute)
         names = [f.name for f in fields(self)]
         changed = [name for name in names if name == "compute" or getattr(self, name) != getattr(default, name)]
@@ -128,8 +126,9 @@ class Policy:
         """Return the Policy that a text means: a recipe's name, a recipe with changes, or a policy string.
 
         ``"float16-fast"`` is a recipe, ``"float16-fast,exclude=*head*"`` this recipe with one field replaced. A policy
-        string, such as ``"compute=float16,norm=compute,exclude=*head*;*stem*"``, is what ``str(policy)`` returns. Items
-        of a list are separated by ``;`` and percent-encoded where they contain one of ``, ; = %``.
+        string, such as ``"compute=float16,norm=compute,exclude=*head*;*stem*"``, is what ``str(policy)`` returns; a
+        field that is left out has its default. Items of a list are separated by ``;``; in them, characters such as
+        ``, ; = %`` are percent-encoded.
 
         Raises
         ------
@@ -201,7 +200,7 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
     """Return the Policy that a user's argument means: a Policy, a recipe's name or a policy string.
 
     The patterns ``exclude`` are added to the policy's own. Raises ``ValueError`` if ``policy`` is none of these, or
-    ``exclude`` is no list of strings.
+    ``exclude`` is a single string or holds anything but non-empty strings.
     """
     if isinstance(policy, str):
         policy = Policy.parse(policy)
@@ -226,8 +225,8 @@ def pattern_of(pattern: str) -> re.Pattern:
 def is_policy_text(text: str) -> bool:
     """Return whether a user's string is meant as a recipe or policy string, and not as the path of a plan's file.
 
-    That is so if the string begins with the name of a recipe, ``"float16,norm=compute"``, or with that of a field of
-    Policy, ``"compute=float16"``.
+    That is so if its first word, up to a comma or ``=``, is the name of a recipe, ``"float16,norm=compute"``, or of a
+    field of Policy, ``"compute=float16"``. ``"float16.json"`` is a path.
     """
     first = text.partition(",")[0].strip()
     return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]
@@ -258,9 +257,9 @@ _OTHER_NAMES = {
 def _hint(value: object, allowed: Collection[object] = ()) -> str:
     """Return a suggestion to add to the message about a wrong ``value``, or ``""`` if there is none.
 
-    For ``"fp16"`` it is ``"; did you mean 'float16'?"``. There is one if ``value`` is another library's name for a
-    precision (``"fp16"``, ``"O1"``) or a dtype object. ``allowed`` has the values that may be suggested; if it is
-    empty, any policy string may be.
+    For ``"fp16"`` it is ``"; did you mean 'float16'?"``. ``value`` may be another library's name for a precision
+    (``"fp16"``, ``"O1"``), a recipe spelt otherwise or a dtype object. Only a value in ``allowed`` is suggested; if
+    that is empty, any policy string may be.
     """
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
@@ -272,15 +271,15 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
 
 
 def _short(value: object, limit: int = 100) -> str:
-    """Return ``repr(value)`` for an error message, or the name of its type where that is long or has several lines."""
+    """Return ``repr(value)`` for an error message, or ``"a TYPE"`` where that is long or has several lines."""
     text = repr(value)
     return text if len(text) <= limit and "\n" not in text else f"a {type(value).__name__}"
 
 
 def _as_names(field: str, values: object) -> tuple[str, ...]:
-    """Return as a tuple the strings that a user gave for ``exclude``, ``low_ops`` or ``full_ops``.
+    """Return as a tuple the strings that a user gave for ``exclude``, ``low_ops`` or ``full_ops``, named by ``field``.
 
-    ``field`` is the name of this field of Policy. Raises ``ValueError`` if ``values`` is no list of non-empty strings.
+    Raises ``ValueError`` if ``values`` is a single string, not iterable, or holds anything but non-empty strings.
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         hint = f", such as [{values!r}]" if isinstance(values, str) else ""

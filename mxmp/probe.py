@@ -38,8 +38,8 @@ class Probe:
     network : TrainedNetwork
         The net with its trainer, or the module, whose tensors are reported.
     graphs : list of ObservedGraph
-        The training graphs of all blocks or executors that have reported a tensor since the last ``start``. ``stop``
-        keeps them.
+        The training graphs of all blocks or executors that have reported a tensor since ``start``. They stay here after
+        ``stop``, until a tensor is reported again.
     listens : bool
         True from ``start`` to ``stop``.
     """
@@ -61,7 +61,7 @@ class Probe:
         self._failed = KeptError()
 
     def start(self) -> None:
-        """Call the callback for the tensors of every forward and backward in training from now on."""
+        """Call the callback for the tensors of every forward and backward in training, from the next forward on."""
         with hold_interrupts():
             self.network.listen(self._listener_at)
             self.listens = True
@@ -72,7 +72,7 @@ class Probe:
         Raises
         ------
         BaseException
-            The first exception that ``callback`` raised since ``start``. MXNet cannot pass on an exception itself.
+            The first exception that ``callback`` raised since ``start``. MXNet itself would not pass it on.
         """
         with hold_interrupts():
             self.listens = False
@@ -83,14 +83,12 @@ class Probe:
     def _listener_at(self, where: Any) -> Listener:
         """Return the function that is to be called with the name and array of each tensor that ``where`` computes.
 
-        ``where`` is the hook of a converted block, or an executor. MXNet may hold the function longer than the probe
-        exists. So the function has only weak references to the probe and to ``where``, and does nothing once one of
-        them has been freed.
+        ``where`` is the hook of a converted block, or an executor. MXNet may hold the function longer than these exist.
+        So it has only weak references to the probe and to ``where``, and does nothing once one of them has been freed.
         """
         report, place = weakref.WeakMethod(self._report), weakref.ref(where)
 
         def listener(name: str, array: NDArray) -> None:
-            """Pass a tensor to the probe's ``_report``, if the probe and the hook or executor still exist."""
             found, at = report(), place()
             if found is not None and at is not None:
                 found(at, name, array)
@@ -193,8 +191,8 @@ class StepObserver(Observer):
 def values_of(array: NDArray, *, magnitude: bool = False) -> NDArray | None:
     """Return an FP32 copy of the values of a float array, on its device; None for an integer array and an empty one.
 
-    The copy is dense: of a row-sparse array it has the rows that are stored. With ``magnitude=True`` it has the
-    absolute values. Does not wait for the device.
+    Float is float16, bfloat16, float32 or float64. The copy is dense: of a row-sparse array it has the rows that are
+    stored. With ``magnitude=True`` it has the absolute values. Does not wait for the device.
     """
     if not array.size:
         return None

@@ -35,6 +35,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),
     "sweep operators": ("sweep.operators.run", "measures every operator that may compute low: docs/kernels.json"),
     "sweep sequences": ("sweep.sequences", "sees whether an evaluation between training steps changes a bit"),
+    "sweep fusion": ("sweep.fusion", "compares folded and fused graphs of every model: docs/fusion.json"),
     "sweep quantized": (
         "sweep.quantized",
         "measures what trained networks lose in INT8, by calibration batches: docs/int8.json",

@@ -31,7 +31,7 @@ HOUSE = {
         *("table", "fit", "fusion", "__init__"),
     ],
     "spine": ["pipeline"],
-    "serving": ["folding", "fusing", "lowering", "__init__"],
+    "serving": ["folding", "fusing", "sums", "lowering", "__init__"],
     "step": [
         *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "multi_tensor", "masters", "statistics"),
         *("step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),

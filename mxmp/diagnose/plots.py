@@ -30,9 +30,9 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
     """Draw how the values of a watched step's tensors lie in the range of the compute dtype.
 
     The x axis has the values' exponents of two. The first picture shows all gradients together, with and without the
-    loss scale. Below it there is a picture for each kind of tensors, with one row for each tensor, in the order in
-    which they were computed: the darker an exponent, the more of the tensor's values have it. Only tensors that are
-    rounded to the compute dtype are drawn.
+    loss scale. Below it there is a picture for each of ``kinds``, with one row for each tensor, in the order in which
+    they were computed: the darker an exponent, the more of the tensor's values have it. Only tensors that are rounded
+    to the compute dtype are drawn.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def plot_loss_scale(
     Parameters
     ----------
     run : Trainer, Module, BucketingModule or sequence of ScaleEvent
-        What trains, whose ``scale_history`` is drawn up to its last step; or such a history.
+        What trains, whose ``scale_history`` is drawn up to its last step; or a ``scale_history``.
     path : str, optional
         The file to write: .png, .svg or .pdf. Without it no file is written.
     watched : Watch or sequence of Snapshot

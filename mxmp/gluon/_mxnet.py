@@ -78,8 +78,8 @@ class TracedGraph(NamedTuple):
     graph : (list of Symbol, Symbol)
         The variables that stand for the arrays passed to the block, and the Symbol of its outputs.
     in_format, out_format : int or nested list of int
-        How the block's arguments and outputs are nested, in MXNet's notation: 0 for an array, -1 for None, a list for a
-        list or tuple; see ``flatten``.
+        How the block's arguments and outputs are nested: 0 for an array, -1 for None, a list for a list or tuple; n > 1
+        for an output that is a Symbol with n outputs.
     """
 
     op_args: list
@@ -89,12 +89,11 @@ class TracedGraph(NamedTuple):
 
 
 def flatten(args: tuple) -> tuple[list, Any]:
-    """Return all arrays in the arguments of a block's call as one flat list, and a description of how they were nested.
+    """Return the arrays in the arguments of a block's call as one flat list, None included, and how they were nested.
 
-    ``args`` may hold arrays, None, and nested lists or tuples of them. None stays in the flat list. The description is
-    MXNet's: 0 for an array, -1 for None, a list for a list or tuple; ``(x, [y, None])`` gives ``[x, y, None]`` and
-    ``[0, [0, -1]]``. ``regroup`` takes it to nest a flat list again. Raises ``ValueError`` for an argument of another
-    type.
+    ``(x, [y, None])`` gives ``[x, y, None]`` and MXNet's description ``[0, [0, -1]]``: 0 for an array, -1 for None, a
+    list for a list or tuple. ``regroup(flat, description)`` makes nested lists again. Raises ``ValueError`` for an
+    argument of another type, but not for a Symbol.
     """
     return _flatten(args, "input")
 
@@ -102,8 +101,8 @@ def flatten(args: tuple) -> tuple[list, Any]:
 def copied(block: HybridBlock) -> HybridBlock:
     """Return a shallow copy of ``block`` that can be traced without changing ``block``.
 
-    The copy has the same children, Parameters and attributes, but runs as Python: it is not hybridized, has no hook of
-    mxmp and no traced graph. (A SymbolBlock keeps its graph, as it has no Python code to trace.)
+    The copy shares children and Parameters with ``block``. It is not hybridized and has no hook of mxmp; its children
+    keep theirs. It has no traced graph, unless it is a SymbolBlock, which has no Python code to trace.
     """
     clone = object.__new__(type(block))
     clone.__dict__.update(block.__dict__)
@@ -113,17 +112,17 @@ def copied(block: HybridBlock) -> HybridBlock:
 
 
 def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
-    """Return the arguments that reach the block's graph in a call ``block(*args)``; None if that call runs no graph.
+    """Return the arguments that reach the graph of the hybridized ``block`` in ``block(*args)``; None if no graph runs.
 
-    They are ``args`` unless the block's class overrides ``forward``. Such a ``forward`` may change the arguments before
-    it calls ``HybridBlock.forward``, which runs the graph; so it is run, on a copy of the block, until it gets there.
+    They are ``args`` unless the block's class overrides ``forward``. Such a ``forward`` may call
+    ``HybridBlock.forward``, which runs the graph, with other arguments. So it is run on a copy of the block, with its
+    operators, up to that call.
     """
     if not overrides_forward(block):
         return args
     clone = copied(block)
 
     def note(*given: Any) -> None:
-        """Raise ``_GraphCalledError`` with the arguments ``given``, in place of running the block's graph with them."""
         raise _GraphCalledError(given)
 
     clone._active = True
@@ -140,18 +139,17 @@ class _GraphCalledError(Exception):
 
 
 def trace(clone: HybridBlock, args: tuple) -> Any:
-    """Trace the FP32 graph of ``clone`` for a call with ``args``, store it on ``clone``, and return the call's outputs.
+    """Trace the FP32 graph of ``clone`` for a call with ``args``, store it on ``clone``, and return its output Symbols.
 
-    ``clone`` is a block that ``copied`` returned. The outputs are the Symbols that its ``hybrid_forward`` returned, in
-    the user's own lists, tuples and namedtuples; MXNet keeps the nesting, but not the types of namedtuples. Returns
-    None for a SymbolBlock, which has its graph already.
+    ``clone`` is a block that ``copied`` returned. The Symbols are in the lists, tuples and namedtuples that its
+    ``hybrid_forward`` returned; MXNet itself does not keep the types of namedtuples. For a SymbolBlock, which has its
+    graph already, nothing is traced and None returned.
     """
     if isinstance(clone, SymbolBlock):
         return None
     forward, answers = clone.hybrid_forward, []
 
     def noting(*given: Any, **params: Any) -> Any:
-        """Run the block's own ``hybrid_forward``, append what it returns to ``answers``, and return it."""
         answers.append(forward(*given, **params))
         return answers[-1]
 
@@ -168,19 +166,19 @@ def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     """Infer the shapes of the Parameters of ``clone`` from ``args``, and initialize those that wait for their shape.
 
     ``clone`` is a copy of a block (``copied``) on which ``trace`` has stored the graph of a call with ``args``. Copy
-    and block have the same Parameter objects, so the block's Parameters are initialized. Also fills
-    ``TracedGraph.op_args``.
+    and block have the same Parameter objects, so the block's Parameters are initialized. Also sets the ``op_args`` of
+    the graph on ``clone``.
     """
     clone._build_cache(*args)
 
 
 def traced_graph(block: HybridBlock) -> TracedGraph:
-    """Return the FP32 graph that MXNet has stored on ``block``; the fields of the result are empty before a trace."""
+    """Return the FP32 graph that MXNet has stored on ``block``; before a trace the fields are empty or None."""
     return TracedGraph(block._cached_op_args, block._cached_graph, block._in_format, block._out_format)
 
 
 def set_traced_graph(block: HybridBlock, traced: TracedGraph) -> None:
-    """Store an FP32 graph in the attributes of ``block`` from which MXNet's ``export`` and ``save`` write files.
+    """Store an FP32 graph in the attributes of ``block`` that MXNet's ``export`` and ``save`` write to files.
 
     A converted block does not run this graph: its hook runs another one, in low precision.
     """
@@ -188,12 +186,12 @@ def set_traced_graph(block: HybridBlock, traced: TracedGraph) -> None:
 
 
 def undo_load(block: Block) -> None:
-    """Undo the changes of MXNet's ``block.load(prefix)`` except for values: new names, and a graph stored on ``block``.
+    """Restore the names that MXNet's ``block.load(prefix)`` changed, and delete the graph that it stored on ``block``.
 
-    MXNet's ``load`` renames the block, and the keys of ``block.params``, to the names in the file, but leaves each
+    ``load`` renames the block, and the keys of ``block.params``, to the names in the file, but leaves each
     ``Parameter.name``. A graph that is traced afterwards would not find its Parameters ("Unknown input to
-    HybridBlock"). Here block and keys get their former names again, and the graph from the file, which has the file's
-    names, is removed. Does nothing if nothing was renamed. Blocks inside ``block`` are left as they are.
+    HybridBlock"). The values that ``load`` has set stay. Does nothing if all names are the former ones; a SymbolBlock
+    keeps its graph. Blocks inside ``block`` are left as they are.
     """
     name, params = block.prefix[:-1] if block.prefix.endswith("_") else block.prefix, block.params._params
     keys = [param.name for param in params.values()]
@@ -213,25 +211,28 @@ def undo_load(block: Block) -> None:
 def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
     """Make ``block(...)`` call ``forward``, and MXNet's own ``HybridBlock.forward`` call ``call_graph`` to run a graph.
 
-    Both functions are set as attributes of this one block, which Python finds before the methods of its class. The
-    graph and the CachedOp that MXNet has stored on the block are deleted.
+    Both are set as attributes of this one block, which Python finds before the methods of its class. The graph and the
+    CachedOp that are stored on the block are deleted (a SymbolBlock keeps its graph).
     """
     block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
 
 
 def restore_calls(block: HybridBlock) -> None:
-    """Undo ``redirect_calls``, and delete the graph and the CachedOp that are stored on the block."""
+    """Undo ``redirect_calls``, so that ``block(...)`` runs the ``forward`` of its class again.
+
+    Also deletes the graph and the CachedOp that are stored on the block (a SymbolBlock keeps its graph).
+    """
     block.__dict__.pop("forward", None)
     block.__dict__.pop("_call_cached_op", None)
     block._clear_cached_op()
 
 
 def set_cached_op(block: HybridBlock, op: Any) -> None:
-    """Store ``op`` where MXNet keeps the CachedOp of a hybridized block.
+    """Store ``op``, the dict of a converted block's graphs, where MXNet keeps the CachedOp of a hybridized block.
 
-    MXNet sets that attribute to None in ``hybridize``, ``cast`` and when the block gets a new child, so ``op`` lives as
-    long as a CachedOp would.
+    MXNet sets that attribute to None in ``hybridize``, ``cast`` and when the block gets a new child, so the graphs are
+    dropped whenever a CachedOp would be.
     """
     block._cached_op = op
 
@@ -247,25 +248,23 @@ def forward(block: HybridBlock, args: tuple) -> Any:
 
 
 def overrides_forward(block: Block) -> bool:
-    """Return whether the block's class defines a ``forward`` of its own instead of MXNet's.
+    """Return whether the block's class has another ``forward`` than that of HybridBlock or SymbolBlock.
 
-    Such a ``forward`` may run no graph, or call ``HybridBlock.forward`` with other arguments than the block was called
-    with.
+    Such a ``forward`` may run no graph, or call ``HybridBlock.forward`` with other arguments than the block got.
     """
     return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
 
 
 def lacks_states(block: HybridBlock) -> bool | None:
-    """Return whether the current call of a recurrent layer passes no initial states; None for other blocks.
+    """Return whether a recurrent layer is called without initial states just now; None for other blocks.
 
-    The graph of ``gluon.rnn.LSTM``, for example, returns the output alone if the call passes none, and otherwise the
-    output and the states. MXNet stores the answer in ``skip_states`` of the layer before it calls ``forward``.
+    The graph of ``gluon.rnn.LSTM``, for example, then returns the output alone, and otherwise the output and the
+    states. MXNet stores this in ``skip_states`` of the layer before it calls ``forward``.
     """
     return getattr(block, "skip_states", None)
 
 
 def children(block: Block) -> list[Block]:
-    """Return the direct children of a block, in the order in which they were registered."""
     return list(block._children.values())
 
 
@@ -273,7 +272,7 @@ def is_summarized(block: Block) -> bool:
     """Return whether MXNet's ``summary`` is running on ``block`` or on a net that contains it.
 
     ``summary`` lists what each child returns, so the block must then run its children one by one and not as one graph.
-    It is recognized by the forward hook that ``summary`` puts on every block. Sequential containers get none, so their
+    It is recognized by the forward hook that ``summary`` puts on every block but Sequential containers; of these the
     first child is examined instead.
     """
     while isinstance(block, (nn.Sequential, nn.HybridSequential)) and block._children:
@@ -289,8 +288,8 @@ def block_being_traced() -> Block | None:
 def unconverted_reader() -> Block | None:
     """Return the unconverted HybridBlock whose forward has called ``LowParameter.data``; None if other code called it.
 
-    Such a block shares a Parameter that a converted net stores in float16. The block is found on the call stack, so
-    only ``LowParameter.data`` itself may call this function.
+    Such a block shares a Parameter that a converted net stores in float16. It is found on the call stack, so only
+    ``LowParameter.data`` may call this function.
     """
     frames = _frames()
     next(frames)  # of the caller
@@ -303,7 +302,7 @@ def unconverted_reader() -> Block | None:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames of this thread's call stack, innermost first, from the caller of the iterating function on."""
+    """Yield the frames of this thread's call stack, innermost first, without its own and its caller's."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame
@@ -314,15 +313,14 @@ def _frames() -> Iterator[FrameType]:
 
 
 def monitor(block: HybridBlock) -> tuple | None:
-    """Return ``(callback, monitor_all)`` as passed to ``block.register_op_hook``; None if it was not called."""
+    """Return ``(callback, monitor_all)``, as the block's op hook was registered; None if the block has none."""
     return (block._callback, block._monitor_all) if block._callback else None
 
 
 def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
-    """Register an op hook as ``block.register_op_hook`` does, but on this block only and not on its children.
+    """Set the op hook of this block only; ``block.register_op_hook`` would set that of its children too.
 
-    ``monitor``: the pair ``(callback, monitor_all)`` of arguments for ``register_op_hook``, or None to remove the
-    callback.
+    ``monitor`` is ``(callback, monitor_all)``, the arguments of ``register_op_hook``, or None to remove the callback.
     """
     block._callback, block._monitor_all = monitor or (None, False)
 
@@ -330,9 +328,9 @@ def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
     """Make MXNet call ``callback(name, operator, array handle)`` for each output of each node that ``op`` runs.
 
-    With ``monitor_all`` it is called for the nodes' inputs too. From then on only the calling thread may run ``op``, so
-    that ``silence_removed`` can tell when the callback is not running. Call ``remove_op_hook`` before the last
-    reference to ``op`` is dropped.
+    With ``monitor_all`` it is called for the nodes' inputs too. From then on only the calling thread may run ``op``:
+    ``silence_removed`` relies on that to replace the callback when it is not running. Call ``remove_op_hook`` before
+    the last reference to ``op`` is dropped.
     """
     op._register_op_hook(callback, monitor_all)
 
@@ -340,19 +338,18 @@ def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
     """Queue ``op`` for ``silence_removed``, which replaces the callback of its op hook by one that does nothing.
 
-    This is needed before ``op`` is deleted: a backward of what autograd recorded may run later, and still calls the
-    callback, which must exist then. So the queue keeps ``op`` alive until its callback is replaced. ``thread`` is the
-    number (``threading.get_ident()``) of the thread that runs ``op``.
+    A backward of what autograd recorded may run after ``op`` is dropped, and calls the callback, which must exist then.
+    So the queue keeps ``op`` alive until its callback is replaced. ``thread`` is the number (``threading.get_ident()``)
+    of the thread that runs ``op``.
     """
     _hooked.append((thread, op))
 
 
 def silence_removed() -> None:
-    """Replace the callbacks of the CachedOps that ``remove_op_hook`` has queued by one that does nothing.
+    """Replace the callbacks of the CachedOps that ``remove_op_hook`` queued by one that does nothing, and drop them.
 
     (MXNet does not accept None as a callback.) Does so for CachedOps of this thread and of threads that have ended.
-    Another thread may just be running its callback; its CachedOps stay queued until that thread calls this function, or
-    has ended.
+    Another thread may just be running its callback, so its CachedOps stay queued until it calls this function or ends.
     """
     others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
     for _ in range(len(_hooked)):
@@ -368,9 +365,9 @@ def silence_removed() -> None:
 
 
 def _free(name: bytes, op_name: bytes, handle: int, _: Any) -> None:
-    """Free the array ``handle``, as every callback of an op hook must, and do nothing else.
+    """Free the array ``handle``, which belongs to the op hook's callback that MXNet passes it to, and do nothing else.
 
-    MXNet passes the array to the callback to keep. ``silence_removed`` registers this one in place of a user's.
+    ``silence_removed`` registers this callback in place of a user's.
     """
     NDArray(NDArrayHandle(handle), writable=False)  # ours to free
 
@@ -426,7 +423,10 @@ def contexts(param: Parameter) -> Sequence[mx.Context]:
 
 
 def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
-    """Make the FP32 ``arrays``, one per context, the weight arrays of ``param``, with new gradient arrays of zeros."""
+    """Make the FP32 ``arrays``, one per context, the weight arrays of ``param``, with new gradient arrays of zeros.
+
+    With ``grad_req="null"`` there are no gradient arrays.
+    """
     param._data = arrays
     param._init_grad()
 
@@ -435,8 +435,8 @@ def fresh_weights(params: Iterable[Parameter], *, clear: bool = False) -> list[t
     """Return ``(parameter, weight array)`` for each weight array, on all contexts, that MXNet has marked as fresh.
 
     The mark says that a backward has written the gradient of this array since the mark was last removed; MXNet's
-    Trainer removes it in each step. ``clear=True`` removes the marks of all arrays that are returned. This runs in
-    every backward, so it must be fast.
+    Trainer removes it in each step. Parameters without gradient arrays are left out. ``clear=True`` removes the marks
+    of the returned arrays. Runs in every backward, so it must be fast.
     """
     found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
     for _, array in found if clear else ():
@@ -453,14 +453,12 @@ def set_fresh(array: NDArray, *, fresh: bool) -> None:
 
 
 def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict[str, dict[str, bool]]:
-    """Return which outputs of hybridized blocks have a head gradient that the backward of their block reads.
+    """Return, for each output of calls of hybridized blocks, whether the backward of the call reads its head gradient.
 
     A loss head writes its own gradient, so a block that ends in one does not read the head gradient of that output.
     Python cannot see the operators inside a ``_CachedOp`` node of a recorded graph; but MXNet's gradient pass
-    (``MXGradient``) tells which arrays the node's backward reads.
-
-    The pass fails for some graphs, such as those with an output that has no gradient. Then it runs again on a copy of
-    the graph in which the node reads variables in place of other nodes' outputs.
+    (``MXGradient``) tells which arrays the node's backward reads. If the pass fails, as for a graph with an output that
+    has no gradient, it runs on a copy of the graph that is cut off at the node's inputs.
 
     Parameters
     ----------
@@ -473,8 +471,8 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
     -------
     dict of str to dict of str to bool
         From the name of a node to a dict from the name of each of its outputs (``<node>_<name inside the block>``) to
-        whether the node's backward reads the output's head gradient. A node is missing if that cannot be found out: it
-        reads no array exactly once, or all arrays that it reads once are running statistics.
+        True (the head gradient is read) or False. A node is missing if this cannot be found out, because each of its
+        inputs is passed to it more than once or is a running statistic.
     """
     found: dict[str, dict[str, bool]] = {}
     for node in nodes:
@@ -488,10 +486,10 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
 def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> dict[str, bool]:
     """Return for each output of the ``_CachedOp`` called ``node`` whether the node's backward reads its head gradient.
 
-    The result maps the output's name to True or False. ``recorded`` is the graph that autograd recorded. ``cut=True``
-    changes it: the node's inputs become variables, so that MXNet's gradient pass sees this node only. Returns an empty
-    dict if the answer cannot be found out (see ``outputs_of_cached_ops``). Raises ``MXNetError`` if the gradient pass
-    fails.
+    The result maps the output's name to True or False; it is empty if the answer cannot be found out (see
+    ``outputs_of_cached_ops``). ``recorded`` is the graph that autograd recorded. ``cut=True`` replaces the node's
+    inputs in ``recorded`` by variables, so that MXNet's gradient pass sees this node only. Raises ``MXNetError`` if the
+    pass fails.
     """
     inner = recorded.get_internals()
     outputs = {name: i for i, name in enumerate(inner.list_outputs()) if name.startswith(f"{node}_")}
@@ -515,8 +513,8 @@ def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False)
 def _cut_off_inputs(block: mx.sym.Symbol) -> None:
     """Replace all inputs of one node of a graph by new variables, in place, so that the node is a graph of its own.
 
-    ``block`` is the Symbol of the node's outputs. The node must have the attribute ``__subgraph_name__``, by which
-    MXNet finds what to cut off.
+    ``block`` is the Symbol of the node's outputs. It alone must have the attribute ``__subgraph_name__``, by which
+    MXNet finds where to cut.
     """
     inputs, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_int()
     check_call(_LIB.MXSymbolCutSubgraph(block.handle, ctypes.byref(inputs), ctypes.byref(count)))
@@ -545,9 +543,9 @@ def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, head_gradients: mx
 
 
 def _check_nnvm(status: int) -> None:
-    """Raise ``MXNetError`` with NNVM's message if ``status``, what a function of NNVM's C interface returned, is not 0.
+    """Raise ``MXNetError`` with NNVM's message unless ``status``, what a function of NNVM's C interface returned, is 0.
 
-    MXNet's ``check_call`` does not do for these functions, as it reads the messages of MXNet only.
+    MXNet's ``check_call`` reads the messages of MXNet only.
     """
     if status != 0:
         _LIB.NNGetLastError.restype = ctypes.c_char_p

@@ -44,19 +44,19 @@ def add_trainer(trainer: Any) -> None:
     """Add ``trainer``, an mxmp.Trainer, to the trainers whose parameters each scaled backward examines.
 
     A backward of one trainer may reach parameters of another, and must not overwrite gradients that the other has yet
-    to apply. The reference is weak: a trainer that is deleted is forgotten.
+    to apply. The reference is weak and does not keep the trainer alive.
     """
     _trainers.add(trainer)
 
 
 @contextmanager
 def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = ()) -> Iterator[None]:
-    """Prepare for one backward of scaled losses, run the ``with`` block that does it, and record the gradients written.
+    """Prepare for a backward of scaled losses, run the ``with`` block that does it, and note which gradients it wrote.
 
-    The backward serves ``trainer`` and all trainers with the same scaler object. If the loss scale is not 1, the
-    weights whose gradients it wrote are noted on their Parameters when the block ends (in the attribute
-    ``mxmp_scaled``), and MXNet's fresh mark, which says that a backward has written a gradient, is removed from them.
-    So a fresh mark that is found later shows a backward without the loss scale.
+    The backward serves ``trainer`` and all trainers with the same scaler object. MXNet marks each weight as fresh whose
+    gradient a backward has written. At a loss scale other than 1 this function removes these marks when the block ends,
+    and lists the weights in the attribute ``mxmp_scaled`` of their Parameters instead. So a fresh mark that is found
+    later shows a backward without the loss scale. At a loss scale of 1 the marks stay.
 
     Parameters
     ----------
@@ -72,13 +72,13 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     Raises
     ------
     ValueError
-        A loss head would ignore the loss scale. No gradient has been written.
+        A loss head would ignore a loss scale other than 1. No gradient has been written.
     RuntimeError
-        Before the block, with no gradient written: one of these trainers has called ``unscale`` or ``clip_global_norm``
-        since its last step, or ``allreduce_grads`` with gradients that add up (``grad_req="add"``); or the backward
-        would overwrite gradients that a trainer with another scaler has not applied yet; or it would add to gradients
-        of a backward without the loss scale. After the block: gradients were written, but by a backward of other losses
-        than the scaled ones, so they do not contain the loss scale.
+        Before the block, with no gradient written: one of the trainers served has called ``unscale`` or
+        ``clip_global_norm`` since its last step, or ``allreduce_grads`` with gradients that add up
+        (``grad_req="add"``); or the backward would overwrite gradients that a trainer with another scaler has not
+        applied yet, or add to gradients of a backward without the loss scale. After the block: gradients were written,
+        but by a backward of other losses than the scaled ones, so they do not contain the loss scale.
     """
     group = trainer.scaler_group
     others = [other for other in list(_trainers) if other is not trainer]
@@ -118,9 +118,10 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     """Do the checks of ``scaled_backward`` that come before the backward, then record in all peers that it begins.
 
     ``peers`` are the trainers with the scaler object of ``trainer``, itself included; ``others`` are all other
-    mxmp.Trainers. Raises ``ValueError`` or ``RuntimeError`` as ``scaled_backward`` says. Each peer notes the backward
-    in its ``progress`` (what it has done since its last step), and watches the running statistics that the backward may
-    write. From now on until all peers have stepped the loss scale does not change.
+    mxmp.Trainers. ``record`` has the graphs of the losses. Raises ``ValueError`` or ``RuntimeError`` as
+    ``scaled_backward`` says. Each peer notes the backward in its ``progress`` (what it has done since its last step),
+    and watches (copies, so that the step can restore them) the running statistics that the backward may write. Until
+    all peers have stepped the loss scale does not change.
     """
     scale = trainer.loss_scale
     if scale != 1.0:
@@ -148,8 +149,7 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
 def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]:
     """Yield those of ``params`` whose gradients a backward from the losses of ``record`` would write.
 
-    ``record`` holds the graphs that autograd recorded of these losses; a parameter is reached if it is one of their
-    variables.
+    These are the parameters with a gradient among the variables of the graphs that autograd recorded of the losses.
     """
     for param in params:
         arrays = _mxnet.arrays(param) if param.grad_req != "null" else ()
@@ -164,9 +164,9 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
     """Return an ``Update`` for each weight array, on each device, with a gradient written since the last step.
 
     An ``Update`` holds what the optimizer needs: the parameter's position in ``params``, the device's number, the name,
-    the weight and the gradient. A gradient that no backward has written since is stale: with ``ignore_stale`` its
-    weight is left out, without it ``UserWarning`` is raised, as by ``gluon.Trainer``. Parameters with
-    ``grad_req="null"`` are left out.
+    the weight and the gradient. For a gradient that no backward has written since the last step, raises
+    ``UserWarning``, as ``gluon.Trainer`` does; with ``ignore_stale`` its weight is left out instead. Parameters with
+    ``grad_req="null"`` are always left out.
     """
     found = []
     for index, param in enumerate(params):
@@ -198,8 +198,8 @@ def zero_stale(params: Sequence[Parameter]) -> None:
 def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
     """Mark the gradients of ``updates`` as used up, so that the next step does not apply them again.
 
-    For gradients that a step has applied or skipped, and for those that ``load_states`` drops. ``params`` are the
-    trainer's parameters, in which ``Update.index`` is a position.
+    For gradients that a step has applied or skipped, and for those that ``load_states`` drops. ``Update.index`` is a
+    position in ``params``.
     """
     for update in updates:
         _mxnet.set_fresh(update.weight, fresh=False)
@@ -207,13 +207,13 @@ def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
 
 
 def mark_fresh(weights: Iterable[NDArray]) -> None:
-    """Set MXNet's fresh mark on these weight arrays, which says that a backward has written their gradients."""
+    """Set MXNet's fresh mark on ``weights``, which says that a backward has written their gradients."""
     for array in weights:
         _mxnet.set_fresh(array, fresh=True)
 
 
 def note_scaled_gradients(params: Iterable[Parameter]) -> None:
-    """Record that the gradients of ``params`` which a backward has written since the last step contain the loss scale.
+    """Record that all gradients of ``params`` which a backward has just written contain the loss scale.
 
     They are found by MXNet's fresh marks, which are then removed: a mark that is found later is that of a backward
     without the loss scale, whose gradients the step must refuse.
@@ -222,19 +222,13 @@ def note_scaled_gradients(params: Iterable[Parameter]) -> None:
 
 
 def _note_scaled(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
-    """Record on each Parameter, in its attribute ``mxmp_scaled``, that gradients of ``weights`` contain the loss scale.
-
-    ``weights``: pairs of a Parameter and its weight array on one device.
-    """
+    """Record on each Parameter, as its ``mxmp_scaled``, that the gradients of ``weights`` contain the loss scale."""
     for param, array in weights:
         param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
 
 
 def _is_due(param: Parameter, weight: NDArray) -> bool:
-    """Return whether a backward has written the gradient of ``weight`` since the last step, with the loss scale or not.
-
-    ``weight`` is the array of ``param`` on one device.
-    """
+    """Return whether a backward, scaled or not, has written the gradient of ``weight`` since the last step."""
     return _mxnet.is_fresh(weight) or any(array is weight for array in getattr(param, "mxmp_scaled", ()))
 
 
@@ -242,7 +236,7 @@ def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) ->
     """Raise ``RuntimeError`` if a backward without the loss scale wrote a gradient of ``params`` that is not all zeros.
 
     The step would divide that gradient by ``loss_scale``, which it does not contain. Waits for the device only if there
-    was such a backward, to read what it wrote.
+    was such a backward, to read the gradient.
     """
     for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():

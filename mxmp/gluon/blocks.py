@@ -31,12 +31,14 @@ def blocks_of(net: Block) -> list[Block]:
 
 
 def prefixes_of(net: Block) -> tuple[str, ...]:
-    """Return the name prefixes of ``net`` and all blocks inside it, outermost first: ``("net0_", "net0_dense0_")``."""
+    """Return the name prefixes of ``net`` and all blocks inside it, ``("net0_", "net0_dense0_")``, outermost first."""
     return tuple(block.prefix for block in blocks_of(net))
 
 
 class Division(NamedTuple):
     """Which blocks of a net ``convert`` runs as graphs, and which as Python code. Each list begins with the outermost.
+
+    A Block that is no HybridBlock, and neither excluded nor around or inside an excluded one, is in no list.
 
     Attributes
     ----------
@@ -45,7 +47,7 @@ class Division(NamedTuple):
     roots : list of HybridBlock
         Those of ``graphs`` that are called from Python code, as no other block of ``graphs`` contains them.
     python : list of Block
-        Blocks whose ``forward`` runs as Python code, in FP32: those that the user excluded, and all blocks around them.
+        Blocks that the user excluded, and all blocks around them: their ``forward`` runs as Python code, in FP32.
     outside : list of Block
         Blocks inside an excluded block, which are not converted.
     """
@@ -59,28 +61,17 @@ class Division(NamedTuple):
 def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Division:
     """Return which blocks of ``net`` run as low-precision graphs and which as Python code, as a ``Division``.
 
-    Parameters
-    ----------
-    net : mxnet.gluon.Block
-    exclude : callable or Policy
-        A filter ``(name, block) -> bool`` that is True for the blocks to run as Python. Or a policy: blocks of the
-        user's own classes run as Python if a pattern of ``policy.exclude`` names them (see ``_filter_of``).
-
-    Raises
-    ------
-    ValueError
-        No HybridBlock is left to run as a graph.
+    ``exclude`` is a filter ``(name, block) -> bool``, True for a block that is to run as Python code. Or it is a
+    policy: then a block of the user's own class runs as Python code if a pattern of ``policy.exclude`` that does not
+    end in ``*`` matches its name. Raises ``ValueError`` if no HybridBlock is left to run as a graph.
     """
     is_excluded = exclude if callable(exclude) else _filter_of(exclude)
     python: set[int] = set()
     outside: set[int] = set()
 
     def runs_as_python(block: Block) -> bool:
-        """Return whether ``block`` runs as Python code: it, or a block inside it, is excluded.
-
-        Also adds the ids of ``block`` and the blocks inside it to ``python``, if they run as Python code, and to
-        ``outside``, if they are inside an excluded block.
-        """
+        # Also adds ids of ``block`` and the blocks inside it to ``python``, for those that are excluded or contain an
+        # excluded block, or else to ``outside``, for those that are inside an excluded block.
         excluded = is_excluded(block.name, block)
         if excluded:
             outside.update(id(inner) for inner in blocks_of(block) if inner is not block)
@@ -89,10 +80,7 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
         return id(block) in python
 
     def roots(block: Block) -> list[HybridBlock]:
-        """Return the outermost blocks that run as graphs: ``block`` itself, or all such blocks inside it.
-
-        A block that several others share may occur more than once.
-        """
+        # A block that several others share may occur more than once.
         if id(block) in outside:
             return []
         if isinstance(block, HybridBlock) and id(block) not in python:
@@ -114,16 +102,15 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
 
 
 def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
-    """Return a filter ``(name, block) -> bool``: True for blocks of a user's own class that ``policy.exclude`` names.
+    """Return a filter ``(name, block) -> bool``: True if the block is to run as Python code under ``policy``.
 
-    A block that the user wrote may do what no graph can, such as branch on an array's values; so it runs as Python code
-    if a pattern names it. MXNet's own layers can all be traced: a pattern that names one keeps its operators in FP32
-    within the graph. A pattern that ends in ``*`` is meant for operators, and does the same.
+    That is so for a block of the user's own class, which may do what no graph can, such as branch on an array's values,
+    if a pattern of ``policy.exclude`` names it. MXNet's own layers can all be traced: a pattern that names one keeps
+    its operators in FP32 within the graph, and so does any pattern that ends in ``*``.
     """
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 
     def is_named(name: str, block: Block) -> bool:
-        """Return whether a pattern matches ``name``, the name of ``block``, and the block's class is not MXNet's."""
         return not type(block).__module__.startswith("mxnet.") and any(fnmatchcase(name, p) for p in patterns)
 
     return is_named
@@ -133,7 +120,7 @@ def with_names_of(net: Block, plan: Plan) -> Plan:
     """Return ``plan``, which was made for a net that the same code built, with the names of the operators in ``net``.
 
     Gluon numbers blocks through a process, so the same layer may be ``dense0`` where the plan was made and ``dense2``
-    here. The plan is returned unchanged if the blocks that it lists do not correspond to those of ``net``.
+    here. The plan is returned unchanged if it lists more or fewer blocks than ``net`` has, or two would get one name.
     """
     outermost = net
     while not isinstance(outermost, HybridBlock) and len(_mxnet.children(outermost)) == 1:

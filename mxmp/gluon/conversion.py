@@ -42,10 +42,9 @@ _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDi
 class NetConversion(Conversion):
     """One call of ``mxmp.convert``: what decides the dtypes of a net, and how its graphs have stored the parameters.
 
-    The hooks of the converted blocks refer to this object until the net is restored or converted again. It also checks
-    the first graphs. A root is a block that runs as a graph and is called from Python code. When each root has its
-    first graph, a warning is given if nothing in these graphs computes in low precision, or if a pattern of ``exclude``
-    matches nothing.
+    The hooks of the converted blocks refer to this object until the net is restored or converted again. It also warns,
+    once each root (a block that runs as a graph and is called from Python code) has its first graph, if nothing in
+    these graphs computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
     Parameters
     ----------
@@ -59,12 +58,12 @@ class NetConversion(Conversion):
     Raises
     ------
     ValueError
-        A parameter is not FP32, or the devices of the parameters cannot run the policy or plan.
+        A parameter is float16 or bfloat16, or the devices of the parameters cannot run the policy or plan.
 
     Attributes
     ----------
     blocks : WeakSet of HybridBlock
-        The blocks whose hook has this conversion.
+        The blocks that this conversion has given a hook.
     statistics : dict of str to Parameter
         The running statistics (aux states) that any graph made so far reads, by name.
     """
@@ -86,9 +85,9 @@ class NetConversion(Conversion):
         _last_forward[self] = 0
 
     def _check_parameters(self, net: Block) -> None:
-        """Raise ``ValueError`` if a parameter of ``net`` is not FP32, or its device cannot run the policy or plan.
+        """Raise ``ValueError`` if a parameter is float16 or bfloat16, or its device cannot run the policy or plan.
 
-        Operators that the policy names are checked even if no parameter has a device yet.
+        The policy's ``low_ops`` and ``full_ops`` are checked even if no parameter has a device yet.
         """
         params = list(net.collect_params().values())
         _check_dtypes(params)
@@ -102,11 +101,11 @@ class NetConversion(Conversion):
         check_policy(self.policy, "cpu")
 
     def _await_first_graphs(self) -> None:
-        """Prepare the checks that are made when each root builds its next graph.
+        """Prepare the checks that are made as each root builds its next graph.
 
-        A root is a block that runs as a graph and is called from Python code. Called when the net is converted, and
-        when ``exclude`` has changed the policy. What is checked: whether a Plan fits the net, whether any operator
-        computes in low precision, and whether each pattern of ``exclude`` matches a name.
+        They are: whether a Plan is of this net, and whether any operator computes in low precision. A root is a block
+        that runs as a graph and is called from Python code. Called when the net is converted, and when ``exclude`` has
+        changed the policy.
         """
         self._waiting = set(self._roots)
         self._any_low = False
@@ -117,14 +116,13 @@ class NetConversion(Conversion):
         return {name: value for name, value in vars(self).items() if name != "blocks"}
 
     def __setstate__(self, state: dict) -> None:
-        """Set the attributes of a copy from ``state``, what ``__getstate__`` returned; ``blocks`` is empty at first."""
         vars(self).update(state, blocks=weakref.WeakSet())
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep the operators named ``nodes`` in FP32 too, in graphs that are made from now on. For ``mxmp.guard``.
+        """Keep the operators named ``nodes``, and those excluded before, in FP32 in graphs that are made from now on.
 
-        These graphs also decide anew whether each parameter is stored in float16. The caller must delete the graphs
-        that the blocks have.
+        For ``mxmp.guard``. The new graphs also decide anew whether each parameter is stored in float16. The caller must
+        delete the graphs that the blocks have.
         """
         super().exclude(nodes)
         self._unmatched = []
@@ -133,22 +131,15 @@ class NetConversion(Conversion):
     def note_training_forward(self) -> None:
         """Record that a block of this net begins a forward in training mode, as the latest one of all converted nets.
 
-        By this order ``running_statistics_of`` finds the nets that ran since a trainer's last update.
+        This tells ``running_statistics_of`` which nets ran since a trainer's last update.
         """
         _last_forward[self] = next(_forwards)
 
     def warn_of_unscaled_training(self, plan: Plan, requested: Iterable[tuple[Parameter, str]]) -> None:
-        """Warn, once, if this net computes in float16 and MXNet's own Trainer trains its parameters.
+        """Warn, once per conversion, if a graph computes in float16 and MXNet's own Trainer trains its parameters.
 
         That Trainer does not scale the loss, so small gradients become zero. To be called whenever autograd records a
-        call of the graph.
-
-        Parameters
-        ----------
-        plan : Plan
-            The dtype of every operator of the graph.
-        requested : iterable of (Parameter, str)
-            The parameters that the graph reads, each with its ``grad_req``.
+        call of the graph, with its plan and with the parameters that it reads, each with its ``grad_req``.
         """
         if self._warned or self.policy.compute != "float16":
             return
@@ -173,10 +164,10 @@ class NetConversion(Conversion):
     ) -> tuple[Graph, Plan]:
         """Return a block's low-precision graph and the plan that it follows; store its parameters as the plan says.
 
-        A parameter becomes a ``LowParameter`` (float16 with FP32 master weights) if the policy stores parameters in
-        float16 and all operators that read it compute in float16. A Constant, and a parameter of a block that runs as
-        Python code, stays in FP32, unless another net has stored it in float16. What an earlier graph of this net has
-        decided about a parameter stays.
+        What an earlier graph of this net, or else of another net, has decided about a parameter stays. Otherwise the
+        parameter becomes a ``LowParameter`` (float16 with FP32 master weights) if the policy stores parameters in
+        float16 and all operators that read it compute in float16; but a Constant, and a parameter of a block that runs
+        as Python code, stays in FP32.
 
         Parameters
         ----------
@@ -195,10 +186,11 @@ class NetConversion(Conversion):
         Raises
         ------
         ValueError
-            A parameter is not FP32, or is needed in FP32 here and stored in float16 for another net. Or the conversion
-            has a Plan that was made for another net: the first graph that is called from Python code, in the mode
-            (training or inference) for which the plan was tuned, must have exactly the operators of the plan. Any other
-            graph follows the plan where it has operators of the same names and types.
+            A parameter is float16, bfloat16 or a float64 that is trained, or is needed in FP32 here and stored in
+            float16 for another net. Or the conversion has a Plan that was made for another net: the first graph that is
+            called from Python code, in the mode (training or inference) for which the plan was tuned or in any mode if
+            it was not tuned, must have exactly the operators of the plan. Any other graph follows the plan where it has
+            operators of the same names and types.
         TypeError
             A parameter would be stored in float16, and MXNet's own Trainer holds it.
         """
@@ -253,26 +245,14 @@ class NetConversion(Conversion):
     def _decide(
         self, how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool
     ) -> Plan:
-        """Return the plan of one graph; it may read parameters that another converted net has stored in float16.
+        """Return the plan of one graph, which may read parameters that another converted net has stored in float16.
 
-        Nets may share parameters. If another net has stored a shared one in float16, and no graph of this net has yet,
-        each operator that reads it here must compute in float16, even if this net's policy stores parameters in FP32.
-        Otherwise ``ValueError`` is raised.
-
-        Parameters
-        ----------
-        how : Policy or Plan
-            What decides the dtype of each operator.
-        graph : Graph
-            The FP32 graph.
-        device : str
-            ``"cpu"`` or ``"gpu"``.
-        undecided : set of str
-            Names of the parameters of which the plan decides whether they are stored in float16.
-        low : set of str
-            Names of the parameters that are stored in float16 already.
-        keep_output_names : bool
-            Keep an operator in FP32 if a cast behind it would rename an output of the graph.
+        A Plan ``how`` decides for the operators that it has, by name and type, the rules for all others; raises
+        ``ValueError`` if it has none of them or is for another device. Nets may share parameters. Every operator that
+        reads such a parameter here must compute in float16, even if this net's policy stores parameters in FP32;
+        otherwise raises ``ValueError``. Of the parameters ``undecided`` the returned plan decides whether they are
+        stored in float16; those in ``low`` are already. ``keep_output_names`` keeps an operator in FP32 if a cast
+        behind it would rename an output of the graph.
         """
         decide = super()._decide
         stores = self.policy.stores_low(device)
@@ -296,10 +276,10 @@ class NetConversion(Conversion):
 
 
 def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) -> None:
-    """Raise ``ValueError`` if a parameter is float16 or bfloat16, or, unless ``allow_float64``, trained in float64.
+    """Raise ``ValueError`` for a float16 or bfloat16 parameter, and unless ``allow_float64`` for a trained float64 one.
 
-    An untrained float64 parameter (``grad_req="null"``) is always accepted; so is a ``LowParameter``, which mxmp stores
-    in float16, as its ``dtype`` is float32.
+    Trained means that its ``grad_req`` is not ``"null"``. A ``LowParameter``, which mxmp stores in float16, passes, as
+    its ``dtype`` is float32.
     """
     for param in params:
         dtype = np.dtype(param.dtype)
@@ -318,8 +298,8 @@ _RUNNING = ("running_mean", "running_var")
 def next_forward_number() -> int:
     """Return the next number of the one count of training forwards that all converted nets share.
 
-    A forward that ran before this call has a smaller number, and a later one a larger. A trainer keeps the number that
-    it got at its last update, and passes it to ``running_statistics_of`` to find the nets that ran since.
+    A trainer keeps the number that it got at its last update, and passes it to ``running_statistics_of`` to find the
+    nets that ran since: their last forward has a larger number.
     """
     return next(_forwards)
 
@@ -336,8 +316,7 @@ def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradi
     ----------
     params : sequence of Parameter
         The trainer's parameters. Returned are those named ``*running_mean`` or ``*running_var`` that are not
-        differentiable, and all aux states that the graphs of a converted net read, if one of ``params`` belongs to that
-        net.
+        differentiable, and all aux states of each converted net to which one of ``params`` belongs.
     since : int
         A number from ``next_forward_number``. The aux states of all converted nets that ran forward in training mode
         after it are returned too, since a backward may run through a net that another trainer updates, as a generator's

@@ -35,16 +35,16 @@ def convert(
     Parameters
     ----------
     net : mxnet.gluon.Block
-        A HybridBlock, a SymbolBlock, or any other Block: of that one, the outermost HybridBlocks inside are converted.
+        A HybridBlock, a SymbolBlock, or any other Block, in which the outermost HybridBlocks are converted.
     policy : str, Policy or Plan
-        A recipe such as ``"float16"`` (``print(Policy.recipes())`` lists them), a policy string, a Policy, a Plan of
-        this net (``mxmp.tune``), or the path of a saved Plan (``"plan.json"``).
+        A recipe (``print(Policy.recipes())`` lists them), a policy string such as ``"float16,norm=compute"``, a Policy,
+        a Plan of this net (``mxmp.tune``), or the path of a saved Plan (``"plan.json"``).
     exclude : iterable of str, or callable
         Patterns such as ``"*head*"``: the operators and blocks whose names match stay in FP32, besides those that the
         policy excludes. A block of a user's own class runs as Python code if a pattern that does not end in ``*``
-        matches its name. Patterns cannot be given with a Plan. Or a filter ``(name, block) -> bool``: the blocks for
-        which it is True run as Python code in FP32, with all blocks inside them. A block that contains one that runs as
-        Python code runs as Python code too; its other children still run as graphs.
+        matches its name. Or a filter ``(name, block) -> bool``: the blocks for which it is True run as Python code in
+        FP32, with all blocks inside them. A block around one that runs as Python code runs as Python code too; its
+        other children still run as graphs. Neither can be given with a Plan.
 
     Returns
     -------
@@ -56,9 +56,9 @@ def convert(
     TypeError
         ``net`` is not a Block.
     ValueError
-        The policy asks for what MXNet cannot do (bfloat16 on a GPU), there is no HybridBlock to convert, a parameter is
-        not FP32, or ``exclude`` is given with a Plan. The net stays as it was. If a Plan was made for another net, the
-        first forward raises this error.
+        ``policy`` is not understood or asks for what MXNet cannot do (bfloat16 on a GPU), there is no HybridBlock to
+        convert, a parameter is float16 or bfloat16, or ``exclude`` is given with a Plan. The net stays as it was. If a
+        Plan was made for another net, the first forward raises this error.
     OSError
         The file of a Plan cannot be read.
     RuntimeError
@@ -91,7 +91,7 @@ def restore(net: Block) -> Block:
     TypeError
         ``net`` is not a Block.
     ValueError
-        ``net`` is only a part of the net that a call of ``convert`` was given. Restore that net.
+        ``net`` was converted only as a part of a larger net. Restore that net.
     """
     if not isinstance(net, Block):
         raise TypeError(f"restore takes a gluon Block, got {type(net).__name__}")

@@ -73,12 +73,14 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
     """
 
     def __reduce__(self) -> tuple:
-        """Return, for ``copy`` and ``pickle``, the call that makes a copy: ``Graphs()``, which is empty."""
         return Graphs, ()
 
 
 class BuiltGraph(NamedTuple):
     """One graph of a block in low precision, ready to run, for one kind of call.
+
+    ``GraphKey`` says what makes a kind: training mode, nesting of the arguments, device, initial states of a recurrent
+    layer.
 
     Attributes
     ----------
@@ -94,8 +96,8 @@ class BuiltGraph(NamedTuple):
     requested : list of (Parameter, str)
         Each parameter with the ``grad_req`` that it had when the graph was built. Some workarounds depend on it.
     only_for : LargeInputs or None
-        Not None if workarounds for convolutions whose padding is not small beside their input were left out: the graph
-        is right only at shapes that pass this check, ``only_for.at(shapes)``. None if it is right for all shapes.
+        None: the graph is right for all shapes. Otherwise it lacks workarounds that a convolution needs whose input is
+        small beside its padding, and is right only for shapes with which ``only_for.at(shapes)`` is True.
     types : nested tuples and lists, or None
         The types of the namedtuples in the block's output, from ``_types_of_tuples``, so that ``run`` can restore them.
     """
@@ -111,7 +113,8 @@ class BuiltGraph(NamedTuple):
     def serves(self, inputs: list) -> bool:
         """Return whether the graph is right for the shapes of ``inputs``, and no parameter's ``grad_req`` has changed.
 
-        ``grad_req`` is compared with the one for which the graph was built. If False, the hook builds another graph.
+        ``grad_req`` is compared with the one for which the graph was built. If False, the hook builds a graph in its
+        place.
         """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
@@ -135,9 +138,9 @@ class UntraceableError(Exception):
 def is_tracing() -> bool:
     """Return whether mxmp is tracing a block on this thread, and so calls the block's children with Symbols.
 
-    A converted child then runs its Python code on them. Otherwise a converted block that is called with Symbols may be
-    part of an unconverted block that MXNet is tracing, in whose graph its casts would be lost, and its hook raises an
-    error.
+    The hook of a converted child then runs the child's Python code on the Symbols. If the function returns False, they
+    may come from an unconverted block that MXNet is tracing; there the child's casts would be lost, and the hook raises
+    an error.
     """
     return getattr(_local, "tracing", False)
 
@@ -161,7 +164,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     Parameters
     ----------
     block : HybridBlock
-        The block that was called; nothing else than its Parameters changes.
+        The block that was called. Nothing of it changes but its Parameters.
     args : tuple
         The arguments of the call: arrays, None and nested lists of them.
     device : str
@@ -174,7 +177,8 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     UntraceableError
         The block's Python code fails on Symbols.
     ValueError
-        A parameter is not FP32, or the conversion's Plan is of another net.
+        A parameter is float16, bfloat16 or a float64 that is trained, or is stored in float16 for another net and
+        needed in FP32 here; or the conversion's Plan is of another net.
     TypeError
         A parameter would be stored in float16, and MXNet's own Trainer holds it.
     """
@@ -197,7 +201,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
 def traced_alone(
     block: HybridBlock, args: tuple, training: bool
 ) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
-    """Trace ``block``; return its FP32 graph as a Symbol, its input arrays by name, and its parameters by name.
+    """Trace ``block`` without converting it; return its FP32 graph, and the graph's inputs and Parameters by name.
 
     The trace is that of a call with ``args`` in training or inference mode. It leaves ``block`` as it is and runs no
     operator, so parameters may still wait for their shapes. Raises ``ValueError`` if the block's Python code fails on
@@ -217,8 +221,7 @@ def traced_alone(
 def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
     """Return a dict from the name of each input variable of a graph (``"data0"``) to its array in ``args``.
 
-    ``data`` are these variables, in the order of the arrays in ``args``, the arguments of a block's call. None in
-    ``args`` has no variable.
+    ``data`` are these variables, in the order of the arrays in ``args``, which may also hold None.
     """
     arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
     return {variable.name: array for variable, array in zip(data, arrays)}
@@ -244,7 +247,7 @@ def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
-    """Return ``inputs`` as arguments for a call of a block, with an array for each shape; and the list of these arrays.
+    """Return ``inputs`` as arguments of a call, with an array for each shape, and a list of these new arrays.
 
     ``inputs`` may hold arrays, shapes such as ``(1, 3, 224, 224)``, None, and lists of these. The array for a shape is
     FP32, on the CPU and not initialized. Raises ``ValueError`` for anything else.
@@ -253,7 +256,6 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
     empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty  # no operator runs, so no thread starts
 
     def read(value: Any) -> Any:
-        """Return one argument, with each shape in it replaced by a new array, which is added to ``made``."""
         if value is None or isinstance(value, NDArray):
             return value
         # A list of anything else is a shape, right or wrong.
@@ -292,7 +294,8 @@ class _LowPrecisionOp:
     """Runs the low-precision graph of a block through MXNet's CachedOp.
 
     A CachedOp must not be used by several threads at once, and the backward of a recorded call may run at any time
-    after it. So each thread that records has a CachedOp of its own; calls that autograd does not record share one.
+    after it. So each thread that records has a CachedOp of its own; calls that autograd does not record share one, one
+    at a time.
 
     Parameters
     ----------
@@ -340,9 +343,8 @@ class _LowPrecisionOp:
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         """Run the CachedOp that fits this call on ``inputs`` and the Parameters; return its output or list of outputs.
 
-        Which one fits depends on the thread, on whether autograd records, and on ``monitor``: with a pair ``(callback,
-        monitor_all)`` it is one with this op hook. ``inputs`` ends with the array of the loss scale if the graph has
-        loss heads.
+        Which one depends on the thread, whether autograd records, and the op hook ``monitor``, a pair ``(callback,
+        monitor_all)`` or None. ``inputs`` ends with the array of the loss scale if the graph has loss heads.
         """
         values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
         with engine_lock():
@@ -357,15 +359,15 @@ class _LowPrecisionOp:
             return self._own.op(*values)
 
     def _make(self, flags: list) -> mx.nd.CachedOp:
-        """Return a new CachedOp on a copy of the graph; ``flags`` are pairs such as ``("static_alloc", True)``."""
         return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
     def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
         """Return this thread's CachedOp with the op hook ``monitor``; make it at the first call.
 
-        ``monitor`` is a pair ``(callback, monitor_all)`` as for ``register_op_hook``. The CachedOp has no static
-        memory, with which MXNet would call the callback for few outputs. A user's callback gets the names of the net
-        before conversion, and values in FP32; a listener of mxmp's gets those of the graph with casts.
+        ``monitor`` is a pair ``(callback, monitor_all)`` as for ``register_op_hook``. The CachedOp ignores
+        ``static_alloc`` and ``static_shape``, with which MXNet would call the callback for few outputs. A user's
+        callback gets the names of the net before conversion, and values in FP32; a listener of mxmp's (GraphListener)
+        gets those of the graph with casts.
         """
         key = (threading.get_ident(), monitor)
         if key not in self._monitored:
@@ -379,9 +381,9 @@ class _LowPrecisionOp:
         return self._monitored[key]
 
     def forget(self, monitor: tuple) -> None:
-        """Drop the CachedOps of all threads that have the op hook ``monitor``, a pair ``(callback, monitor_all)``.
+        """Drop the CachedOps, of all threads, with the op hook ``monitor``, to which nobody listens any more.
 
-        For an op hook to which nobody listens any more.
+        ``monitor`` is a pair ``(callback, monitor_all)``.
         """
         _remove_monitored(self._monitored, monitor)
         _mxnet.silence_removed()
@@ -390,8 +392,8 @@ class _LowPrecisionOp:
 def _remove_monitored(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None) -> None:
     """Remove from ``monitored`` the CachedOps that have the op hook ``monitor``; all of them if ``monitor`` is None.
 
-    ``monitored`` maps a pair (number of a thread, op hook) to the CachedOp that this thread runs with this op hook.
-    Their callbacks stop at the next ``silence_removed``.
+    ``monitored`` maps a pair (number of a thread, op hook) to the CachedOp that this thread runs with this op hook. The
+    callbacks stop at the next ``silence_removed``.
     """
     for key in list(monitored):
         op = monitored.pop(key, None) if monitor in (None, key[1]) else None
@@ -414,7 +416,7 @@ def _types_of_tuples(answer: Any) -> Any:
 
 
 def _with_tuples(value: Any, types: Any) -> Any:
-    """Return ``value``, an output in nested lists, with lists replaced by namedtuples where ``types`` has their type.
+    """Return ``value``, an output in nested lists, with namedtuples for the lists that ``types`` gives a type.
 
     ``types`` is a result of ``_types_of_tuples``.
     """

@@ -34,9 +34,9 @@ class Hook:
     ----------
     block : HybridBlock
     conversions : mapping of NetConversion to bool
-        The conversions (calls of ``convert``) that the block is part of, oldest first; several if nets share the block.
-        True: the block runs as Python code in this one. When the block is called from Python code, the newest
-        conversion decides the dtypes. When a block around it is traced, that block's conversion decides.
+        From each conversion (call of ``convert``) that the block is part of, oldest first, to True if the block runs as
+        Python code in it. There are several if nets share the block. When the block is called from Python code, the
+        newest conversion decides the dtypes. When a block around it is traced, that block's conversion decides.
     """
 
     def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
@@ -55,13 +55,12 @@ class Hook:
         self._join_conversions()
 
     def _join_conversions(self) -> None:
-        """Add the block to ``blocks``, the set of converted blocks, of each of its conversions."""
         for conversion in self.conversions:
             conversion.blocks.add(self._block)
 
     @property
     def conversion(self) -> NetConversion:
-        """Return the newest conversion of the block, which decides the dtypes when it is called from Python code."""
+        """Return the block's newest conversion, which decides the dtypes when Python code calls the block."""
         return list(self.conversions)[-1]
 
     @property
@@ -71,10 +70,7 @@ class Hook:
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """Return the low-precision graphs that were built for the block, by kind of call (``GraphKey``).
-
-        ``hybridize`` and ``cast`` delete them.
-        """
+        """Return the graphs built for the block since the last ``hybridize`` or ``cast``, by kind of call."""
         return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
@@ -93,7 +89,7 @@ class Hook:
         Arrays run through a low-precision graph. The ``forward`` of the block's class runs instead, as Python code, in
         four cases: the block or one inside is excluded; a Symbol is passed, as the block is being traced; ``summary``
         is running; or the class overrides ``forward``, which reaches the graph when it calls ``HybridBlock.forward``.
-        Raises ``ValueError`` if the arrays are on several contexts.
+        Raises ``ValueError`` if a graph is to run and the arrays are on several contexts.
         """
         block = self._block
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
@@ -115,11 +111,11 @@ class Hook:
         return _mxnet.forward(block, args)
 
     def call_graph(self, *args: Any) -> Any:
-        """Run the low-precision graph for this kind of call on ``args``; return its output. Builds a missing graph.
+        """Build the graph for this kind of call if it is missing, run it on ``args``, and return its output.
 
         Replaces MXNet's ``_call_cached_op``, which ``HybridBlock.forward`` calls in a hybridized block. Raises
-        ``ValueError`` if ``hybridize`` got a backend, an argument is no array, an array is in the shared or pinned
-        memory of a DataLoader, or the block cannot be traced.
+        ``ValueError`` if ``hybridize`` got a backend, an argument is neither array nor None nor a list of them, an
+        array is in the shared or pinned memory of a DataLoader, or the block cannot be traced.
         """
         block, conversion = self._block, self.conversion
         if _mxnet.backend(block):
@@ -155,9 +151,9 @@ class Hook:
     def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:
         """Store the FP32 graph of ``built`` on the block, so that ``export`` writes the graph that was called last.
 
-        ``graphs`` are all graphs that were built for the block. If the block holds an FP32 graph of none of these,
-        MXNet's ``block.load(prefix)`` has stored it; then the names that ``load`` has changed are restored first, since
-        ``built`` was traced with the names from before.
+        ``graphs`` are all graphs that were built for the block. If the block has an FP32 graph that is of none of them,
+        it comes from MXNet's ``block.load(prefix)``. Then the names that ``load`` has changed are restored first, since
+        ``built`` has the former ones.
         """
         shown = _mxnet.traced_graph(self._block).graph
         if shown is built.traced.graph:
@@ -207,14 +203,13 @@ class Hook:
         return _mxnet.cached_op(self._block)
 
     def _has_no_graphs(self) -> bool:
-        """Return whether the block has no dict of graphs: no call came since it was made, hybridized or cast."""
+        """Return whether the block has no dict of graphs: before its first call, after ``hybridize`` and ``cast``."""
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
     def _refuse_unconverted_trace(self) -> None:
         """Raise ``ValueError`` if MXNet is tracing an unconverted block around this one, which is called with Symbols.
 
-        MXNet would put this block's FP32 operators into the graph of the other one, without casts. mxmp's own traces
-        are no error.
+        MXNet would put this block's FP32 operators into the other block's graph, without casts. mxmp's own traces pass.
         """
         outer = None if is_tracing() else _mxnet.block_being_traced()
         if outer is not None and hook_of(outer) is None:
@@ -281,9 +276,9 @@ def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
     """Put hooks of the new ``conversion`` on the blocks of ``net``; end conversions all of whose blocks are in ``net``.
 
-    ``division`` says which blocks run as graphs and which as Python code. Each Parameter of ``net`` notes the
-    conversion too. Nothing changes if ``net`` was converted so before: by one conversion, with the same policy or plan
-    and the same division.
+    ``division`` says which blocks run as graphs and which as Python code. Each Parameter of ``net`` lists the
+    conversion too. Nothing changes if one conversion, with the same policy or plan and the same division, converts all
+    of ``net`` already.
     """
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
@@ -300,7 +295,7 @@ def install(net: Block, conversion: NetConversion, division: Division) -> None:
 def remove(net: Block, conversions: Collection[NetConversion]) -> None:
     """Take the blocks and Parameters of ``net`` out of ``conversions``; ``net`` must contain all their blocks.
 
-    A block that is in no conversion any more loses its hook, and a Parameter is stored in FP32 again.
+    A block that is then in no conversion loses its hook; a Parameter that is in none is stored in FP32 again.
     """
     for block in hybrid_blocks(net):
         _change_block(block, conversions, {})
@@ -312,7 +307,7 @@ def exclude_more(net: Block, nodes: Collection[str]) -> None:
     """Keep the operators named ``nodes`` in FP32 too, in each conversion all of whose blocks are in ``net``.
 
     For ``mxmp.guard``. Call this between two steps: all graphs are built anew, and the Parameters keep their values,
-    but those that were stored in float16 lose their gradients. Blocks that run as Python code still do.
+    but the gradients of those that were stored in float16 become zero.
     """
     complete, _ = conversions_in(net)
     for conversion in complete:

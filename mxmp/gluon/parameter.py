@@ -35,9 +35,9 @@ class LowParameter(gluon.Parameter):
 
     ``convert`` turns a Parameter into this class in place; ``restore`` turns it back. ``data()`` and ``grad()`` are
     float16. ``dtype`` is float32, and ``set_data``, ``save_parameters``, ``load_parameters`` and ``export`` use the
-    FP32 master. A write into ``data()`` by a user (weight clipping, moving averages) reaches the master at the next
-    update or save. MXNet does not notify of writes, so the float16 array is compared with the master then, but only if
-    a user has called ``data()`` before.
+    FP32 master. A write into ``data()`` by a user (weight clipping, moving averages) is copied to the master at the
+    next update or save. MXNet does not notify of writes, so the float16 array is compared with the master then, but
+    only if a user has called ``data()`` before.
     """
 
     _data: Any
@@ -56,7 +56,7 @@ class LowParameter(gluon.Parameter):
         return self._masters
 
     def exposed_pairs(self) -> list[MasterPair]:
-        """Return ``(master, float16 array)`` per context if a user has called ``data()``, else an empty list.
+        """Return ``(master, float16 array)`` per context; none if no user has called ``data`` or ``list_data``.
 
         A user who has the array may have written into it, so an update compares the two.
         """
@@ -71,8 +71,8 @@ class LowParameter(gluon.Parameter):
     def list_data(self) -> list[NDArray]:
         """Return the float16 arrays, one per context.
 
-        If a user calls this, later updates and saves compare the arrays with the masters, to find what the user wrote
-        into them.
+        If user code calls this, and not MXNet or mxmp, later updates and saves compare the arrays with the masters, to
+        find what the user wrote into them.
         """
         self._exposed = self._exposed or is_called_by_user()
         return super().list_data()
@@ -80,9 +80,9 @@ class LowParameter(gluon.Parameter):
     def data(self, ctx: mx.Context | None = None) -> NDArray:
         """Return the float16 array on the context ``ctx``, by default the current one.
 
-        If a user calls this, later updates and saves compare the array with the master, to find what the user wrote
-        into it. Raises ``ValueError`` if the forward of an unconverted block calls this, which shares the Parameter and
-        computes in FP32.
+        If user code calls this, and not MXNet or mxmp, later updates and saves compare the array with the master, to
+        find what the user wrote into it. Raises ``ValueError`` if the forward of an unconverted block calls this, which
+        shares the Parameter and computes in FP32.
         """
         reader = _mxnet.unconverted_reader()
         if reader is not None:
@@ -97,13 +97,15 @@ class LowParameter(gluon.Parameter):
     def __reduce__(self) -> Any:
         """Return the function, its argument and the attributes with which ``copy`` and ``pickle`` make a copy.
 
-        By default they would look for the class by its name; but ``store_low`` makes a class at run time for a
-        Parameter of a subclass.
+        By default they would look for the class by its name, but for a Parameter of a subclass it is made at run time.
         """
         return _empty, (_full_class(type(self)),), vars(self)
 
     def set_data(self, data: NDArray) -> None:
-        """Set the master on each context to ``data`` (FP32), and the float16 array to the rounded master."""
+        """Set the master on each context to ``data`` (FP32), and the float16 array to the rounded master.
+
+        While the Parameter waits for its shape, MXNet keeps ``data`` and initializes it with that.
+        """
         if self._data is None:
             super().set_data(data)
             return
@@ -113,13 +115,13 @@ class LowParameter(gluon.Parameter):
     def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
         """Record the Trainer that will update this Parameter; MXNet calls this whenever a Trainer is made over it.
 
-        Raises ``TypeError`` for a Trainer that would not update the masters, such as MXNet's own.
+        Raises ``TypeError`` for any Trainer but an mxmp.Trainer, which alone updates the masters.
         """
         _check_trainer(self, trainer, self._low_dtype)
         super()._set_trainer(trainer)
 
     def cast(self, dtype: str) -> None:
-        """Raise ``ValueError`` unless ``dtype`` is float32; then nothing changes. ``Block.cast`` calls this."""
+        """Raise ``ValueError`` unless ``dtype`` is float32, for which nothing changes. ``Block.cast`` calls this."""
         if dtype not in ("float32", np.float32):
             raise ValueError(
                 f"Parameter {self.name!r} has an FP32 master and cannot be cast to {dtype}: call "
@@ -150,10 +152,7 @@ class LowParameter(gluon.Parameter):
             self._make_masters()
 
     def store_full(self) -> None:
-        """Become an FP32 Parameter of the class that it had before ``store_low``, with the values of the masters.
-
-        The gradients are new FP32 arrays of zeros.
-        """
+        """Become an FP32 Parameter of its former class, with the values of the masters and new gradients of zeros."""
         masters = self.masters() if self._data is not None else None
         self.__class__ = _full_class(type(self))
         for name in ("_low_dtype", "_masters", "_exposed"):
@@ -163,7 +162,7 @@ class LowParameter(gluon.Parameter):
                 _mxnet.set_arrays(self, masters)
 
     def _make_masters(self) -> None:
-        """Make the present FP32 arrays the masters, and float16 copies of them the arrays, with new gradients."""
+        """Make the FP32 arrays the masters, and float16 copies of them the arrays, with new gradients of zeros."""
         self._exposed = False
         with autograd.pause():
             self._masters = [a.detach() for a in self._data]
@@ -174,7 +173,7 @@ class LowParameter(gluon.Parameter):
 def store_low(param: gluon.Parameter, dtype: str) -> None:
     """Make ``param`` a ``LowParameter`` stored in ``dtype`` (``"float16"``), in place, unless it is one already.
 
-    The object, which blocks share, stays the same, and so do settings such as ``lr_mult``; the gradients are new.
+    The object, which blocks share, stays the same, and so do settings such as ``lr_mult``; the gradients are zeros.
     Raises ``TypeError`` if MXNet's own Trainer holds the Parameter: it would update the float16 array and not the
     master.
     """
@@ -197,7 +196,7 @@ _low_classes: dict[type, Any] = {gluon.Parameter: LowParameter}
 def _low_class(kind: type) -> Any:
     """Return the subclass of ``LowParameter`` and of ``kind``, a class of Parameters; made once for each ``kind``.
 
-    A Parameter of a user's own class so keeps its methods while it is stored in float16.
+    So a Parameter of a user's own class keeps its methods while it is stored in float16.
     """
     return _low_classes.get(kind) or _low_classes.setdefault(kind, type(kind.__name__, (LowParameter, kind), {}))
 
@@ -224,7 +223,7 @@ def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Colle
     """Remove the conversions ``old`` from those that ``param`` lists, and add ``new``.
 
     A Parameter lists the conversions (calls of ``convert``) of the nets that it belongs to. If all that it listed are
-    in ``old``, it is stored in FP32 again, and the next graph that reads it decides anew how to store it.
+    in ``old``, it is stored in FP32 again, even if there are ``new`` ones: the next graph that reads it decides anew.
     """
     before = conversions_of([param])
     kept = [conversion for conversion in before if conversion not in old]
@@ -241,10 +240,7 @@ def is_scaling(trainer: Any) -> bool:
 
 
 def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:
-    """Raise ``TypeError`` if ``trainer`` is MXNet's own: it would update the float16 array and not the master.
-
-    ``dtype`` is what ``param`` is stored in, for the message.
-    """
+    """Raise ``TypeError`` unless ``trainer`` is an mxmp.Trainer or None, as it would not update the FP32 master."""
     if trainer is not None and not is_scaling(trainer):
         raise TypeError(
             f"Parameter {param.name!r} is stored in {dtype} with an FP32 master, which a "
@@ -260,7 +256,7 @@ def master_at(params: Sequence[gluon.Parameter], index: int, device: int) -> NDA
 
 
 def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
-    """Return ``(master, float16 array)``, per context, of each parameter whose ``data()`` a user has called.
+    """Return ``(master, float16 array)``, per context, of each LowParameter whose ``data()`` a user has called.
 
     A user who has the array may have written into it, so an update compares the two. ``params`` must be initialized.
     """
@@ -271,7 +267,7 @@ def weight_of(param: gluon.Parameter) -> Weight:
     """Return ``param`` as a ``Weight``: its name, shape, arrays and FP32 masters, and a function that sets its value.
 
     States files, kvstores and diagnostics use a Weight, which is the same for Gluon and Module. The function sets FP32
-    values on all contexts; for a parameter that was never initialized it does nothing.
+    values on all contexts; if ``initialize`` was never called for ``param``, it does nothing.
     """
     ready = _mxnet.is_initialized(param)
     masters = param.masters() if ready and isinstance(param, LowParameter) else None

@@ -21,7 +21,7 @@ def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
     """Return each FP32 graph that a converted net runs in low precision, with its plan. For ``mxmp.explain``.
 
     If the net has built no graph yet, it is called with ``inputs`` (arrays) first. There is one graph for each block
-    that is called from Python code and each kind of call (training or inference, device, nesting of the arguments).
+    that Python code calls and each kind of its calls so far (training or inference, device, nesting of the arguments).
 
     Raises
     ------
@@ -52,8 +52,7 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
 def unconverted_blocks(net: Block) -> list[str]:
     """Return the names of those blocks of a converted net that run as Python code, in FP32.
 
-    They are the blocks that the user excluded, those around them and those inside them. Blocks inside a block that runs
-    as a graph are not looked at.
+    They are those that are no HybridBlock, those that the user excluded, and all around or inside an excluded one.
     """
     converted = {id(block) for block, hook in hooks(net) if not hook.runs_as_python}
     found, stack = [], [net]
@@ -66,22 +65,22 @@ def unconverted_blocks(net: Block) -> list[str]:
 
 
 def policy_of(net: Block) -> Policy | None:
-    """Return the policy of a converted net, from its outermost converted block; None if the net is not converted."""
+    """Return the policy (or Plan's policy) of the outermost converted block in ``net``; None if none is converted."""
     return next((hook.conversion.policy for _, hook in hooks(net)), None)
 
 
 def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     """Return the FP32 graphs that ``net(*inputs)`` runs in inference, with the shapes and dtypes of their variables.
 
-    ``inputs`` are arrays, or shapes such as ``(1, 3, 224, 224)``. The net need be neither converted nor hybridized, and
-    stays as it is. If the whole net is one graph, it is only traced, and no operator runs. Otherwise the net is called
-    once, and each outermost HybridBlock in it is traced with the arguments that reach it, unless it runs as Python
-    code.
+    ``inputs`` are arrays, shapes such as ``(1, 3, 224, 224)``, None or lists of these. The net need be neither
+    converted nor hybridized, and stays as it is. If the whole net is one graph, it is only traced, and no operator
+    runs. Otherwise the net is called once, and each outermost HybridBlock that can run as a graph is traced with its
+    arguments.
 
     Raises
     ------
     ValueError
-        An input is neither an array nor a shape, no HybridBlock ran, or a block cannot be traced.
+        An input is none of these, no HybridBlock ran, or a block cannot be traced.
     """
     args, _ = read_inputs(inputs)
     if isinstance(net, HybridBlock) and _is_graph(net) and not _mxnet.overrides_forward(net):
@@ -90,20 +89,14 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     inside: list[HybridBlock] = []
 
     def enter(block: HybridBlock, args: tuple) -> None:
-        """Trace ``block`` and add its graph to the result, unless it runs as Python code or is inside a traced block.
-
-        A forward pre-hook, which MXNet calls before each block with the block's arguments.
-        """
+        # A forward pre-hook. A block is traced, hybridized or not, unless it is excluded, overrides ``forward``, or is
+        # inside a block that was traced.
         arguments = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)
         if arguments is not None:  # it does not run as Python
             inside.append(block)
             found.append(_called_graph(block, arguments))
 
     def leave(block: HybridBlock, args: tuple, out: Any) -> None:
-        """If ``block`` is the one that was traced last, note that it has returned: the next block is not inside it.
-
-        A forward hook, which MXNet calls after each block.
-        """
         if inside and inside[0] is block:
             inside.clear()
 
@@ -133,7 +126,7 @@ def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
 
 
 def _is_graph(block: HybridBlock) -> bool:
-    """Return whether ``block`` may run as a graph: neither it nor a block inside it was excluded from a conversion."""
+    """Return whether ``block`` may run as a graph: no conversion excludes it or a block inside it."""
     hook = hook_of(block)
     return hook is None or not hook.runs_as_python
 

@@ -47,7 +47,7 @@ _OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
 
 
 def recorded_name(array: NDArray) -> str | None:
-    """Return the name of the node that stands for ``array`` in the graph that autograd records; None if there is none.
+    """Return the name that autograd's recorded graph has for the node of ``array``; None if ``array`` was not recorded.
 
     The node is the operator that made the array, or, for a Parameter or input with a gradient, a variable. It has the
     same name in the Symbol ``mx.autograd.get_symbol(loss)``.
@@ -96,7 +96,6 @@ class Record:
 
     @cached_property
     def _symbols(self) -> list[mx.sym.Symbol]:
-        """Return one Symbol per loss: the recorded graph that computed it."""
         with explain_unrecorded():
             return [mx.autograd.get_symbol(loss) for loss in self.losses]
 
@@ -107,7 +106,7 @@ class Record:
 
     @cached_property
     def leaves(self) -> set[str]:
-        """Return the names in autograd's record of the graphs' variables, which are Parameters and inputs.
+        """Return the names of the graphs' variables, which are Parameters and inputs.
 
         ``recorded_name`` returns the same name for such an array.
         """
@@ -120,7 +119,6 @@ class Record:
 
     @cached_property
     def _graphs(self) -> list[Graph]:
-        """Return the recorded graphs as mxmp's ``Graph`` objects, one per loss."""
         return [Graph.from_json(text) for text in self._texts]
 
     def nodes(self) -> Iterator[Node]:
@@ -135,12 +133,12 @@ class Record:
         return {(entry.node.name, entry.index) for entry in entries}
 
     def outputs_of_cached_ops(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
-        """Return which outputs of hybridized blocks have a head gradient that the backward of their block reads.
+        """Return, for each output of a call of a hybridized block, whether the call's backward reads its head gradient.
 
         A head gradient that is not read hints at a loss head inside the block. A call of a hybridized block is one
         node, a ``_CachedOp``, in the recorded graph. The result maps the node's name to a dict, which maps the name of
-        each of its outputs to True (the head gradient is read) or False. Nodes named in ``known`` are left out. Takes
-        0.05 ms per node.
+        each of its outputs to True (the head gradient is read) or False. Nodes named in ``known``, and nodes for which
+        MXNet does not tell, are left out. Takes 0.05 ms per node.
         """
         found: dict[str, dict[str, bool]] = {}
         for symbol, text in zip(self._symbols, self._texts):
@@ -248,7 +246,6 @@ def _remember(store: dict, array: NDArray, value: Any) -> None:
 
 
 def _set(scales: Sequence[NDArray], value: float) -> None:
-    """Set each of the arrays ``scales`` to ``value``, without letting autograd record it."""
     with autograd.pause():
         for scale in scales:
             scale[:] = value
@@ -267,10 +264,10 @@ _NO_GRADIENT = re.compile(
 
 
 def refuse_unscaled_heads(record: Record, scale: float) -> None:
-    """Raise ``ValueError`` if a recorded loss head, such as ``SoftmaxOutput``, would ignore the loss scale ``scale``.
+    """Raise ``ValueError`` if autograd recorded a loss head, such as ``SoftmaxOutput``, that ignores the loss scale.
 
-    Only operators that autograd recorded one by one are examined; for those inside hybridized blocks see
-    ``refuse_hidden_heads``. Takes 0.7 ms for a ResNet-50.
+    Loss heads in converted graphs do not. Only operators that autograd recorded one by one are examined; for those
+    inside hybridized blocks see ``refuse_hidden_heads``. ``scale`` is for the message. Takes 0.7 ms for a ResNet-50.
     """
     if HEAD_OPERATORS.isdisjoint(record.operators):
         return
@@ -283,14 +280,14 @@ def refuse_unscaled_heads(record: Record, scale: float) -> None:
 
 
 def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]) -> None:
-    """Raise ``ValueError`` if a loss head in an unconverted hybridized block ignores the loss scale.
+    """Raise ``ValueError`` if an unconverted hybridized block has a loss head inside, which ignores the loss scale.
 
-    Autograd records a call of such a block as one node, and Python cannot see the operators in it. So the head
-    gradients are examined. The block has a loss head if its backward does not read the head gradient of an output with
-    a loss head's name (``"softmaxoutput0_output"``). It also has one if its backward reads no head gradient of the
-    outputs that are used, and none of these comes from an operator without a gradient, such as ``argmax``. A loss head
-    is missed if the backward reads another head gradient, and the loss head is no output of the block or has a name
-    that the user gave. Takes no time if no hybridized block was recorded.
+    Autograd records a call of such a block as one node. Python cannot see the operators in it, but MXNet tells whether
+    the node's backward reads the head gradient of each output. The block has a loss head if the head gradient of an
+    output with a loss head's name (``"softmaxoutput0_output"``) is not read. It also has one if no head gradient is
+    read of the outputs that are used, and none of these outputs comes from an operator without a gradient, such as
+    ``argmax``. A loss head is missed if the backward reads another head gradient, and the loss head is no output of the
+    block or has a name that the user gave. Takes no time if no hybridized block was recorded.
 
     Parameters
     ----------

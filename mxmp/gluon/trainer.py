@@ -110,7 +110,7 @@ class Trainer(StepView, gluon.Trainer):
         backward.add_trainer(self)
 
     def __setstate__(self, state: dict) -> None:
-        """Restore a copy, as a trainer between two steps: copied parameters have no gradients that it could apply."""
+        """Restore a copy as a trainer between two steps: copied parameters have no gradients that it could apply."""
         self.__dict__.update(state, _last_update=next_forward_number(), progress=Progress())
         backward.add_trainer(self)
 
@@ -132,13 +132,13 @@ class Trainer(StepView, gluon.Trainer):
         Raises
         ------
         ValueError
-            A loss is float16 and cannot hold the loss scale: compute it in FP32. Or a loss head outside any converted
-            net would ignore the loss scale.
+            A loss is float16 and the loss scale above 2**15: compute the loss in FP32. Or a loss head outside any
+            converted net would ignore the loss scale. Or the sequence is empty.
         RuntimeError
-            The call comes after ``unscale``, ``clip_global_norm``, or (if gradients add up) ``allreduce_grads``: step
-            first. Or inside ``scale_loss``. Or the loss was computed outside ``autograd.record()``. Or the backward
-            would overwrite gradients that another Trainer has not applied yet, or add to unscaled gradients of
-            ``loss.backward()``.
+            The call comes after ``unscale`` or ``clip_global_norm``, or after ``allreduce_grads`` if a parameter has
+            ``grad_req="add"``: step first. Or inside ``scale_loss``. Or the loss was computed outside
+            ``autograd.record()``. Or the backward would overwrite gradients that another mxmp.Trainer has not applied
+            yet, or add to unscaled gradients of ``loss.backward()``.
         TypeError
             ``loss`` is neither an NDArray nor a sequence of them.
         """
@@ -177,8 +177,8 @@ class Trainer(StepView, gluon.Trainer):
 
         A second call in the same step does nothing. The gradients stay multiplied by the loss scale, unless ``unscale``
         was called before. Does not wait for the device; but with several workers the first call of a run waits until
-        all have the same initial weights. Raises ``RuntimeError`` if ``loss.backward()``, after
-        ``trainer.backward(loss)``, has written some of the gradients, which are not scaled.
+        all have the same initial weights. Raises ``RuntimeError`` if ``loss.backward()``, besides
+        ``trainer.backward(loss)``, has written some of the gradients, which are then not scaled.
         """
         self._prepare()
         if not self.progress.reduced:
@@ -198,8 +198,8 @@ class Trainer(StepView, gluon.Trainer):
         Raises
         ------
         RuntimeError
-            No scaled backward has run since the last step, at a loss scale other than 1; or ``unscale`` was called
-            since.
+            ``unscale`` was called already since the last step. Or, at a loss scale other than 1, no scaled backward has
+            run since, or ``loss.backward()`` has written some of the gradients.
         ValueError
             Gradients are float16, which cannot hold unscaled values. Nothing is changed.
         """
@@ -218,13 +218,14 @@ class Trainer(StepView, gluon.Trainer):
 
         Sums the gradients over devices and workers first, and waits for the device. As in
         ``gluon.utils.clip_global_norm``, the gradients are not divided by the batch size. They do not change: the
-        update multiplies them by ``max_norm / norm``. If the norm is inf or NaN, nothing is clipped and ``step`` will
-        be skipped.
+        update multiplies them by ``max_norm / norm`` if ``norm`` is larger than ``max_norm``. If it is inf or NaN,
+        nothing is clipped and ``step`` will be skipped.
 
         Raises
         ------
         RuntimeError
-            No scaled backward has run since the last step, at a loss scale other than 1.
+            At a loss scale other than 1: no scaled backward has run since the last step, or ``loss.backward()`` has
+            written some of the gradients.
         ValueError
             ``max_norm`` is not positive.
         """
@@ -250,8 +251,8 @@ class Trainer(StepView, gluon.Trainer):
         batch_size : int
             As for ``gluon.Trainer``: the number of samples of the step; with Horovod, of one worker's part.
         ignore_stale_grad : bool
-            True: leave parameters as they are whose gradients no backward has written since the last step. False: raise
-            ``UserWarning`` for them, as ``gluon.Trainer`` does.
+            Whether to leave parameters as they are whose gradients no backward has written since the last step. False:
+            raise ``UserWarning`` if there are any, as ``gluon.Trainer`` does.
 
         Raises
         ------
@@ -310,26 +311,20 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def _amp_loss_scaler(self) -> Any:
-        """Raise ``AttributeError``, so that ``mxnet.contrib.amp.scale_loss``, which reads this attribute, fails.
-
-        An mxmp.Trainer scales the loss by itself; the message says how.
-        """
+        """Raise ``AttributeError``, so that ``mxnet.contrib.amp.scale_loss``, which reads this attribute, fails."""
         raise AttributeError(_NO_AMP)  # for ``amp.scale_loss``; ``hasattr`` stays False
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, value: Any) -> None:
-        """Raise ``TypeError``, so that ``mxnet.contrib.amp.init_trainer``, which sets this attribute, fails.
-
-        An mxmp.Trainer scales the loss by itself; the message says how.
-        """
+        """Raise ``TypeError``, so that ``mxnet.contrib.amp.init_trainer``, which sets this attribute, fails."""
         raise TypeError(_NO_AMP)  # for ``amp.init_trainer``
 
     @property
     def _scale(self) -> float:
         """Return the ``rescale_grad`` that the user gave to the optimizer, 1 by default, without the batch size.
 
-        MXNet's Trainer stores it under this name when it makes the optimizer. A step sets the optimizer's own
-        ``rescale_grad`` to it divided by the batch size.
+        MXNet's Trainer sets it when it makes the optimizer. A step sets the optimizer's own ``rescale_grad`` to it
+        divided by the batch size.
         """
         return self._rescale_grad
 
@@ -337,7 +332,7 @@ class Trainer(StepView, gluon.Trainer):
     def _scale(self, value: float) -> None:
         """Set the user's ``rescale_grad``; raise ``TypeError`` between a backward and its step.
 
-        ``mxnet.contrib.amp.unscale`` would set it then, which does not unscale the gradients of this trainer.
+        There only ``mxnet.contrib.amp.unscale`` sets it, which does not unscale the gradients of this trainer.
         """
         if self.progress.phase is not Phase.READY:
             raise TypeError(_NO_AMP)
@@ -349,7 +344,7 @@ class Trainer(StepView, gluon.Trainer):
         """Return the losses as a list, a head gradient full of the loss scale for each, and their Record.
 
         The Record tells what autograd recorded of the losses. Raises ``TypeError`` or ``ValueError`` for a loss that
-        ``backward`` does not take. Also warns of another Trainer (``_warn_of_other_trainer``).
+        ``backward`` does not take.
         """
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         if not losses:
@@ -362,7 +357,8 @@ class Trainer(StepView, gluon.Trainer):
     def _warn_of_other_trainer(self) -> None:
         """Warn, once, if a Trainer of MXNet's own was made over one of the parameters after this trainer.
 
-        Its ``step``, called by mistake, would apply gradients that still contain the loss scale.
+        Its ``step``, called by mistake, would apply gradients that still contain the loss scale. Does nothing at a loss
+        scale of 1.
         """
         if self._warned or self.loss_scale == 1.0:
             return
@@ -383,8 +379,8 @@ class Trainer(StepView, gluon.Trainer):
 
         The update would divide them by the loss scale, which they do not contain. The user may have run the backward of
         ``scale_loss`` after its ``with`` block; its gradients do contain the loss scale, and this method records that
-        first. Does nothing at a loss scale of 1, if no scaled backward has run since the last step, or after
-        ``unscale``.
+        first. It does nothing in three cases: the loss scale is 1, no scaled backward has run since the last step, or
+        ``unscale`` was called.
         """
         if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
             return
@@ -393,7 +389,7 @@ class Trainer(StepView, gluon.Trainer):
         backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 
     def _log_needless_scale(self) -> None:
-        """Log a warning, before the first step, if losses are scaled by default although no net is converted.
+        """Log a warning, before the first step, if losses are scaled by default and no net of the process is converted.
 
         Only if all parameters are FP32: the net then computes in FP32, which needs no loss scale.
         """
@@ -408,7 +404,7 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def scaler_group(self) -> ScalerGroup | None:
-        """Return the ScalerGroup, all trainers with the same scaler object; None before this trainer has a scaler.
+        """Return the group of all trainers with the same scaler object; None before this trainer has a scaler.
 
         The loss scale is adjusted once all of them have stepped.
         """
@@ -435,8 +431,8 @@ class Trainer(StepView, gluon.Trainer):
     def scaled_step(self) -> ScaledStep:
         """Return the ScaledStep of this trainer, which checks gradients and keeps the scaler and the counters.
 
-        If the user gave no scaler object as ``loss_scale``, the first call makes ScaledStep and scaler. By then the net
-        is converted, so it is known whether it computes in bfloat16, which needs no loss scale.
+        If the user gave no scaler object as ``loss_scale``, the first access makes ScaledStep and scaler. By then the
+        net is converted, so it is known whether it computes in bfloat16, which needs no loss scale.
         """
         if self._step is None:
             computes = {c.policy.compute for c in conversions_of(self._params)}
@@ -453,10 +449,10 @@ class Trainer(StepView, gluon.Trainer):
         return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
-        """Raise an error if no update may come now, or set the optimizer's ``rescale_grad`` for ``batch_size``.
+        """Raise an error if no update may come now; otherwise set the optimizer's ``rescale_grad`` for ``batch_size``.
 
-        ``RuntimeError`` if the user has called methods in a wrong order, ``ValueError`` for a wrong ``batch_size``.
-        ``called`` is the name of the method that the user called, for the message.
+        ``RuntimeError`` if no scaled backward has run, unless the loss scale is 1; ``ValueError`` if ``batch_size`` is
+        not positive. ``called`` is the name of the method that the user called, for the message.
         """
         self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
@@ -493,8 +489,8 @@ class Trainer(StepView, gluon.Trainer):
     def _init_params(self) -> None:
         """Send the parameters to the kvstore; with several workers, wait until this one has the weights of worker 0.
 
-        MXNet sends the arrays of the parameters. This method then sends the FP32 masters, and rounds them into the
-        float16 arrays.
+        MXNet sends the arrays of the parameters. With several workers this method also sends the FP32 masters, and
+        rounds them into the float16 arrays.
         """
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
@@ -514,22 +510,15 @@ class Trainer(StepView, gluon.Trainer):
         return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        """Check all gradients that a backward has written since the last step, and apply them or skip the step.
-
-        ``ignore_stale_grad``: as for ``step``. Waits for the device once.
-        """
+        """Check all gradients that a backward has written since the last step, and apply them or skip the step."""
         updates = backward.due_updates(self._params, ignore_stale=ignore_stale_grad)
         factor = self._gradient_factor
 
         def trained() -> dict[int, Weight]:
-            """Return a dict from keys on the kvstore to the ``Weight`` of each parameter that is trained."""
             return self._weights([param for param in self._params if param.grad_req != "null"])
 
         def apply() -> None:
-            """Apply the optimizer to all weights of ``updates``; after SGLD, send worker 0's weights to all workers.
-
-            SGLD adds random noise to its updates, and each worker draws its own.
-            """
+            # SGLD adds random noise to its updates, and each worker draws its own.
             with engine_lock():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
             share_drawn(self._kvstore, self._optimizer, trained)

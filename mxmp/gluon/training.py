@@ -44,22 +44,21 @@ class TrainedNet:
 
     @property
     def _hooks(self) -> list[tuple[HybridBlock, Hook]]:
-        """Return ``(block, hook)`` for each block of the net that runs as a graph in its present conversion."""
+        """Return ``(block, hook)`` for each block of the net that runs as a low-precision graph."""
         return [(block, hook) for block, hook in hooks(self._net) if not hook.runs_as_python]
 
     @property
     def step(self) -> ScaledStep:
-        """Return the trainer's ScaledStep, which checks gradients for overflows and adjusts the loss scale."""
         return self._trainer.scaled_step
 
     @property
     def policy(self) -> Policy:
-        """Return the policy of the net's present conversion."""
+        """Return the policy of the net's present conversion; if a Plan decides, the Plan's."""
         return self._hooks[0][1].conversion.policy
 
     @property
     def is_planned(self) -> bool:
-        """Return whether the net was converted by a Plan, so that not the rules alone decide the dtypes."""
+        """Return whether the net was converted by a Plan, and not by a policy alone."""
         return any(hook.conversion.plan is not None for _, hook in self._hooks)
 
     @property
@@ -72,7 +71,7 @@ class TrainedNet:
         return [weight_of(param) for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
 
     def gradients(self) -> list[Gradient]:
-        """Return a ``Gradient`` (name, array) per device for each trained parameter of the trainer or the net."""
+        """Return a ``Gradient`` (name, array) per device for each trained parameter, of the trainer or of the net."""
         trained = [param for param in self._params() if param.grad_req != "null"]
         return [Gradient(param.name, grad) for param in trained for grad in param.list_grad()]
 
@@ -80,7 +79,8 @@ class TrainedNet:
     def unchanged(self) -> Iterator[None]:
         """Set all gradients to zero; when the ``with`` block ends, restore them and the running statistics.
 
-        Backwards may run within the block without changing what the next step does. Waits for the device at the end.
+        Backwards may run within the block without changing what the next step does, so MXNet's fresh marks, which say
+        that a backward has written a gradient, are restored too. Waits for the device at the end.
         """
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
@@ -108,13 +108,14 @@ class TrainedNet:
 
         These are the arrays that no operator of the net makes, so that listeners do not get them. Net and loss get a
         backward each, because the gradient of the loss with respect to the net's output can be read in no other way.
+        Gradients are written as in any backward.
 
         Parameters
         ----------
         batch : sequence
             The arguments of the net: arrays, None and nested lists of them.
         loss : callable
-            Takes the net's output and returns a loss or a list of losses.
+            Takes the net's output and returns a loss or a list of losses. Must not be None here.
         loss_scale : float
             Multiplies the loss and the gradients of loss heads.
         note : callable
@@ -143,7 +144,7 @@ class TrainedNet:
         _backward(outs, [array.grad for array in apart], loss_scale)
 
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
-        """Yield a ``GraphRun`` for each training graph of the block whose hook is ``place``.
+        """Yield a ``GraphRun`` for each graph for training that the block whose hook is ``place`` has built so far.
 
         It holds the Symbol that runs, with casts, the plan, and a key, which is the same object for the same graph.
         """
@@ -152,15 +153,14 @@ class TrainedNet:
                 yield GraphRun(built, built.op.symbol, built.plan)
 
     def count_graphs(self, place: Hook) -> int:
-        """Return the number of training graphs that the block whose hook is ``place`` has built."""
         return sum(key.training for key in place.graphs)
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Call ``listener_at(hook)`` once per block, and the listener that it returns with each operator's outputs.
 
-        The outputs are those of the forward and of the backward, in training only. A listener is called with the name
-        that MXNet's monitor gives (``"fc1_output"``) and the array. Raises ``ValueError`` if a user has registered an
-        op hook on a block, as MXNet calls one callback only.
+        The outputs are those of later forwards and backwards, in training only. A listener is called with the name that
+        MXNet's monitor gives (``"fc1_output"``) and the array. Raises ``ValueError`` if a user has registered an op
+        hook on a block, as MXNet calls one callback only.
         """
         for block, hook in self._hooks:
             monitor = _mxnet.monitor(block) or (Listeners(), False)
@@ -184,19 +184,22 @@ class TrainedNet:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether a block was converted again since ``listen``, so that its new graphs call no listener."""
+        """Return whether a block was converted again or restored since ``listen``, so that it calls no listener."""
         return any(hook_of(block) is not hook for block, hook, _, _ in self._listening)
 
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if ``exclude`` cannot be used on this net.
 
-        That is so if several workers train, as each would exclude other operators, and if the net is only a part of a
-        net that was converted as a whole.
+        That is so if several workers train, as each would exclude other operators, and if another net shares a block
+        with this one and was converted, or contains this one.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
         if conversions_in(self._net)[1]:
-            raise ValueError(f"{self._net.name!r} is a part of a net that was converted as a whole: pass that net")
+            raise ValueError(
+                f"{self._net.name!r} is a part of a net that was converted as a whole, or shares a block with one: "
+                "pass that net"
+            )
 
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep the operators named ``nodes`` in FP32 too, from the next forward on. Call this between two steps.
@@ -214,8 +217,8 @@ class TrainedNet:
 def _backward(heads: Sequence[mx.nd.NDArray], gradients: Sequence[NDArray], loss_scale: float) -> None:
     """Run backward from ``heads`` with the head gradients ``gradients``, with ``retain_graph=True``.
 
-    ``loss_scale`` multiplies the gradients that loss heads write. The graph is retained because freeing it would also
-    free labels that a graph which the user has recorded still reads.
+    ``loss_scale`` multiplies the gradients that loss heads write. Without ``retain_graph`` MXNet would free labels that
+    a graph which the user has recorded still reads.
     """
     with heads_scaled_by(loss_scale, Record(heads)), hold_interrupts():
         autograd.backward(heads, gradients, retain_graph=True)

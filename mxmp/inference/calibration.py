@@ -39,7 +39,8 @@ class Statistics:
     def add(self, name: str, values: np.ndarray) -> None:
         """Add the values that the tensor ``name`` has in one more batch to the tensor's histogram.
 
-        Of a large tensor about 100,000 values are counted; the smallest and the largest are found among all.
+        Of 200,000 or more values, 100,000 to 150,000 are counted, evenly spread; the smallest and the largest are found
+        among all.
         """
         low, high = float(values.min()), float(values.max())
         flat = values.reshape(-1)
@@ -60,18 +61,15 @@ class Statistics:
 
 
 def _min_max(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the smallest and the largest value of a tensor as its range for INT8, so that no value is clipped.
-
-    The arguments are the tuple of the tensor in ``Statistics.histograms``.
-    """
+    """Return the smallest and the largest value of a tensor as its range for INT8, so that no value is clipped."""
     return low, high
 
 
 def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
     """Return the range for INT8 with which a tensor's rounded values are distributed most like the exact values.
 
-    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence. The arguments are the tuple of the
-    tensor in ``Statistics.histograms``.
+    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence. The arguments are the items of
+    ``Statistics.histograms[name]`` for the tensor.
     """
     bins = _UINT8_BINS if low >= 0 else _INT8_BINS
     threshold, _ = mx.nd.contrib.calibrate_entropy(mx.nd.array(counts), mx.nd.array(edges), num_quantized_bins=bins)
@@ -81,8 +79,8 @@ def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end
 def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
     """Return the range for INT8, symmetric around 0, that holds at least 99.99 % of the values that were counted.
 
-    It ends at the smallest and the largest value of the tensor if these are nearer to 0. The arguments are the tuple of
-    the tensor in ``Statistics.histograms``.
+    The range is cut at the smallest and the largest value of the tensor. The arguments are the items of
+    ``Statistics.histograms[name]`` for the tensor.
     """
     half = len(counts) // 2
     folded = counts[half + 1 :] + counts[:half][::-1]
@@ -110,8 +108,8 @@ def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
     """Return the signal to quantization noise ratio of ``value`` against ``reference``, two arrays of one shape, in dB.
 
     10 * log10(sum(reference**2) / sum((reference - value)**2)), computed in float64; inf if the arrays are equal.
-    Elements that are infinite in ``reference``, as in a mask, are left out of the sums. The ratio is -inf if ``value``
-    differs there, or is infinite or NaN where ``reference`` is finite.
+    Infinite elements of ``reference``, as in a mask, are left out of the sums. The ratio is -inf if ``value`` differs
+    there, if it is infinite or NaN elsewhere, or if ``reference`` has a NaN.
     """
     exact, finite = reference.astype("float64"), np.isfinite(reference)
     if not np.array_equal(exact[~finite], value[~finite]) or not np.isfinite(value[finite]).all():

@@ -40,9 +40,8 @@ def optimize_for_inference(
     stays as it is.
 
     ``dtypes="float16"`` returns a network for a GPU instead: BatchNorm is folded, layers are float16 where the rules
-    and the accuracy allow it, with weights stored in float16. Its accuracy is that of the emulation on this CPU, and
-    no time is measured. Its arrays are on the CPU: ``found.collect_params().reset_ctx(mx.gpu())`` moves those of a
-    block.
+    and the accuracy allow it, with weights stored in float16. Its accuracy is that of the emulation on this CPU, and no
+    time is measured. Its arrays are on the CPU: ``found.collect_params().reset_ctx(mx.gpu())`` moves those of a block.
 
     The graphs run in another process, so that a kernel that crashes ends only that process; the report then says so.
     The call returns when all have run.
@@ -53,24 +52,26 @@ def optimize_for_inference(
         A network with FP32 weights on the CPU; for float16 also on a GPU. If mxmp has converted it, the casts are
         removed first and FP32 weights are used.
     calibration : iterable of batches
-        Inputs of the network, without labels. A batch is an array, a tuple of arrays, a ``DataBatch`` or, for a
-        Symbol, a dict from the names of inputs to arrays. The first two thirds of the batches calibrate INT8, the
-        others measure accuracy; a single batch is cut in two. The first batch is timed, so it should have the shape
-        with which you will call the network.
+        Inputs of the network, without labels. A batch is an array, a tuple of arrays, a ``DataBatch`` or, for a Symbol,
+        a dict from the names of inputs to arrays. The last third of the batches, at least one, measures accuracy, the
+        others calibrate INT8; a single batch is cut in two. The first batch is timed, so it should have the shape with
+        which you will call the network.
     dtypes : iterable of str
         The dtypes to try, of ``"int8"`` and ``"bfloat16"``, or ``"float16"`` alone. FP32 is always tried; with ``()``
         nothing else is.
     evaluate : callable, optional
-        Takes an ``OptimizedBlock`` or ``OptimizedSymbol``, as this function returns it, and returns its accuracy as a
-        number, higher is better. It is called in this process for FP32 and for each graph in another dtype that runs.
-        It decides which graphs are accurate enough, so judge the result on data that ``evaluate`` does not see.
+        Takes an ``OptimizedBlock`` or ``OptimizedSymbol``, as this function returns it (for float16, the emulation),
+        and returns its accuracy as a number, higher is better. It is called in this process for FP32 and for each graph
+        in another dtype that runs. It alone decides which graphs are accurate enough, so judge the result on data that
+        ``evaluate`` does not see.
     max_drop : float
         With ``evaluate``, how much lower than for FP32 its number may be. Without, the share of samples (from 0 to 1)
-        whose largest score may be at another place than in FP32.
+        whose largest score may be at another place than in FP32; not used unless the shape of
+        the first output is (samples, classes).
     min_sqnr : float
-        Without ``evaluate``, the least signal to quantization noise ratio of the outputs against FP32's, in dB.
+        Without ``evaluate``, the least signal to quantization noise ratio of each output against FP32's, in dB.
     arg_params, aux_params : mapping of str to NDArray
-        The parameters and the running statistics of a Symbol, by name. A block has its own.
+        The parameters and the running statistics of a Symbol, by name; None for a block, which has its own.
     progress : bool
         Show a progress bar on a terminal, if tqdm is installed.
 
@@ -86,9 +87,9 @@ def optimize_for_inference(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        The network has no graph or no values, is on a GPU (unless for float16), or holds NaN or infinity. Or there is
-        no calibration data, or it does not fit the network or is not finite. Or a dtype is unknown, ``max_drop`` is
-        negative, or ``evaluate`` returned no finite number.
+        The network has no graph, is fused or quantized already, or has parameters that are not initialized, not FP32,
+        not finite, or on a GPU (unless for float16). Or there is no calibration data, or it does not fit the network or
+        is not finite. Or a dtype is unknown, ``max_drop`` is negative, or ``evaluate`` returned no finite number.
     RuntimeError
         Python does not know its own executable, so no other process can be started.
     mxmp.inference.runner.CandidateError
@@ -99,10 +100,6 @@ def optimize_for_inference(
     batches, calibrating, held, notes = _split(subject.batches)
 
     def score(graph: Graph, params: Params) -> float:
-        """Return what the user's ``evaluate`` returns for the network with this graph and these parameters.
-
-        Raises ``ValueError`` if that is not a finite number.
-        """
         assert evaluate is not None
         value = evaluate(served(subject, graph, params, _NO_REPORT))
         if not isfinite(value):
@@ -129,7 +126,8 @@ _NO_REPORT = InferenceReport("", "", [], [], {}, [])
 def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
     """Return the argument ``dtypes`` of ``optimize_for_inference`` as a list; a single name becomes a list of one.
 
-    Raises ``ValueError`` for a dtype that cannot be tried, and for a ``max_drop`` that is negative or NaN.
+    Raises ``ValueError`` for an unknown dtype, for float16 beside INT8 or bfloat16, and for ``max_drop`` negative or
+    NaN.
     """
     requested = [dtypes] if isinstance(dtypes, str) else list(dtypes)
     for dtype in requested:
@@ -143,22 +141,11 @@ def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
 
 
 def _split(batches: Sequence[Batch]) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
-    """Decide which batches calibrate INT8 and which measure accuracy.
+    """Return the batches, the positions of those that calibrate INT8 and of those that measure accuracy, and notes.
 
-    Of several batches, the last third measures. A single batch is cut into two halves, one for each purpose, which are
-    added after it; the whole batch stays the first, which is timed. A batch that cannot be cut, for example because it
-    has one row, does both.
-
-    Returns
-    -------
-    sequence of batches
-        The given batches, and the two halves if there are any.
-    list of int
-        The positions in this sequence of the batches that calibrate.
-    list of int
-        The positions in this sequence of the batches that measure.
-    list of str
-        Notes for the report: whether one batch did both.
+    Of several batches, the last third, at least one, measures, and the others calibrate. A single batch is cut into two
+    halves, one for each purpose, which are added after it; the whole batch stays the first, which is timed. A batch
+    that cannot be cut, for example because it has one row, does both, and a note for the report says so.
     """
     if len(batches) > 1:
         held = max(len(batches) // 3, 1)

@@ -19,10 +19,9 @@ QUANTIZED = "quantized_"
 
 
 class _KnownRanges:
-    """A collector of ranges for MXNet's quantization that is given all ranges beforehand and collects nothing.
+    """A collector for MXNet's quantization that has all ranges beforehand, since mxmp has calibrated them itself.
 
-    mxmp has calibrated them itself. MXNet reads the attribute ``min_max_dict``, from the names of tensors to their
-    ranges.
+    MXNet reads the attribute ``min_max_dict``, from the names of tensors to their ranges.
     """
 
     def __init__(self, ranges: Ranges) -> None:
@@ -36,7 +35,7 @@ def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
     """Return, sorted, the names of all tensors whose ranges ``quantize`` may need for a graph.
 
     They are outputs of operators, such as ``"fc1_output"``, and inputs of the graph, such as ``"data"``, and suffice
-    for any choice of operators that stay out of INT8. ``graph`` is one of ``fuse(..., quantizable=True)``.
+    whichever operators ``quantize`` leaves out. ``graph`` comes from ``fuse(..., quantizable=True)``.
     """
     return sorted(set(_quantized(graph, params, (), True, "naive", None)[1].include_layer))
 
@@ -87,9 +86,10 @@ def _quantized(
 ) -> tuple[mx.sym.Symbol, Any]:
     """Return MXNet's INT8 Symbol for a graph, before the ranges are set in it, and a collector of ranges.
 
-    ``excluded`` and ``every`` are as for ``quantize``. ``mode`` is MXNet's ``calib_mode``. With ``"naive"`` the
-    returned collector is a new one, whose ``include_layer`` names the tensors that need ranges. With ``"customize"`` it
-    is ``collector``, which then has the ranges.
+    ``excluded`` are names of operators that keep their dtype; ``every`` also quantizes those without a neighbor in
+    INT8. ``mode`` is MXNet's ``calib_mode``. With ``"naive"`` the returned collector is a new one, whose
+    ``include_layer`` names the tensors that need ranges. With ``"customize"`` it is ``collector``, which then has the
+    ranges.
     """
     made, _, _, collector = quantization.quantize_graph(
         graph.to_symbol(),
@@ -107,7 +107,6 @@ def _quantized(
 
 
 def _by_kind(graph: Graph, params: Params) -> tuple[Params, Params]:
-    """Split the parameters of a graph into its arguments and its auxiliary states, both by name."""
     states = set(graph.to_symbol().list_auxiliary_states())
     arguments = {name: value for name, value in params.items() if name not in states}
     return arguments, {name: value for name, value in params.items() if name in states}

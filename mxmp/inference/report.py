@@ -33,8 +33,8 @@ class Candidate(NamedTuple):
         The share of samples, from 0 to 1, whose largest score in the first output is at the same place as in FP32. None
         for the unchanged FP32 network, if the first output is not a matrix of scores, or if the graph could not run.
     score : float or None
-        What ``evaluate`` returned for the graph; of FP32 graphs it gets the folded one alone. None for the others, if
-        there is no ``evaluate``, or if the graph could not run.
+        What ``evaluate`` returned for the graph. None if there is no ``evaluate``, if the graph could not run, and for
+        every FP32 graph except ``"float32, folded"``.
     verdict : str
         Why the graph may not be returned, such as ``"below 20 dB"``; empty if it may.
     """
@@ -62,8 +62,9 @@ class Layer(NamedTuple):
     why : str
         Why it has this dtype; empty if there is nothing to say.
     sqnr : float or None
-        The signal to quantization noise ratio of the network's outputs, in dB, if this operator alone is in INT8,
-        bfloat16 or float16: the one of these in which it was measured last. None if that was not measured.
+        The signal to quantization noise ratio of the network's outputs, in dB, if this operator alone is in the dtype
+        with which the chosen graph's name begins, INT8 for ``"int8, 3 in float32"``; for a GPU, in float16. None if
+        that was not measured.
     milliseconds : float or None
         Time of the operator for one batch, when operators run one after another. None if it was not measured.
     """
@@ -117,8 +118,8 @@ class InferenceReport:
     def plot(self, path: Optional[str] = None) -> object:
         """Return a matplotlib ``Figure`` with a dot for each timed candidate: time of a batch against SQNR in dB.
 
-        SQNR is the signal to quantization noise ratio. The chosen candidate is red. An SQNR of infinity is drawn as
-        high as the highest finite one.
+        SQNR is the signal to quantization noise ratio; infinity is drawn as high as the highest finite one. The chosen
+        candidate is red.
 
         Parameters
         ----------
@@ -156,7 +157,7 @@ class InferenceReport:
         return figure
 
     def __str__(self) -> str:
-        """Return a table of the candidates, the ten slowest operators of the chosen graph, and the notes."""
+        """Return a table of the candidates, ten operators of the chosen graph, the slowest if timed, and the notes."""
         head = ("", "ms", "times as fast", "SQNR, dB", "same answer", "score", "")
         rows = [head, *(self._row(each) for each in self.candidates)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
@@ -184,10 +185,7 @@ class InferenceReport:
         return "\n".join([*text, *self.notes])
 
     def _row(self, each: Candidate) -> Tuple[str, ...]:
-        """Return the seven cells of a candidate's line in the printed table; a cell without a value is empty.
-
-        ``*`` in front of the name marks the candidate that was chosen.
-        """
+        """Return the seven cells of a candidate's line in the table, empty if unknown; ``*`` marks the chosen one."""
         gain = "" if each.gain is None else "{1:.2f} ({0:.2f} to {2:.2f})".format(*each.gain)
         return (
             ("* " if each.name == self.chosen else "  ") + each.name,

@@ -73,7 +73,7 @@ class Runner:
     def add(self, name: str, graph: Graph, params: Params) -> None:
         """Write a graph and its parameters to files, so that requests can give its ``name``.
 
-        Replaces an earlier graph of the same name. Arrays that were written for another graph are not written again.
+        Replaces an earlier graph of that name. Arrays that were written for another graph are not written again.
         """
         number = str(self._added)
         self._added += 1
@@ -104,23 +104,15 @@ class Runner:
         """Run a graph once on some batches; return, by calibrator and tensor, the range of values for INT8.
 
         A range is the smallest and the largest value that INT8 should represent: ``{"entropy": {"fc1_output": [-1.5,
-        2.0]}}``. Calibrators, the ways to choose it, are listed in ``CALIBRATORS``.
-
-        Parameters
-        ----------
-        name : str
-            The name of the graph.
-        batches : sequence of int
-            The positions of the batches.
-        tensors : sequence of str
-            Names of inputs, such as ``"data"``, and of outputs of operators, such as ``"fc1_output"``.
+        2.0]}}``. Calibrators, the ways to choose it, are listed in ``CALIBRATORS``. ``batches`` are positions;
+        ``tensors`` are names of inputs, such as ``"data"``, and of outputs of operators, such as ``"fc1_output"``.
         """
         return self._ask("collect", graph=self._graphs[name], batches=list(batches), tensors=list(tensors))
 
     def times(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
         """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
 
-        In each round all graphs run once, one after another. Two more rounds come first and are not counted.
+        In each round all graphs run once, one after another. Two rounds before these are not counted.
         """
         return self._ask("time", graphs=[self._graphs[name] for name in names], rounds=rounds)
 
@@ -133,7 +125,7 @@ class Runner:
         return self._ask("profile", graph=self._graphs[name], rounds=rounds)
 
     def forget(self, *names: str) -> None:
-        """Let the other process free the parameters and executors of the graphs with these names."""
+        """Let the other process free the parameters and executors of these graphs; a later request reads them again."""
         self._ask("forget", names=list(names))
 
     def _ask(self, what: str, **arguments: Any) -> Any:
@@ -169,7 +161,6 @@ class Runner:
             self._process = start_python(_START, stderr=log, text=True, env=env)
 
     def _stop(self) -> None:
-        """Kill the process, if one is running, and wait for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -186,5 +177,4 @@ class Runner:
         return f"the process ended with {how}" + (f": {lines[-1][-_TAIL:]}" if lines else "")
 
     def _path(self, name: str) -> str:
-        """Return the path of the file ``name`` in the temporary folder of this runner."""
         return os.path.join(self._folder.name, name)

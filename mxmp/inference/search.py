@@ -13,6 +13,7 @@ from ..precision.plan import Decision
 from ..serving.folding import Params, fold_constants, fold_norms, without_identities
 from ..serving.fusing import fuse
 from ..serving.lowering import lower, lower_to_float16
+from ..serving.sums import register
 from ..tuning.search import quartiles
 from .calibration import sqnr
 from .quantizing import QUANTIZED, Ranges, quantize, tensors_to_calibrate
@@ -22,12 +23,15 @@ from .runner import CandidateError, Runner
 __all__ = ["BFLOAT16", "FLOAT16", "INT8", "Found", "Limits", "Search"]
 
 INT8, BFLOAT16, FLOAT16 = "int8", "bfloat16", "float16"
+SUMS = "float16 sums"
 PLAIN, FOLDED, FUSED = "float32", "float32, folded", "float32, fused"
 # The SQNR in dB above which two FP32 graphs compute the same. Sums in another order stay above it, and a wrong fusion
 # does not.
 _SAME = 90.0
 # How many rounds are timed: at least, at most, and in between as many as take so many seconds.
 _FEWEST_ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 31, 30.0
+# How the verdict on a graph begins that MXNet cannot run.
+_FAILS = "fails here"
 # After so many crashes of one type of operator in INT8, others of the type are not run any more.
 _CRASHES = 2
 
@@ -64,7 +68,10 @@ class Found(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """A graph that was tried, and its parameters by name; ``why`` maps operators' names to reasons for their dtypes."""
+    """A graph that was run on the calibration data, to compare its outputs with FP32's, and its parameters by name.
+
+    ``why`` maps operators' names to reasons for their dtypes.
+    """
 
     graph: Graph
     params: Params
@@ -120,14 +127,14 @@ class Search:
     def run(self, dtypes: Collection[str]) -> Found:
         """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough.
 
-        That is an FP32 graph unless another one is faster in at least three quarters of the rounds of timing. With
-        float16 in ``dtypes``, the graph is for a GPU and nothing is timed: it computes in float16 if the emulation of
-        float16 on this CPU is accurate enough, otherwise in FP32.
+        That is an FP32 graph unless the fastest of the others beats it in at least three quarters of the rounds. With
+        float16 in ``dtypes``, the graph is for a GPU and nothing is timed: as many layers are in float16 as the
+        accuracy of the emulation on this CPU allows.
 
         Raises
         ------
         ValueError
-            The network's FP32 outputs hold NaN.
+            The network's FP32 outputs hold NaN, or ``evaluate`` returned no finite number.
         CandidateError
             The network fails in FP32.
         """
@@ -146,8 +153,8 @@ class Search:
         """Run the network in FP32 three times: as it is, with BatchNorm folded, and folded and fused by oneDNN.
 
         The third is left out unless ``fused``. The outputs of the network as it is are kept as the reference for all
-        other graphs. The graphs in other dtypes will be made from the folded graph, or from the network as it is if
-        folding changes the outputs.
+        other graphs; ``ValueError`` is raised if they hold NaN. The graphs in other dtypes will be made from the folded
+        graph, or from the network as it is if the folded one fails or has other outputs.
         """
         self._tell("float32")
         graph, params = self._original
@@ -162,10 +169,10 @@ class Search:
         if self._try_same(FOLDED, fuse(folded[0], apart=True), folded[1]):
             self._base = folded
         else:
-            self.notes.append("BatchNorm stays: folding it changes these outputs")
+            self.notes.append(f"BatchNorm stays: the graph without it {self._rows[FOLDED].verdict}")
             self._try_same(FOLDED, fuse(graph, apart=True), params)
         if fused and not self._try_same(FUSED, fuse(self._base[0]), self._base[1]):
-            self.notes.append("MXNet's fusion is wrong on this network beyond what is known: it stays unfused")
+            self.notes.append(f"the network stays unfused: the fused graph {self._rows[FUSED].verdict}")
         if self._limits.evaluate is not None:
             self._score = self._limits.evaluate(*self._tried[FOLDED][:2])
             self._rows[FOLDED] = self._rows[FOLDED]._replace(score=self._score)
@@ -180,21 +187,20 @@ class Search:
         try:
             found = dict(zip(self._reference, self._runner.outputs(name, list(self._reference))))
         except CandidateError as error:
-            self._rows[name] = Candidate(name, verdict=f"fails here: {error}")
+            self._rows[name] = Candidate(name, verdict=f"{_FAILS}: {error}")
             return False
         worst, agreement = self._compared(found)
-        verdict = "" if worst >= _SAME else f"not the network's outputs: below {_SAME:.0f} dB"
+        verdict = "" if worst >= _SAME else f"has other outputs: below {_SAME:.0f} dB"
         self._rows[name] = Candidate(name, sqnr=worst, agreement=agreement, verdict=verdict)
         return not verdict
 
     # -- bfloat16 -----------------------------------------------------------------------------------
 
     def _try_bfloat16(self) -> None:
-        """Try graphs in bfloat16: with all layers that may be in it, or else with as few in FP32 as accuracy allows."""
+        """Try graphs in bfloat16: with all layers that the rules allow in it, or as few in FP32 as accuracy needs."""
         self._tell(BFLOAT16)
 
         def build(full: Collection[str]) -> tuple[Graph, Params]:
-            """Return the graph in bfloat16 except for the layers ``full``, which are in FP32, and its parameters."""
             return lower(*self._base, full)
 
         try:
@@ -212,19 +218,16 @@ class Search:
     # -- float16 ------------------------------------------------------------------------------------
 
     def _find_float16(self) -> Found:
-        """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy allows, or else an FP32 graph.
+        """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy needs, or else the FP32 graph.
 
         Accuracy is that of the emulation of float16 on this CPU, on the batches that measure accuracy; ``evaluate``
-        gets the emulation. If no float16 graph is accurate enough, the FP32 graph is returned.
+        gets the emulation.
         """
         self._tell(FLOAT16)
         self.notes.append("float16 was emulated on this CPU to see its accuracy; no time was measured")
 
         def lowered(full: Collection[str], device: str) -> tuple[Graph, Params, Mapping[str, Decision]]:
-            """Return the float16 graph for a device with the layers ``full`` in FP32, its parameters and its decisions.
-
-            A decision says whether an operator computes in float16, and why. The graph for "cpu" is the emulation.
-            """
+            # A decision says whether an operator computes in float16, and why. The graph for "cpu" is the emulation.
             return lower_to_float16(*self._base, full, device)
 
         graph, params = self._base
@@ -238,17 +241,30 @@ class Search:
         chosen = _candidate_name(FLOAT16, len(kept), "float32")
         if chosen in self._rows and not self._rows[chosen].verdict:
             graph, params, decisions = lowered(kept, "gpu") if kept else found
+            if any(node.op == "FullyConnected" and decisions[name].low for node, name in self._base[0].names().items()):
+                self._try_float16_sums(kept)
         else:
             chosen, decisions = FOLDED, {}
         rows = list(self._rows.values())
         report = InferenceReport(chosen, FOLDED, rows, self._decided(decisions), {}, self.notes)
         return Found(graph, params, report)
 
+    def _try_float16_sums(self, kept: Collection[str]) -> None:
+        """Run the emulated float16 graph, with the layers ``kept`` in FP32, with float16 sums in FullyConnected.
+
+        ``MXNET_FC_TRUE_FP16=1`` turns these on. Adds the candidate "float16 sums" and a note on its accuracy.
+        """
+        register()
+        right = self._try(SUMS, lambda: lower_to_float16(*self._base, kept, "cpu", float16_sums=True)[:2], {})
+        self.notes.append(
+            f"MXNET_FC_TRUE_FP16=1, which lets FullyConnected sum in float16 on a GPU, is {'' if right else 'not '}"
+            f"accurate enough here: see {SUMS!r}"
+        )
+
     def _decided(self, decisions: Mapping[str, Decision]) -> list[Layer]:
         """Return a ``Layer`` of the report, without a time, for each operator, with its dtype and why.
 
-        ``decisions`` says, by an operator's name, whether it computes in float16; an operator that is missing there is
-        FP32.
+        ``decisions`` says, by an operator's name, whether it computes in float16; one that is missing there is in FP32.
         """
         layers, alone = [], self._alone.get(FLOAT16, {})
         for node in self._base[0].nodes():
@@ -261,10 +277,10 @@ class Search:
     # -- INT8 ---------------------------------------------------------------------------------------
 
     def _try_int8(self) -> None:
-        """Try graphs in INT8: with all layers that can be in it, or else with as few in FP32 as accuracy allows.
+        """Try graphs in INT8: with all layers that can be in it, or else with as few in FP32 as accuracy needs.
 
-        If some layers have to be in FP32 and a bfloat16 graph was accurate enough, a graph with these layers in
-        bfloat16 instead is tried too.
+        If some layers have to be in FP32 and a bfloat16 graph was accurate enough, a graph that has these layers in
+        bfloat16 and the others in INT8 is tried too.
         """
         self._tell("calibration")
         base, params = self._base
@@ -290,7 +306,6 @@ class Search:
             return
 
         def build(rest: Collection[str], in_bfloat16: bool) -> tuple[Graph, Params]:
-            """Return the graph in INT8, but with the layers ``rest`` in FP32 or bfloat16, and its parameters."""
             if not in_bfloat16:
                 return quantize(fused, params, found, {*rest, *failing})[:2]
             operators = {node.name for node in base.nodes() if not node.is_variable}
@@ -309,20 +324,12 @@ class Search:
     def _best_ranges(
         self, fused: Graph, params: Params, ranges: Mapping[str, Ranges], failing: Mapping[str, str]
     ) -> Any:
-        """Return the ranges for INT8 of the calibrator with which the graph in INT8 has the highest SQNR.
+        """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR, or None if it fails with all.
 
-        A calibrator is a way to choose the ranges; SQNR is the signal to quantization noise ratio of the outputs, on
-        the batches that measure. The SQNR of each calibrator is kept for the report. None if the graph fails with all
-        of them.
-
-        Parameters
-        ----------
-        fused, params
-            The FP32 graph that ``quantize`` takes, and its parameters by name.
-        ranges : mapping of str to Ranges
-            From the name of a calibrator, such as ``"entropy"``, to its ranges.
-        failing : mapping of str to str
-            From the name of each operator that cannot be in INT8 to the reason; these stay in FP32.
+        SQNR is the signal to quantization noise ratio of the outputs, here on the batches that measure; the report
+        shows it for each calibrator. ``ranges`` has the ranges by calibrator, the way to choose them, such as
+        ``"entropy"``. ``fused`` is the FP32 graph for ``quantize``. The operators in ``failing``, which maps names to
+        reasons, cannot be in INT8 and stay in FP32; all others that can be are in INT8.
         """
         self._tell("calibrators")
         for name, found in ranges.items():
@@ -342,10 +349,11 @@ class Search:
     def _measure_alone(self, dtype: str, layers: Sequence[str], build: Build) -> dict[str, str]:
         """Run, for each of the ``layers``, a graph in which this layer alone is in ``dtype``.
 
-        Keeps the SQNR in dB of the graph's outputs on one batch in ``self._alone[dtype]``, by the layer's name: it
-        shows how much accuracy the layer costs. Returns a dict from the name of each layer that cannot run in ``dtype``
-        to the reason. After two crashes of one type of operator, other layers of that type are not run. ``build`` takes
-        the names of the layers that must not be in ``dtype``, and returns a graph and its parameters.
+        Keeps the SQNR in dB of the graph's outputs on the first batch that measures in ``self._alone[dtype]``, by the
+        layer's name: it shows how much accuracy the layer costs. Returns a dict from the name of each layer that cannot
+        run in ``dtype`` to the reason. After two crashes of one type of operator, the other layers of that type are put
+        in that dict without a run. ``build`` takes the names of the layers that must not be in ``dtype``, and returns a
+        graph and its parameters.
         """
         alone = self._alone[dtype] = {}
         failing: dict[str, str] = {}
@@ -362,7 +370,7 @@ class Search:
                 outputs = self._runner.outputs("alone", self._held[:1])
                 alone[name] = self._compared({self._held[0]: outputs[0]})[0]
             except (CandidateError, mx.MXNetError) as error:
-                failing[name] = f"fails here: {_last_line(error)}"
+                failing[name] = f"{_FAILS}: {_last_line(error)}"
                 if isinstance(error, CandidateError) and error.crashed:
                     crashes[kind] = crashes.get(kind, 0) + 1
             finally:
@@ -379,9 +387,9 @@ class Search:
         """Find how few layers must be in FP32 for a graph in ``dtype`` to be accurate enough; return their names.
 
         The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
-        is run for this is a candidate. If ``_measure_alone`` has not run for ``dtype``, it runs when its result is
-        needed. The list is empty if no layer has to be in FP32, and also if all would have to
-        be, which is noted for the report.
+        is run for this is a candidate. If this SQNR is needed and was not measured, ``_measure_alone`` does it. The
+        list is empty if no layer has to be in FP32; also if no graph with a layer in ``dtype`` is accurate enough, but
+        then a note says so, and the candidate ``dtype`` has a verdict.
 
         Parameters
         ----------
@@ -397,10 +405,7 @@ class Search:
         order = self._by_cost(dtype, layers)
 
         def within(count: int) -> bool:
-            """Return True if the graph with the first ``count`` layers of ``order`` in FP32 is accurate enough.
-
-            It is run at the first call for this count.
-            """
+            # It is run at the first call for this count.
             if count not in tried:
                 self._tell(f"{dtype}, {count} of {len(layers)} layers not")
                 reasons = {**(why or {}), **dict.fromkeys(order[:count], "for accuracy")}
@@ -418,7 +423,9 @@ class Search:
         while count < most and not within(count):
             count, failed = min(2 * count, most), count
         if not most or not within(count):
-            self.notes.append(f"{dtype}: no graph with a layer in it is accurate enough")
+            failure = self._rows[dtype].verdict
+            inaccurate = "no graph with a layer in it is accurate enough"
+            self.notes.append(f"{dtype}: {failure if failure.startswith(_FAILS) else inaccurate}")
             return []
         while count - failed > 1:
             middle = (count + failed) // 2
@@ -426,7 +433,10 @@ class Search:
         return order[:count]
 
     def _by_cost(self, dtype: str, layers: Sequence[str]) -> list[str]:
-        """Return the layers, those first whose SQNR alone in ``dtype`` is lowest, or that cannot run in it alone."""
+        """Return the layers, those first that cannot run in ``dtype`` alone, then those with the lowest SQNR in it.
+
+        Before ``_measure_alone`` has run for ``dtype``, they stay in the given order.
+        """
         alone = self._alone.get(dtype, {})
         return sorted(layers, key=lambda name: alone.get(name, -np.inf))
 
@@ -441,7 +451,7 @@ class Search:
             self._runner.add(name, graph, params)
             outputs = self._runner.outputs(name, self._held)
         except (CandidateError, mx.MXNetError) as error:
-            self._rows[name] = Candidate(name, verdict=f"fails here: {_last_line(error)}")
+            self._rows[name] = Candidate(name, verdict=f"{_FAILS}: {_last_line(error)}")
             return False
         self._tried[name] = _Tried(graph, params, why)
         self._rows[name] = row = self._judge(name, dict(zip(self._held, outputs)))
@@ -451,8 +461,9 @@ class Search:
         """Return a ``Candidate`` with the accuracy of the graph ``name`` and, if it is too low, a verdict that says so.
 
         ``outputs`` maps from the position of a batch to the graph's outputs. If there is an ``evaluate``, its value
-        must not be more than ``max_drop`` below that of FP32. Otherwise the SQNR must reach ``min_sqnr``, and the share
-        of samples whose largest score is at another place than in FP32 must not exceed ``max_drop``.
+        must not be more than ``max_drop`` below that of FP32. Otherwise the SQNR must reach ``min_sqnr``, and, if the
+        first output is a matrix of scores, at most the share ``max_drop`` of samples may have their largest score at
+        another place than in FP32.
         """
         limits = self._limits
         worst, agreement = self._compared(outputs)
@@ -489,7 +500,9 @@ class Search:
     def _choose(self) -> Found:
         """Time all graphs of this search that are accurate enough; return the fastest and the report of the search.
 
-        An FP32 graph is returned unless another one is faster in at least three quarters of the rounds.
+        An FP32 graph is returned unless the fastest of the others beats the fastest in FP32 in at least three quarters
+        of the rounds. The unchanged FP32 graph is returned only if no other one has its outputs, since a Module that
+        binds it would let MXNet fuse it, perhaps wrongly.
         """
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]
@@ -543,13 +556,12 @@ def _bfloat16_layers(graph: Graph) -> list[str]:
 
 
 def _has_bfloat16_weight(node: Node) -> bool:
-    """Return True if the second input of an operator is a variable that is declared as bfloat16."""
     weight = node.inputs[1].node if len(node.inputs) > 1 else None
     return weight is not None and weight.is_variable and weight.attrs.get("__dtype__") == TYPE_CODES[BFLOAT16]
 
 
 def _candidate_name(dtype: str, count: int, other: str) -> str:
-    """Return a candidate's name: ``dtype``, and how many layers are in ``other``, as in "int8, 3 in float32"."""
+    """Return a candidate's name: "int8, 3 in float32" if ``count`` layers are in ``other``, or "int8" if none are."""
     return f"{dtype}, {count} in {other}" if count else dtype
 
 

@@ -69,8 +69,9 @@ def read_target(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        ``target`` has no graph, is fused or quantized already, has no values or values other than finite FP32 ones on a
-        CPU; or the batches do not fit it or are not finite.
+        ``target`` has no graph, is fused or quantized already, is not initialized, or has parameters that are not FP32,
+        not finite or not on a CPU; or the batches do not fit it or are not finite; or ``arg_params`` is given for a
+        block.
     """
     batches = _batches(calibration)
     if isinstance(target, mx.sym.Symbol):
@@ -111,10 +112,9 @@ def _batches(calibration: Any) -> list[Any]:
 def _read_block(block: Any, batches: list[Any]) -> Subject:
     """Return a block and its calibration data as a ``Subject``, the form that ``read_target`` returns.
 
-    The graph is that of inference, traced in a copy of the block with the first batch.
-
-    Raises ``TypeError`` if ``block`` is no Block, and ``ValueError`` if it has no graph or no values, or the batches
-    have different numbers of arrays.
+    The graph is that of inference, traced in a copy of the block with the first batch. Raises ``TypeError`` if
+    ``block`` is no Block, and ``ValueError`` if it has no graph or is not initialized, or if the batches have different
+    numbers of arrays.
     """
     if not isinstance(block, Block):
         raise TypeError(f"optimize_for_inference takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
@@ -148,9 +148,8 @@ def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, 
     """Return a Symbol, its parameters and its calibration data as a ``Subject``, the form that ``read_target`` returns.
 
     Arguments of the Symbol that are neither in ``args`` nor in ``auxs`` are inputs, also labels. A batch need not have
-    arrays for all inputs.
-
-    Raises ``ValueError`` if the parameters or the names in a batch do not fit the Symbol.
+    arrays for all inputs. Raises ``ValueError`` if the parameters, or the names in a batch, are not those of the
+    Symbol.
     """
     if not args and not auxs and symbol.list_auxiliary_states():
         raise ValueError("a Symbol is optimized with its parameters: pass arg_params= and aux_params=")
@@ -192,9 +191,10 @@ def _as_arrays(value: Any) -> Any:
 
 
 def _as_array(value: Any) -> NDArray:
-    """Return a NumPy or MXNet array as a new ``NDArray`` on the CPU; float16 and float64 become FP32.
+    """Return a NumPy or MXNet array as a new ``NDArray`` on the CPU, in FP32 if it is float16 or float64.
 
-    The new array may share the memory of ``value``. Raises ``ValueError`` for anything else, and for ``mx.np`` arrays.
+    Other dtypes stay. It may share the memory of ``value``. Raises ``ValueError`` for anything else and for ``mx.np``
+    arrays.
     """
     if not isinstance(value, (NDArray, np.ndarray)):
         raise ValueError(f"a calibration batch holds a {type(value).__name__}: expected arrays, or tuples of them")
@@ -216,7 +216,7 @@ def _flat(value: Any) -> list[NDArray]:
 def _check_values(subject: Subject, any_device: bool) -> None:
     """Raise ``ValueError`` if a parameter is not FP32, or if a parameter or calibration array is empty or not finite.
 
-    Unless ``any_device``, it is raised too if a parameter is not on a CPU. Waits for the arrays.
+    Unless ``any_device``, also if a parameter is not on a CPU. Waits for the arrays.
     """
     for name, value in subject.params.items():
         if value.context.device_type != "cpu" and not any_device:
@@ -375,7 +375,7 @@ def _prefixed(args: Batch, auxs: Batch) -> Params:
 def served(subject: Subject, graph: Graph, params: Params, report: InferenceReport) -> OptimizedBlock | OptimizedSymbol:
     """Return a graph and its parameters as an ``OptimizedBlock`` if ``subject`` is a block, else ``OptimizedSymbol``.
 
-    ``subject`` is the network from which the graph was made; its first batch gives the dtypes of the inputs.
+    ``subject`` is the network from which the graph was made; its first batch gives the dtypes of a block's inputs.
     """
     if subject.is_block:
         inputs = {name: subject.batches[0][name].dtype for name in subject.inputs}

@@ -20,6 +20,7 @@ from mxnet.ndarray import NDArray
 
 from ..callbacks import KeptError
 from ..child import prepare_to_crash
+from ..serving.sums import register
 from .calibration import CALIBRATORS, Statistics
 
 __all__ = ["Bound", "Worker", "main"]
@@ -71,9 +72,8 @@ class Bound:
 class Worker:
     """Carries out the requests of a ``Runner`` in the other process: each public method answers one kind of request.
 
-    The process has one object. In all methods, ``graph`` is a dict with the keys "name", "symbol" and "params", of
-    which the last two are as for ``Bound``. A number stands for the batch at this position in the file that ``data``
-    read.
+    The process has one object. In all methods, ``graph`` is a dict with the keys "name", "symbol" and "params", the
+    last two as for ``Bound``. A number stands for the batch at this position in the file that ``data`` read.
     """
 
     def __init__(self) -> None:
@@ -83,8 +83,7 @@ class Worker:
     def data(self, path: str) -> None:
         """Read from the file ``path`` the batches on which all later requests run, and keep them in this object.
 
-        The file was written by ``mx.nd.save``. An array's name in it is, for example, ``"0:data"``: the position of the
-        batch and the name of the input.
+        ``mx.nd.save`` wrote it, with names such as ``"0:data"``: the position of the batch and the name of the input.
         """
         found: dict[int, dict[str, NDArray]] = {}
         for key, array in mx.nd.load(path).items():
@@ -95,7 +94,8 @@ class Worker:
     def run(self, graph: Mapping[str, Any], batches: list[int], out: str) -> None:
         """Run a graph on the batches with these positions and write its outputs, in FP32, to the file ``out``.
 
-        The name of an array in the file is, for example, ``"2:0"``: position of the batch, position of the output.
+        ``graph`` has the graph's name and files. The name of an array in the file is, for example, ``"2:0"``: position
+        of the batch, position of the output.
         """
         arrays = {}
         for number in batches:
@@ -109,15 +109,14 @@ class Worker:
     ) -> dict[str, dict[str, tuple[float, float]]]:
         """Run a graph on some batches; return, by calibrator and tensor, the range of values for INT8.
 
-        A range is the smallest and the largest value that INT8 should represent: ``{"entropy": {"fc1_output": (-1.5,
-        2.0)}}``. Calibrators, the ways to choose it, are listed in ``CALIBRATORS``. ``tensors`` are names of inputs,
-        such as ``"data"``, and of outputs of operators, such as ``"fc1_output"``.
+        ``graph`` has the graph's name and files. A range is the smallest and the largest value that INT8 should
+        represent: ``{"entropy": {"fc1_output": (-1.5, 2.0)}}``. ``CALIBRATORS`` lists the calibrators, the ways to
+        choose it. ``tensors`` are names of inputs, ``"data"``, and of outputs of operators, ``"fc1_output"``.
         """
         statistics = Statistics()
         wanted = set(tensors)
 
         def note(name: str, array: NDArray) -> None:
-            """Add the values of an array to the statistics of the tensor ``name`` if ``tensors`` has this name."""
             if name in wanted:
                 statistics.add(name, array.asnumpy())
 
@@ -130,8 +129,8 @@ class Worker:
     def time(self, graphs: list[Mapping[str, Any]], rounds: int) -> dict[str, list[float]]:
         """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
 
-        In each round every graph runs once, in every other round in reversed order, so that a slow phase of the machine
-        slows all graphs alike. Two more rounds come first and are not counted.
+        Each of ``graphs`` has a name and files. A round runs every graph once, every other round in reversed order, so
+        that a slow phase of the machine slows all graphs alike. Two rounds before these are not counted.
         """
         bound = {graph["name"]: self._bound(graph).at(self._batches[0]) for graph in graphs}
         seconds: dict[str, list[float]] = {name: [] for name in bound}
@@ -143,11 +142,11 @@ class Worker:
         return seconds
 
     def profile(self, graph: Mapping[str, Any], rounds: int) -> dict[str, tuple[float, str]]:
-        """Return the time and dtype of each operator in a run of a graph on the first batch.
+        """Return the time and dtype of each operator in a run of a graph on the first batch, operator by operator.
 
-        The dict maps the name of an operator's output, such as ``"fc1_output"``, to the operator's time in
-        milliseconds, the shortest in ``rounds`` runs, and the dtype of the output, such as ``"float32"``. Operators run
-        one after another.
+        ``graph`` has the graph's name and files. The dict maps the name of an operator's output, such as
+        ``"fc1_output"``, to the operator's time in milliseconds, the shortest in ``rounds`` runs, and the dtype of the
+        output, such as ``"float32"``.
         """
         executor = self._bound(graph, anew=True).at(self._batches[0])
         least: dict[str, float] = {}
@@ -156,7 +155,6 @@ class Worker:
             last = [time.perf_counter()]
 
             def note(name: str, array: NDArray, last: list[float] = last) -> None:
-                """Keep the time since the last operator before this one ended, and the dtype of this one's output."""
                 mx.nd.waitall()
                 now = time.perf_counter()
                 least[name] = min(least.get(name, 1e9), 1e3 * (now - last[0]))
@@ -174,8 +172,7 @@ class Worker:
     def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
         """Return the ``Bound``, graph and executors, of ``graph``: the same one at each call, or a new one if ``anew``.
 
-        A graph whose operators are observed needs a new one, since MXNet cannot remove a monitor callback from an
-        executor.
+        A graph whose operators are observed needs a new one: MXNet cannot remove a monitor callback from an executor.
         """
         if anew:
             return Bound(graph["symbol"], graph["params"])
@@ -193,7 +190,6 @@ class Worker:
         failed = KeptError()
 
         def call(name: bytes | str, handle: Any) -> None:
-            """Call ``note`` for one output; MXNet calls this with the output's name and the handle of its array."""
             with failed:
                 array = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
                 note(name.decode() if isinstance(name, bytes) else name, array)
@@ -218,7 +214,7 @@ def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:
 
     A command is a line of JSON: an object with the name of a method of ``Worker`` as ``"do"``, and the method's
     arguments. The answer is ``{"answer": RESULT}`` or, if MXNet or NumPy raised an error, ``{"error": LINE}`` with one
-    line of its message.
+    line of its message. Any other error is raised, and so ends the process.
     """
     worker = Worker()
     for line in commands:
@@ -237,6 +233,7 @@ def main() -> None:
     """
     np.seterr(all="ignore")
     prepare_to_crash()
+    register()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for found in _answers(iter(sys.stdin.readline, "")):

@@ -16,16 +16,16 @@ __all__ = [
 
 
 def slices_without_step(fitted: FittedGraph) -> list[Node]:
-    """Return the ``slice`` operators of the converted graph in ``fitted`` whose attribute ``step`` is not set.
+    """Return the ``slice`` operators of the converted graph in ``fitted`` whose attribute ``step`` is missing or empty.
 
     On a GPU, MXNet's pointwise fusion joins such a slice, but no other, with neighbouring operators in one generated
-    kernel. That kernel may not compile, or may read wrong elements. ``write_steps`` avoids it.
+    kernel, which may not compile, or may read wrong elements. ``write_steps`` avoids it.
     """
     return [node for node in fitted.graph.nodes() if node.op == "slice" and not _items(node.attrs.get("step", ""))]
 
 
 def write_steps(fitted: FittedGraph, slices: Sequence[Node]) -> None:
-    """Set the attribute ``step`` of each operator in ``slices`` to 1 along each axis, in place.
+    """Set the attribute ``step`` of each operator in ``slices`` to 1 for each axis of ``begin``, in place.
 
     1 is the default, so the result stays the same. But MXNet's pointwise fusion on a GPU, which is wrong for some
     slices, leaves out a slice whose ``step`` is set.
@@ -55,7 +55,6 @@ def split_norms_with_relu(fitted: FittedGraph, norms: Sequence[Node]) -> None:
     """
 
     def relu(node: Node) -> Entry:
-        """Make ``node`` a BatchNorm, in place; return the output of a new relu that reads its output."""
         replace_operator(node, "BatchNorm", **node.attrs)
         return Entry(Node("relu", f"{node.name}_relu", {MARK: "copy"}, [Entry(node)]))
 

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def low_nodes(fitted: FittedGraph) -> list[Node]:
-    """Return the operators that compute in float16 in the converted graph of ``fitted``.
+    """Return all operators, not only matrix operators, that compute in float16 in the converted graph of ``fitted``.
 
     The emulation of float16 on a CPU rewrites these: ``round_every_node`` puts casts around them.
     """
@@ -32,8 +32,8 @@ def round_every_node(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
     """Emulate each float16 operator in ``nodes``: cast its inputs to FP32 and its outputs to float16, in place.
 
     The operator then computes in FP32 and rounds its result once, as a Tensor Core does. Inputs and outputs that its
-    rule keeps in FP32 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. The outputs of the graph keep their names.
-    The new casts to FP32 are added to ``fitted.widenings``, those to float16 to ``fitted.roundings``.
+    rule does not take in float16 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. The outputs of the graph keep
+    their names. The new casts to FP32 are added to ``fitted.widenings``, those to float16 to ``fitted.roundings``.
     """
     graph, low = fitted.graph, fitted.low
     heads = set(graph.heads)
@@ -56,8 +56,8 @@ def round_every_node(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
 def _widen(fitted: FittedGraph, entry: Entry, node: Node, position: int) -> Entry:
     """Return the output of a new cast to FP32 of the float16 tensor ``entry``, to be input ``position`` of ``node``.
 
-    The cast is added to ``fitted.widenings``. It serves this one input alone: if several operators read one cast, MXNet
-    would sum their gradients in FP32 and round the sum, where a GPU rounds each gradient.
+    The cast is added to ``fitted.widenings``. Each input gets its own cast: if several operators read one, MXNet would
+    sum their gradients in FP32 and round the sum, where a GPU rounds each gradient.
     """
     name = f"{node.name}_in{position}_to_{FULL}"
     cast = Node("Cast", name, {"dtype": FULL, MARK: "cast", APART: name}, [entry])
@@ -68,9 +68,9 @@ def _widen(fitted: FittedGraph, entry: Entry, node: Node, position: int) -> Entr
 def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
     """Return the output of a new cast to float16 of an operator's FP32 output ``entry``.
 
-    The cast is added to ``fitted.roundings``. If ``entry`` is the first output of its operator and also an output of
-    the graph (``is_head``), the cast takes the operator's name, ``"fc"``, so that the graph's outputs keep their names;
-    the operator is then called ``"fc_float32"``.
+    The cast is added to ``fitted.roundings``. ``is_head`` is True if ``entry`` is an output of the graph. If it also is
+    the first output of its operator, the cast takes the operator's name, ``"fc"``, so that the graph's outputs keep
+    their names; the operator is then called ``"fc_float32"``.
     """
     node, dtype = entry.node, fitted.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""
@@ -85,8 +85,8 @@ def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
 def failing_deconvolutions(fitted: FittedGraph) -> list[Node]:
     """Return the 1-D and 2-D deconvolutions that compute in emulated float16 in the converted graph of ``fitted``.
 
-    oneDNN's backward of an FP32 deconvolution fails if the weight is the output of a cast, which it is here. 3-D ones
-    are never among them: they stay in FP32.
+    oneDNN's backward of an FP32 deconvolution fails if the weight is the output of a cast, as it is in the emulation.
+    3-D ones, which stay in FP32, are left out.
     """
     operators = ("Deconvolution", "_npx_deconvolution")
     return [node for node in fitted.low if node.op in operators and not is_volume(node.attrs)]
@@ -95,8 +95,8 @@ def failing_deconvolutions(fitted: FittedGraph) -> list[Node]:
 def compute_in_float64(fitted: FittedGraph, deconvolutions: Sequence[Node]) -> None:
     """Change the casts to FP32 in front of each operator in ``deconvolutions`` to casts to float64, in place.
 
-    MXNet then computes the deconvolutions by its own float64 kernel, because oneDNN's backward in FP32 fails. The casts
-    behind them round to float16 as before.
+    MXNet then computes them by its own float64 kernel; oneDNN's FP32 kernel fails in the backward. The casts behind
+    them round to float16 as before.
     """
     for node in deconvolutions:
         for cast in (entry.node for entry in node.inputs if entry.node in fitted.widenings):
@@ -107,12 +107,11 @@ def compute_in_float64(fitted: FittedGraph, deconvolutions: Sequence[Node]) -> N
 def poolings_of_padding(fitted: FittedGraph) -> list[Node]:
     """Return the max poolings, in emulated float16, in which a window may cover nothing but padding.
 
-    Only ``pooling_convention="full"``, which rounds the number of windows up, has such windows. For these the FP32
+    Only ``pooling_convention="full"``, which rounds the number of windows up, may have such windows. For these the FP32
     kernel returns FP32's lowest value, which is -inf in float16.
     """
 
     def may_cover_padding(node: Node) -> bool:
-        """Return True for a max pooling that rounds the number of windows up."""
         is_max = node.op in ("Pooling", "_npx_pooling") and node.attrs.get("pool_type", "max") == "max"
         return is_max and node.attrs.get("pooling_convention") == "full"
 
@@ -148,8 +147,7 @@ def skip_needless_roundings(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
 
     The operators only select or move values (``selecting_nodes``). Their inputs are float16 numbers, so their FP32
     outputs are float16 numbers too; in the backward, the casts in front of the operators round their gradients. So no
-    number changes, and up to two casts are saved. An output that has several readers, or that is an output of the
-    graph, keeps its casts.
+    number changes. Both casts stay where the output is one of the graph, or not read by one cast to FP32 alone.
     """
     readers = fitted.graph.consumers()
     heads = set(fitted.graph.heads)

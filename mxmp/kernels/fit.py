@@ -44,7 +44,7 @@ def fit_to_device(
 
     The workarounds in ``WORKAROUNDS`` are tried in their order. ``casted.workarounds`` then maps the name of each one
     that was applied to the nodes that needed it. On a CPU one of the workarounds emulates float16. Warns, once in a
-    process, where bfloat16 has no CPU instructions and so saves no time. Nothing runs on the device here.
+    process, if bfloat16 is to run on a CPU without bfloat16 instructions, and so saves no time. No operator runs here.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def fit_to_device(
 def _switched_off(text: str) -> set[str]:
     """Return the names of the workarounds to leave out: ``text`` is the environment's ``MXMP_WITHOUT``.
 
-    ``text`` is a list such as ``"amp_cast,split_casts"``; the result is empty for ``""``. Raises ``ValueError`` where
+    ``text`` is a list such as ``"amp_cast,split_casts"``; the result is empty for ``""``. Raises ``ValueError`` if
     one of the names is not a workaround's.
     """
     names = set(filter(None, text.split(",")))

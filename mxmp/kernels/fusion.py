@@ -9,12 +9,16 @@ import mxnet as mx
 
 __all__ = ["Unfused"]
 
+# Operators that MXNet registers as gradients by mistake (TIsBackward in src/operator/tensor/indexing_op.cc). It places
+# a gradient where its forward operator is. These have none, and it crashes unless they are in a group.
+_TAKEN_FOR_GRADIENTS = ("_npi_gather_nd", "_npx_gather_nd", "gather_nd", "scatter_nd")
+
 
 class Unfused(mx.sym.Symbol):
     """A copy of a Symbol whose ``bind`` and ``simple_bind`` do not let MXNet fuse operators by oneDNN.
 
     That fusion gives wrong numbers for some graphs. MXNet fuses a graph on a CPU if the context that ``bind`` gets is
-    ``cpu(0)``. Its only switch is an environment variable for the whole process, and prints a line at every bind. So
+    ``cpu(0)``. Its only switch is an environment variable for the whole process, which prints a line at every bind. So
     here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables and operators without
     inputs are put into one context group, which is placed on the real context, and the other operators run where their
     inputs are.
@@ -24,9 +28,9 @@ class Unfused(mx.sym.Symbol):
     symbol : Symbol
         Is copied, and stays as it is.
     group2ctxs : dict of str to Context, or list of such dicts, or None
-        As for ``mx.mod.Module``: from the name of a context group to its context. Nodes of these groups keep them.
-        Other groups, which MXNet ignores, are removed. (Operators with inputs are put into no group, as a Custom
-        operator would take the name of its group for an argument.)
+        As for ``mx.mod.Module``: from the name of a context group to its context. Nodes in these groups stay in them;
+        nodes in other groups, which MXNet ignores, are taken out. (Operators with inputs are put into no group, as a
+        Custom operator would take the name of its group for an argument.)
     """
 
     GROUP = "mxmp"
@@ -39,7 +43,7 @@ class Unfused(mx.sym.Symbol):
             attrs = node.setdefault("attrs", {})
             if attrs.get("__ctx_group__") not in groups:
                 attrs.pop("__ctx_group__", None)
-                if not node["inputs"]:
+                if not node["inputs"] or node["op"] in _TAKEN_FOR_GRADIENTS:
                     attrs["__ctx_group__"] = self.GROUP
         grouped = mx.sym.load_json(json.dumps(raw))
         super().__init__(grouped.handle)

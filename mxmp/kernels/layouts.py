@@ -33,7 +33,7 @@ def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
 
 
 def is_cast_of_variable(node: Node) -> bool:
-    """Return True for a cast that mxmp inserted behind a variable, such as a weight."""
+    """Return True for a node that mxmp inserted, such as a cast, whose first input is a variable, such as a weight."""
     return is_ours(node) and bool(node.inputs) and node.inputs[0].node.is_variable
 
 
@@ -97,8 +97,7 @@ def copy_reshaped(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
 def norms_after_volumes(fitted: FittedGraph) -> list[Node]:
     """Return the ``BatchNorm`` operators that depend on a 3-D convolution or pooling, in the graph of ``fitted``.
 
-    The backward of BatchNorm fails on oneDNN's blocked layout of five axes, so these get copies
-    (``copy_around_norms``).
+    The backward of BatchNorm fails on oneDNN's blocked layout of five axes; ``copy_around_norms`` avoids it.
     """
     return [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
 
@@ -117,16 +116,16 @@ def copy_around_norms(fitted: FittedGraph, norms: Sequence[Node]) -> None:
 
 
 def grouped_with_cast_weight(fitted: FittedGraph) -> list[Node]:
-    """Return the convolutions with several groups (``num_group``) whose weight is mxmp's cast of an FP32 variable.
+    """Return the convolutions with several groups, depthwise ones included, whose weight is mxmp's cast of a variable.
 
-    If the same variable was used in FP32 inference, its array may have a blocked layout that the cast to bfloat16
+    If the same FP32 variable was used in FP32 inference, its array may have a blocked layout that the cast to bfloat16
     cannot read.
     """
     return [node for node in _grouped(fitted.graph) if is_cast_of_variable(node.inputs[1].node)]
 
 
 def copy_weights(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
-    """Insert a copy between the weight of each of ``convolutions`` and the cast of the weight to bfloat16.
+    """Insert a copy between the FP32 weight of each of ``convolutions`` and the cast of the weight to bfloat16.
 
     oneDNN's ``amp_cast`` fails on the blocked layout that a grouped weight may have; the copy has the plain (row-major)
     layout. MXNet's ``Cast`` would not need the copy, but truncates to bfloat16 instead of rounding.
@@ -149,14 +148,12 @@ def copy_around_convolutions(fitted: FittedGraph, convolutions: Sequence[Node]) 
     """Insert a copy in front of and behind each of ``convolutions``, into layouts in which BatchNorm is not slow.
 
     oneDNN stores the arrays of these convolutions in blocks of 4 or 8 channels, for which a BatchNorm before or after
-    them is slow. The copy in front has the plain (row-major) layout. The copy behind has larger blocks, in which
-    BatchNorm is fast, if the number of output channels is a multiple of 16 (in FP32: of 8), and the plain layout
-    otherwise. A ResNeXt's block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench
-    layouts``).
+    them is slow. The copy in front has the plain (row-major) layout. The copy behind has larger blocks if the number of
+    output channels is a multiple of 16 (for an FP32 convolution: of 8), and the plain layout otherwise. A ResNeXt's
+    block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench layouts``).
     """
 
     def copied(node: Node) -> Entry:
-        """Return a copy of the output of the convolution ``node``, in large blocks of channels or the plain layout."""
         low = node in fitted.low
         fits = int(node.attrs["num_filter"]) % (16 if low else 8) == 0
         dtype = fitted.casted.compute if low else FULL
@@ -173,7 +170,7 @@ def _grouped(graph: Graph) -> list[Node]:
 
 
 def _has_small_blocks(node: Node) -> bool:
-    """Return True for a convolution with several groups of 4, 8, 12, 20, ... (not 16, 32, ...) output channels each."""
+    """Return True if a convolution has several groups of 4, 8, 12, 20, ... (not 16, 32, ...) output channels each."""
     groups = int(node.attrs.get("num_group", "1"))
     each = int(node.attrs["num_filter"]) // groups
     return groups > 1 and each % 4 == 0 and each % 16 != 0
@@ -193,10 +190,10 @@ def unblocked_norms(fitted: FittedGraph) -> list[Node]:
 
 
 def block_inputs(fitted: FittedGraph, norms: Sequence[Node]) -> None:
-    """Insert, in front of each BatchNorm in ``norms``, a copy of its data in blocks of channels.
+    """Insert, in front of each BatchNorm in ``norms``, a copy of its data in oneDNN's blocks of channels.
 
-    That is the layout in which oneDNN's BatchNorm is fast. With the copies, a training step of a ResNet-50 in emulated
-    float16 took 1.93 times as long as in FP32; without them, 2.08 times.
+    BatchNorm is fast in that layout. With the copies, a training step of a ResNet-50 in emulated float16 took 1.93
+    times as long as in FP32; without them, 2.08 times.
     """
     for norm in norms:
         convolution = _convolution_before(norm)
@@ -216,7 +213,7 @@ def _convolution_before(norm: Node) -> Node | None:
 
 
 def _is_2d(convolution: Node) -> bool:
-    """Return True for a convolution with two spatial axes in the layout NCHW."""
+    """Return True if a convolution has two spatial axes and the layout NCHW, the default."""
     attrs = convolution.attrs
     return attrs["kernel"].count(",") == 1 and attrs.get("layout", "NCHW") in ("NCHW", "None")
 
@@ -225,10 +222,9 @@ def _blocked_copy(entry: Entry, convolution: Node, name: str, dtype: str = FULL)
     """Return the output of a new node that copies the tensor ``entry``, of ``dtype``, into oneDNN's blocks of channels.
 
     ``entry`` is the output of ``convolution``, or a cast of it, and has as many channels. The new node, named
-    ``NAME_blocked`` after ``name``, is a depthwise 1 x 1 convolution whose weight is all ones.
-
-    The weight is made from the number of channels. Made by ``ones_like`` from the weight of ``convolution``, it would
-    fail ("dimensions are invalid") or end the process where FP32 inference left that weight in a blocked layout.
+    ``NAME_blocked`` after ``name``, is a depthwise 1 x 1 convolution whose weight is all ones. (Made by ``ones_like``
+    from the weight of ``convolution``, they would fail, "dimensions are invalid", or end the process where FP32
+    inference left that weight in a blocked layout.)
     """
     size = convolution.attrs["num_filter"]
     ones = Entry(Node("_ones", f"{name}_ones", {"shape": f"({size}, 1, 1, 1)", "dtype": FULL, MARK: "copy"}))

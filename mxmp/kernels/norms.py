@@ -18,16 +18,15 @@ __all__ = ["drop_casts", "norms_between_casts", "norms_sharing_casts", "separate
 def norms_between_casts(fitted: FittedGraph) -> list[Node]:
     """Return the BatchNorms between casts by mxmp: they read a cast to FP32, and a cast to float16 reads their output.
 
-    One float16 kernel of cuDNN does the same as such a cast, BatchNorm and cast together. Left out are BatchNorms for
-    which a GPU has no such kernel, and those whose output is an output of the graph. The list is empty if the user's
-    policy sets ``norm``, as then the user has decided whether there are casts.
+    One float16 kernel of cuDNN does the same as such a cast, BatchNorm and cast together. Other operators may read the
+    output too. Left out are BatchNorms for which a GPU has no such kernel, and those whose output is an output of the
+    graph. The list is empty if the user's policy sets ``norm``, as then the user has decided whether there are casts.
     """
     if fitted.casted.norm is not None:
         return []
     readers, heads = fitted.graph.consumers(), set(fitted.graph.heads)
 
     def is_between(node: Node) -> bool:
-        """Return True for a BatchNorm between a cast to FP32 and one to float16 that has a float16 GPU kernel."""
         if missing_kernel(node.op, node.attrs, "float16", "gpu") or Entry(node) in heads:
             return False
         users = (user for user, _ in readers.get(Entry(node), ()))
@@ -40,10 +39,10 @@ def norms_between_casts(fitted: FittedGraph) -> list[Node]:
 def norms_sharing_casts(fitted: FittedGraph) -> list[Node]:
     """Return those BatchNorms of ``norms_between_casts`` whose casts do not round all that cuDNN's kernel rounds.
 
-    The emulation of float16 on a CPU must round as that kernel does: the BatchNorm's output for every reader, and its
-    gradient before MXNet sums it with others. The casts do not, where another operator reads the same cast to FP32, so
-    that the gradients of both are summed before they are rounded; or where an FP32 operator reads the BatchNorm's
-    output directly.
+    The emulation of float16 on a CPU must round as that kernel does: the BatchNorm's output for every reader, and the
+    gradient of its data before MXNet sums it with others. The casts do not, where another operator reads the same cast
+    to FP32, so that the gradients of both are summed before they are rounded; or where an FP32 operator reads the
+    BatchNorm's output directly.
     """
     readers = fitted.graph.consumers()
     return [
@@ -56,8 +55,8 @@ def norms_sharing_casts(fitted: FittedGraph) -> list[Node]:
 def separate_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
     """Rewrite the casts around each BatchNorm in ``norms``, in place, so that they round what cuDNN's kernel rounds.
 
-    Each BatchNorm gets its own cast to FP32, so its gradient is rounded to float16 before MXNet sums it with others.
-    FP32 operators that read the BatchNorm's output read it rounded to float16 and cast back to FP32 instead.
+    Each BatchNorm gets its own cast to FP32, so the gradient of its data is rounded to float16 before MXNet sums it
+    with others. FP32 operators that read its output now read it rounded to float16 and cast back to FP32.
     """
     readers = fitted.graph.consumers()
     for node in norms:
@@ -75,8 +74,8 @@ def separate_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
 def drop_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
     """Take out the casts before and after each BatchNorm in ``norms``, in place, so that it reads and returns float16.
 
-    This is for a GPU, where cuDNN's float16 kernel itself computes in FP32. gamma, beta and the running statistics stay
-    FP32.
+    FP32 readers of the output keep a cast. This is for a GPU, where cuDNN's float16 kernel itself computes in FP32;
+    gamma, beta and the running statistics stay FP32.
     """
     separate_casts(fitted, norms)
     readers = fitted.graph.consumers()
@@ -88,5 +87,5 @@ def drop_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
 
 
 def _casts_to(node: Node, dtype: str) -> bool:
-    """Return True for a ``Cast`` to ``dtype`` that mxmp inserted."""
+    """Return True if ``node`` is a ``Cast`` to ``dtype`` that mxmp inserted."""
     return is_ours(node) and node.op == "Cast" and node.attrs["dtype"] == dtype

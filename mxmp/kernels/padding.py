@@ -29,19 +29,20 @@ _DTYPE = {"dtype": "bfloat16", MARK: "cast"}
 def convolutions_with_unused_taps(fitted: FittedGraph) -> list[Node]:
     """Return the 1-D and 2-D bfloat16 convolutions in which a tap (kernel position) may read nothing but padding.
 
-    oneDNN does not write the weight gradient of such a tap. Whether there is one depends on the size of the
-    convolution's input, which is not known here, so all convolutions are returned that have one at some size. The list
-    is empty if ``fitted.large_inputs`` says that the inputs are large enough for all of them.
+    oneDNN may leave the weight gradient of such a tap unwritten. Whether there is one depends on the size of the
+    convolution's input, which is not known here, so all convolutions are returned that have one at some size. Left out
+    are those for which oneDNN was measured to write it at any size (``_is_written``), such as 3x3 with stride 1. The
+    list is empty if ``fitted.large_inputs`` says that the inputs are large enough for all of them.
     """
     return [] if fitted.large_inputs else [node for node in _may_read_padding(fitted.graph) if _is_bfloat16(node)]
 
 
 def select_used_taps(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
-    """Rewrite each of ``convolutions`` so that taps (kernel positions) that read only padding get gradient 0.
+    """Rewrite ``convolutions``, in place, so that taps (kernel positions) that read only padding get gradient 0.
 
-    oneDNN does not write the weight gradient of these taps. Which taps they are depends on the size of the data, so the
-    rewritten graph reads the size at each run. The forward values stay as they are. Costs about 2 ns per weight and
-    training step.
+    oneDNN may leave the weight gradient of these taps unwritten. Which taps they are depends on the size of the data,
+    which the rewritten graph reads at each run. Forward values stay the same. Costs about 2 ns per weight and training
+    step.
     """
     for node in convolutions:
         _select(node, [least_inputs(*axis) for axis in _axes(node)])
@@ -50,8 +51,8 @@ def select_used_taps(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
 def padded_volumes(fitted: FittedGraph) -> list[Node]:
     """Return the padded 3-D convolutions and deconvolutions whose weight gradient oneDNN may get wrong.
 
-    It does so for inputs so small that a kernel covers the padding at both ends of an axis at once. The list is empty
-    if ``fitted.large_inputs`` says that the inputs are large enough.
+    It does so for inputs so small that a kernel covers padding at both ends of an axis at once; at other sizes the
+    returned ones are right. The list is empty if ``fitted.large_inputs`` says that the inputs are large enough.
     """
     return [] if fitted.large_inputs else _around_both_ends(fitted.graph)
 
@@ -70,7 +71,7 @@ def pad_separately(fitted: FittedGraph, volumes: Sequence[Node]) -> None:
 
 
 def _is_bfloat16(node: Node) -> bool:
-    """Return True for a convolution that computes in bfloat16: its weight is a cast to bfloat16."""
+    """Return True if a convolution computes in bfloat16: its weight is a cast to bfloat16."""
     return node.inputs[1].node.attrs.get("dtype") == "bfloat16"
 
 
@@ -79,8 +80,8 @@ class LargeInputs:
 
     If ``at(shapes)`` returns True, the graph needs neither of the workarounds ``unused_taps`` and ``padded_volumes`` at
     these shapes, and ``fit_to_device(large_inputs=True)`` leaves them out. A converted block makes one such object for
-    each FP32 graph that it traces on a CPU. ``bool`` of the object is False if no shape is too small for the graph, so
-    that ``at`` need not be called.
+    each FP32 graph that it traces on a CPU. ``bool`` of the object is False if no shape is too small for the graph;
+    ``at`` then always returns True.
 
     Parameters
     ----------
@@ -102,10 +103,7 @@ class LargeInputs:
         self._known: dict[tuple, bool] = {}
 
     def __bool__(self) -> bool:
-        """Return False if no input is too small, as no convolution of the graph has oneDNN's faults around padding.
-
-        Then the graph needs neither of the workarounds ``unused_taps`` and ``padded_volumes``, whatever the shapes.
-        """
+        """Return False if no input is too small: no convolution of the graph has oneDNN's faults at any input size."""
         return bool(self._least)
 
     def at(self, shapes: Sequence[tuple]) -> bool:
@@ -113,7 +111,7 @@ class LargeInputs:
 
         These are ``unused_taps`` and ``padded_volumes``. ``shapes`` holds one shape for each of the ``names`` of the
         constructor. False also where the sizes that a convolution reads do not follow from these shapes, or where the
-        shapes do not fit the graph. The answer for each ``shapes`` is kept, so that a block can ask at every call.
+        shapes do not fit the graph. The answer for ``shapes`` that fit is kept, so that a block can ask at every call.
         """
         if not self:
             return True
@@ -131,8 +129,8 @@ class LargeInputs:
 def _may_read_padding(graph: Graph) -> list[Node]:
     """Return the 1-D and 2-D convolutions, of any dtype, in which a tap (kernel position) may read only padding.
 
-    Whether one does depends on the input size. Where it does, oneDNN does not write its bfloat16 weight gradient. Left
-    out are convolutions for which measurements found the gradient written all the same (``_is_written``).
+    Whether one does depends on the input size. Where it does, oneDNN may not write its bfloat16 weight gradient. Left
+    out are convolutions whose gradient measurements found written at any size (``_is_written``).
     """
     flat = (node for node in graph.nodes() if node.op == "Convolution" and not is_volume(node.attrs))
     return [node for node in flat if not all(_is_written(*axis) for axis in _axes(node))]
@@ -146,7 +144,6 @@ def _around_both_ends(graph: Graph) -> list[Node]:
     """
 
     def is_right(kernel: int, stride: int, pad: int, dilate: int) -> bool:
-        """Return True if oneDNN's weight gradient is right along an axis with these attributes, at any input size."""
         return kernel <= 3 and stride == 1 and pad <= 1
 
     found = []
@@ -174,7 +171,8 @@ def _least_sizes(node: Node) -> list[int]:
 def least_inputs(kernel: int, stride: int, pad: int, dilate: int) -> list[int]:
     """Return, for each kernel position (tap) along one axis, the least input size at which it reads some of the input.
 
-    At a smaller size the tap reads nothing but padding. Arguments are the convolution's attributes along the axis.
+    At a smaller size the tap reads nothing but padding, or there is no output. The arguments are the convolution's
+    attributes along the axis.
     """
     # Tap t reads, for output p, input p * stride - pad + t * dilate. ``first`` is the first p for which that is not
     # in front of the input: such an output must exist, and what it reads must not be behind the input.
@@ -228,7 +226,7 @@ def _pad(node: Node) -> None:
 
 
 def _crop(node: Node) -> Entry:
-    """Set a deconvolution's padding to 0; return the output of a new ``slice`` that cuts off the same margin."""
+    """Set a deconvolution's padding to 0; return the output of a new ``slice`` that cuts as much off its output."""
     front = [pad or None for _, _, pad, _ in _axes(node)]
     ends = {"begin": (None, None, *front), "end": (None, None, *(pad and -pad for pad in front))}
     attrs = {name: str(value) for name, value in ends.items()}
@@ -239,7 +237,7 @@ def _crop(node: Node) -> Entry:
 def _drop_padding(volume: Node) -> None:
     """Set the padding of a 3-D convolution or deconvolution to 0, in place.
 
-    The original value is kept, so that ``strip``, which removes all that mxmp inserted, can restore it.
+    An attribute keeps the original value, so that ``strip``, which removes all that mxmp inserted, can restore it.
     """
     replace_operator(volume, volume.op, **{**volume.attrs, "pad": "(0, 0, 0)"})
 
@@ -248,16 +246,11 @@ def _select(node: Node, least: list[list[int]]) -> None:
     """Insert nodes between a bfloat16 convolution and its weight, so that taps that read only padding get gradient 0.
 
     ``least`` holds, for each spatial axis and each tap (kernel position) along it, the least input size at which the
-    tap reads some of the input (``least_inputs``). The new nodes compare these with the size of the data at each run,
-    make a mask of the weight's shape, and select with it between the weight and a copy of it that passes no gradient
-    on.
+    tap reads some of the input (``least_inputs``). At each run the new nodes compare these with the size of the data,
+    and take unused taps of the weight from a copy of it that passes no gradient on.
     """
 
     def op(kind: str, role: str, inputs: Sequence[Entry], **attrs: object) -> Entry:
-        """Return the output of a new node of type ``kind``, named after the convolution and ``role``: ``"conv0_mask"``.
-
-        ``attrs`` are its attributes, with values that ``str`` turns into those of Symbol JSON.
-        """
         text = {name: str(value) for name, value in attrs.items()}
         return Entry(Node(kind, f"{node.name}_{role}", {**text, MARK: "cast"}, list(inputs)))
 

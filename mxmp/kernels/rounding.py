@@ -20,7 +20,7 @@ __all__ = [
 def inserted_casts(fitted: FittedGraph) -> list[Node]:
     """Return the casts between FP32 and bfloat16 that mxmp inserted into the converted graph of ``fitted``.
 
-    They are ``Cast`` operators, which truncate to bfloat16, until ``use_amp_cast`` changes them.
+    They are ``Cast`` operators, which truncate to bfloat16; ``use_amp_cast`` changes them.
     """
     return [node for node in fitted.graph.nodes() if is_ours(node)]
 
@@ -37,7 +37,7 @@ def use_amp_cast(fitted: FittedGraph, casts: Sequence[Node]) -> None:
 def truncating_operators(fitted: FittedGraph) -> list[Node]:
     """Return the ``sigmoid``, ``tanh`` and ``elemwise_sub`` operators that compute in bfloat16.
 
-    MXNet's kernels for them truncate results to bfloat16 instead of rounding to nearest, so that magnitudes shrink.
+    MXNet's kernels for them truncate results to bfloat16 instead of rounding to nearest, so magnitudes shrink.
     """
     return [node for node in fitted.low if node.op in ("sigmoid", "tanh", "elemwise_sub")]
 
@@ -59,13 +59,11 @@ def replace_truncating_operators(fitted: FittedGraph, operators: Sequence[Node])
 def slow_clips(fitted: FittedGraph) -> list[Node]:
     """Return the ``clip`` operators (such as ReLU6) that compute in FP32 and can be split into a maximum and a minimum.
 
-    The kernel of ``clip`` is slow. The bounds of the returned ones are short decimal numbers that FP32 holds exactly,
-    so that clip, maximum and minimum read the same values from the texts; and the lower bound is not above the upper
-    one.
+    The kernel of ``clip`` is slow. A clip can be split if both bounds are short decimal numbers that FP32 holds exactly
+    (``_is_exact``), which clip, maximum and minimum read alike, and the lower one is not above the upper one.
     """
 
     def is_bounded(node: Node) -> bool:
-        """Return True for a clip whose bounds are in order, and such as FP32 holds exactly: ``"6"``, not ``"0.1"``."""
         low, high = (node.attrs.get(bound, "") for bound in ("a_min", "a_max"))
         return _is_exact(low) and _is_exact(high) and float(low) <= float(high)
 
@@ -81,11 +79,11 @@ def clip_by_two_bounds(fitted: FittedGraph, clips: Sequence[Node]) -> None:
     values, casts from and to bfloat16 included, take 57 ms with ``clip``, 16 ms after the rewrite, and 180 ms with
     clip's own bfloat16 kernel (one core of a Zen 5).
 
-    If ``x`` is not the output of a cast, the maximum reads a copy of ``x`` in the plain (row-major) layout, and so
-    sends back a plain gradient, as ``clip`` does. Without the copy, the gradient would keep the blocked layout of the
-    operator that reads the clipped values. A BatchNorm in front of the clip whose own blocks are different would then
-    compute its backward by oneDNN's slow reference kernel (between a pointwise and a depthwise convolution: 100 ms
-    instead of 0.5).
+    If ``x`` is not the output of a node that mxmp inserted, such as a cast, the maximum reads a copy of ``x`` in the
+    plain (row-major) layout, and so sends back a plain gradient, as ``clip`` does. Without the copy, the gradient would
+    keep the blocked layout of the operator that reads the clipped values, and a BatchNorm in front of the clip with
+    other blocks would compute its backward by oneDNN's slow reference kernel (between a pointwise and a depthwise
+    convolution: 100 ms instead of 0.5).
     """
     for node in clips:
         source = node.inputs[0] if is_ours(node.inputs[0].node) else plain_copy(node.inputs[0], node)
@@ -98,7 +96,8 @@ def clip_by_two_bounds(fitted: FittedGraph, clips: Sequence[Node]) -> None:
 def _is_exact(number: str) -> bool:
     """Return True for a decimal number such as ``"6"`` or ``"-0.25"`` that FP32 holds exactly.
 
-    It has at most 6 digits before the point, and behind the point .0, .25, .5 or .75. False for ``""``.
+    It has 1 to 6 digits before the point, and behind it nothing, .0, .25, .5 or .75, perhaps with more zeros. False for
+    ``""``.
     """
     return re.fullmatch(r"-?\d{1,6}(\.(0|5|25|75)0*)?", number) is not None
 
@@ -113,7 +112,7 @@ _ADDED_IN_PLACE = 4
 def shared_casts(fitted: FittedGraph) -> list[Node]:
     """Return mxmp's casts of variables, such as weights, whose output more than four operators read.
 
-    MXNet sums the gradients of these operators in bfloat16, and such a long sum loses small summands.
+    MXNet sums the gradients of a cast's readers in bfloat16, and so long a sum loses small summands.
     """
     return [
         entry.node
@@ -142,14 +141,13 @@ def split_shared_casts(fitted: FittedGraph, casts: Sequence[Node]) -> None:
 def casts_losing_gradients(fitted: FittedGraph) -> list[Node]:
     """Return mxmp's ``amp_cast`` nodes whose gradient may be lost, because MXNet may add it to other gradients.
 
-    The backward of ``amp_cast`` cannot add to a gradient array (``grad_req="add"``). The casts are those of variables
-    whose ``grad_req`` is "add" or not known, and those of tensors with four or more readers, whose gradients MXNet may
-    add in place, one after another.
+    The backward of ``amp_cast`` cannot add to a gradient array (``grad_req="add"``): it leaves the array as it was.
+    Returned are the casts of variables whose ``grad_req`` is "add" or not known, and of tensors, variables too, with
+    four or more readers, whose gradients MXNet may add in place, one after another.
     """
     readers = fitted.graph.consumers()
 
     def loses(node: Node) -> bool:
-        """Return True if MXNet may add the gradient of the cast ``node`` to other gradients."""
         entry = node.inputs[0]
         requested = fitted.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
         return requested == "add" or len(readers[entry]) >= _ADDED_IN_PLACE

@@ -24,16 +24,13 @@ def operators_with_frozen_input(fitted: FittedGraph) -> list[Node]:
     """Return the operators whose CPU kernel may leave the gradient of one input unwritten, as another input is frozen.
 
     A frozen input gets no gradient (``grad_req="null"``). For example, FullyConnected does not write the gradient of
-    its bias if its weight is frozen. An operator is left out if ``fitted.grad_req`` says that this other input, such as
-    the weight, gets a gradient.
+    its bias if its weight is frozen. It is left out if it has no bias, or if its weight is a variable that gets a
+    gradient by ``fitted.grad_req``; a weight that is computed, or not in ``grad_req``, may be frozen.
     """
 
     def may_lose_gradient(node: Node) -> bool:
-        """Return True if the kernel of ``node`` may leave the gradient of its second input, such as a bias, unwritten.
-
-        The kernel writes it together with the gradient of a first input, such as the weight, and only if MXNet requests
-        that one, which it does not where the first input has ``grad_req="null"``.
-        """
+        # The kernel writes it together with the gradient of a first input, such as the weight, and only if MXNet
+        # requests that one, which it does not where the first input has ``grad_req="null"``.
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
         return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitted.grad_req)
 
@@ -43,9 +40,9 @@ def operators_with_frozen_input(fitted: FittedGraph) -> list[Node]:
 def request_both_gradients(fitted: FittedGraph, operators: Sequence[Node]) -> None:
     """Let each of ``operators`` read the two inputs whose gradients its kernel writes together through one new node.
 
-    An example are weight and bias of a FullyConnected. The new node is an ``amp_multicast``, which copies both. Its
-    backward needs the gradients of both its outputs, so MXNet requests both from the operator, even if one of the
-    inputs is frozen, and the kernel writes both.
+    The two are, for example, weight and bias of a FullyConnected. The new node is an ``amp_multicast``, which copies
+    both. Its backward needs the gradients of both its outputs, so MXNet requests both from the operator, even if one of
+    the inputs is frozen, and the kernel writes both.
     """
     for node in operators:
         first, second = _WRITTEN_TOGETHER[node.op]
@@ -60,9 +57,9 @@ def request_both_gradients(fitted: FittedGraph, operators: Sequence[Node]) -> No
 
 
 def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
-    """Return True if ``weight`` is a variable that gets a gradient, or mxmp's cast of one.
+    """Return True if ``weight`` is a variable, or mxmp's cast of one, with another ``grad_req`` than "null".
 
-    A variable does if ``grad_req``, from names of variables to requests, has its name with another value than "null".
+    False for a variable whose name ``grad_req`` does not have.
     """
     while is_ours(weight.node):
         weight = weight.node.inputs[0]
@@ -72,7 +69,7 @@ def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
 def regions_of_interest(fitted: FittedGraph) -> list[Node]:
     """Return the ``ROIAlign`` operators of the graph.
 
-    MXNet's CPU kernel does not write the outputs of regions whose batch index is negative.
+    MXNet's CPU kernel does not write the output for regions whose batch index is negative.
     """
     return [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
 
@@ -95,10 +92,6 @@ def _assigned_only(node: Node) -> Entry:
     """
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
-        """Return the output of a new node of type ``kind``, named after ``node`` and ``role``: ``"roialign0_index"``.
-
-        ``attrs`` are its attributes, as in Symbol JSON.
-        """
         return Entry(Node(kind, f"{node.name}_{role}", {**attrs, MARK: "cast"}, list(inputs)))
 
     rois = node.inputs[1]

@@ -16,15 +16,15 @@ __all__ = ["FittedGraph", "Workaround"]
 class FittedGraph:
     """A converted graph that ``fit_to_device`` rewrites for a device: what the workarounds read and change.
 
-    ``fit_to_device`` makes one object per graph, passes it to each workaround in turn, and then drops it.
+    ``fit_to_device`` makes one such object for each graph and passes it to each workaround in turn.
 
     Attributes
     ----------
     casted : CastGraph
         The converted graph and what is known of its nodes. Workarounds change ``casted.graph`` in place.
     grad_req : mapping of str to str
-        From the name of a variable to the gradient that is requested for it: "write", "add" or "null". If a variable is
-        not in the mapping, a workaround is applied that one of the three requests would need.
+        From the name of a variable to the gradient that is requested for it: "write", "add" or "null". For a variable
+        that is not in it, every workaround is applied that one of the three requests would need.
     large_inputs : bool
         True if the graph will run only with inputs that are large beside the padding of its convolutions, as
         ``LargeInputs`` checks: the workarounds for wrong gradients around padding are then left out.
@@ -44,7 +44,7 @@ class FittedGraph:
 
     @property
     def graph(self) -> Graph:
-        """Return the graph that workarounds rewrite in place: ``casted.graph``."""
+        """Return ``casted.graph``, which workarounds rewrite in place."""
         return self.casted.graph
 
     @property

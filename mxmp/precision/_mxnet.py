@@ -22,17 +22,10 @@ def has_operator(name: str) -> bool:
 def custom_op_reads_gradient(attrs: Mapping[str, str], num_inputs: int) -> bool:
     """Return whether the backward of a ``Custom`` operator reads the gradients of its outputs.
 
-    An operator whose backward does not read them is a loss head: scaling the loss does not scale the gradients that it
-    writes. Only the ``declare_backward_dependency`` of the user's ``CustomOpProp`` says which kind an operator is, and
-    MXNet has no public function that returns this object. So this function builds a second ``Custom`` node with the
-    same arguments, for which MXNet creates a ``CustomOpProp``. Returns True if MXNet creates none.
-
-    Parameters
-    ----------
-    attrs : mapping of str to str
-        Arguments of ``mx.sym.Custom``: ``op_type`` and those of the user's ``CustomOpProp``.
-    num_inputs : int
-        How many inputs the operator has.
+    If it does not read them, the operator is a loss head: scaling the loss does not scale the gradients that it
+    writes. The answer is that of ``declare_backward_dependency`` of the user's ``CustomOpProp``. MXNet creates such an
+    object for each ``Custom`` node, so this function builds a second node with the same ``num_inputs`` and ``attrs``
+    (the arguments of ``mx.sym.Custom``, ``op_type`` among them). Returns True if MXNet does not create the object.
     """
     registry = mx.operator._registry.ref_holder
     before = set(registry)

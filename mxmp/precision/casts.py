@@ -57,11 +57,13 @@ class CastGraph:
     casts : list of Node
         The casts that ``insert_casts`` inserted. Nodes that workarounds insert are not in it.
     low : dict of Node to Rule
-        The operators of ``graph`` that compute in low precision, each with its entry of the rule table.
+        The operators of ``graph`` that compute in low precision, with their rules. Those in bodies of control flow are
+        not in it.
     source : dict of Node to Node
         From each copied node of ``graph`` to its original in the FP32 graph. Nodes that mxmp inserted are not in it.
     norm : {None, "float32", "compute"}
-        ``Policy.norm`` of the plan's policy, which says whether there are casts around BatchNorm.
+        ``Policy.norm`` of the plan's policy. ``"compute"`` puts no casts around BatchNorm, None and ``"float32"`` do.
+        Only for None may a workaround remove these casts.
     workarounds : dict of str to list of Node
         From the name of each workaround that was applied to the nodes of ``graph`` that it rewrote.
     """
@@ -79,23 +81,27 @@ def insert_casts(planned: PlannedGraph) -> CastGraph:
     """Return a copy of an FP32 graph with a cast wherever the plan has an operator read another dtype than it gets.
 
     ``planned`` is the graph with its plan; it is not changed. Operators that read the same tensor in the same dtype
-    share a cast. The copy has the same arguments and auxiliary states, in the same order. If the policy asks for FP32
-    outputs, an output of the graph that is in low precision gets a cast too. MXNet names an output by the node that
-    makes it, so this cast takes the name of its operator, ``"fc"``, and the operator is renamed ``"fc_float16"``: the
-    output is still ``"fc_output"``. Only a cast of an operator's second or a later output changes an output's name.
+    share a cast. The copy has the same arguments and auxiliary states, in the same order. Bodies of control flow get no
+    casts. Parameters that the plan stores in float16 are declared so. If the policy has ``output="float32"``, an output
+    of the graph in low precision is cast to FP32. The cast takes the name of its operator, ``"fc"``, and the operator
+    is renamed ``"fc_float16"``, so that the output is ``"fc_output"`` as before. Only the outputs of an operator that
+    has several may be renamed: ``"split_output0"`` to ``"split_output"``.
     """
     return _Rewriter(planned).run()
 
 
 def is_ours(node: Node) -> bool:
-    """Return whether mxmp inserted this node; False for the network's own operators and variables."""
+    """Return whether ``insert_casts`` or a workaround inserted this node.
+
+    False for the network's own nodes, and for those that ``scale_heads`` inserts in front of loss heads.
+    """
     return MARK in node.attrs
 
 
 def source_of(entry: Entry) -> Entry:
     """Return the network's own tensor from which mxmp's inserted nodes computed ``entry``; for a cast, what it casts.
 
-    Returns ``entry`` itself if an operator or variable of the network makes it.
+    Returns ``entry`` itself if mxmp did not insert its node. An inserted node without inputs counts as the network's.
     """
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)
@@ -103,20 +109,16 @@ def source_of(entry: Entry) -> Entry:
 
 
 def strip(graph: Graph) -> Graph:
-    """Return the network's graph as it was before mxmp changed it, as a copy without the nodes that mxmp inserted.
+    """Return a copy of a graph without the casts and workarounds of mxmp: the network's FP32 graph.
 
     In the copy, nodes have their former names and variables their former declared dtypes, and operators that a
-    workaround replaced by others are back; so too in the bodies of control flow. ``graph`` is not changed.
+    workaround replaced by others are back; so too in bodies of control flow. Nodes that ``scale_heads`` inserted stay.
     """
     new: dict[Node, Node] = {}
     renamed: dict[Node, str] = {}
 
     def original(entry: Entry) -> Entry:
-        """Return the tensor of the stripped copy that is read in place of ``entry``, a tensor of ``graph``.
-
-        This is the copy of the network's own tensor from which inserted nodes computed ``entry``. If one of these nodes
-        has taken the name of an operator of the network, records in ``renamed`` that the operator gets it back.
-        """
+        # An inserted node that makes an output of the graph has the name of the network's operator, which gets it back.
         name = None
         while is_ours(entry.node):
             if entry.node.attrs[MARK] == "head":
@@ -142,9 +144,9 @@ def strip(graph: Graph) -> Graph:
 def replace_operator(node: Node, op: str, **attrs: str) -> None:
     """Turn ``node``, an operator of the network, into the operator ``op`` with the parameters ``attrs``, in place.
 
-    For example, a workaround turns an AdaptiveAvgPooling2D into a Pooling, whose kernel is more exact. The node keeps
-    its name, its inputs and the attributes that any node may have, such as ``__dtype__``. ``strip`` restores the former
-    operator and its parameters.
+    For example, a workaround turns an AdaptiveAvgPooling2D into a Pooling, whose kernel is more exact. Parameters that
+    ``attrs`` does not have are dropped. The node keeps its name, its inputs and the attributes that any node may have,
+    such as ``__dtype__``. ``strip`` restores the former operator and its parameters.
     """
     hidden = {name: value for name, value in node.attrs.items() if _is_hidden(name)}
     node.attrs = {**hidden, **attrs, _REPLACED: json.dumps([node.op, node.attrs])}
@@ -154,14 +156,9 @@ def replace_operator(node: Node, op: str, **attrs: str) -> None:
 def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
     """Replace outputs of ``graph``, in place, by tensors that a workaround computes from them; output names stay.
 
-    Parameters
-    ----------
-    graph : Graph
-        The graph that a workaround rewrites.
-    made : mapping of Node to Entry
-        From an operator to the tensor that replaces its first output, if this is an output of the graph. MXNet names an
-        output by the node that makes it, so the inserted node takes the operator's name, ``"fc"``, and the operator is
-        renamed ``"fc_inner"``; ``strip`` undoes this.
+    ``made`` maps an operator to the tensor that replaces its first output. Nothing changes where that is no output of
+    the graph. MXNet names an output by the node that makes it, so this inserted node takes the operator's name,
+    ``"fc"``, and the operator is renamed ``"fc_inner"``; ``strip`` undoes this.
     """
     for position, head in enumerate(graph.heads):
         if head.index == 0 and head.node in made:
@@ -206,7 +203,6 @@ class _Rewriter:
         self._casts: dict[tuple[Entry, str], Node] = {}
 
     def run(self) -> CastGraph:
-        """Return the copy of the FP32 graph with casts, as ``insert_casts`` describes it."""
         planned, new = self._planned, self._new
         for node in planned.graph.nodes():
             inputs = [self._read(e, node, i) for i, e in enumerate(node.inputs)]
@@ -237,7 +233,7 @@ class _Rewriter:
         """Return the new graph's output for ``entry``, an output of the FP32 graph.
 
         This is the copy of ``entry``, or a cast of this copy to FP32 if ``entry`` is in low precision and the policy
-        asks for FP32 outputs.
+        has ``output="float32"``.
         """
         if self._policy.output != FULL or not self._planned.is_low(entry):
             return self._copied(entry)
@@ -260,14 +256,13 @@ class _Rewriter:
         return Entry(self._casts[key])
 
     def _copied(self, entry: Entry) -> Entry:
-        """Return the copy, in the new graph, of the tensor ``entry`` of the FP32 graph."""
         return Entry(self._new[entry.node], entry.index, entry.version)
 
 
 def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
     """Return a copy of ``node`` for a new graph, in which it reads the tensors ``inputs``.
 
-    ``new`` maps nodes that were copied already to their copies; the copy's control dependencies are taken from it.
+    ``new`` maps nodes that were copied already to their copies; the copy's control dependencies are such copies.
     """
     return Node(
         node.op,
@@ -280,28 +275,27 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
 
 
 def passed_on(entry: Entry) -> Entry:
-    """Return the input from which an inserted node makes its output ``entry``, perhaps rounded, padded or cropped.
+    """Return the input that a node which mxmp inserted passes on as ``entry``, perhaps rounded, padded or cropped.
 
-    This is the first input, unless the node's attribute ``PASSED`` names another: a ``where`` that mxmp inserts to
-    select between the network's tensor and zeros passes its second input on, and an ``amp_multicast`` passes each of
-    its inputs on as the output of the same position.
+    This is the first input, unless the node's attribute ``PASSED`` names another: a ``where`` that selects between the
+    network's tensor and zeros passes its second input on, and an ``amp_multicast`` each input as the output of the same
+    position. ``entry`` must be an output of an inserted node that has inputs.
     """
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]
 
 
 def _declare_dtype(variable: Node, dtype: str) -> None:
-    """Declare that a variable has ``dtype`` (by its attribute ``__dtype__``), and keep the former declaration.
+    """Declare, in place, that a variable has ``dtype`` (by its attribute ``__dtype__``); ``strip`` undoes this.
 
-    MXNet cannot infer the dtype of a variable that a cast reads. ``strip`` restores the former declaration, which
-    another attribute keeps.
+    Parameters stored in float16 need it, and variables that only casts read, whose dtype MXNet cannot infer.
     """
     variable.attrs[_STORED] = variable.attrs.get("__dtype__", "")
     variable.attrs["__dtype__"] = TYPE_CODES[dtype]
 
 
 def _restore_dtype(node: Node) -> None:
-    """Give a variable back, in place, the dtype that it declared before ``_declare_dtype``; if none, it declares none.
+    """Undo ``_declare_dtype``, in place: the variable declares its former dtype, or none if it declared none.
 
     Does nothing for a node for which ``_declare_dtype`` was not called.
     """
@@ -313,10 +307,10 @@ def _restore_dtype(node: Node) -> None:
 
 
 def _restore_operator(node: Node) -> None:
-    """Give ``node`` back, in place, the operator and parameters that it had before ``replace_operator``.
+    """Undo ``replace_operator``, in place: ``node`` has its former operator and parameters.
 
-    Attributes that any node may have, such as ``__dtype__``, are not changed. Does nothing for a node whose operator no
-    workaround replaced.
+    Attributes that any node may have, such as ``__dtype__``, stay as they are now. Does nothing for a node for which
+    ``replace_operator`` was not called.
     """
     if _REPLACED in node.attrs:
         node.op, before = json.loads(node.attrs.pop(_REPLACED))
@@ -324,5 +318,5 @@ def _restore_operator(node: Node) -> None:
 
 
 def _is_hidden(attr: str) -> bool:
-    """Return whether ``attr`` is an attribute that any node may have, ``"__dtype__"``, and no operator's parameter."""
+    """Return whether ``attr`` is an attribute that any node may have (``"__dtype__"``), not an operator's parameter."""
     return attr.startswith("__")

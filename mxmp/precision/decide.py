@@ -41,7 +41,7 @@ def check_policy(policy: Policy, device: str) -> None:
     ------
     ValueError
         bfloat16 on a GPU; an operator in ``low_ops`` or ``full_ops`` that MXNet does not have; one in ``low_ops`` that
-        cannot compute in low precision, such as a loss head.
+        is a loss head or of ``Kind.ALONE``.
     """
     if policy.compute == "bfloat16" and device == "gpu":
         raise ValueError(
@@ -74,14 +74,14 @@ def decide(
     graph : Graph
         The FP32 graph, without casts that mxmp inserted.
     policy : Policy
-        What the user chose; it overrules the rules.
+        What the user chose; ``exclude``, ``low_ops`` and ``full_ops`` overrule the rules.
     device : {"cpu", "gpu"}
-        Where the graph will run. An operator stays in FP32 if the device has no low-precision kernel for it, or one
-        that is wrong or slower than FP32's.
+        Where the graph will run. An operator stays in FP32, even one of ``low_ops``, if the device has no low-precision
+        kernel for it, or one that is wrong or slower than FP32's.
     parameters : collection of str, optional
-        Names of the variables that may be stored in float16, with FP32 master weights, if the policy stores parameters
-        so and all operators that read them do so in low precision. Default: weights and biases of convolutions,
-        FullyConnected and RNN.
+        Names of the variables that may be stored in float16, with FP32 master weights. A variable is stored
+        so if the policy stores parameters in float16 and all operators that read the variable do so in float16. Default
+        (None): weights and biases of convolutions, FullyConnected and RNN.
     stored_low : collection of str
         Names of parameters that are stored in float16 already, because another graph of the same network decided so.
         If the policy stores parameters in float16, the plan keeps them so, even if an operator here reads one in FP32.
@@ -91,14 +91,15 @@ def decide(
         For the body of a loop or branch: the variables that hold an integer, float64 or sparse array, although the body
         does not declare it. Each name is mapped to the reason that the plan gives for not casting the variable.
     decided : mapping of str to Decision
-        Decisions to take over, by node name: those of a plan that was made or changed before. An operator with the same
-        name and type gets the decision there, unless ``policy.exclude``, an input that is no FP32 array, or
-        ``keep_output_names`` keeps it in FP32. For all other operators the rules decide.
+        Decisions of another plan, by node name. An operator with the same name and type gets its decision there, even
+        against its rule or where the kernel is missing. It stays in FP32 nevertheless if ``policy.exclude`` or
+        ``keep_output_names`` says so, if its outputs are no dense FP32 arrays, or if it computes the condition of a
+        loop or branch. The rules decide for operators that are not in ``decided``.
 
     Raises
     ------
     ValueError
-        The policy cannot hold on the device (see ``check_policy``), or the graph has an operator without a rule.
+        ``check_policy`` refuses the policy, or ``rule_under`` an operator: without a rule, for example.
     """
     check_policy(policy, device)
     names = graph.names()
@@ -148,7 +149,8 @@ def may_compute_low(
 
     Tuning chooses among these operators. Their rules, the policy, the device's kernels and ``keep_output_names`` (see
     ``decide``) all allow low precision; in which dtype the operators around them compute is not considered. If
-    ``slow_too``, operators whose low-precision kernel is right, but slower than FP32's, are among them.
+    ``slow_too``, kernels may be slower than FP32's, but must be right. Operators in bodies of control flow are not
+    returned.
     """
     draft = _Draft(policy, device, _NOTHING)
     found: dict[Node, tuple[Kind, Rule]] = {}
@@ -164,11 +166,12 @@ def _operators(
 ) -> Iterator[tuple[Node, Rule, str]]:
     """Yield each operator of ``graph``, its rule, and a reason to keep it in FP32 whatever its rule says, or ``""``.
 
-    There is such a reason if a pattern of ``excluded`` matches its name, if its tensors are no dense FP32 arrays, or
+    There is such a reason if a pattern of ``excluded`` matches its name, if its outputs are no dense FP32 arrays, or
     if ``keep_output_names`` requires it (see ``decide``). For later decisions, records in ``draft`` which nodes have
-    outputs that are no dense FP32 arrays, and how many channels the first output of each node has.
+    outputs that are no dense FP32 arrays, and how many channels a first output has. Operators in bodies of control flow
+    are not yielded.
     """
-    heads = {entry.node for entry in graph.heads if entry.index > 0} if keep_output_names else set()
+    heads = {entry.node for entry in graph.heads if keep_output_names and _has_several_outputs(entry, graph)}
     for node in graph.nodes():
         unwanted = excluded.match(node.name)
         draft.note_channels(node)
@@ -183,26 +186,29 @@ def _operators(
             yield node, rule, fixed
 
 
+def _has_several_outputs(head: Entry, graph: Graph) -> bool:
+    """Return whether MXNet numbers the outputs of the operator that makes ``head``, as in ``"split_output0"``.
+
+    ``head`` is an output of ``graph``. A cast in its place would make ``"split_output"``. For a Custom operator and for
+    control flow, which are never low, only the index of ``head`` is looked at.
+    """
+    node = head.node
+    if head.index or node.is_variable or node.op == "Custom" or node.subgraphs:
+        return head.index > 0
+    inputs = [Entry(Node("null", f"input{position}")) for position in range(len(node.inputs))]
+    alone = Graph([Entry(Node(node.op, node.name, node.attrs, inputs))], graph.attrs)
+    return alone.to_symbol().list_outputs() != [f"{node.name}_output"]
+
+
 def _decide_body(
     body: Body, policy: Policy, device: str, draft: _Draft, fixed: str, decided: Mapping[str, Decision]
 ) -> Plan:
     """Return the plan of one body of a control-flow operator, with names as in the body: ``"fc"``, not ``"loop/fc"``.
 
-    The variables of a body hold FP32 arrays, except those into which the graph around the body passes an integer,
-    float64 or sparse tensor. Parameters that the body reads are cast inside it; they are not stored in float16.
-
-    Parameters
-    ----------
-    body : Body
-        The body of a loop or branch, or its condition.
-    policy, device
-        As for ``decide``.
-    draft : _Draft
-        The draft of the plan of the graph around the body, which knows which tensors there are no FP32 arrays.
-    fixed : str
-        The reason for which the whole body stays in FP32, or ``""`` if the rules decide.
-    decided : mapping of str to Decision
-        As for ``decide``, with names as in the body.
+    ``draft`` is that of the graph around the body; it knows which tensors that this graph passes into the body are
+    no dense FP32 arrays. If ``fixed`` is not ``""``, it is the reason for which the whole body stays in FP32. Otherwise
+    the plan is that of ``decide``; ``decided`` has the given plan's decisions for the body, by the names in it, which
+    ``decide`` takes over. Parameters that the body reads are not stored in float16, but cast inside it.
     """
     non_fp32 = {v.name: draft.non_fp32[e.node] for v, e in body.outer.items() if e.node in draft.non_fp32}
     plan = decide(body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided)
@@ -224,7 +230,7 @@ class _Draft:
     decisions : dict of Node to Decision
         The decisions so far. ``settle`` may still change some of them.
     non_fp32 : dict of Node to str
-        From each node whose output is no dense FP32 array to the reason, such as ``"the graph asks for int32 here"``.
+        From each node whose outputs are no dense FP32 arrays to why: ``"the graph asks for int32 here"``.
     """
 
     def __init__(self, policy: Policy, device: str, non_fp32: Mapping[str, str]) -> None:
@@ -243,9 +249,10 @@ class _Draft:
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
         """Return whether ``node`` computes in low precision by its rule, the policy and the device's kernels, and why.
 
-        The operators that make its inputs must be decided already: an operator of ``Kind.FOLLOW`` computes in low
-        precision only if its inputs are so. If all inputs are normalized values (outputs of an FP32 BatchNorm, say),
-        which it may read in either dtype, the result is True for now, and ``settle`` decides later.
+        An operator of ``Kind.FOLLOW`` computes in low precision if each of its inputs is in low precision or may be
+        read in either dtype (such as, in float16, an FP32 BatchNorm's output); the operators that make them must be
+        decided already. If all may be read in either dtype, the result is True for now, and ``settle`` decides later.
+        Inputs in ``Rule.keep`` and ``Rule.params`` do not count; without others it computes in FP32.
         """
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
@@ -263,12 +270,12 @@ class _Draft:
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
     def settle(self, graph: Graph, by_plan: bool) -> None:
-        """Decide for operators that read normalized values only, such as a relu behind an FP32 BatchNorm.
+        """Decide for operators that read only tensors which are safe in both dtypes.
 
-        They are safe in both dtypes. Each computes in low precision if an operator that reads its output does so in low
-        precision, as that would round the output anyway; otherwise in FP32. Call this once all other operators are
-        decided. ``by_plan`` says that the other decisions were taken over from a plan (``decided``): an operator that
-        this plan does not have then stays in FP32.
+        A relu behind an FP32 BatchNorm is one. Each computes in low precision if an operator that reads its output does
+        so in low precision, as that would round the output anyway; otherwise in FP32. With ``by_plan`` all stay in
+        FP32: the other decisions are those of a plan (``decided``) that does not have these operators. Call this when
+        all others are decided.
         """
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided else ():
@@ -281,8 +288,8 @@ class _Draft:
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
         """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
 
-        The dtypes of the node's inputs are not considered. ``Kind.LOW`` and ``Kind.FOLLOW`` are returned only if the
-        device has a low-precision kernel that is right and, unless ``slow_too``, no slower than FP32's.
+        The dtypes of the node's inputs are not considered. ``Kind.LOW`` and ``Kind.FOLLOW`` become ``Kind.FULL`` if the
+        device has no low-precision kernel, or one that is wrong or, unless ``slow_too``, slower than FP32's.
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
@@ -307,8 +314,8 @@ class _Draft:
     def _may_be_either(self, entry: Entry) -> bool:
         """Return whether an operator may read this tensor in FP32 or in low precision, as ``settle`` decides later.
 
-        True for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, and for an output of
-        an operator for which ``settle`` decides.
+        True in float16 for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, and for an
+        output of an operator for which ``settle`` decides.
         """
         if entry.node in self._normalized:
             return entry.index == 0
@@ -332,8 +339,8 @@ class _Draft:
     def note_channels(self, node: Node) -> None:
         """Record how many channels the first output of ``node`` has, if ``num_filter`` of convolutions determines this.
 
-        ``missing_kernel`` needs the number: some bfloat16 kernels of oneDNN are slower than FP32's unless it is a
-        multiple of 16.
+        Otherwise records nothing. ``missing_kernel`` needs the number, because some bfloat16 kernels of oneDNN are
+        slower than FP32's unless it is a multiple of 16.
         """
         found: int | None = None
         if node.op == "Convolution":
@@ -350,8 +357,8 @@ class _Draft:
         """Return why the outputs of ``node`` are no dense FP32 arrays, or ``""`` if they are.
 
         mxmp casts dense FP32 arrays only; integer, float64 and sparse arrays stay as they are. An operator without a
-        parameter ``dtype`` is taken to return arrays like those that it reads. ``rule`` is the operator's rule, or None
-        for a variable.
+        parameter ``dtype`` is taken to return arrays like those that it reads, apart from inputs in ``Rule.keep`` such
+        as indices. ``rule`` is the operator's rule, or None for a variable, which has its declared dtype.
         """
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")
@@ -371,10 +378,10 @@ class _Draft:
 
 
 def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | None) -> set[Node]:
-    """Return the variables to store in float16: the parameters that all their readers read in float16.
+    """Return the variables that may be stored in float16: parameters that all their readers read in float16.
 
     ``draft`` has the decisions for the graph's operators. ``parameters`` has the names of the parameters; None stands
-    for the weights and biases of convolutions, FullyConnected and RNN.
+    for the weights and biases of convolutions, FullyConnected and RNN. Outputs of the graph are left out.
     """
     heads = {entry.node for entry in graph.heads}
     low = set()
@@ -404,12 +411,12 @@ class _Patterns:
     def match(self, name: str) -> str:
         """Return why the node ``name`` is excluded, such as ``"excluded by '*head*'"``; ``""`` if it is not.
 
-        Remembers the patterns that matched, for ``unmatched``.
+        Of several patterns that match, the text names the first. Remembers all patterns that match, for ``unmatched``.
         """
         found = [pattern for pattern, compiled in self._compiled if compiled.match(name)]
         self._matched.update(found)
         return f"excluded by {found[0]!r}" if found else ""
 
     def unmatched(self) -> tuple[str, ...]:
-        """Return the patterns that matched none of the names that ``match`` was called with; perhaps misspelt ones."""
+        """Return the patterns that matched no name for which ``match`` was called; perhaps they are misspelt."""
         return tuple(p for p, _ in self._compiled if p not in self._matched)

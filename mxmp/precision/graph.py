@@ -71,7 +71,6 @@ class Node:
 
     @property
     def is_variable(self) -> bool:
-        """Return whether the node is a variable: a parameter, an auxiliary state or an input of the graph."""
         return self.op == VARIABLE
 
     def __repr__(self) -> str:
@@ -137,8 +136,8 @@ class Graph:
     def nodes(self) -> Iterator[Node]:
         """Yield each node once, after the nodes that it reads, in MXNet's own order (depth first from the outputs).
 
-        ``list_arguments()`` of a Symbol has the variables in this order. A new node with one input between two others
-        does not change the order of the others.
+        ``list_arguments()`` of a Symbol has the variables in this order. Inserting a node with one input, such as a
+        cast, between two nodes does not change the order of the others.
         """
         seen: set[Node] = set()
         stack: list[Node | tuple[Node]] = [head.node for head in reversed(self.heads)]
@@ -220,12 +219,8 @@ class Graph:
         """Have all readers of the first output of each of ``nodes`` read the tensor ``made(node)`` instead, in place.
 
         ``made`` is called once for each node. It returns the result of new nodes that compute something from this
-        output, such as a relu. An output of the graph is not replaced: ``casts.replace_heads`` does that.
-
-        Returns
-        -------
-        dict of Node to Entry
-            From each node to what ``made`` returned for it.
+        output, such as a relu; they still read it. Returns a dict from each node to its ``made(node)``. With this dict
+        ``casts.replace_heads`` does the same for outputs of the graph, which are not replaced here.
         """
         readers = self.consumers() if nodes else {}
         entries = {}
@@ -237,13 +232,13 @@ class Graph:
 
 
 def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
-    """Return a shape that a user wrote, a tuple or list of positive integers, as a tuple of int.
+    """Return a shape that a user wrote, a non-empty tuple or list of positive integers, as a tuple of int.
 
     Raises
     ------
     ValueError
         ``value`` is no such shape. The message says how to write one; it begins with ``name``, the name of the input
-        that has the shape, if that is given.
+        that has the shape, unless ``name`` is empty.
     """
     start = f"{name}=" if name else ""
     if isinstance(value, (tuple, list)):
@@ -264,18 +259,18 @@ def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence
     Parameters
     ----------
     shapes : dict of str to tuple
-        From the name of an input to its shape.
+        From the name of an input to its shape; inputs may be left out.
     inputs : list of str
         The names of the inputs that the Symbol has.
     keywords : sequence of str
-        Names of the calling function's other keyword arguments, such as ``"policy"``. Where a name in ``shapes`` is
-        like one of them, the user perhaps misspelt it, and the message suggests it.
+        Names of the calling function's other keyword arguments, such as ``"policy"``. The message suggests one if an
+        unknown name in ``shapes`` resembles it, as the user perhaps misspelt it.
 
     Raises
     ------
     ValueError
-        A name is none of ``inputs``, a shape is no tuple of positive integers, or it is too large: MXNet counts the
-        elements of an array in 64 bits and each size in 32, or in 64 if it is built with ``USE_INT64_TENSOR_SIZE``.
+        A name is none of ``inputs``, ``as_shape`` refuses a shape, or a shape is too large: MXNet counts the elements
+        of an array in 64 bits and each size in 32, or in 64 if it is built with ``USE_INT64_TENSOR_SIZE``.
     """
     largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
     for name, shape in shapes.items():

@@ -29,7 +29,8 @@ def scale_heads(graph: Graph) -> bool:
 
     A loss head ignores the gradient of its output, so scaling the loss does not scale what it writes. The inserted
     nodes pass the head's input on unchanged in the forward. The loss scale becomes an input of the graph: an FP32
-    variable of shape (1,), called ``SCALE_NAME``. Returns whether the graph has a loss head; if not, nothing changes.
+    variable of shape (1,), called ``SCALE_NAME``. A second call would multiply twice. Returns whether the graph has a
+    loss head; if not, nothing changes.
     """
     heads = [(node, positions) for node in graph.nodes() if (positions := _own_gradients(node))]
     if not heads:
@@ -42,17 +43,14 @@ def scale_heads(graph: Graph) -> bool:
 
 
 def is_unscaled(node: Node) -> bool:
-    """Return whether ``node`` is a loss head in front of which ``scale_heads`` has not inserted its nodes.
-
-    The gradients that such a head writes are not multiplied by the loss scale.
-    """
+    """Return whether ``node`` is a loss head whose gradients no nodes of ``scale_heads`` scale by the loss scale."""
     return not all(_is_scaled(node.inputs[position]) for position in _own_gradients(node))
 
 
 def _is_scaled(x: Entry) -> bool:
     """Return whether ``x`` is a tensor that ``_scaled`` returned, so that its gradient is multiplied by the loss scale.
 
-    Compares the operators that compute ``x``, not their names, because a graph that autograd records has other names.
+    Compares the types of the operators that compute ``x``: in a graph that autograd recorded they have other names.
     """
     steps = ("elemwise_add", "broadcast_mul", "elemwise_sub", "_contrib_sign_ste")
     for op, position in zip(steps, (1, 0, 0, 0)):
@@ -85,7 +83,6 @@ def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
     """
 
     def op(kind: str, role: str, *inputs: Entry) -> Entry:
-        """Return the output of a new node: operator ``kind``, the name ``<name>_scale_<role>``."""
         return Entry(Node(kind, f"{name}_scale_{role}", {}, list(inputs)))
 
     step = op("_contrib_sign_ste", "step", x)

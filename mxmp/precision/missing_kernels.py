@@ -28,7 +28,8 @@ class Call(NamedTuple):
     attrs : mapping of str to str
         Its parameters as in Symbol JSON, ``{"kernel": "(3, 3)"}``.
     channels : int or None
-        How many channels its first input has; None where this is not known.
+        How many channels its first input has, if ``num_filter`` of convolutions before it determines this; otherwise
+        None, as shapes are not inferred.
     """
 
     op: str
@@ -37,7 +38,6 @@ class Call(NamedTuple):
 
 
 def _always(call: Call) -> bool:
-    """Return True: the condition of rows that apply to their operators whatever the parameters are."""
     return True
 
 
@@ -55,8 +55,8 @@ class MissingKernel:
     operators : frozenset of str
         Names of operators in Symbol JSON, with their aliases.
     where : callable
-        The condition: takes one of these operators in a graph (a ``Call``) and returns whether the row applies to it.
-        Default: always.
+        The condition: takes an operator that the row is about (a ``Call``) and returns whether the row applies to it.
+        Default: it always applies.
     all_others : bool
         Whether the row is about all operators except ``operators``.
     slow : bool
@@ -82,44 +82,42 @@ class MissingKernel:
 class HasAttribute:
     """A condition of a row in the table of missing kernels: the operator's parameter ``attr`` has one of ``values``.
 
-    The values are strings as in Symbol JSON. The JSON may leave out a parameter that has its default, so this condition
-    cannot recognize a default, and ``values`` has none.
+    The values are strings as in Symbol JSON. The JSON may leave out a parameter that has its default, so ``values``
+    must not contain the default.
     """
 
     attr: str
     values: tuple[str, ...]
 
     def __call__(self, call: Call) -> bool:
-        """Return whether the parameter ``attr`` of the operator ``call`` has one of ``values``."""
         return call.attrs.get(self.attr) in self.values
 
 
 def is_volume(attrs: Mapping[str, str]) -> bool:
-    """Return whether a convolution, deconvolution or pooling with these parameters is 3-D: its kernel has 3 sizes."""
+    """Return whether an operator's parameter ``kernel`` has 3 sizes, as for a 3-D convolution; False without it."""
     return attrs.get("kernel", "").count(",") == 2
 
 
 def is_global_average(attrs: Mapping[str, str]) -> bool:
-    """Return whether AdaptiveAvgPooling2D with these parameters averages each channel to one value (output size 1)."""
+    """Return whether AdaptiveAvgPooling2D averages each channel to one value: its output size is 1, the default."""
     return set(re.findall(r"\d+", attrs.get("output_size", ""))) <= {"1"}
 
 
 def _is_unmeasured_volume(call: Call) -> bool:
     """Return whether the convolution ``call`` is 3-D and has dilation, or a kernel longer than 7 along an axis.
 
-    It then stays in FP32, because oneDNN's bfloat16 gradients of such convolutions were never checked. Those of all
-    other 3-D convolutions were compared with exact sums and are right, for small inputs with the workarounds of
-    ``kernels/padding.py``.
+    It then stays in FP32, because oneDNN's bfloat16 gradients of such convolutions were never checked. Those of other
+    3-D convolutions are right, for small inputs with the workarounds of ``kernels/padding.py``.
     """
     dilated = set(re.findall(r"\d+", call.attrs.get("dilate", ""))) - {"1"}
     return is_volume(call.attrs) and (bool(dilated) or max(map(int, re.findall(r"\d+", call.attrs["kernel"]))) > 7)
 
 
 def _scales_inexactly(call: Call) -> bool:
-    """Return whether ``call``, which multiplies or divides a tensor by a constant, must round its bfloat16 result.
+    """Return whether ``call``, which multiplies or divides a tensor by a constant, may have an inexact bfloat16 result.
 
-    MXNet's kernel would truncate the result instead. False for a constant that is, up to its sign, a power of two from
-    2**-17 to 2**15: then only the exponent changes, and the result is exact.
+    MXNet's kernel would truncate this result instead of rounding it. False only for a constant that is, up to its sign,
+    a power of two from 2**-17 to 2**15, as then only the exponent changes.
     """
     try:
         mantissa, exponent = math.frexp(abs(float(call.attrs.get("scalar", ""))))
@@ -129,7 +127,7 @@ def _scales_inexactly(call: Call) -> bool:
 
 
 def _truncates_a_bound(call: Call) -> bool:
-    """Return whether the clip ``call`` has a bound that bfloat16 cannot hold exactly, such as ``a_max=0.1``.
+    """Return whether the clip ``call`` has a bound that bfloat16 cannot hold exactly (``a_max=0.1``), or lacks a bound.
 
     MXNet's bfloat16 kernel would truncate such a bound.
     """
@@ -170,7 +168,7 @@ def _is_unblocked(call: Call) -> bool:
 
 
 def _is_unblocked_depthwise(call: Call) -> bool:
-    """Return whether the convolution ``call`` is depthwise, with a number of channels that is no multiple of 16.
+    """Return whether the convolution ``call`` is depthwise, and its ``num_filter`` is no multiple of 16.
 
     oneDNN's bfloat16 layouts store channels in blocks of 16 (``CHANNEL_BLOCK``), and are slow for other numbers.
     """
@@ -182,7 +180,6 @@ def _is_unblocked_depthwise(call: Call) -> bool:
 
 
 def _names(text: str) -> frozenset[str]:
-    """Return the set of names in ``text``, which are separated by white space."""
     return frozenset(text.split())
 
 

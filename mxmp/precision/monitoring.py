@@ -40,9 +40,9 @@ _INPUTS = {"data": 0, "input0": 0, "lhs": 0, "weight": 1, "input1": 1, "rhs": 1}
 def network_names(graph: Graph, plan: Plan) -> dict[Node, str]:
     """Return a dict from each of the network's operators in ``graph`` to its name in the FP32 graph.
 
-    ``graph`` is the graph with casts that follows ``plan``. Nodes that mxmp inserted, and variables, are not in the
-    dict. An operator ``"fc"`` whose name an inserted cast has taken is called ``"fc_float16"`` in ``graph``, and
-    ``"fc"`` in the dict.
+    ``graph`` is the graph with casts that follows ``plan``. Inserted nodes, variables and the operators in bodies of
+    control flow are not in the dict. An operator ``"fc"`` whose name an inserted cast has taken is called
+    ``"fc_float16"`` in ``graph``, and ``"fc"`` in the dict.
     """
     names = {}
     for node in graph.nodes():
@@ -82,7 +82,7 @@ class Place(NamedTuple):
     what : {"output", "gradient", "input"}
         Whether the tensor is an output of the node, the gradient of one of its inputs, or an input.
     number : int or None
-        The position of that output or input; None for an input whose position is not known, such as ``"fc_bias"``.
+        The position of that output or input, from 0; None for an input whose position is not known, ``"fc_bias"``.
     suffix : str
         What follows the node's name and an underscore: ``"output"`` in ``"fc_output"``.
     """
@@ -104,7 +104,7 @@ class _Report(NamedTuple):
         The operator's type in the FP32 network, for a callback of Gluon, which gets the type too. None: the callback
         gets the type that MXNet reports.
     array : NDArray
-        The tensor's values, in FP32 or the compute dtype. The callback gets them in FP32.
+        The tensor's values. The callback gets float16 and bfloat16 values in FP32, and others as they are.
     rounded : bool
         Whether to round ``array`` to float16 first, because the tensor is float16 by the plan. In emulation MXNet
         reports what the operator computed in FP32, before a cast rounds it.
@@ -155,14 +155,12 @@ class NetworkView:
     def translated(self, callback: Callable) -> Callable:
         """Return a function to register with MXNet as the monitor callback in place of a user's ``callback``.
 
-        It calls ``callback`` with names of the FP32 network and FP32 values, and not for tensors of inserted nodes.
+        It calls ``callback`` with names of the FP32 network, and with FP32 in place of float16 and bfloat16 values. A
+        tensor of an inserted node is left out, or reported in place of the network's (see ``_read_change``).
         """
 
         def report(name: bytes, *op_and_handle: Any) -> None:
-            """Call ``callback`` for a tensor that MXNet reports, if the FP32 network has the tensor.
-
-            MXNet calls this with the tensor's name, the operator's type (in Gluon only), and the array's handle.
-            """
+            # MXNet calls this with the tensor's name, the operator's type (in Gluon only), and the array's handle.
             *op, handle = op_and_handle
             array = NDArray(NDArrayHandle(handle), writable=False)  # frees the handle
             with autograd.pause():
@@ -207,10 +205,10 @@ class NetworkView:
     def _read_change(self, place: Place, array: NDArray) -> _Report | None:
         """Return what a user's callback gets for ``place``, a tensor of an inserted node that changes values or shapes.
 
-        An example is a Pad in front of a convolution, which then pads no more itself. The callback shall see the
-        convolution's tensors as they are in the FP32 network. So the gradient that the Pad returns is reported as the
-        gradient of the convolution's input; the Pad's input is kept and reported in place of the convolution's input.
-        Returns None if the callback is not to be called for ``place``.
+        Examples are a Pad in front of a convolution, which then pads no more itself, or a slice behind it. The
+        callback shall see the convolution's tensors as in the FP32 network. So the gradient that the Pad returns is
+        reported as that of the convolution's input, and the slice's output as the convolution's output. The Pad's
+        input is kept until MXNet reports the convolution's input, and replaces it. None means not to call the callback.
         """
         key = node, what, number = self._stands_for[place.node]
         passed = int(place.node.attrs.get(PASSED, "0"))
@@ -223,10 +221,7 @@ class NetworkView:
         return None
 
     def _report(self, place: Place, array: NDArray) -> _Report:
-        """Return what a user's callback gets for ``place``, a tensor of one of the network's operators.
-
-        ``array`` has the tensor's values.
-        """
+        """Return what a user's callback gets for ``place``, a tensor of one of the network's operators."""
         name = self._names[place.node]
         decision = self._plan.decisions[name]
         op = None if place.what == "gradient" else decision.op
@@ -238,7 +233,7 @@ class NetworkView:
 
 
 def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
-    """Return which tensor MXNet's monitor reports under ``name``; None if this does not begin with the name of a node.
+    """Return which tensor MXNet's monitor reports under ``name``; None if it does not begin with a node's name and "_".
 
     ``"fc_output"`` is output 0 of the node ``"fc"``, ``"fc_backward_output1"`` the gradient of its input 1, and
     ``"fc_data"`` its input 0. ``nodes`` maps the names of the graph's nodes to the nodes.
@@ -276,7 +271,7 @@ def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
     """Return the node with the longest name that ``name`` begins with, and what follows that name and an underscore.
 
     For ``"fc1_output0"`` these are the node ``"fc1"`` and ``"output0"``. ``nodes`` maps names to nodes. Returns
-    ``(None, "")`` if ``name`` begins with no node's name.
+    ``(None, "")`` if ``name`` does not begin with a node's name and an underscore, as ``"fc1"`` does not.
     """
     parts = name.split("_")
     for end in range(len(parts) - 1, 0, -1):

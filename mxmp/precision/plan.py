@@ -62,7 +62,7 @@ class Plan:
     unmatched : tuple of str
         Patterns of ``policy.exclude`` that match no node of the graph; perhaps they are misspelt.
     tuned : Tuned or None
-        What ``mxmp.tune`` compared and measured to find the plan; None for the plan that the rules make.
+        What ``mxmp.tune`` compared and measured to find the plan; None if tuning did not make it.
     blocks : tuple of str
         For a Gluon net, the name prefixes of its blocks, outermost first: ``("net0_", "net0_dense0_")``. With them the
         plan can be used for a net of the same code whose blocks have other numbers. Empty for a Symbol.
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def num_low(self) -> int:
-        """Return how many operators compute in low precision, those in bodies of loops and branches included."""
+        """Return how many operators compute in low precision, those in loops and branches included."""
         return sum(d.low for d in self.decisions.values())
 
     @property
@@ -94,7 +94,7 @@ class Plan:
         """Return the plan of ``body``, a body of the control-flow operator ``name``: the part of this plan about it.
 
         An operator ``"loop/fc"`` of this plan is ``"fc"`` there. The policy has ``output="float32"``, because a body
-        returns FP32 to the graph around it.
+        returns FP32 to the graph around it. Its parameters are not stored in float16, but cast inside it.
         """
         prefix = body.prefix(name)
         own = {prefix + inner for inner in body.graph.names().values()}
@@ -106,9 +106,7 @@ class Plan:
         return Plan(replace(self.policy, output="float32"), self.device, decisions)
 
     def differences(self, other: Plan) -> dict[str, tuple[Decision | None, Decision | None]]:
-        """Return the operators that compute in low precision in one of the two plans and not in the other.
-
-        Operators that only one of the plans has are returned as well.
+        """Return the operators that only one of two plans has, or that compute in low precision in one of them only.
 
         Returns
         -------
@@ -206,12 +204,11 @@ class Plan:
         )
 
     def __hash__(self) -> int:
-        """Return a hash of the policy, the device and the decisions in their order.
+        """Return a hash of the policy, the device and the decisions; equal plans have equal hashes.
 
-        Equal plans of one graph have equal hashes, as their decisions are in graph order. A dataclass's own hash would
-        fail at ``decisions``, a dict.
+        The hash that ``dataclass`` makes would fail at ``decisions``, a dict.
         """
-        return hash((self.policy, self.device, tuple(self.decisions.items())))
+        return hash((self.policy, self.device, frozenset(self.decisions.items())))
 
 
 class PlannedGraph:
@@ -261,21 +258,21 @@ class PlannedGraph:
 
 
 def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
-    """Return the Policy and the Plan that a user's ``policy`` argument means; for the Plan None if it means no plan.
+    """Return the Policy that a user's ``policy`` argument means, and the Plan, which is None if it means no plan.
 
     Parameters
     ----------
     policy : str, os.PathLike, Policy or Plan
         A recipe's name, a policy string, the path of a file that ``Plan.save`` wrote, or a Policy or Plan itself. A
-        string is a path if it ends in ``.json`` and does not begin with a recipe's name or a field of Policy. For a
-        plan, the first value returned is the plan's policy.
+        string that ends in ``.json`` is a path, unless its first word, up to a comma or ``=``, is the name of a recipe
+        or a field of Policy. For a plan, the first value returned is the plan's policy.
     exclude : iterable of str
         Patterns to add to ``exclude`` of the policy.
 
     Raises
     ------
     ValueError
-        ``policy`` is none of these, or ``exclude`` is given beside a Plan, which has its patterns already.
+        ``policy`` is none of these, or ``exclude`` is given beside a plan, which has its patterns already.
     OSError
         The file of a plan cannot be read.
     """
@@ -293,14 +290,14 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
 def rule_under(policy: Policy, op: str) -> Rule:
     """Return the rule of the operator ``op`` in a graph with this policy.
 
-    An operator that the rule table does not have, such as one of a plug-in, gets an FP32 rule if the policy's
-    ``full_ops`` or ``low_ops`` names it. The dtype that these lists ask for is not in the rule: ``decide`` lets them
-    overrule the rule's kind.
+    An operator that the rule table does not have, such as one of a plug-in, gets a rule of ``Kind.FULL`` if the
+    policy's ``full_ops`` or ``low_ops`` names it. For all operators ``decide`` lets these lists overrule the kind.
 
     Raises
     ------
     ValueError
-        The operator cannot be trained with loss scaling, or neither the rule table nor the policy has it.
+        Neither the rule table nor the policy has the operator, or it is ``IdentityAttachKLSparseReg``, which cannot be
+        trained with loss scaling.
     """
     if op in REFUSED:
         raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
@@ -310,9 +307,9 @@ def rule_under(policy: Policy, op: str) -> Rule:
 
 
 def _parents(name: str) -> Iterator[str]:
-    """Yield the parts of a plan's operator name that end before a slash: ``"a"`` and ``"a/b"`` for ``"a/b/c"``.
+    """Yield what stands before each slash in ``name``: ``"a"`` and ``"a/b"`` for ``"a/b/c"``.
 
-    The names of all control-flow nodes around the operator are among them.
+    For an operator's name in a plan, the names of the control-flow nodes around it are among these.
     """
     return (name[:i] for i, letter in enumerate(name) if letter == "/")
 
@@ -335,17 +332,8 @@ def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
 def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
     """Check that a plan has exactly the operators of a graph, by name and type.
 
-    Parameters
-    ----------
-    names : mapping of Node to str
-        The unique names of the graph's nodes, as ``Graph.names`` returns them.
-    plan : Plan
-        The plan to check; it may be of another graph.
-
-    Raises
-    ------
-    ValueError
-        The plan is of another graph; names the first operators that differ.
+    ``names`` are the unique names of the graph's nodes, as ``Graph.names`` returns them. Raises ``ValueError`` if the
+    plan is of another graph; the message names the first operators that differ.
     """
     operators = _operators(names)
     planned: dict[str, Any] = {name: decision.op for name, decision in plan.decisions.items()}
@@ -368,10 +356,10 @@ def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
 def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
     """Return ``plan`` with the names that its operators have in another Gluon net, which the same code built.
 
-    Gluon numbers the blocks of a process: ``"dense0_fwd"`` of one net is ``"dense2_fwd"`` in the next. All names and
-    ``exclude`` patterns in the plan are changed. ``plan`` is returned unchanged if this is not possible: it has no
-    ``blocks``, the other net has more or fewer, or two blocks would get one name. Whether the result is a plan of the
-    other net is not checked; ``check_fit`` does that.
+    Gluon numbers the blocks of a process: ``"dense0_fwd"`` of one net is ``"dense2_fwd"`` in the next. The names of
+    operators and parameters and the ``exclude`` patterns are changed, not the texts of reasons. ``plan`` is returned
+    as it is if the names are the same or cannot be changed: it has no ``blocks``, the other net has more or fewer, or
+    two blocks or operators would get one name. Whether the result fits is not checked (see ``check_fit``).
 
     Parameters
     ----------
@@ -390,10 +378,7 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
     known = re.compile(f"(^|/)({'|'.join(map(re.escape, longest_first))})")
 
     def rename(name: str) -> str:
-        """Return a node's name with its innermost block's prefix replaced.
-
-        ``"loop/dense0_fwd"`` becomes ``"loop/dense2_fwd"`` if the block ``dense0`` is now ``dense2``.
-        """
+        # ``"n0_loop/n0_dense0_fwd"`` becomes ``"n1_loop/n1_dense0_fwd"`` if the block ``n0_`` is now ``n1_``.
         return known.sub(lambda found: found[1] + prefixes[found[2]], name)
 
     decisions = {rename(name): decision for name, decision in plan.decisions.items()}
@@ -417,16 +402,9 @@ def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str],
     """Return patterns that match, after the blocks were renamed, just what ``pattern`` matched before.
 
     This is one pattern, ``pattern`` with the new prefix of its block, if that matches just these. Otherwise it is the
-    list of the new names of all blocks and nodes that ``pattern`` matched.
-
-    Parameters
-    ----------
-    pattern : str
-        A pattern of ``Policy.exclude``, which matches old names.
-    names : iterable of str
-        The old names of all blocks and nodes.
-    rename : callable
-        Takes an old name of a node and returns the new one.
+    list of the new names of all blocks and nodes that ``pattern`` matched. ``pattern``, one of ``Policy.exclude``,
+    matches old names; ``names`` are those of all blocks and nodes. ``rename`` returns the new name of a node for its
+    old one.
     """
     new = re.sub("_$", "", rename(pattern + "_"))
     before, after = pattern_of(pattern), pattern_of(new)

@@ -18,14 +18,14 @@ class Kind(enum.Enum):
 
     ==========  ===========================================================================================
     ``LOW``     reads and writes the compute dtype and sums in FP32: convolutions and matrix products
-    ``FOLLOW``  computes in low precision if its inputs are in low precision; else in FP32. Inputs in ``Rule.keep``,
-                such as indices, and ``Rule.params`` do not count
+    ``FOLLOW``  computes in low precision if all its inputs are in low precision, else in FP32. Inputs in
+                ``Rule.keep`` (indices) and ``Rule.params`` do not count; see ``Rule.normalized`` for an exception
     ``FULL``    reads, computes and writes FP32
     ``NORM``    BatchNorm: ``FULL``, or ``FOLLOW`` if the policy has ``norm="compute"``
     ``HEAD``    a loss head, which ignores the gradient of its output: computes in FP32, and ``scale_heads`` has the
                 gradient that it writes multiplied by the loss scale
-    ``ALONE``   reads and writes the dtypes of the FP32 graph, whatever the policy says: it works on indices, masks or
-                integers, creates a tensor, or runs user code (Custom)
+    ``ALONE``   reads and writes the dtypes of the FP32 graph, and ``low_ops`` must not name it: it works on indices,
+                masks or integers, creates a tensor, or runs user code (Custom)
     ==========  ===========================================================================================
     """
 
@@ -47,7 +47,7 @@ class When:
         The parameter's name.
     values : tuple of str
         The values for which the exception applies, as Symbol JSON writes them. The JSON may leave out a parameter that
-        has its default, so an exception cannot be for a default.
+        has its default, so the default must not be among them.
     kind : Kind
         How such an operator takes part in mixed precision, in place of the rule's kind.
     reason : str
@@ -86,16 +86,17 @@ class Rule:
         operator computes; the dtypes of the other inputs determine it.
     normalized : bool
         Whether the values of the first output are about 1 or less, as after a normalization or softmax, and so are safe
-        in float16. A ``Kind.FOLLOW`` operator may compute in float16 (not in bfloat16) although such an FP32 output is
-        among its inputs. If all its inputs are such, it does so where an operator reads its own output in float16.
+        in float16. A ``Kind.FOLLOW`` operator that reads such an FP32 output beside float16 inputs still computes in
+        float16; one that reads only such outputs, if an operator reads its output in float16. Unused in bfloat16.
     exact : bool
         Whether each output value is an input value, perhaps with another sign, or zero, and gradients likewise (relu,
         reshape, transpose, concat, slice...). Rounding before such an operator gives what rounding after it gives.
     when : tuple of When
         Exceptions for certain values of parameters; the first one that applies counts.
     scalars : tuple of str
-        Names of the parameters that hold a constant which the kernel casts to the dtype of the data. The operator stays
-        in FP32 if float16 would turn the constant into infinity (-1e18 for a mask) or zero (1e-12 for a logarithm).
+        Names of the parameters that hold a constant which the kernel casts to the dtype of the data. In a float16
+        network the operator stays in FP32 if the constant is outside float16's range (-1e18 for a mask, 1e-12 for a
+        logarithm).
     """
 
     kind: Kind
@@ -112,8 +113,8 @@ class Rule:
     def resolve(self, attrs: Mapping[str, str], compute: str = "float16") -> tuple[Kind, str]:
         """Return how an operator of this rule with the parameters ``attrs`` takes part in mixed precision, and why.
 
-        ``attrs`` are strings as in Symbol JSON. ``compute`` is the compute dtype. For float16, a constant beyond its
-        range gives ``Kind.FULL`` (see ``scalars``); bfloat16 has FP32's range.
+        ``attrs`` are strings as in Symbol JSON. The first exception in ``when`` that applies counts. If none does, a
+        constant outside float16's range (see ``scalars``) gives ``Kind.FULL`` where ``compute`` is ``"float16"``.
         """
         for exception in self.when:
             if exception.holds(attrs):
@@ -127,7 +128,7 @@ class Rule:
 
 
 def _leaves_float16(text: str) -> bool:
-    """Return whether float16 turns the number in ``text`` into infinity or zero.
+    """Return whether the absolute value of the number in ``text`` is above 65504 or below 2**-24.
 
     Returns False for zero itself, and for a text that is no finite number.
     """

@@ -27,7 +27,7 @@ __all__ = [
 
 
 class UnknownOperator(KeyError, ValueError):  # noqa: N818
-    """Raised for an operator without a rule: one that MXNet 1.9.1 itself does not register, but a plug-in, for example.
+    """Raised for an operator without a rule: one that a plug-in registers, for example, and not MXNet 1.9.1.
 
     ``name`` is the operator's name. The message says how to set its dtype by ``low_ops`` or ``full_ops`` of a policy.
     """
@@ -61,8 +61,8 @@ RULES = _by_operator(rule_table.TABLE)
 def rule_of(name: str) -> Rule:
     """Return the rule of an operator, by its name in Symbol JSON or an alias.
 
-    The rule table has no entries for gradient operators such as ``"_backward_Convolution"``. Names that contain
-    "backward" and are not in the table have one rule in common.
+    Names such as ``"_backward_Convolution"``, which contain "backward" and are not in the rule table, have one rule in
+    common, of ``Kind.ALONE``: autograd makes these operators in the dtype of their forward operators.
 
     Raises
     ------
@@ -88,7 +88,6 @@ def missing_kernel(
     """Return why an operator must stay in FP32 on a device although its rule allows low precision, or ``""``.
 
     It must if the device has no kernel for it in the compute dtype, or one that is wrong or slower than FP32's.
-    Otherwise ``""`` is returned.
 
     Parameters
     ----------

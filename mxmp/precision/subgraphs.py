@@ -18,7 +18,8 @@ class Body(NamedTuple):
     ----------
     role : str
         What follows the control-flow node's name and a slash in a plan's names for the body's nodes: ``""`` in the body
-        of a loop (``"loop/fc"``), ``"while/"`` in its condition (``"loop/while/fc"``), ``"then/"`` in a branch.
+        of a loop (``"loop/fc"``), ``"while/"`` in its condition (``"loop/while/fc"``), and ``"if/"`` (the condition),
+        ``"then/"`` or ``"else/"`` for ``cond``.
     graph : Graph
         A copy of the body. ``set_bodies`` writes a changed one into the node.
     steers : bool
@@ -55,9 +56,10 @@ _INPUTS = {
 
 
 def bodies(node: Node) -> Iterator[Body]:
-    """Yield the bodies of a control-flow node (``_foreach``, ``_while_loop``, ``_cond``), in MXNet's order.
+    """Yield the bodies of a control-flow node in MXNet's order, and nothing for any other node.
 
-    Yields nothing for any other node.
+    They are the body of a ``_foreach``, condition and body of a ``_while_loop``, or condition and branches of a
+    ``_cond``.
     """
     if node.op not in _ROLES or not node.subgraphs:
         return
@@ -83,10 +85,7 @@ def set_bodies(node: Node, graphs: list[Graph]) -> None:
 
 
 def _variables(graph: Graph) -> list[Node]:
-    """Return the variables of a body in the order of ``Graph.nodes``.
-
-    The attributes of a control-flow node refer to a variable by its position in this list.
-    """
+    """Return the variables of a body in the order in which a control-flow node's attributes number them."""
     return [node for node in graph.nodes() if node.is_variable]
 
 

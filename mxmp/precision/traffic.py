@@ -50,5 +50,5 @@ def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]
 
 
 def _name(entry: Entry) -> str:
-    """Return the name of a tensor: its node's, with ``"[1]"`` for the node's second output."""
+    """Return the name of a tensor: its node's, with ``"[1]"`` behind it for the node's second output."""
     return entry.node.name + (f"[{entry.index}]" if entry.index else "")

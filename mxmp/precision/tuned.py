@@ -28,7 +28,7 @@ def texts(values: Any) -> tuple[str, ...]:
 
 
 def _number(value: Any) -> Any:
-    """Return ``value``, read from JSON, if it is a finite int or float; raises ``ValueError`` otherwise."""
+    """Return ``value``, read from JSON, if it is a finite int or float and no bool; else raise ``ValueError``."""
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value!r:.200}")
     return value
@@ -46,7 +46,8 @@ def _quartiles(values: Any) -> tuple[float, float, float]:
 def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
     """Return a copy of a dict that was read from JSON, with ``read(value)`` in place of each value.
 
-    ``read`` checks one value and raises for a wrong one, as ``_number`` does.
+    ``read`` checks one value and raises for a wrong one, as ``_number`` does. Raises ``ValueError`` for a key that
+    ``texts`` refuses.
     """
     return dict(zip(texts(list(values)), map(read, values.values())))
 
@@ -71,8 +72,8 @@ class Tuned:
         From each candidate that was timed to how many times as fast as ``"float32"`` it was: lower quartile, median and
         upper quartile over the rounds of timing.
     predicted : mapping of str to float
-        From a candidate to how many times as fast as ``"float32"`` it should be, by the sum of the times that were
-        measured for its operators and casts one by one.
+        From a candidate to how many times as fast as ``"float32"`` it should be, by the sum of the times of its
+        operators and casts. Candidates of which not all these were measured are left out.
     cast_bytes : mapping of str to int
         From a candidate to the bytes that its casts read and write in one forward.
     notes : tuple of str
@@ -98,7 +99,7 @@ class Tuned:
         Raises
         ------
         AttributeError, OverflowError, TypeError, ValueError
-            ``raw`` is anything else. A dict straight from ``to_dict`` is refused: its lists are still tuples.
+            ``raw`` is anything else. A dict straight from ``to_dict`` is refused, as its ``notes`` are still a tuple.
         """
         if set(raw) != {f.name for f in fields(cls)} or type(raw["training"]) is not bool:
             raise ValueError(f"'tuned' is {raw!r:.200}")

@@ -34,8 +34,8 @@ def copied(graph: Graph) -> Graph:
 def without_identities(graph: Graph) -> Graph:
     """Return a copy of a graph without Dropout, ``_copy`` and ``BlockGrad``, which in inference only copy their input.
 
-    If such an operator makes an output of the graph, it is kept, so that the output keeps its name. It becomes a
-    ``BlockGrad``, which MXNet's fusion leaves alone.
+    One that makes an output of the graph becomes a ``BlockGrad`` instead, which MXNet's fusion leaves alone, so that
+    the output keeps its name. Dropout with ``mode="always"`` is no copy and stays.
     """
     copy = copied(graph)
     heads = {head.node for head in copy.heads}
@@ -47,9 +47,9 @@ def without_identities(graph: Graph) -> Graph:
 
 
 def _source(entry: Entry, heads: set[Node]) -> Entry:
-    """Return the tensor of which ``entry`` is a copy: follow operators that only copy their input back to another one.
+    """Return the tensor of which ``entry`` is a copy in inference, or ``entry`` itself if no copying operator makes it.
 
-    An operator in ``heads``, which makes an output of the graph, is not passed, since it stays in the graph.
+    An operator in ``heads``, which makes an output of the graph, stays in the graph, so its output is returned.
     """
     while entry.node not in heads and _is_identity(entry.node):
         entry = entry.node.inputs[0]
@@ -66,9 +66,9 @@ def _is_identity(node: Node) -> bool:
 def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
     """Return a copy of an FP32 graph, and its parameters, in which BatchNorms are folded into the layers before them.
 
-    Such a layer is a Convolution or FullyConnected whose output only the BatchNorm reads and whose channels it
-    normalizes. It gets a new weight and bias, ``NAME_folded_weight`` and ``NAME_folded_bias``, that are computed in
-    float64 and rounded to FP32. All other BatchNorms stay. Parameters that the new graph does not read are left out.
+    Such a layer is a Convolution or FullyConnected whose output only the BatchNorm reads, and normalizes along the
+    layer's channels. It gets a new weight and bias, ``NAME_folded_weight`` and ``NAME_folded_bias``, that are computed
+    in float64 and rounded to FP32. All other BatchNorms stay. Parameters that the new graph does not read are left out.
     """
     copy, values = copied(graph), dict(params)
     readers = copy.consumers()
@@ -93,8 +93,8 @@ def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values:
     """Return True if the BatchNorm ``norm`` can be folded into ``layer``, the operator whose output it normalizes.
 
     ``readers`` is ``consumers()`` of the graph: from each tensor to the operators that read it. ``heads`` are the
-    graph's outputs. ``values`` are its parameters by name; if a parameter of either operator is missing there, the
-    result is False.
+    graph's outputs. ``values`` are its parameters by name; one of either operator that is missing there makes the
+    result False.
     """
     channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     is_layer = (layer.op == "Convolution" and channels_first) or (
@@ -133,17 +133,15 @@ def _fold(norm: Node, layer: Node, values: Params) -> Params:
 
 
 def _is_true(text: str) -> bool:
-    """Return True if ``text``, the value of an operator's attribute in Symbol JSON, stands for True."""
     return text in ("True", "true", "1")
 
 
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     """Compute operators that read only parameters; return a copy of the graph without them, and its parameters.
 
-    This saves computing them in every run. Only mxmp's own operators are computed here, such as casts of weights, and
-    operators that only move values, such as those that join the weights of an RNN into one vector. The result of each
-    becomes a new parameter if another operator reads it. Parameters that only these operators read are left out.
-    Computes on the CPU.
+    Then no run has to compute them. They are computed on the CPU: mxmp's own operators, such as casts of weights, and
+    those that only move values, such as those that join the weights of an RNN into one vector. A result that an
+    operator of the remaining graph reads becomes a new parameter. Parameters that nothing reads any more are left out.
     """
     copy = copied(graph)
     constant: set[Node] = set()
@@ -168,9 +166,9 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     values = dict(params)
     for (entry, readers), value in zip(made.items(), results if isinstance(results, list) else [results]):
         dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
-        # MXNet cannot infer every shape from an operator that reads it, such as that of a term that is broadcast.
-        declared = {"__dtype__": TYPE_CODES[dtype], "__shape__": str(value.shape)}
-        variable = Node("null", f"{entry.node.name}_{entry.index}", declared)
+        # MXNet cannot infer the shape of an input that is broadcast from the operator that reads it.
+        attrs = {"__dtype__": TYPE_CODES[dtype], "__shape__": str(value.shape)}
+        variable = Node("null", f"{entry.node.name}_{entry.index}", attrs)
         values[variable.name] = value.copy()
         for user, position in readers:
             user.inputs[position] = Entry(variable)

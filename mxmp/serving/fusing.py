@@ -90,7 +90,6 @@ def _remove_barriers(graph: Graph) -> None:
     """Remove, in place, the identity operators that ``_insert_barriers`` inserted, after MXNet fused the graph."""
 
     def source(entry: Entry) -> Entry:
-        """Return the tensor that one or several barriers in a row copy; ``entry`` itself if no barrier makes it."""
         while _BARRIER in entry.node.attrs:
             entry = entry.node.inputs[0]
         return entry

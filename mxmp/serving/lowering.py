@@ -13,6 +13,7 @@ from ..precision.graph import TYPE_CODES, Graph
 from ..precision.plan import Decision, Plan
 from .folding import Params, fold_constants
 from .fusing import fuse, inner_operators
+from .sums import with_float16_sums
 
 __all__ = ["lower", "lower_to_float16"]
 
@@ -30,10 +31,10 @@ def lower(
     decided: Mapping[str, Decision] = _UNDECIDED,
     quantizable: bool = False,
 ) -> tuple[Graph, Params]:
-    """Return a fused copy of an FP32 graph, in bfloat16 where the rules call that safe, and its parameters.
+    """Return a copy of an FP32 graph, fused by oneDNN, in bfloat16 where the rules call that safe, and its parameters.
 
-    Outputs are FP32. Weights of bfloat16 operators are stored as bfloat16 arrays, so that they need no cast at run
-    time.
+    Outputs are FP32 unless ``policy`` leaves them in bfloat16. Weights of bfloat16 operators are stored as bfloat16
+    arrays, so that they need no cast at run time.
 
     Parameters
     ----------
@@ -44,9 +45,9 @@ def lower(
     policy : Policy
         A policy of bfloat16.
     decided : mapping of str to Decision
-        Decisions of a plan of the network, by the operator's name, which are taken before the rules (see ``decide``).
+        Decisions of a plan of the network, by operator; ``full`` overrules them. The rules decide for all others.
     quantizable : bool
-        Fuse only operators that one INT8 kernel can compute together (see ``fuse``).
+        Fuse only operators that one INT8 kernel can compute together, as ``quantize`` needs it.
     """
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
@@ -68,7 +69,7 @@ def lower(
 
 
 def lower_to_float16(
-    graph: Graph, params: Params, full: Collection[str], device: str
+    graph: Graph, params: Params, full: Collection[str], device: str, *, float16_sums: bool = False
 ) -> tuple[Graph, Params, Mapping[str, Decision]]:
     """Return a copy of an FP32 graph in float16 where the rules call that safe, its parameters, and the decisions.
 
@@ -85,6 +86,8 @@ def lower_to_float16(
         ``"gpu"``: weights of float16 operators are stored as float16 arrays, so that they need no cast at run time.
         ``"cpu"``: the emulation, a graph that computes on a CPU what the graph for a GPU computes there; its parameters
         are FP32.
+    float16_sums : bool
+        Let FullyConnected operators of the emulation sum in float16 (see ``with_float16_sums``).
     """
     names = {name: node for node, name in graph.names().items()}
     kept = {name: Decision(names[name].op, False, _KEPT) for name in full}
@@ -92,7 +95,10 @@ def lower_to_float16(
     if device == "cpu":
         plan = decide(graph, _FLOAT16, "cpu", parameters=params, keep_output_names=True, decided=plan.decisions)
     stored = {name: value.astype("float16") if name in plan.low_variables else value for name, value in params.items()}
-    lowered, values = fold_constants(_casted(graph, plan).graph, stored)
+    casted = _casted(graph, plan)
+    lowered, values = fold_constants(casted.graph, stored)
+    if float16_sums:
+        with_float16_sums(lowered, {node.name for node in casted.low})
     for node in lowered.nodes():
         if node.name in plan.low_variables:
             node.attrs = {**node.attrs, "__dtype__": TYPE_CODES["float16"]}
@@ -109,7 +115,7 @@ def _casted(graph: Graph, plan: Plan) -> CastGraph:
 
 
 def _without_marks(graph: Graph) -> Graph:
-    """Remove, in place, the attributes that mark operators as inserted by mxmp, and return the same graph."""
+    """Remove, in place, the attributes with which mxmp marks operators that it inserted; return the same graph."""
     for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
     return graph

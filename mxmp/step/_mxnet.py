@@ -12,10 +12,10 @@ __all__ = ["is_called_by_user", "replicate_update_counts", "update_by_momentum"]
 
 
 def is_called_by_user() -> bool:
-    """Return whether user code called the function that calls this one; False if MXNet or mxmp called it.
+    """Return whether the function that calls this one was called by user code: by a module outside mxnet and mxmp.
 
-    ``Parameter.data()`` is such a function: a user who has the array may write into it, so mxmp must look for such
-    writes before each update. The module of the frame two levels up the stack decides.
+    mxmp's ``Parameter.data()`` calls this: a user who gets the float16 array may write into it, so mxmp must look for
+    such writes before each update.
     """
     return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
@@ -23,9 +23,9 @@ def is_called_by_user() -> bool:
 def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequence[mx.Context]) -> None:
     """Copy the optimizer's update counts from the device with the most updates to every device in ``contexts``.
 
-    An update count says how often the optimizer has updated a parameter. MXNet keeps the counts per device, and a file
-    has those of the saved run's devices only. On any other device Adam's bias correction would start again, and the
-    copies of a weight on the devices would differ.
+    An update count says how often the optimizer has updated a parameter. MXNet keeps the counts per device, and a
+    states file has those of the saved run's devices only. On any other device Adam's bias correction would start again,
+    and the copies of a weight would differ.
     """
     saved = optimizer._all_index_update_counts.values()
     counts: dict = max(saved, key=lambda each: sum(each.values()), default={})
@@ -35,7 +35,7 @@ def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequenc
 
 
 def update_by_momentum(optimizer: mx.optimizer.SGD, index: int, weight: NDArray, grad: NDArray, state: NDArray) -> None:
-    """Update one dense FP32 weight in place by MXNet's ``sgd_mom_update``, and increase its update count.
+    """Update one dense FP32 weight in place by MXNet's ``sgd_mom_update``, and raise its update count in the optimizer.
 
     MXNet's Updater uses a kernel for many weights instead, which gives the same bits but is slower for large weights on
     a CPU. ``index`` is the parameter's index in the optimizer, ``state`` its momentum.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import Any, ClassVar
 
 from .scaler import DynamicLossScaler, check_count, check_integer, check_scale, is_number, require
@@ -15,29 +16,16 @@ _USEFUL = 0.98
 
 
 def _check_largest(name: str, value: Any) -> float:
-    """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number of at least 0.
-
-    ``value`` is an entry of a state dict that is being loaded, ``name`` its key (``"largest"``), which the error names.
-    """
     require(is_number(value) and 0 <= value < math.inf, name, value, "a finite number from 0 on")
     return float(value)
 
 
 def _check_zeros(name: str, value: Any) -> float | None:
-    """Return ``value``; raise ``ValueError`` unless it is a number or None.
-
-    ``value`` is an entry of a state dict that is being loaded, ``name`` its key (``"before_rise"``), which the error
-    names.
-    """
     require(value is None or is_number(value), name, value, "a number or None")
     return value
 
 
 def _check_bool(name: str, value: Any) -> bool:
-    """Return ``value``; raise ``ValueError`` unless it is a bool.
-
-    ``value`` is an entry of a state dict that is being loaded, ``name`` its key (``"futile"``), which the error names.
-    """
     require(isinstance(value, bool), name, value, "a bool")
     return value
 
@@ -46,34 +34,35 @@ class AdaptiveLossScaler(DynamicLossScaler):
     """A loss scale that is adjusted by measuring the gradients: how many elements are 0, and how large the largest is.
 
     Zeros are a sign of underflow, so the scale is raised as long as this reduces them. It is lowered before the largest
-    gradient overflows. A DynamicLossScaler does not measure: it needs ``growth_interval`` steps for each doubling, even
-    after large gradients of the first steps have made the scale far too low; and when nothing underflows it still
-    doubles until a step overflows and is lost.
+    gradient overflows. A DynamicLossScaler does not measure: it doubles the scale only every ``growth_interval`` steps,
+    and also when nothing underflows, until a step overflows and is lost.
 
     The gradients of the parameters are measured every ``measure_interval`` steps, and in the step after each rise or
     overflow. A measurement gives two numbers. *zeros* is the share of elements that are 0, computed for each parameter
     and averaged over the parameters. *largest* is the largest absolute value of an element, with the loss scale in it.
-    The rules:
+    The headroom is the factor by which *largest* must stay below 65504, float16's maximum, after a rise. The rules:
 
-    1. A step with an overflow is skipped, ``scale *= backoff_factor`` (unless ``hysteresis`` still permits the
-       overflow), and the headroom may grow (see below).
-    2. After ``growth_interval`` steps in a row without overflow, the headroom is divided by ``growth_factor``, and
-       rises are permitted again if rule 4 stopped them.
-    3. If *largest* is above 65504 / 2, half of float16's maximum: ``scale *= backoff_factor``.
+    1. A step with an overflow is skipped, and ``scale *= backoff_factor``, except for the first ``hysteresis - 1``
+       overflows. If the *largest* measured last was a factor ``f`` below 65504 at this scale, something that is not
+       measured has overflowed, such as the gradient of an activation; the headroom becomes at least ``2 * f``.
+    2. After ``growth_interval`` steps in a row without overflow the scale stays, but the headroom is divided by
+       ``growth_factor`` (it is at least ``2**margin``), rises that rule 4 stopped are permitted again, and overflows
+       are counted from 0 again for ``hysteresis``.
+    3. If *largest* is above 65504 / 2: ``scale *= backoff_factor``.
     4. Otherwise, if *zeros* is above ``max_zeros`` and a rise leaves the headroom: ``scale *= growth_factor``. If the
-       next measurement shows that *zeros* has not become at least 2 % smaller by the rise, further rises are stopped.
-
-    The headroom is the factor by which *largest* must stay below 65504 after a rise. It is at least ``2**margin``.
-    Gradients of activations are not measured and may be larger than those of parameters. So if a step overflows
-    although *largest* was a factor ``f`` below 65504, the headroom becomes at least ``2 * f``.
+       next measurement shows that the rise has made *zeros* less than 2 % smaller, further rises are stopped.
 
     Zeros that no scale removes, such as those of relu or of unused rows of an embedding, cost one useless rise per
     ``growth_interval`` steps. A measurement reads the gradients once more, and needs no further wait for the device.
 
     Parameters
     ----------
-    init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis
-        As for ``DynamicLossScaler``.
+    init_scale, min_scale, max_scale : float
+        The first loss scale, and the range that the scale never leaves.
+    growth_factor, backoff_factor : float
+        What the scale is multiplied by to raise and to lower it: above 1, and between 0 and 1.
+    growth_interval, hysteresis : int
+        Numbers of steps and of overflows, in rules 1 and 2.
     max_zeros : float
         A share of zeros, from 0 to 1, up to which the scale is not raised.
     margin : int
@@ -127,52 +116,51 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._until_measured = 0
         self._before_rise: float | None = None  # the share of zeros before a rise, until the next measurement
         self._futile = False  # whether rises are given up
-        self._measured: tuple[float, float] | None = None
+        self._measured: list[tuple[float, float]] = []
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale to the value that a user assigns, if it is from ``min_scale`` to ``max_scale``.
+        """Set the loss scale to ``scale``; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``.
 
-        Otherwise raises ``ValueError``. Forgets earlier measurements, which were made at another scale; the next step
-        measures.
+        Forgets measurements at the old scale, and permits rises again. The next step measures.
         """
         super()._set(scale)
         # Earlier measurements were made at another scale.
         self._largest, self._before_rise, self._futile = 0.0, None, False
-        self._until_measured, self._measured = 0, None
+        self._until_measured, self._measured = 0, []
 
     @property
     def measures(self) -> bool:
-        """Return whether the caller must measure the next step's gradients, and pass the result to ``note_gradients``.
+        """Return whether the trainer must measure the next step's gradients, and pass the result to ``note_gradients``.
 
-        It is True every ``measure_interval`` steps, and after each rise, overflow or assignment of the scale.
+        It is True for the first step, ``measure_interval`` steps after a measurement, and in the step after the scale
+        was raised, after an overflow, and after a user has set the scale.
         """
         return self._until_measured == 0
 
     def note_gradients(self, zeros: float, largest: float) -> None:
-        """Record what was measured in this step, for the ``adjust`` that follows.
+        """Record a measurement of this step's gradients, by which the next ``adjust`` changes the loss scale.
 
-        If several trainers share the scaler, each calls it before the one ``adjust``: the larger ``largest`` is kept,
-        and the mean of the recorded ``zeros`` and the new one.
+        If several trainers share the scaler, each calls it before the one ``adjust``, which takes the largest
+        ``largest`` and the mean of ``zeros``.
 
         Parameters
         ----------
         zeros : float
-            The share of elements that are 0, from 0 to 1, as a mean over the gradients.
+            The share of elements that are 0, from 0 to 1, computed for each gradient and averaged over the gradients.
         largest : float
-            The largest absolute value of any gradient, multiplied by the loss scale.
+            The largest absolute value of an element of any gradient, multiplied by the loss scale.
         """
-        if self._measured is not None:
-            zeros, largest = (zeros + self._measured[0]) / 2, max(largest, self._measured[1])
-        self._measured = float(zeros), float(largest)
+        self._measured.append((float(zeros), float(largest)))
 
     def adjust(self, finite: bool) -> None:
         """Raise or lower the loss scale after a training step; call once per step.
 
-        ``finite``: True if the update was applied, False if the step was skipped for an overflow, which lowers the
-        scale. If ``note_gradients`` has recorded a measurement of this step, the scale falls if the largest gradient is
-        close to an overflow, and rises if too many elements are 0. The class docstring has the rules.
+        ``finite`` is False if the step was skipped for an overflow, which lowers the scale, except for the first
+        ``hysteresis - 1`` overflows. It is True if the update was applied. Then the scale changes only by a measurement
+        that ``note_gradients`` has recorded in this step: it falls if the largest gradient is above half of float16's
+        maximum, and otherwise may rise if more than ``max_zeros`` of the elements are 0.
         """
-        measured, self._measured = self._measured, None
+        measured, self._measured = self._measured, []
         self._until_measured = max(self._until_measured - 1, 0)
         if not finite:
             self._note_overflow()
@@ -183,17 +171,18 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._tolerance = self.hysteresis
             self._room = max(self._room / self.growth_factor, 2.0**self.margin)
             self._futile, self._before_rise = False, None
-        if measured is not None:
+        if measured:
             self._until_measured = self.measure_interval - 1
-            self._follow(*measured)
+            zeros, largest = zip(*measured)
+            self._follow(fmean(zeros), max(largest))
 
     def _note_overflow(self) -> None:
         """Lower the loss scale after an overflow, raise the headroom, and let the next step measure the gradients.
 
-        ``hysteresis`` may keep the scale as it is. The headroom is the factor by which the largest gradient must stay
-        below float16's maximum, 65504, after a rise. If the largest gradient that was measured last is a factor ``f``
-        below 65504 at this scale, something larger has overflowed, such as the gradient of an activation; then the
-        headroom becomes at least ``2 * f``.
+        The first ``hysteresis - 1`` overflows leave the scale as it is. The headroom is the factor by which the largest
+        gradient must stay below 65504, float16's maximum, after a rise. If the largest gradient of the last measurement
+        is a factor ``f`` below 65504 at this scale, something that is not measured has overflowed, such as the gradient
+        of an activation; then the headroom becomes at least ``2 * f``.
         """
         if self._largest:
             had = _LARGEST / (self._largest * self._scale)
@@ -205,9 +194,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def _follow(self, zeros: float, largest: float) -> None:
         """Lower or raise the loss scale by a measurement of the gradients, or leave it as it is.
 
-        ``largest`` is the largest absolute value of a gradient, with the loss scale in it: above 65504 / 2 it lowers
-        the scale. ``zeros`` is the share of elements that are 0, averaged over the parameters: above ``max_zeros`` it
-        raises the scale, if ``largest`` permits it and the last rise has reduced the zeros.
+        ``largest``, the largest absolute value of an element with the loss scale in it, lowers the scale if above half
+        of 65504. Otherwise ``zeros``, the share of elements that are 0, raises it if above ``max_zeros``; but not if
+        ``largest`` would then exceed 65504 divided by the headroom (``_room``), nor if an earlier rise made ``zeros``
+        less than 2 % smaller and ``growth_interval`` steps in a row without overflow have not passed since.
         """
         before, self._before_rise = self._before_rise, None
         self._largest = largest / self._scale
@@ -224,8 +214,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over scale, arguments and counters from a dict that ``state_dict`` of an AdaptiveLossScaler returned.
 
-        Arguments of the constructor, such as ``growth_interval``, are replaced by the saved ones. Raises ``ValueError``
-        for anything else; nothing has changed then.
+        Saved arguments, such as ``growth_interval``, replace those of the constructor. Raises ``ValueError`` for any
+        other ``state``; nothing has changed then.
         """
         self._load(state, AdaptiveLossScaler)
 

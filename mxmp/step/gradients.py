@@ -67,10 +67,10 @@ class FiniteSums:
     """Computes one FP32 number for each gradient, which is inf or NaN if the gradient holds an inf or NaN.
 
     This is the check for overflows of every step: few operators, and no wait for a device. The number is the sum of the
-    squares of all elements (``check_only`` makes an exception). Squares of finite elements beyond 1e19 overflow FP32,
-    too, so the caller must confirm an inf or NaN by ``non_finite``. The constructor chooses the operators; each call of
-    the object runs them on the values that the arrays have then. So one object serves all steps of a training run, in
-    which the arrays stay the same.
+    squares of all elements, or, with ``check_only``, 0 or -inf for a float16 gradient on a CPU. Squares of finite
+    elements beyond 1e19 overflow FP32, too, so the caller must confirm an inf or NaN by ``non_finite``. The constructor
+    chooses the operators; each call of the object runs them on the present values. So one object serves all steps of a
+    training run in which the arrays are the same objects.
 
     Parameters
     ----------
@@ -82,9 +82,9 @@ class FiniteSums:
     most : int or None
         At most this many arrays, the largest ones, get an operator of their own. None: no limit.
     check_only : bool
-        True: float16 arrays on a CPU are not summed but only checked, up to 200 of them by one operator. The number of
-        each is then 0 if all of these arrays are finite, and -inf if any is not. False: they are cast to FP32 and
-        summed, which takes longer. (MXNet's CPU kernels square float16 in float16, where the square of 256 overflows.)
+        True: float16 arrays on a CPU are not summed but checked, up to 200 of them by one operator. The number of each
+        is 0 if all arrays of its operator are finite, and -inf if any is not. False: they are cast to FP32 and summed,
+        which takes longer. (MXNet's CPU kernels square float16 in float16, where the square of 256 overflows.)
     """
 
     def __init__(
@@ -118,9 +118,10 @@ class FiniteSums:
     def __call__(self) -> Scalars:
         """Compute for each gradient a number that is inf or NaN if the gradient holds an inf or NaN. Does not wait.
 
-        The number is computed from the present values, mostly as their sum of squares. Returns a list of pairs: an FP32
-        vector on a device, and for each element of the vector the position of its gradient in ``gradients``, the
-        constructor's argument. ``fetch`` copies the numbers to the host.
+        The number is the sum of the squares of the present values, which is inf also where it exceeds FP32's range; but
+        0 or -inf for float16 gradients on a CPU with ``check_only``. Returns a list of pairs: an FP32 vector on a
+        device, and for each element of the vector the position of its gradient in ``gradients``, the constructor's
+        argument. ``fetch`` copies the numbers to the host.
         """
         found: Scalars = []
         for array, i in self._alone:
@@ -142,7 +143,8 @@ def square_sums(gradients: Sequence[Gradient]) -> Scalars:
     """Compute the sum of the squares of each gradient's elements in FP32. Does not wait for a device.
 
     Returns a list of pairs: an FP32 vector on a device, and for each element of the vector the position of its gradient
-    in ``gradients``. ``fetch`` copies the numbers to the host. A sum is inf where it exceeds FP32's range.
+    in ``gradients``. ``fetch`` copies the numbers to the host. A sum is inf or NaN if an element is, and inf where it
+    exceeds FP32's range.
     """
     return FiniteSums(gradients, _NORM_BY_DOT, most=None, check_only=False)()
 
@@ -173,8 +175,8 @@ def fetch(*groups: Scalars) -> list[np.ndarray]:
     """Copy numbers from devices to the host; return one float32 NumPy array per group. Waits for the devices.
 
     A group is a list of pairs (FP32 vector on a device, list of positions), such as ``FiniteSums`` or ``distances``
-    returns: element ``k`` of the vector goes to index ``positions[k]`` of the group's NumPy array. The vectors of all
-    groups are joined on the devices first, so that one transfer is enough.
+    returns: element ``k`` of the vector goes to index ``positions[k]`` of the group's NumPy array. An empty group gives
+    an empty array. The vectors of all groups are joined on the devices first, so that one transfer is enough.
     """
     found = [np.empty(sum(len(members) for _, members in group), np.float32) for group in groups]
     devices: dict[mx.Context, list[tuple[NDArray, list[int], np.ndarray]]] = {}
@@ -209,7 +211,7 @@ class Overflows:
 
     ``Trainer.unscale`` makes one, because the user may change the gradients between ``unscale`` and the step. Clipping
     them to a range, for example, turns an inf into a large finite number, and the step would not be skipped. Row-sparse
-    gradients are left out. Does not wait for a device.
+    gradients are not remembered. Does not wait for a device.
     """
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:
@@ -276,15 +278,11 @@ _SHRINK = 2.0**-80
 
 
 def _root_of_sum(gradients: Sequence[Gradient]) -> float:
-    """Return the square root of the sum of the squares of all elements of all gradients. Waits for the device.
-
-    It is inf where the sum of one gradient exceeds FP32's range.
-    """
+    """Return the root of the sum of all squared elements; inf if one gradient's sum exceeds FP32's range. Waits."""
     return math.sqrt(float(np.sum(fetch(square_sums(gradients))[0], dtype=np.float64)))
 
 
 def _on_gpu(array: NDArray) -> bool:
-    """Return whether the array is on a GPU."""
     return array.ctx.device_type == "gpu"
 
 
@@ -294,7 +292,7 @@ def _dense_values(array: NDArray) -> NDArray:
 
 
 def _for_squares(array: NDArray) -> NDArray:
-    """Return a gradient's values in the dtype in which they are to be squared: in FP32 on a CPU, unchanged on a GPU.
+    """Return a gradient's values as a dense array in the dtype to square them in: FP32 on a CPU, unchanged on a GPU.
 
     MXNet's CPU kernels square in the dtype of their input, and the square of 256 is beyond float16's maximum. The GPU
     kernels square in FP32.

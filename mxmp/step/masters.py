@@ -44,9 +44,9 @@ class Weight(NamedTuple):
     shape : tuple
         Shape of the parameter; 0 stands for a dimension that is not known before the first forward.
     arrays : sequence of NDArray
-        The arrays that operators read, one per device; float16 or FP32. Empty before initialization.
+        The arrays that operators read, one per device. Empty before initialization.
     masters : sequence of NDArray or None
-        The FP32 master weights, one per device; None where ``arrays`` are FP32 or not initialized.
+        The FP32 master weights, one per device; None if the parameter has none (all FP32 ones), or is not initialized.
     assign : callable
         Takes an FP32 array and makes it the parameter's value on every device, in masters and arrays. In a Module it
         does nothing for a parameter without masters.
@@ -83,12 +83,12 @@ class MasterPair(NamedTuple):
 
 
 def distances(pairs: Sequence[MasterPair]) -> Scalars:
-    """Compute for each pair a number that is 0 if and only if ``half`` equals ``master``, rounded to float16.
+    """Compute for each pair of finite arrays a number that is 0 if and only if ``half`` is the rounded ``master``.
 
-    A MasterPair has the FP32 master (``master``) and the float16 array (``half``) of one parameter on one device. Any
-    other number, also NaN, says that a user has written into ``half``, or that a value is not finite. Returns a list of
-    pairs (FP32 vector on a device, positions in ``pairs`` that its elements belong to), for ``fetch``; does not wait
-    for a device.
+    A MasterPair has the FP32 master (``master``) and the float16 array (``half``) of one parameter on one device. If
+    they differ, a user has written into ``half``. Where an array of the pair has an inf or NaN, the number is inf or
+    NaN. Returns a list of pairs (FP32 vector on a device, positions in ``pairs`` that its elements belong to), for
+    ``fetch``; does not wait for a device.
 
     The number is the sum of squared differences in FP32. Two different float16 numbers differ by at least 2**-24, and
     2**-48 is a normal FP32 number, so the sum for different arrays is never 0. Takes 6 bytes of memory per element for
@@ -115,8 +115,8 @@ def take_over(master: NDArray, half: NDArray) -> None:
     """Copy into ``master`` each element of ``half`` that differs from the rounded master. Does not wait for the device.
 
     ``master`` is the FP32 master of a parameter, ``half`` its float16 array. An element that differs was written by a
-    user, for example into the array that ``Parameter.data()`` returned. All other elements of the master keep their
-    FP32 precision.
+    user, for example into the array that ``Parameter.data()`` returned. Elements of the master at other places keep
+    their FP32 precision.
     """
     master, half = master.as_nd_ndarray(), half.as_nd_ndarray()
     with autograd.pause():
@@ -144,7 +144,7 @@ def assign(value: NDArray, masters: Sequence[NDArray], arrays: Sequence[NDArray]
 def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays: Sequence[NDArray] = ()) -> None:
     """Send the weights of worker 0 to all workers at the start of training; wait until this worker has received them.
 
-    MXNet's broadcast does not wait, and most runs diverged if a worker pushed gradients before the weights had arrived.
+    MXNet's broadcast does not wait. If a worker pushed gradients before the weights had arrived, most runs diverged.
 
     Parameters
     ----------
@@ -168,8 +168,8 @@ def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callab
     """Send the weights of worker 0 to all workers if the optimizer is SGLD and the job is distributed; else do nothing.
 
     Called after each update. SGLD adds random noise to its updates, a different one on each worker, so the workers'
-    weights would differ; no other optimizer of MXNet does so. (MXNet's own Trainer updates once, on the server.)
-    ``weights()`` returns the weights by their keys in ``kvstore``, which hold FP32 values there. Does not wait.
+    weights would differ; no other optimizer of MXNet does so. ``weights()`` returns the weights by their keys in
+    ``kvstore``, where each key was initialized with an FP32 array. Does not wait.
     """
     if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
         for key, weight in weights().items():

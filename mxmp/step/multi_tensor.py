@@ -46,11 +46,11 @@ class FlatCopies(NamedTuple):
 
 
 def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: Sequence[NDArray] = ()) -> None:
-    """Copy each of ``arrays``, which are FP32, into the array of the same position and shape in ``copies``.
+    """Copy each of ``arrays``, which are FP32, into the FP32 array of the same position and shape in ``copies``.
 
-    One operator copies up to 60 arrays. It also reads the FP32 arrays ``after``, whose values it does not use, so that
-    MXNet's engine starts the copies only after those arrays are computed; they count among the 60. An inf becomes NaN,
-    because the operator is an SGD update of learning rate 0. Does not wait for the device.
+    One operator copies up to 60 arrays. Each operator also reads all FP32 arrays of ``after`` (they count among the
+    60), but does not use their values: MXNet's engine then starts the copies only after those arrays are computed. An
+    inf becomes NaN, because the operator is an SGD update of learning rate 0. Does not wait for the device.
     """
     unread = [mx.nd.empty(array.shape, array.ctx) for array in after]
     for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(after)):
@@ -87,7 +87,7 @@ def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
     """Round FP32 arrays to float16, up to 60 with one operator: the first array of each triple into the second.
 
     A triple is (FP32 source, float16 target, any float16 array of the same shape with finite values). The operator is
-    an SGD update of learning rate 0 on the source: it reads the third array as the gradient and multiplies it by 0. A
+    an SGD update of the source with learning rate 0; it needs the third array as a gradient, and multiplies it by 0. A
     -0 may become 0, and an inf becomes NaN, also in the source. Does not wait.
     """
     for some in _chunks(triples):
@@ -97,10 +97,10 @@ def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
 def _sgd(weights: Iterable[tuple[NDArray, ...]], out: list[NDArray], *, rate: float) -> None:
     """Run one SGD update, without momentum and weight decay and with learning rate ``rate``, on all ``weights``.
 
-    One operator does it. For a pair (weight, gradient) it writes ``weight - rate * gradient`` to ``out``. For a triple
-    (float16 weight, gradient, FP32 weight) it changes the FP32 weight in place, ``weight32 -= rate * gradient``, and
-    writes it, rounded to float16, to ``out``. All of ``weights`` are pairs, or all are triples; ``out`` has an array
-    for each.
+    ``weights`` are all pairs or all triples, at most 60, and one operator updates them. For a pair (weight, gradient)
+    it writes ``weight - rate * gradient`` to the array of the same position in ``out``. For a triple (float16 weight,
+    gradient, FP32 weight) it changes the FP32 weight in place, ``weight32 -= rate * gradient``, and writes it, rounded
+    to float16, to ``out``.
     """
     groups = list(weights)
     update = mx.nd.multi_sgd_update if len(groups[0]) == 2 else mx.nd.multi_mp_sgd_update

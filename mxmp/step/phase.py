@@ -24,8 +24,8 @@ __all__ = ["Event", "Phase", "Progress"]
 class Phase(enum.Enum):
     """What has been done with the gradients of a Gluon Trainer since its last step.
 
-    ``READY``: nothing; no backward of a scaled loss has run. ``SCALED``: a backward has written them, multiplied by the
-    loss scale; each device has its own. ``REDUCED``: after that they were summed over devices and workers. ``CLIPPED``:
+    ``READY``: no backward of a scaled loss has run. ``SCALED``: a backward has written them, multiplied by the loss
+    scale; each device has its own. ``REDUCED``: after that they were summed over devices and workers. ``CLIPPED``:
     after that ``clip_global_norm`` chose a factor by which the update will multiply them. ``UNSCALED``,
     ``UNSCALED_REDUCED`` and ``UNSCALED_CLIPPED`` are like ``SCALED``, ``REDUCED`` and ``CLIPPED``, but ``unscale()``
     has divided the gradients by the loss scale.
@@ -88,10 +88,10 @@ class Progress:
         Whether a parameter has ``grad_req="add"``, so that another backward would add to gradients that are summed over
         devices already. Set when the gradients are reduced.
     factors : list of NDArray
-        The loss scales, as arrays, by which ``scale_loss`` multiplied losses. Each has a gradient: a backward of the
-        loss writes it, which shows that the user has run that backward, even after the ``with`` block.
+        The loss scales, as arrays, of blocks ``with scale_loss(...)`` that ended without a backward. A later backward
+        of the scaled loss writes the gradient of its factor, which shows that it has run.
     overflows : Overflows or None
-        Remembers which gradients were not finite when ``unscale()`` was called; None if it was not called.
+        Which gradients were not finite when ``unscale()`` was called; None before that, and after its ``put_back``.
     """
 
     def __init__(self) -> None:
@@ -114,9 +114,10 @@ class Progress:
     def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
         """Raise ``RuntimeError`` if the user may not call ``event``, a method of the Trainer, in the present phase.
 
-        The phase is what has been done with the gradients since the last step. For example, ``unscale()`` before a
-        backward is refused, and a second ``unscale()``. At a ``loss_scale`` of 1 a plain ``loss.backward()`` counts as
-        a scaled backward, because its gradients are the same. ``called`` is the method's name for the message if it is
+        Refused are ``unscale``, ``clip_global_norm`` and an update before a scaled backward; a second ``unscale``; and
+        a backward after ``unscale``, after ``clip_global_norm``, or, with ``grad_req="add"``, after
+        ``allreduce_grads``. At a ``loss_scale`` of 1 nothing is refused for want of a scaled backward, since the
+        gradients of a plain ``loss.backward()`` are the same. ``called`` is the method's name for the message if it is
         not ``event.value``: ``step`` checks ``Event.UPDATE``.
         """
         before = self._effective_phase(loss_scale)
@@ -135,7 +136,7 @@ class Progress:
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
-        """Set ``phase`` to the one after ``event``, a method of the Trainer that ``check`` permits and that has run.
+        """Set ``phase`` to the one after ``event``, a method of the Trainer that ``check`` has permitted.
 
         ``loss_scale`` is the Trainer's; at 1 a plain ``loss.backward()`` counts as a scaled backward.
         """
@@ -146,7 +147,6 @@ class Progress:
     def _effective_phase(self, loss_scale: float) -> Phase:
         """Return the present phase, or ``SCALED`` in place of ``READY`` if ``loss_scale`` is 1.
 
-        In ``READY`` no scaled backward has run, but a plain ``loss.backward()``, which the Trainer does not notice, may
-        have. At a scale of 1 its gradients are correct, so all that is permitted after a scaled backward is permitted.
+        A plain ``loss.backward()``, which the Trainer does not notice, has the same gradients then as a scaled one.
         """
         return Phase.SCALED if self.phase is Phase.READY and loss_scale == 1.0 else self.phase

@@ -59,8 +59,7 @@ class InitialOptimizer(NamedTuple):
     def of(cls, optimizer: mx.optimizer.Optimizer) -> InitialOptimizer:
         """Return an InitialOptimizer with copies of the optimizer's present attributes and of its schedule.
 
-        Updates will change the optimizer, but not these copies. If it has made updates already, ``attributes`` is
-        empty: any attribute may have changed since the optimizer was made.
+        If the optimizer has made updates already, ``attributes`` is empty: any attribute may have changed.
         """
         used = optimizer.num_update > optimizer.begin_num_update
         schedule, _ = without_start(optimizer.lr_scheduler)
@@ -69,8 +68,9 @@ class InitialOptimizer(NamedTuple):
     def accumulated(self, optimizer: mx.optimizer.Optimizer) -> list[str]:
         """Return the sorted names of the optimizer's attributes that differ from the initial ones (``"m_schedule"``).
 
-        Updates have changed them, so a resumed run continues from them. MXNet's update counts are always included.
-        Arguments of the constructor (``"wd"``) are never included, as they are settings.
+        Updates have changed them, so a resumed run continues from them. MXNet's update counts are always included;
+        arguments of the constructor (``"wd"``) never, as they are settings. If ``attributes`` is empty, all other
+        attributes are included.
         """
         now = to_host(savable_attributes(optimizer))
         settings = _SETTINGS | _arguments(type(optimizer))
@@ -81,8 +81,9 @@ class InitialOptimizer(NamedTuple):
 def savable_attributes(optimizer: mx.optimizer.Optimizer) -> dict:
     """Return those attributes of the optimizer, by name, that a file can hold and another run can continue from.
 
-    They are arrays, numbers, strings, None, and dicts, lists or tuples of these. Attributes that belong to the process,
-    or that every run sets anew, are left out: ``param_dict``, ``lr_scheduler``, ``rescale_grad`` and the like.
+    They are arrays, bools, numbers, strings, None, and dicts, lists or tuples of these. Left out are attributes of the
+    process, and those that every run sets anew: ``param_dict``, ``idx2name``, ``sym_info``, ``lr_scheduler``,
+    ``rescale_grad``, ``aggregate_num`` and ``multi_precision``.
     """
     return {k: v for k, v in vars(optimizer).items() if k not in _NOT_STATE and _is_data(v)}
 
@@ -102,21 +103,22 @@ def _arguments(kind: type) -> set[str]:
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether ``value`` is an array, a bool, number, string or None, or a dict, list or tuple of such values.
+    """Return whether ``value`` is one that a states file can hold.
 
-    Keys of a dict must be str or int. A states file can hold just these values.
+    That is an NDArray, a NumPy array, a bool, number (of NumPy too), string or None, or a list, tuple or dict of such
+    values, with keys of str or int.
     """
     if isinstance(value, dict):
         return all(isinstance(k, (str, int)) and _is_data(v) for k, v in value.items())
     if isinstance(value, (list, tuple)):
         return all(map(_is_data, value))
-    return isinstance(value, (*_PLAIN, NDArray, np.ndarray))
+    return isinstance(value, (*_PLAIN, NDArray, np.ndarray, np.generic))
 
 
 def equal(a: Any, b: Any) -> bool:
     """Return whether two values are equal that are dicts, lists, NumPy arrays, numbers or strings, nested in any way.
 
-    A list may equal a tuple.
+    A list may equal a tuple. The dtypes of arrays may differ, not the shapes. NaN equals nothing.
     """
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
@@ -141,7 +143,6 @@ class FromUpdate(mx.lr_scheduler.LRScheduler):
         object.__setattr__(self, "start", start)
 
     def __call__(self, num_update: int) -> float:
-        """Return the learning rate of the optimizer's update ``num_update``: ``schedule(num_update - start)``."""
         return self.schedule(num_update - self.start)
 
     def __getattr__(self, name: str) -> Any:
@@ -156,8 +157,7 @@ class FromUpdate(mx.lr_scheduler.LRScheduler):
 def without_start(schedule: Any) -> tuple[Any, int]:
     """Return the user's own learning-rate schedule, and the number of the update at which it starts.
 
-    If ``schedule`` is a FromUpdate, which starts a user's schedule at a later update, these are its attributes. Any
-    other ``schedule`` is returned itself, with 0.
+    These are the attributes of a FromUpdate; any other ``schedule`` is returned itself, with 0.
     """
     return (schedule.schedule, schedule.start) if isinstance(schedule, FromUpdate) else (schedule, 0)
 
@@ -165,9 +165,9 @@ def without_start(schedule: Any) -> tuple[Any, int]:
 def describe(schedule: Any) -> Any:
     """Return a learning-rate schedule as plain data: ``{"class": "FactorScheduler", "attrs": {"step": 100, ...}}``.
 
-    JSON can hold it. Values of attributes are converted, too: another schedule to such a dict, a dict to a list of
-    pairs, an array to a list. A value of any other class becomes None. So does ``schedule`` itself if it is no
-    ``LRScheduler``.
+    JSON can hold it. ``attrs`` has all attributes: bools, numbers, strings and None as they are, another schedule as
+    such a dict, a dict as a list of ``[key, value]``, a list, tuple or NumPy array as a list, anything else as None.
+    Without a schedule (None) returns None.
     """
     if isinstance(schedule, dict):
         return [[k if isinstance(k, _PLAIN) else repr(k), describe(v)] for k, v in schedule.items()]
@@ -187,9 +187,8 @@ def describe(schedule: Any) -> Any:
 def class_names(described: Any) -> Any:
     """Return the class names of a schedule, and of schedules in its attributes, from what ``describe`` returned for it.
 
-    ``["FactorScheduler"]`` for a simple schedule, a nested list (``["Warmup", ["FactorScheduler"]]``) for one that has
-    another schedule as an attribute, and None without a schedule. A saved schedule can be restored into another one
-    only if these are equal.
+    ``["FactorScheduler"]`` for a simple schedule, ``["Warmup", ["FactorScheduler"]]`` for one that has another schedule
+    as an attribute, and None without a schedule. A saved schedule can be restored only into one with equal class names.
     """
     if isinstance(described, dict):
         inner = {k: class_names(v) for k, v in described["attrs"].items()}
@@ -215,7 +214,8 @@ def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, 
 
     Scripts for MXNet's Module pass to a resumed run either the schedule of the first run, or one for the remaining
     updates only, since MXNet counts the updates of a resumed run from ``begin_num_update`` again. mxmp's Module goes on
-    counting, so a schedule that the file does not have starts at the present update.
+    counting. So a schedule that the file does not have starts at the present update, which it counts as
+    ``begin_num_update``.
 
     Parameters
     ----------
@@ -224,8 +224,8 @@ def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, 
     own : object
         The user's schedule before its first update, as ``describe`` returned it.
     saved : list
-        The saved schedule as ``describe`` returned it: before its first update, if the file has that, and as last item
-        when it was saved. If ``own`` equals an item, the user's schedule is the saved one.
+        The saved schedule, described as ``own``: before its first update, if the file has that, and, as last item, when
+        it was saved. If ``own`` equals an item, the user's schedule is the saved one.
     start : int
         The number of the update at which the saved schedule started.
     """
@@ -238,7 +238,7 @@ def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, 
 def _set_attributes(schedule: Any, described: Any) -> None:
     """Set the attributes of a schedule, and of schedules in it, to those in ``described``, which ``describe`` returned.
 
-    Only bools, numbers, strings and None are set, and only where the schedule has such an attribute already.
+    Only bools, numbers, strings and None are set; an attribute that is an array, a dict or another object stays.
     """
     if not isinstance(described, dict):
         return

@@ -59,10 +59,6 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def _check_finite(name: str, value: Any) -> float:
-    """Return ``value`` as a float; raise ``ValueError`` unless it is a positive finite number.
-
-    ``name``: the argument that the error names.
-    """
     require(is_number(value) and 0 < value < math.inf, name, value, "a positive finite number")
     return float(value)
 
@@ -87,7 +83,7 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``.
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``, and no bool.
 
     ``name``: the argument that the error names.
     """
@@ -96,11 +92,6 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def _check_not_negative(name: str, value: Any) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least 0.
-
-    ``value`` is an entry of a state dict that is being loaded, ``name`` its key (``"clean_steps"``), which the error
-    names.
-    """
     return check_count(name, value, least=0)
 
 
@@ -145,7 +136,7 @@ class StaticLossScaler:
 
     @property
     def loss_scale(self) -> float:
-        """Return the current loss scale. It may be set to any value that the constructor accepts.
+        """Return the loss scale. It may be set to any value that the constructor accepts, but not in a NoLossScaler.
 
         If it is set between a backward and its step, the next backward after that step is the first to use the new
         value, since the gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count of
@@ -155,13 +146,12 @@ class StaticLossScaler:
 
     @loss_scale.setter
     def loss_scale(self, value: float) -> None:
-        """Set the loss scale. Raises ``ValueError`` for a value that the constructor would refuse."""
         self._set(check_scale("loss_scale", value))
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale to ``scale``, a number from 2**-126 to 2**127; a subclass may allow fewer values.
+        """Set the loss scale to ``scale``, a number from 2**-126 to 2**127.
 
-        Such a subclass raises an error for the others.
+        Subclasses raise an error for values that are not allowed in them.
         """
         self._scale = scale
 
@@ -176,7 +166,7 @@ class StaticLossScaler:
     def at_floor(self) -> bool:
         """Return whether an overflow cannot lower the loss scale any further. True here: a static scale never changes.
 
-        Several skipped steps in a row at such a scale end training with a ``FloatingPointError``.
+        Three skipped steps in a row at such a scale end training with a ``FloatingPointError``.
         """
         return True
 
@@ -217,7 +207,7 @@ class StaticLossScaler:
     def _load(self, state: Any, kind: Callable[..., StaticLossScaler]) -> None:
         """Replace all attributes by those of ``state``, a dict that ``state_dict`` of the same class returned.
 
-        ``kind(scale, **arguments)`` makes a scaler of this class; its constructor checks the loaded values. Raises
+        ``kind(scale, **arguments)`` makes a scaler of this class, which checks the loaded values. Raises
         ``ValueError``, with nothing changed, if ``state`` has other keys, another class or values that are not allowed.
         """
         own = self.state_dict()
@@ -270,7 +260,7 @@ class DynamicLossScaler(StaticLossScaler):
         The scale never leaves this range. Both from 2**-126 to 2**127.
     hysteresis : int
         The first ``hysteresis - 1`` overflows leave the scale as it is; every further one lowers it. The count starts
-        again when ``growth_interval`` steps have had no overflow, as in Megatron-LM. 1: every overflow lowers it.
+        again after ``growth_interval`` steps in a row without overflow, as in Megatron-LM. 1: every overflow lowers it.
 
     Raises
     ------
@@ -315,10 +305,7 @@ class DynamicLossScaler(StaticLossScaler):
         self._tolerance = self.hysteresis
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale to the value that a user assigns, if it is from ``min_scale`` to ``max_scale``.
-
-        Otherwise raises ``ValueError``.
-        """
+        """Set the loss scale to ``scale``; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``."""
         if not self.min_scale <= scale <= self.max_scale:
             limits = f"between min_scale={self.min_scale:g} and max_scale={self.max_scale:g}"
             raise ValueError(f"loss_scale must lie {limits}, got {scale:g}")
@@ -332,9 +319,9 @@ class DynamicLossScaler(StaticLossScaler):
     def adjust(self, finite: bool) -> None:
         """Raise or lower the loss scale after a training step; call once per step.
 
-        ``finite``: True if the update was applied, False if the step was skipped for an overflow. An overflow
-        multiplies the scale by ``backoff_factor``, ``growth_interval`` steps in a row without overflow multiply it by
-        ``growth_factor``.
+        ``finite``: True if the update was applied, False if the step was skipped for an overflow. An overflow, after
+        the first ``hysteresis - 1``, multiplies the scale by ``backoff_factor``; ``growth_interval`` steps in a row
+        without overflow multiply it by ``growth_factor``. It stays from ``min_scale`` to ``max_scale``.
         """
         if finite:
             self._clean_steps += 1
@@ -346,9 +333,10 @@ class DynamicLossScaler(StaticLossScaler):
             self._back_off()
 
     def _back_off(self) -> None:
-        """Count an overflow, and multiply the loss scale by ``backoff_factor`` unless ``hysteresis`` permits it.
+        """Count an overflow, restart the count of steps without one, and multiply the scale by ``backoff_factor``.
 
-        The first ``hysteresis - 1`` overflows are permitted. The scale does not fall below ``min_scale``.
+        It does not fall below ``min_scale``. The first ``hysteresis - 1`` overflows leave it as it is, and so do the
+        first ``hysteresis - 1`` after ``growth_interval`` steps in a row without one.
         """
         self._clean_steps = 0
         self._tolerance -= 1
@@ -358,8 +346,8 @@ class DynamicLossScaler(StaticLossScaler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over scale, arguments and counters from a dict that ``state_dict`` of a DynamicLossScaler returned.
 
-        Arguments of the constructor, such as ``growth_interval``, are replaced by the saved ones. Raises ``ValueError``
-        for anything else; nothing has changed then.
+        Saved arguments, such as ``growth_interval``, replace those of the constructor. Raises ``ValueError`` for any
+        other ``state``; nothing has changed then.
         """
         self._load(state, DynamicLossScaler)
 
@@ -376,8 +364,9 @@ def as_scaler(loss_scale: Any, *, only_bfloat16: bool = False) -> Scaler:
     Parameters
     ----------
     loss_scale : {"dynamic"}, float, None or a scaler
-        ``"dynamic"``: a new DynamicLossScaler. A number: a StaticLossScaler. None: a NoLossScaler. An object with
-        ``loss_scale``, ``adjust``, ``state_dict`` and ``load_state_dict`` is returned as it is.
+        ``"dynamic"``: a new DynamicLossScaler. A number from 2**-126 to 2**127: a StaticLossScaler. None: a
+        NoLossScaler. An object with ``loss_scale``, ``adjust``, ``state_dict`` and ``load_state_dict`` is returned as
+        it is.
     only_bfloat16 : bool
         Whether the network computes in bfloat16 and not in float16. ``"dynamic"`` is a NoLossScaler then, as bfloat16
         has the range of FP32.
@@ -426,10 +415,11 @@ class ScalerGroup:
     """The trainers that have the same scaler object; the scaler is adjusted once for all of them.
 
     The members are ScaledSteps: each trainer has one, which checks its gradients and applies or skips its updates. One
-    backward may write the gradients of several trainers, which then must have the same loss scale. So from a backward
-    until all members have stepped the loss scale does not change; then the scaler's ``adjust`` is called once. A scaler
-    that only one trainer has forms a group, too. ``group_of`` makes the groups. A group has only weak references to its
-    scaler and its members.
+    Gluon backward may write the gradients of several trainers, which then must have the same loss scale. So from a
+    Gluon backward until all members have stepped the loss scale does not change; then the scaler's ``adjust`` is called
+    once. A Module's backward writes its own gradients only, and its step adjusts the scaler unless members must still
+    step. A scaler that only one trainer has forms a group, too. ``group_of`` makes the groups. A group has only weak
+    references to its scaler and its members.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -440,7 +430,7 @@ class ScalerGroup:
 
     @property
     def loss_scale(self) -> float:
-        """Return the loss scale of the last backward until all trainers of the group have stepped.
+        """Return the loss scale of the last backward, until all trainers of the group have stepped.
 
         After that return the scaler's own loss scale.
         """
@@ -453,7 +443,7 @@ class ScalerGroup:
     def note_backward(self) -> None:
         """Record that a backward begins, after which all trainers of the group must step before the scaler is adjusted.
 
-        The backward is scaled by ``loss_scale``, which is stored in the ``scaled_by`` of each trainer's ScaledStep.
+        The loss scale of this backward is stored in the ``scaled_by`` of each trainer's ScaledStep.
         """
         scale = self.loss_scale
         self._waiting = weakref.WeakSet(self._members)
@@ -463,7 +453,7 @@ class ScalerGroup:
     def note_step(self, member: Any, finite: bool) -> None:
         """Record that ``member``, a trainer's ScaledStep, has stepped; ``finite`` is False if it had an overflow.
 
-        If no other member has yet to step, adjust the scaler: an overflow in any of the steps since its last adjustment
+        If no other member must still step, adjust the scaler: an overflow in any of the steps since its last adjustment
         counts as an overflow.
         """
         self._finite = self._finite and finite
@@ -475,18 +465,15 @@ class ScalerGroup:
     def forget_backward(self, member: Any) -> None:
         """Record that ``member``, a trainer's ScaledStep, will not step: ``load_states`` has discarded its gradients.
 
-        If all other members have stepped since the backward, the scaler is not adjusted for these steps, and their
-        overflows are forgotten.
+        If others must still step, the last of them adjusts the scaler. If all have stepped, the scaler is not adjusted
+        for these steps, and their overflows are forgotten.
         """
         self._stop_waiting(member)
         if not self._waiting:
             self._finite = True
 
     def _stop_waiting(self, member: Any) -> None:
-        """Record that ``member``, a trainer's ScaledStep, has no gradients that it must still apply.
-
-        The scaler is adjusted when this is so for all members.
-        """
+        """Record that ``member``, a trainer's ScaledStep, has no gradients that it must still apply; adjust nothing."""
         member.scaled_by = None
         self._waiting.discard(member)
 

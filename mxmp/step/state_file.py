@@ -115,8 +115,8 @@ def _digest(tree: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 class _OnlyMXNet(pickle.Unpickler):
     """An unpickler that makes only NDArrays, optimizers, learning-rate schedules and containers, and refuses the rest.
 
-    A pickle can name any class and run its code, and files of states may come from anywhere. The optimizers and
-    schedules are those of MXNet, GluonCV and GluonNLP, the containers those of Python and NumPy.
+    A pickle can name any class and run its code, and states files may come from anywhere. The optimizers and schedules
+    are those of MXNet, GluonCV and GluonNLP, the containers those of Python and NumPy.
     """
 
     _NAMES: ClassVar = {

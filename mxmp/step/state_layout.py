@@ -15,7 +15,7 @@ __all__ = ["Layout", "check_shapes", "check_states", "for_weight", "map_leaves",
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Return a copy of nested dicts, lists and tuples, with every other value in them replaced by ``function(value)``.
 
-    For a ``value`` that is no container itself, return ``function(value)``.
+    A ``value`` that is no container itself is replaced likewise, also None.
     """
     if isinstance(value, dict):
         return {k: map_leaves(function, v) for k, v in value.items()}
@@ -27,10 +27,9 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray | None, dtype: Any) -> Any:
     """Return the optimizer's state of an FP32 weight in the form that the optimizer needs for a weight of ``dtype``.
 
-    States files hold ``state`` as of an FP32 weight only; this makes it fit a weight that may be float16. For FP32 it
-    is returned as it is. For float16, if the optimizer uses ``multi_precision``, the result is the pair of ``state``
-    and ``master``, the FP32 weight as a NumPy array, in the optimizer's order. Otherwise, or if ``master`` is None, the
-    arrays of ``state`` become float16.
+    States files hold ``state`` as of an FP32 weight only. For float16, if the optimizer uses ``multi_precision`` and
+    ``master``, the FP32 weight as a NumPy array, is not None, the result is the pair of ``state`` and ``master`` in the
+    optimizer's order; otherwise the arrays of ``state`` become float16. For any other dtype returns ``state`` as it is.
     """
     if np.dtype(dtype) != np.float16:
         return state
@@ -94,8 +93,9 @@ def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer,
     """Raise ``ValueError`` unless states and masters of a file fit this optimizer and parameters of these shapes.
 
     ``states`` maps a parameter's index to its state, ``masters`` to its FP32 master. ``shapes`` are those of all
-    parameters, in the order of their indices. A state fits if it is nested as the optimizer nests states, and if its
-    arrays have the parameter's shape where the optimizer gives them the weight's shape.
+    parameters, in the order of their indices; a parameter may lack both. A master must have the parameter's shape. A
+    state must be nested as the optimizer nests states; those of its arrays that the optimizer makes in the weight's
+    shape must have the parameter's shape. A dimension of 0 or -1 matches any size.
     """
     model = Layout(optimizer).state
     for index, state in states.items():
@@ -113,9 +113,9 @@ def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer,
 
 
 def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
-    """Raise ``ValueError`` unless the shapes in the file, ``saved``, are those of the parameters, ``own``.
+    """Raise ``ValueError`` unless ``saved``, the shapes in a file, are as many as ``own``, the parameters', and equal.
 
-    A dimension of 0 or -1 is not known and matches any size.
+    A dimension of 0 or -1 is not known and matches any size; an empty shape matches any shape.
     """
     if len(saved) != len(own):
         raise ValueError(f"the states are of other parameters: {len(saved)} of them, here are {len(own)}")

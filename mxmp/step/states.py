@@ -43,7 +43,8 @@ class OptimizerStates(NamedTuple):
     scheduler : object
         The learning-rate schedule when it was saved, as plain data from ``describe``; None without one.
     states : dict
-        From a parameter's index to the optimizer's state for it, in the form for an FP32 weight.
+        From a parameter's index to the optimizer's state for it, in the form for an FP32 weight. ``read`` returns the
+        dict in a file of MXNet's Module as it is: NDArrays, by Module's own numbers or by parameters' names.
     masters : dict
         From the index of each parameter that was stored in float16 to its FP32 master weights.
     shapes : list or None
@@ -52,7 +53,7 @@ class OptimizerStates(NamedTuple):
         The names in ``progress`` that updates have changed, from which every resumed run continues. The others are
         settings, which the caller may choose anew. None in a file that MXNet wrote.
     scheduler_as_made : object
-        The learning-rate schedule before its first update, in the form of ``scheduler``.
+        ``scheduler`` before its first update; None in a file that MXNet wrote.
     scheduler_start : int
         The number of the update at which the schedule started; above 0 if a resumed run began a new schedule.
     """
@@ -96,7 +97,7 @@ def load(
     *,
     settings: str = "file",
 ) -> None:
-    """Continue from a file of ``save``, or of MXNet's ``gluon.Trainer``, on any number of devices.
+    """Continue from a file of ``save``, or of MXNet's ``gluon.Trainer``, which may be of another number of devices.
 
     FP32 master weights in the file become the values of the parameters, in whatever dtype a Gluon net stores those now;
     in a Module, of those parameters that have masters now. Runs no code from the file.
@@ -105,19 +106,22 @@ def load(
     ----------
     path : str
     step, updaters
-        These are changed: ``step`` gets loss scale and counters, ``updaters`` the optimizer's attributes and states.
+        These are changed: ``step`` gets loss scale and counts of steps, unless the file is MXNet's, and ``updaters``
+        the optimizer's attributes and states.
     weights : sequence of Weight
         All parameters, in the order of their indices.
     contexts : sequence of mx.Context
         The device of each Updater.
     settings : {"file", "caller"}
-        Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them.
-        ``"caller"`` also reads the file of MXNet's ``Module``; that has no update counts, so they stay as they are.
+        Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them (a
+        schedule that is the file's continues where it was saved). ``"caller"`` also reads the file of MXNet's
+        ``Module``; that has no update counts, so they stay as they are.
 
     Raises
     ------
     ValueError
-        The file is damaged, or of other parameters or another optimizer; nothing has changed.
+        The file is damaged, is of other parameters or another optimizer or, with ``settings="file"``, of MXNet's
+        ``Module`` or with a schedule of another class; nothing has changed.
     OSError
         The file cannot be read.
     """
@@ -199,7 +203,6 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
         raise ValueError(f"the states are of other parameters: {next(k for k in states if isinstance(k, str))!r}")
 
     def copies_are_equal(count: int) -> bool:
-        """Return whether the states may be those of ``count`` devices: all there for each, with the same values."""
         blocks = {key - key % count for key in states}
         return max(blocks, default=0) < count * len(weights) and all(
             first + k in states and equal(states[first], states[first + k]) for first in blocks for k in range(count)
@@ -216,11 +219,11 @@ def _check(
 ) -> Callable[[], None]:
     """Raise ``ValueError`` if a loaded file does not fit optimizer and parameters; return a function that applies it.
 
-    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts. (MXNet
-    gives them to the saved devices only, and Adam then diverges on the others.) It is called when everything is
-    checked, so an error changes nothing. ``found`` is the content of the file. ``shapes`` are those of the parameters,
-    with 0 for a dimension that is not known yet. With ``settings="file"`` hyper-parameters and schedule are the file's,
-    with ``"caller"`` they stay as they are.
+    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts. ``load``
+    calls it when everything is checked, so an error changes nothing. ``found`` is the content of the file, ``shapes``
+    are those of the parameters, with 0 for a dimension that is not known yet. With ``settings="file"`` hyper-parameters
+    and schedule are the file's, and a schedule of another class is an error. With ``"caller"`` they stay as they are,
+    but a schedule that is the file's continues where it was saved.
     """
     optimizer, initial = updaters.optimizer, updaters.initial
     if found.optimizer != type(optimizer).__name__:
@@ -243,7 +246,6 @@ def _check(
     check_states(found.states, found.masters, with_attributes(optimizer, progress), shapes)
 
     def commit() -> None:
-        """Set the optimizer's attributes, its update counts and its schedule to those of the file."""
         for name, value in progress.items():
             setattr(optimizer, name, _to_device(value, contexts[0]))
         _mxnet.replicate_update_counts(optimizer, contexts)
@@ -260,8 +262,8 @@ def _check(
 def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
     """Return the saved state of the parameter with this index, as the optimizer expects it for that parameter.
 
-    If the parameter has an FP32 master, the optimizer updates that, and the state, which is of an FP32 weight, is
-    returned as it is. Otherwise it is made to fit the parameter's array, which may be float16.
+    The state in the file is of an FP32 weight. It is returned as it is, unless the parameter is stored in float16
+    without an FP32 master; then its arrays become float16, or with ``multi_precision`` a master is added.
     """
     if weight.masters or not weight.arrays:
         return found.states[index]
@@ -273,13 +275,11 @@ def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index:
 
 
 def _check_array(leaf: Any) -> None:
-    """Raise ``TypeError`` unless ``leaf``, a value in the states of a file, is an NDArray or None."""
     if not isinstance(leaf, (NDArray, type(None))):
         raise TypeError(f"it holds a {type(leaf).__name__}, no array")
 
 
 def _in_float32(leaf: Any) -> Any:
-    """Return a float16 NumPy array as FP32, anything else as it is."""
     return leaf.astype(np.float32) if isinstance(leaf, np.ndarray) and leaf.dtype == np.float16 else leaf
 
 
@@ -287,7 +287,6 @@ def _to_device(value: Any, ctx: mx.Context) -> Any:
     """Return a copy of nested dicts, lists and tuples, in which NDArrays on ``ctx`` replace NumPy arrays."""
 
     def leaf(item: Any) -> Any:
-        """Return a NumPy array as an NDArray on ``ctx``, anything else as it is."""
         return mx.nd.array(item, ctx=ctx, dtype=item.dtype) if isinstance(item, np.ndarray) else item
 
     return map_leaves(leaf, value)

@@ -37,9 +37,9 @@ class RunningStatistics:
         """Keep and restore the FP32 arrays among ``statistics`` from now on, in place of earlier ones; return ``self``.
 
         Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Copies the
-        present values, so that ``restore`` can be called at once; in a copy BatchNorm's initial value replaces an
-        element that is not finite: 1 where the name ends in ``"var"``, otherwise 0. Does nothing if the arrays are
-        those of the last call.
+        present values, so that ``restore`` can be called at once; in a copy BatchNorm's initial value replaces an inf
+        or NaN: 1 where the name ends in ``"var"``, otherwise 0. Does nothing if the arrays are the same objects as in
+        the last call.
         """
         arrays = [item.array for item in statistics]
         if len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched)):
@@ -54,12 +54,12 @@ class RunningStatistics:
         return self
 
     def sums(self, after: Scalars) -> Scalars:
-        """Copy all statistics as they are now; return the sum of squares of each device's copies, for ``fetch``.
+        """Copy all statistics as they are now, for ``keep``; return each device's sum of their squares, for ``fetch``.
 
-        The sums are finite if and only if the copies are (and below 1e19). ``after`` is what ``FiniteSums`` computed
-        from all gradients: a copy waits for the numbers on its device, and so for the end of the backward. This is
-        needed because BatchNorm's backward writes the statistics without notifying MXNet's engine. The host does not
-        wait.
+        A sum is inf or NaN if a copied value is (or is beyond 1e19), and finite otherwise. ``after`` is what
+        ``FiniteSums`` computed from all gradients: a copy waits for the numbers on its device, and so for the end of
+        the backward. This is needed because BatchNorm's backward writes the statistics without notifying MXNet's
+        engine. The host does not wait.
         """
         with autograd.pause():
             for ctx, items in self._devices.items():
@@ -74,8 +74,8 @@ class RunningStatistics:
     def restore(self) -> None:
         """Replace each inf or NaN in the statistics by the kept copy's element. Waits for all work on all devices.
 
-        A net hybridized with ``static_shape`` writes statistics in backward without notifying MXNet's engine. Only
-        after the end of all work is it certain that the write is not still to come.
+        BatchNorm's backward writes the statistics without notifying MXNet's engine (in a net hybridized with
+        ``static_shape``). Only after the end of all work is it certain that the write is not still to come.
         """
         if self._devices:
             mx.nd.waitall()

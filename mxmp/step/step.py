@@ -64,7 +64,7 @@ class Observer(Protocol):
         """
 
     def after_step(self) -> None:
-        """Read the trainer's state after a training step that applied the update, skipped it, or raised an error."""
+        """Read the trainer's state after a training step: after an applied or skipped update, or an error in it."""
 
 
 class ScaledStep:
@@ -107,14 +107,11 @@ class ScaledStep:
         self._sums: FiniteSums | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for ``copy`` and ``pickle``, except those that belong to this object alone.
-
-        Left out are the group, the observers, and the operators that check its gradients.
-        """
+        """Return the attributes for ``copy`` and ``pickle``, without group, observers and operators of the check."""
         return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy: it joins the group of its own scaler, and has no gradients and no observers yet."""
+        """Restore a copy: it joins the group of the scaler in ``state``, and has no gradients and no observers yet."""
         vars(self).update(state, group=group_of(state["scaler"]), scaled_by=None, _sums=None, observers=[])
         self.group.join(self)
 
@@ -131,7 +128,7 @@ class ScaledStep:
 
         For a Module. A Gluon backward may write the gradients of several trainers, so ``ScalerGroup.note_backward``
         records it. ``adds``: the backward adds to the present gradients (``grad_req="add"``), so it must use their loss
-        scale.
+        scale; without gradients since the last step, or with ``adds=False``, it uses the scaler's.
         """
         if self.scaled_by is None or not adds:
             self.scaled_by = self.scaler.loss_scale
@@ -147,7 +144,7 @@ class ScaledStep:
     ) -> bool:
         """Check ``gradients`` for overflows, then call ``apply`` or skip the update, and adjust the loss scale.
 
-        Returns whether the update was applied. Waits for the device once, and again after an overflow.
+        Returns whether the update was applied. Waits for the device once, and again if an inf or NaN is found.
 
         Parameters
         ----------
@@ -196,10 +193,7 @@ class ScaledStep:
         self._skips_at_floor = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return scaler state, step counters and history as dicts, lists, numbers and strings.
-
-        ``load_state_dict`` continues from them.
-        """
+        """Return scaler state, step counters and history as plain data, from which ``load_state_dict`` continues."""
         return {
             "scaler": self.scaler.state_dict(),
             "steps": self.steps,
@@ -213,7 +207,7 @@ class ScaledStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set scaler, step counters and history to a state that ``state_dict`` returned.
 
-        If the state is of another class of scaler, a warning is logged, and the scaler keeps its own scale.
+        If the state is of another class of scaler, a warning is logged, and only the scaler stays as it is.
 
         Raises
         ------
@@ -245,10 +239,11 @@ class ScaledStep:
     ) -> tuple[list[Gradient], list[MasterPair]]:
         """Return the gradients with an overflow, and those pairs of ``exposed`` into which a user has written.
 
-        The first list is empty if all gradients are finite. ``exposed`` has pairs of FP32 master and float16 array; a
-        user has written into a pair if its float16 array is not the rounded master. The method also keeps or restores
-        ``statistics``, and measures the gradients if the scaler needs it in this step (``AdaptiveLossScaler``). All
-        numbers come to the host in one transfer; a second one follows only if a sum of squares is not finite.
+        ``exposed`` has pairs of FP32 master and float16 array; a user has written into a pair if its float16 array is
+        not the rounded master. The method also keeps the present ``statistics``, or restores the last ones if a
+        gradient or a statistic is inf or NaN, and measures finite gradients if the scaler needs it in this step
+        (``AdaptiveLossScaler``). All numbers come to the host in one transfer; a second one follows only if a sum of
+        squares is not finite. ``unscaled``: whether the gradients have been divided by the loss scale.
         """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
@@ -330,14 +325,13 @@ class StepView:
     def loss_scale(self) -> float:
         """Return the current loss scale; read-only.
 
-        It is the scale of the next backward. Between a backward and its step it is the scale in the gradients. To set
+        It is the scale of the next backward, or between a backward and its step the scale in the gradients. To set
         another one, assign to ``scaler.loss_scale``.
         """
         return self.scaled_step.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, value: Any) -> None:
-        """Raise ``AttributeError``, whose message says to set ``scaler.loss_scale`` instead."""
         raise AttributeError(
             f"a {type(self).__name__}'s loss_scale is its scaler's: set .scaler.loss_scale = {value!r}, or create a "
             f"{type(self).__name__} with loss_scale={value!r}"

@@ -42,8 +42,8 @@ def open_store(kvstore: Any) -> Any:
     ``kvstore`` is a name, an open store, or None. A name of MXNet's such as ``"dist_sync"`` is returned in lower case.
     ``"horovod"``, and a name that a user registered with ``KVStoreBase``, become a store object. A store or None is
     returned as it is. MXNet 1.9.1 itself would open a store within this process for ``"horovod"`` and for names that it
-    does not know, and each worker would then train alone. Warns if the job has several workers, but the named store
-    sums gradients within this process only.
+    does not know, and each worker would then train alone. Warns if the job has several workers, but the name is of a
+    store that sums gradients within this process only.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def open_store(kvstore: Any) -> Any:
 def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
     """Raise ``ValueError`` for a kvstore, by name or object, that updates weights before the check for overflows.
 
-    That is ``dist_async``, or any store with ``update_on_kvstore=True``.
+    That is one whose name contains "async" (``"dist_async"``), or any store with ``update_on_kvstore=True``.
     """
     if update_on_kvstore:
         raise ValueError(
@@ -92,7 +92,7 @@ def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
 def refuse_compression(compression_params: Any) -> None:
     """Raise ``ValueError`` unless ``compression_params`` is None.
 
-    The thresholds of MXNet's gradient compression are absolute, and mean nothing for gradients with a loss scale.
+    MXNet's 2-bit compression compares gradients with a fixed threshold, which means nothing if the loss scale changes.
     """
     if compression_params is not None:
         raise ValueError(
@@ -115,7 +115,7 @@ def refuse_sparse_weight(name: str, storage: str) -> None:
 
 
 def is_distributed(store: Any) -> bool:
-    """Return whether ``store``, an open kvstore or None, sums gradients over several workers.
+    """Return whether ``store``, an open kvstore or None, is distributed: has "dist" in its type, or several workers.
 
     The answer is False for a store of a user's own class that does not say how many workers it has.
     """
@@ -131,8 +131,8 @@ def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
     """Set ``arrays``, one per device of this worker, to the value that worker 0 has in its first array. Does not wait.
 
     All workers call it with the same ``key``, which was initialized in ``store`` with the arrays' dtype. MXNet's own
-    stores broadcast a key only once. So here worker 0 pushes its value and the others push zeros, and all receive the
-    sum.
+    stores broadcast a key only once. So, except with Horovod, worker 0 pushes its value and the others push zeros, and
+    all receive the sum.
     """
     if isinstance(store, Horovod):
         store.broadcast(key, arrays[0], list(arrays))
@@ -147,8 +147,8 @@ class Horovod(mx.kv.KVStoreBase):
 
     ``open_store("horovod")`` makes one. The constructor calls ``hvd.init()`` if nobody has. As with
     ``horovod.mxnet.DistributedTrainer``, ``Trainer.step`` takes the batch size of one worker. All workers receive the
-    same bits. A float16 sum is divided by the number of workers before it is added to the others, so that an average of
-    finite values is finite; FP32 sums are divided after that, which rounds less.
+    same bits. A float16 sum is divided by the number of workers before the sum over workers, so that an average of
+    finite values is finite; an FP32 sum is divided after it, which rounds less.
 
     Raises
     ------
@@ -172,12 +172,10 @@ class Horovod(mx.kv.KVStoreBase):
 
     @property
     def rank(self) -> int:
-        """Return the number of this worker, from 0."""
         return self._hvd.rank()
 
     @property
     def num_workers(self) -> int:
-        """Return the number of workers in the job."""
         return self._hvd.size()
 
     @staticmethod
@@ -234,9 +232,9 @@ class Horovod(mx.kv.KVStoreBase):
 
 
 def _refuse_unknown(kind: str) -> None:
-    """Raise ``ValueError`` if MXNet has no kvstore of type or name ``kind``; one that contains "dist" is not checked.
+    """Raise ``ValueError`` unless ``kind``, a name or type of kvstore, contains "dist" or is another store of MXNet's.
 
-    MXNet itself would silently open a store within this process for it, and several workers would each train alone.
+    For an unknown name MXNet itself would silently open a store within this process, so each worker would train alone.
     """
     if "dist" not in kind.lower() and kind.lower() not in _WITHIN:
         raise ValueError(

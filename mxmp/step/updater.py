@@ -52,8 +52,8 @@ class Updater(mx.optimizer.Updater):
     """MXNet's Updater for one device, which updates the FP32 master where a weight has one, and rounds it to float16.
 
     MXNet's own Updater would update the float16 weights, or keep FP32 copies in the optimizer's states. Here the
-    masters belong to the parameters, and states are those of FP32 weights. The optimizer itself divides the loss scale
-    out, since ``rescaled`` has multiplied its ``rescale_grad``. An optimizer that reads gradients before it applies
+    masters belong to the parameters, and states are those of FP32 weights. The optimizer divides the loss scale out, as
+    ``rescaled`` has multiplied its ``rescale_grad`` by the inverse. An optimizer that reads gradients before it applies
     ``rescale_grad`` receives unscaled copies instead.
 
     ``master`` is a function from a weight's index to its FP32 master on this device, or to None if it has none.
@@ -92,10 +92,10 @@ class Updater(mx.optimizer.Updater):
                 round_master(masters[indices[k]], weights[k])
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
-        """Update ``weights``, FP32 masters and weights that have no master, with the same result as MXNet's Updater.
+        """Update ``weights``, FP32 masters and weights that have no master, to the same bits as MXNet's Updater.
 
-        If the optimizer is SGD with momentum, large arrays on a CPU are updated one by one: MXNet's operator for many
-        arrays takes about three times as long for those.
+        If the optimizer is SGD with momentum, large FP32 arrays on a CPU with dense gradients are updated one by one:
+        MXNet's operator for many arrays takes about three times as long for those.
         """
         alone: set[int] = set()
         if type(self.optimizer) is mx.optimizer.SGD and self.optimizer.momentum > 0:
@@ -111,9 +111,10 @@ class Updater(mx.optimizer.Updater):
         super().__call__(*([each[k] for k in rest] for each in (indices, grads, weights)))
 
     def _largest(self, indices: Sequence[int], weights: Sequence[NDArray]) -> list[int]:
-        """Return the positions in ``weights`` of large FP32 arrays on a CPU, which are updated one by one for speed.
+        """Return the positions in ``weights`` of the FP32 arrays on a CPU that are updated one by one for speed.
 
-        The result is kept until other ``indices``, the indices of the parameters, are passed.
+        These are up to 12 of at least 2**18 elements. The result is kept until other ``indices`` (of parameters) are
+        passed.
         """
         if self._large[0] != (key := tuple(indices)):
             found = largest_on_cpu(weights, _ALONE_FROM, _MOST_ALONE)
@@ -154,7 +155,7 @@ class Updater(mx.optimizer.Updater):
             self.states, optimizer.multi_precision = states, before
 
     def _needs_true_gradients(self) -> bool:
-        """Return whether the optimizer must receive unscaled gradients, and cannot divide the loss scale out itself.
+        """Return whether the optimizer must receive unscaled gradients: it cannot divide the loss scale out itself.
 
         This is so if it reads gradients before it multiplies them by ``rescale_grad``, or if ``rescale_grad`` with the
         loss scale divided out is below 1e-10, where MXNet loses digits.
@@ -232,7 +233,7 @@ class Updaters(List[Updater]):
         updates : sequence of Update
             The weights on all devices, with their gradients.
         factor : float
-            The inverse of the loss scale, times the factor of clipping.
+            The factor of clipping, divided by the loss scale that the gradients contain.
         reduced : bool
             Whether a weight's gradients are the same on all devices, because they were summed. The weight must then
             stay the same on all devices, too. If the optimizer could update the devices differently, because it draws
@@ -250,11 +251,10 @@ class Updaters(List[Updater]):
                 self._copy_weight(source, update)
 
     def _updates_can_differ(self) -> bool:
-        """Return whether the optimizer may update equal weights by equal gradients differently on two devices.
+        """Return whether there are several devices on which equal gradients may update equal weights differently.
 
-        It may if it draws random numbers (SGLD), or if it has values for all devices in common which each update
-        changes (Nadam, LBSGD). A user's own optimizer may do either. MXNet's own Trainer updates such weights once, on
-        the kvstore.
+        It is so if the optimizer draws random numbers (SGLD), or has values for all devices in common which each update
+        changes (Nadam, LBSGD). A user's own optimizer may do either, so for it the answer is True, too.
         """
         optimizer = self.optimizer
         own = not type(optimizer).__module__.startswith("mxnet.")

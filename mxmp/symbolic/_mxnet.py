@@ -43,14 +43,9 @@ def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
     ``mx.mod.Module.init_optimizer``, called in the block, then lets the module update the weights in its own process.
     Otherwise the kvstore would update them, with "dist_sync" on the servers, before mxmp could check the gradients.
 
-    Parameters
-    ----------
-    kvstore : KVStore, str or None
-        As ``init_optimizer`` takes it. If it is a name, and there are several devices or the name contains "dist", a
-        kvstore is created from it, as ``mx.mod.Module`` would do. Any other name, and None, is yielded unchanged: then
-        there is no kvstore.
-    devices : int
-        The number of devices of the module.
+    ``kvstore`` is a KVStore, which is yielded itself, a name or None. For a name that contains "dist", or any name if
+    there are several ``devices``, a kvstore is created, as in ``mx.mod.Module``. Any other name, and None, means no
+    kvstore and is yielded unchanged.
     """
     if isinstance(kvstore, str) and (devices > 1 or "dist" in kvstore):
         kvstore = mx.kv.create(kvstore)
@@ -68,16 +63,8 @@ def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], 
     """Change ``optimizer.idx2name``, from index to name, so that weight ``i`` has the index ``i`` on every device.
 
     ``mx.mod.Module`` has set it up with the index ``i * devices + k`` for weight ``i`` on device ``k``, but mxmp
-    updates weight ``i`` under the index ``i`` on every device. If the user gave the optimizer another mapping, it is
-    left alone.
-
-    Parameters
-    ----------
-    optimizer : mxnet.optimizer.Optimizer
-    names : list of str
-        The names of all weights; weight ``i`` is at position ``i``.
-    devices : int
-        The number of devices of the module.
+    updates weight ``i`` under the index ``i`` on every device. A mapping that the user gave the optimizer is left
+    alone. ``names`` has the name of weight ``i`` at position ``i``; ``devices`` is the number of devices.
     """
     by_device = {i * devices + k: name for i, name in enumerate(names) for k in range(devices)}
     if optimizer.idx2name == by_device:
@@ -98,7 +85,7 @@ def mark_dirty(module: mx.mod.BaseModule) -> None:
 
 
 def current(module: mx.mod.BucketingModule) -> Any:
-    """Return the module of the bucket that the last ``switch_bucket`` chose."""
+    """Return the module of the current bucket: the last ``switch_bucket``'s or, after ``bind``, the default one."""
     return module._curr_module
 
 
@@ -134,26 +121,26 @@ class Monitored:
         self._plan = plan
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the wrapped executor; Python calls it for a name that this class does not define."""
         return getattr(self._executor, name)
 
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
-        """Let the executor call ``callback`` with the outputs of the user's operators only, as FP32 arrays.
+        """Let the executor call ``callback`` with the outputs and gradients of the user's operators, as FP32 arrays.
 
-        ``callback(name, handle)`` gets the name of a tensor in the FP32 Symbol, such as ``"fc_output"``, and the handle
-        of its array, as in MXNet. With ``monitor_all`` it is called with the operators' inputs too.
+        It is not called for operators that mxmp inserted. ``callback(name, handle)`` gets the name of a tensor in the
+        FP32 Symbol, such as ``"fc_output"``, and the handle of its array, as in MXNet. With ``monitor_all`` it is
+        called with the operators' inputs too.
         """
         view = NetworkView(symbol_of(self._executor), self._plan)
         self._executor.set_monitor_callback(view.translated(callback), monitor_all)
 
     @property
     def arg_arrays(self) -> list[mx.nd.NDArray]:
-        """Return the values of all arguments as FP32 arrays, in the order of the user's ``symbol.list_arguments()``."""
+        """Return the arguments in the order of the user's Symbol; copies in FP32 of those in low precision."""
         return [in_full(self._executor.arg_dict[name]) for name in self._symbol.list_arguments()]
 
     @property
     def aux_arrays(self) -> list[mx.nd.NDArray]:
-        """Return the auxiliary states as FP32 arrays, in the order of ``symbol.list_auxiliary_states()``."""
+        """Return the auxiliary states in the order of the user's Symbol; copies in FP32 of those in low precision."""
         return [in_full(self._executor.aux_dict[name]) for name in self._symbol.list_auxiliary_states()]
 
 
@@ -172,13 +159,13 @@ class _MonitoredExecutor(mx.executor.Executor):
     is_training = False
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> Any:
-        """Run forward as ``mx.executor.Executor.forward``; a Ctrl-C during it is raised when it has returned."""
+        """Run forward; ``KeyboardInterrupt`` for a Ctrl-C during it is raised when it has ended."""
         self.is_training = bool(is_train)
         with hold_interrupts():
             return super().forward(is_train, **kwargs)
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        """Run backward as ``mx.executor.Executor.backward``; a Ctrl-C during it is raised when it has returned."""
+        """Run backward; ``KeyboardInterrupt`` for a Ctrl-C during it is raised when it has ended."""
         with hold_interrupts():
             super().backward(*args, **kwargs)
 
@@ -189,11 +176,12 @@ def is_training(executor: mx.executor.Executor) -> bool:
 
 
 def copy_with_callback(executor: mx.executor.Executor, callback: Callable) -> mx.executor.Executor:
-    """Return a second executor of the same graph that calls ``callback`` with each operator's output.
+    """Return a second executor of the same graph that calls ``callback`` with each operator's outputs and gradients.
 
-    MXNet cannot remove a callback from an executor, and an executor with a callback runs operator by operator, which is
-    slow. So a second executor gets the callback, and ``executor`` can take its place again later. Both share all
-    arrays: arguments, gradients, auxiliary states and memory for intermediate tensors.
+    MXNet calls it as ``callback(name, handle)``. MXNet cannot remove a callback from an executor, and an executor with
+    a callback runs operator by operator, which is slow. So a second executor gets it, and ``executor`` can take its
+    place again later. Both share all arrays: arguments, gradients, auxiliary states and memory for intermediate
+    tensors.
     """
     made = executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})
     made.__class__ = _MonitoredExecutor

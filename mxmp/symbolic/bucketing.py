@@ -33,7 +33,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         Plan of the default bucket's Symbol, or the path of a saved Plan. In another bucket, a Plan decides for the
         operators that have the same name and type in the default bucket, and the rules decide for all others.
     exclude : iterable of str
-        Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
+        Patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, such as ``["fc*"]``, besides the
+        policy's own. Must be empty with a Plan.
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
         None is no loss scaling. A scaler is an object such as ``mxmp.DynamicLossScaler(init_scale=1024)``.
@@ -56,10 +57,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         self.core = Core(policy, exclude, loss_scale)
 
     def _new_module(self, key: Any) -> Module:
-        """Return a new, unbound ``Module`` for the bucket with this key, which shares ``self.core`` with all buckets.
-
-        ``core`` has the policy or plan, the master weights, the loss scale and the counters of steps.
-        """
+        """Return a new, unbound ``Module`` for the bucket with this key; it shares ``self.core`` with all buckets."""
         symbol, data_names, label_names = self._call_sym_gen(key)
         module = Module(
             symbol,
@@ -82,7 +80,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     # puts an mxmp.Module there first.
 
     def _reset_bind(self) -> None:
-        """Forget the modules of all buckets, as MXNet's method does, and make an unbound one for the default bucket."""
+        """Replace the modules of all buckets by one unbound module, of the default bucket, before a forced ``bind``."""
         super()._reset_bind()
         self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
 
@@ -93,11 +91,11 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         super().bind(*args, **kwargs)
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Select the bucket with this key: the next ``forward``, ``backward`` and ``update`` run its module.
+        """Make the bucket with this key the current one, whose module ``backward``, ``update`` and ``get_outputs`` use.
 
-        The arguments are those of ``mx.mod.BucketingModule.switch_bucket``. At the first use of a key, a module is made
-        for the bucket and bound, and if a ``mx.mon.Monitor`` is installed, it is installed in this module too. If
-        making it fails, the error is raised and the next call with the key tries again.
+        ``forward`` calls it with the key and shapes of its batch. At the first use of a key, a module is made for the
+        bucket and bound, and gets the ``mx.mon.Monitor`` that is installed, if any. If that fails, the error is raised,
+        and the next call with the key tries again.
         """
         fresh = bucket_key not in self._buckets
         if fresh:
@@ -114,8 +112,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
         """Save the FP32 parameters, and the FP32 Symbol of each bucket that was used, as MXNet's method does.
 
-        The files are ``PREFIX-0001.params`` for epoch 1, ``PREFIX-KEY-symbol.json`` for each bucket, and
-        ``PREFIX.buckets`` with the keys of these buckets, which must be numbers. Each appears completely or not at all.
+        For epoch 1 and a bucket with the key 10 the files are ``PREFIX-0001.params``, ``PREFIX-10-symbol.json`` and
+        ``PREFIX.buckets``, a list of the keys, which must be whole numbers. Each appears completely or not at all.
         ``remove_amp_cast`` leaves out operators ``amp_cast`` of the user's own Symbols. Waits for the device. Raises
         ``OSError``, which names the file, if one cannot be written.
         """
@@ -138,8 +136,9 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     def load_optimizer_states(self, fname: str) -> None:
         """Load a file of ``save_optimizer_states``, or of MXNet's module, as ``Module.load_optimizer_states`` does.
 
-        Raises ``ValueError`` if the file is damaged or was saved with other parameters or another optimizer, and
-        ``RuntimeError`` before ``init_optimizer``. After an error the module is as it was.
+        Raises ``ValueError`` if the file is damaged or was saved with other parameters or another optimizer,
+        ``OSError`` if it cannot be read, ``RuntimeError`` before ``init_optimizer``. After an error nothing has
+        changed.
         """
         self._default_module().load_optimizer_states(fname)
         self._params_dirty = True
@@ -150,7 +149,6 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         return dict(self._buckets)
 
     def _default_module(self) -> Module:
-        """Return the module of the default bucket. Raises ``RuntimeError`` before ``bind``."""
         if self._default_bucket_key not in self._buckets:
             raise RuntimeError("bind() first: the default bucket's graph decides the precision")
         return self._buckets[self._default_bucket_key]
@@ -164,11 +162,11 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     def load(
         cls, prefix: str, epoch: int, sym_gen: Any = None, default_bucket_key: Any = None, **kwargs: Any
     ) -> BucketingModule:
-        """Return a BucketingModule with the parameters of a checkpoint, as ``mx.mod.BucketingModule.load`` does.
+        """Return a BucketingModule with the FP32 parameters of a checkpoint, ``PREFIX-0001.params`` for epoch 1.
 
-        The parameters are read from ``PREFIX-0001.params`` for epoch 1, in FP32. ``kwargs`` are the other arguments of
-        the constructor: ``policy``, ``exclude``, ``loss_scale``, ``context``, ... Raises ``mxnet.MXNetError`` if the
-        file is missing or damaged.
+        ``sym_gen`` and ``default_bucket_key`` must be given, as for the constructor: the Symbols come from ``sym_gen``,
+        not from the checkpoint. ``kwargs`` are the constructor's other arguments: ``policy``, ``exclude``,
+        ``loss_scale``, ``context``, ... Raises ``mxnet.MXNetError`` if the file is missing or damaged.
         """
         module = cls(sym_gen, default_bucket_key, **kwargs)
         module.start_from(*mx.model.load_params(prefix, epoch))

@@ -26,9 +26,9 @@ def cast_symbol(
 ) -> mx.sym.Symbol:
     """Return a copy of a Symbol with casts, which computes in low precision where the rules call that safe.
 
-    ``sym`` is not changed. The names and the order of arguments, auxiliary states and outputs are those of ``sym``. If
-    ``sym`` has casts of an earlier call, these are removed first. No operator runs. The Symbol contains no loss scale:
-    to train with float16, use ``mxmp.Module``.
+    ``sym`` is not changed. The names and the order of arguments, auxiliary states and outputs are those of ``sym``.
+    Weights that the policy stores in float16 are declared so. Casts of an earlier call are removed first. No operator
+    runs. The Symbol contains no loss scale: to train with float16, use ``mxmp.Module``.
 
     Parameters
     ----------
@@ -37,19 +37,19 @@ def cast_symbol(
         A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
         Plan that was made for ``sym``, or the path of a saved Plan.
     exclude : iterable of str
-        Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
-        A warning names the patterns that match nothing.
+        Patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, such as ``["fc*"]``, besides the
+        policy's own. A warning names those that match nothing. Must be empty with a Plan.
     ctx : mxnet.Context, optional
-        The device that will run the Symbol (default: the current context). Symbols for a CPU and for a GPU differ: on a
-        CPU float16 is emulated, on a GPU it is native.
+        The device that will run the Symbol (default: the current context). On a CPU float16 is emulated, on a GPU
+        native.
 
     Raises
     ------
     TypeError
         ``sym`` is no Symbol.
     ValueError
-        The policy asks for something that the device does not have, an operator has no rule, the Plan is of another
-        Symbol or device, or no operator would compute in low precision.
+        The policy is unknown or needs what the device lacks (bfloat16 on a GPU), an operator has no rule, the Plan is
+        of another Symbol or device, or no operator would compute in low precision.
     OSError
         The file of a Plan cannot be read.
     """
@@ -66,10 +66,9 @@ def cast_symbol(
 
 
 def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
-    """Issue a warning that names the patterns of ``exclude`` in the plan's policy that match no operator and no block.
+    """Warn of patterns of ``exclude`` in the plan's policy that match no operator and no block, if there are any.
 
-    Does nothing if all match. ``stacklevel`` is that of ``warnings.warn``: it selects the caller whose line the warning
-    shows.
+    ``stacklevel`` is that of ``warnings.warn``: it selects the caller whose line the warning shows.
     """
     if plan.unmatched:
         warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=stacklevel)

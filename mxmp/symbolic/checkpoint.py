@@ -25,20 +25,16 @@ __all__ = [
 
 
 class SavesParams(mx.mod.BaseModule):
-    """A base class of ``Module`` and ``BucketingModule``: its ``save_params`` raises an error if the disk is full.
+    """A base class of ``Module`` and ``BucketingModule``, whose ``save_params`` raises an error if the disk is full.
 
-    MXNet's own ``save_params`` leaves a truncated file in that case, and raises nothing.
+    MXNet's own leaves a truncated file in that case, and raises nothing.
     """
 
     def save_params(self, fname: str) -> None:
         """Save all parameters and auxiliary states in FP32, in the format of ``mx.mod.BaseModule.save_params``.
 
-        The file appears completely or not at all. Waits for the device.
-
-        Raises
-        ------
-        OSError
-            The disk is full or the folder cannot be written; names the file. An old file of that name is unchanged.
+        The file appears completely or not at all. Waits for the device. Raises ``OSError``, which names the file, if it
+        cannot be written, for example on a full disk; an old file of that name is then unchanged.
         """
         args, auxs = self.get_params()
         named = {**{f"arg:{k}": v for k, v in args.items()}, **{f"aux:{k}": v for k, v in auxs.items()}}
@@ -47,9 +43,9 @@ class SavesParams(mx.mod.BaseModule):
 
 
 def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> None:
-    """Write a Symbol as JSON, the same text as ``symbol.save`` writes. Raises ``OSError`` if the disk is full.
+    """Write a Symbol as JSON, the same text as ``symbol.save``; raise ``OSError`` if that fails, as on a full disk.
 
-    ``symbol.save`` itself would leave a truncated file on a full disk, and raise nothing. With ``remove_amp_cast``, all
+    ``symbol.save`` itself raises nothing then. Either may leave a truncated file. With ``remove_amp_cast``, all
     operators ``amp_cast`` are left out, also the casts that ``cast_symbol`` inserted.
     """
     with open(path, "w", encoding="utf-8") as file:
@@ -59,9 +55,8 @@ def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True)
 def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -> None:
     """Write arrays with ``mx.nd.save``, by name or as a list, and check that the file is complete.
 
-    The check is needed as ``mx.nd.save`` does not notice a full disk when it closes the file. MXNet writes the names
-    last, so a file that ends with them is complete. A file of a list has no names; it is read back instead. Waits for
-    the device.
+    ``mx.nd.save`` does not notice a full disk when it closes the file. It writes the names last, so a file that ends
+    with them is complete. A file of a list has no names; it is read back instead. Waits for the device.
 
     Raises
     ------
@@ -84,9 +79,7 @@ def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -
 
 
 def read_symbol(path: str) -> mx.sym.Symbol:
-    """Return the Symbol in a JSON file, which may be damaged or no Symbol at all.
-
-    The file is checked first, since MXNet's own reader would crash on some damaged files.
+    """Return the Symbol in a JSON file. The file is checked first, since MXNet's reader crashes on some damaged files.
 
     Raises
     ------
@@ -110,8 +103,9 @@ def read_symbol(path: str) -> mx.sym.Symbol:
 def _check_graph(raw: Any) -> None:
     """Raise ``ValueError`` unless ``raw``, a parsed JSON file, has the form of Symbol JSON.
 
-    Checked are the lists of nodes and outputs ("heads"), and that each input of a node refers to a node before it.
-    MXNet's own reader checks none of this: on a damaged file it may crash or return a wrong graph.
+    That is lists of nodes, each with a name and an operator, and of outputs ("heads"), in which each input of a node
+    refers to a node before it. MXNet's own reader checks none of this: on a damaged file it may crash or return a wrong
+    graph.
     """
     nodes, heads = _list_at(raw, "nodes"), _list_at(raw, "heads")
     if not nodes or not heads:
@@ -128,7 +122,7 @@ def _check_graph(raw: Any) -> None:
 
 
 def _check_outputs(symbol: mx.sym.Symbol) -> None:
-    """Raise ``ValueError`` if ``symbol`` uses an output, as an input of an operator or a head, that no operator has.
+    """Raise ``ValueError`` if an operator of ``symbol``, or its list of outputs, reads an output that does not exist.
 
     For example, the second output of an operator that has only one. MXNet's reader does not notice this.
     """
@@ -153,9 +147,9 @@ def _list_at(raw: Any, key: str) -> list:
 def _check_references(entries: list, count: int) -> None:
     """Raise ``ValueError`` unless each entry is a list of whole numbers from 0, the first of them below ``count``.
 
-    In Symbol JSON such an entry, for example ``[3, 0, 0]``, is an input of a node or an output of the graph. Its first
-    number is that of the node that is read. ``count`` is the number of nodes that may be read: for an input of a node,
-    those before the node.
+    In Symbol JSON such an entry, for example ``[3, 0, 0]``, is an input of a node or an output of the graph, and its
+    first number that of the node that makes it. ``count`` is the number of nodes in front of the reader; for an output,
+    of all.
     """
     for entry in entries:
         places = entry if isinstance(entry, list) and entry else [-1]
@@ -166,8 +160,7 @@ def _check_references(entries: list, count: int) -> None:
 def read_parameters(path: str) -> dict[str, NDArray]:
     """Return the parameters and auxiliary states in a file of a checkpoint, such as ``NAME-0000.params``.
 
-    The keys of the result are ``"arg:NAME"`` for parameters and ``"aux:NAME"`` for auxiliary states. The user named the
-    file, so it may be damaged or something else.
+    The keys of the result are ``"arg:NAME"`` for parameters and ``"aux:NAME"`` for auxiliary states.
 
     Raises
     ------
@@ -186,5 +179,5 @@ def read_parameters(path: str) -> dict[str, NDArray]:
 
 
 def last_line(error: Exception) -> str:
-    """Return the last line of an error's text, in which an ``MXNetError`` has its message, after a C++ stack trace."""
+    """Return the last line of an error's text; an ``MXNetError`` has its message there, after a C++ stack trace."""
     return (str(error).strip().splitlines() or [""])[-1]

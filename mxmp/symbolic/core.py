@@ -26,9 +26,8 @@ __all__ = ["Core"]
 class Core:
     """The state of mixed precision that modules share: the conversion, the master weights, and the loss-scaled step.
 
-    Every ``Module`` makes one. The modules of a ``BucketingModule`` share one, and so does a module that is bound with
-    ``shared_module``. In all methods, ``arrays`` maps the name of each parameter to the arrays that a module's
-    executors compute with, one per device; some parameters are stored in float16 there.
+    Every ``Module`` makes one; a module that is bound with ``shared_module`` takes that module's, and the modules of a
+    ``BucketingModule`` share one.
 
     Parameters
     ----------
@@ -41,8 +40,7 @@ class Core:
         Checks gradients and applies or skips the update; has the scaler, which decides the loss scale, and the
         counters.
     scaled_by : float
-        The loss scale of the last backward, by which the gradients in the executors are multiplied; 1 before the first
-        backward.
+        The loss scale of the last backward, by which the gradients in the executors are multiplied; 1 before the first.
     conversion : Conversion
         The policy or plan, and whether each parameter is stored in float16 or FP32.
     masters : dict of str to list of NDArray
@@ -52,12 +50,12 @@ class Core:
         From the name of each parameter to the index under which the optimizer updates it. It is the same in all
         buckets, whatever their order of parameters. Empty before ``make_masters``.
     listening_executors : weak mapping of Executor to (Listeners, Executor)
-        From each executor that reports tensors to ``watch``, ``blame`` or ``guard`` to the callback that gets them, and
-        to the fast executor without a callback that it replaces.
+        The executors that report tensors to ``watch``, ``blame`` or ``guard``. Each is mapped to the callback that gets
+        the tensors, and to the fast executor, without a callback, that it stands in for.
     exposed : bool
         True once a user has accessed a module's executors, and so may have written into their arrays.
     shared : bool
-        True once several modules have executors that share arrays.
+        True once a module was bound with ``shared_module``, so that modules may share arrays.
     """
 
     def __init__(self, policy: str | Policy | Plan, exclude: Iterable[str], loss_scale: Any) -> None:
@@ -91,9 +89,9 @@ class Core:
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return the Symbol with casts that executors are to run for an FP32 Symbol, and the plan that it follows.
 
-        The first call decides which parameters are stored in float16; for the Symbols of other buckets they are stored
-        likewise. The first call also warns if no operator computes in low precision, or if a pattern of ``exclude``
-        matches nothing.
+        The first call, and the first after ``conversion.exclude``, decides which parameters are stored in float16. All
+        others, for other buckets, keep that; parameters that the first Symbol did not have are stored in FP32. The very
+        first call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
         Parameters
         ----------
@@ -112,8 +110,8 @@ class Core:
         Raises
         ------
         ValueError
-            The policy asks for something that the device does not have, an operator has no rule, or a Plan is of
-            another Symbol or device.
+            The policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or a Plan is of another
+            device or, at the first call, of another Symbol.
         """
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
@@ -140,9 +138,9 @@ class Core:
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """Create the master weights of all parameters that are stored in float16, and number all parameters.
 
-        ``values`` maps the name of every parameter to its FP32 value, ``arrays`` to its arrays in the executors, one
-        per device. The number of a parameter, its position in ``arrays``, is its index in the optimizer. It is the same
-        on all workers.
+        ``values`` maps the name of every parameter to its FP32 value. ``arrays`` maps each parameter's name to its
+        arrays in the executors, one per device. A parameter's position in ``arrays`` is its number, its index in the
+        optimizer on all workers.
         """
         self._names = list(arrays)
         self.numbers = {name: number for number, name in enumerate(arrays)}
@@ -155,8 +153,7 @@ class Core:
     def master(self, index: int, device: int) -> NDArray | None:
         """Return the FP32 master weight of a parameter on a device; None for a parameter that is stored in FP32.
 
-        ``index`` is the parameter's index in the optimizer, as in ``numbers``, and ``device`` the position of the
-        device among those of the module.
+        ``index`` is the parameter's index in the optimizer, ``device`` the device's position among those of the module.
         """
         masters = self.masters.get(self._names[index])
         return None if masters is None else masters[device]
@@ -165,8 +162,8 @@ class Core:
         """Return each master weight with its float16 array on the same device, if a user may have written into that.
 
         A user writes into the float16 array alone, so a step compares the two. The list is empty if no user has
-        accessed the executors (``exposed`` is False): then nothing needs to be compared. ``arrays`` maps the name of
-        each parameter to its arrays in the executors, one per device.
+        accessed the executors (``exposed`` is False). ``arrays`` maps each parameter's name to its arrays in the
+        executors, one per device.
         """
         names = self.masters.keys() & arrays.keys() if self.exposed else ()
         return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
@@ -174,8 +171,8 @@ class Core:
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """Set master weights to the FP32 arrays in ``values``, by name, and round them into the float16 arrays.
 
-        Names of parameters without a master weight are skipped. ``arrays`` maps the name of each parameter to its
-        arrays in the executors, one per device.
+        Names of parameters without a master weight are skipped. ``arrays`` maps each parameter's name to its arrays in
+        the executors, one per device.
         """
         for name in self.masters.keys() & values.keys():
             assign(values[name], self.masters[name], arrays[name])
@@ -183,24 +180,24 @@ class Core:
     def mean_masters(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
         """Return the mean over the devices of each master weight, as an FP32 array on the CPU, by parameter name.
 
-        ``mx.mod.Module`` takes the same mean of other parameters for its CPU copies. ``arrays`` maps the name of each
-        parameter to its arrays in the executors, one per device.
+        ``mx.mod.Module`` takes the same mean of other parameters for its CPU copies. ``arrays`` maps each parameter's
+        name to its arrays in the executors, one per device.
         """
         held = {weight.name: weight.masters for weight in self.weights(arrays) if weight.masters}
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
-        """Return a ``Weight``, its arrays and master weights, for each parameter, in the order of ``numbers``.
+        """Return a ``Weight``, its arrays and master weights, for each parameter in ``arrays``, in optimizer order.
 
-        Empty before ``make_masters``. ``arrays`` maps the name of each parameter to its arrays in the executors, one
-        per device. If a user has written into float16 arrays, these values are copied into the master weights first.
+        Empty before ``make_masters``. What a user has written into float16 arrays is copied into the master weights
+        first. ``arrays`` maps each parameter's name to its arrays in the executors, one per device; a bucket may lack
+        parameters of the default one.
         """
         for pair in self.exposed_pairs(arrays):
             take_over(*pair)
 
         def weight(name: str) -> Weight:
-            """Return the ``Weight`` of the parameter ``name``: its arrays and master weights on all devices."""
             copies, masters = arrays[name], self.masters.get(name)
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
-        return [weight(name) for name in self._names]
+        return [weight(name) for name in self._names if name in arrays]

@@ -28,17 +28,17 @@ logger = logging.getLogger("mxmp")
 
 
 class InferenceGraph:
-    """The graph for inference on one device, with parameters that are computed from those of an executor there.
+    """A fused graph for inference on one device, with BatchNorm folded and bfloat16 weights stored as such.
 
-    They are computed when they are first needed, and again after ``forget``.
+    Its parameters are computed from those of the module's executor: when first needed, and again after ``forget``.
 
     Parameters
     ----------
     symbol : Symbol
         The user's FP32 Symbol.
     how : Policy or Plan
-        A policy of bfloat16, under which the rules decide anew, because an operator that followed a BatchNorm in FP32
-        may be in bfloat16 where that is folded; or a plan, whose decisions are taken.
+        A policy of bfloat16: the rules decide each operator's dtype in the folded graph, where more operators may be in
+        bfloat16 than in the module's plan. A Plan: the operators in it keep their dtypes.
     parameters : collection of str
         The names of the parameters and auxiliary states, in contrast to inputs.
     """
@@ -51,18 +51,18 @@ class InferenceGraph:
 
     @property
     def is_computed(self) -> bool:
-        """Return whether parameters were computed and not forgotten."""
+        """Return whether the parameters were computed, and ``forget`` was not called since."""
         return self._computed is not None
 
     def forget(self) -> None:
-        """Drop the computed parameters, since those of the executor have changed."""
+        """Drop the computed parameters, since those of the module's executor have changed."""
         self._computed = None
 
     def bind(self, executor: mx.executor.Executor) -> mx.executor.Executor:
-        """Return an executor of the graph for inference, which reads the arrays of inputs of ``executor``.
+        """Return a new executor of the graph for inference, which reads the input arrays of the module's ``executor``.
 
-        It shares the memory that ``executor`` has for intermediate tensors. Waits for the parameters of ``executor`` if
-        its own must be computed from them.
+        It shares ``executor``'s memory for intermediate tensors. If its parameters have to be computed, waits for those
+        of ``executor``.
         """
         arrays = {**executor.arg_dict, **executor.aux_dict}
         if self._computed is None:
@@ -80,24 +80,24 @@ class InferenceGraph:
         )
 
     def _compute(self, params: Params) -> tuple[mx.sym.Symbol, Params]:
-        """Return the Symbol of the graph for inference, and its parameters, from the network's FP32 ``params``."""
+        """Return the Symbol of the graph for inference, and its parameters, from the user's FP32 parameters."""
         graph, params = fold_constants(*fold_norms(self._network, params))
         graph, params = lower(graph, params, policy=self._policy, decided=self._decided)
         return graph.to_symbol(), params
 
 
 class InferenceExecutor:
-    """An executor that runs an ``InferenceGraph`` when a forward is in inference mode. All else is the executor's.
+    """Stands in for a module's executor, and runs forwards in inference mode in its faster ``InferenceGraph``.
 
     Parameters
     ----------
     executor : Executor
-        Holds the parameters and inputs, and runs forwards in training mode, and all forwards while ``is_safe`` returns
-        False.
+        The module's, with the parameters and inputs. Runs forwards in training mode, those that get inputs as keyword
+        arguments, and all others while ``is_safe`` returns False. Has all attributes that are not defined here.
     graph : InferenceGraph
-        Is forgotten at a forward in training mode, which may change running statistics.
+        A forward in training mode may change running statistics, so it calls ``graph.forget``.
     is_safe : callable
-        Returns whether all that writes into the executor's parameters calls ``graph.forget``.
+        Returns True if nothing can change the executor's parameters without a call of ``graph.forget``.
     """
 
     def __init__(self, executor: mx.executor.Executor, graph: InferenceGraph, is_safe: Callable[[], bool]) -> None:
@@ -108,16 +108,15 @@ class InferenceExecutor:
         self._latest = executor
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the executor."""
         return getattr(self._executor, name)
 
     @property
     def outputs(self) -> list[NDArray]:
-        """Return the outputs of the last forward."""
+        """Return the outputs of the last forward, of whichever graph ran."""
         return self._latest.outputs
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
-        """Run forward; the arguments are those of ``mx.executor.Executor.forward``."""
+        """Run forward, in inference mode in the InferenceGraph if ``is_safe``; takes ``Executor.forward`` arguments."""
         if is_train:
             self._graph.forget()
         self._latest = self._executor
@@ -126,9 +125,9 @@ class InferenceExecutor:
         return self._latest.forward(is_train, **kwargs)
 
     def _current(self) -> mx.executor.Executor:
-        """Return the executor of the graph for inference, which is bound again if the graph was forgotten.
+        """Return the executor of the InferenceGraph, bound anew if its parameters were forgotten.
 
-        If MXNet cannot bind that graph, logs a warning and returns the executor of the graph with casts, from now on.
+        If MXNet cannot bind it, logs a warning and returns the module's executor, and so for all later forwards.
         """
         if self._fused is None or not self._graph.is_computed:
             try:

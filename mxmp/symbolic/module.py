@@ -53,7 +53,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
         Plan that was made for ``symbol``, or the path of a saved Plan.
     exclude : iterable of str
-        Patterns of names of operators or blocks to keep in FP32, for example ``["fc*"]``, added to those of the policy.
+        Patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, such as ``["fc*"]``, besides the
+        policy's own. Must be empty with a Plan.
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
         None is no loss scaling. A scaler is an object such as ``mxmp.DynamicLossScaler(init_scale=1024)``. The loss
@@ -76,8 +77,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
     TypeError
         ``symbol`` is no Symbol.
     ValueError
-        The policy asks for something that the device does not have, or ``compression_params`` is given, which would
-        change gradients before they are checked.
+        The policy is unknown or needs what the device lacks (bfloat16 on a GPU), or ``compression_params`` is given,
+        which would change gradients before they are checked.
+    OSError
+        The file of a Plan cannot be read.
     """
 
     def __init__(
@@ -112,6 +115,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
         """Return a Module with the Symbol and the parameters of a checkpoint, as ``mx.mod.Module.load`` does.
 
+        Raises ``mxnet.MXNetError`` if one of these two files is missing or damaged.
+
         Parameters
         ----------
         prefix : str
@@ -121,11 +126,6 @@ class Module(SavesParams, StepView, mx.mod.Module):
             If True, ``init_optimizer`` will load ``PREFIX-0001.states``, too.
         **kwargs
             The other arguments of ``Module``: ``policy``, ``exclude``, ``loss_scale``, ``context``, ...
-
-        Raises
-        ------
-        mxnet.MXNetError
-            A file is missing or damaged.
         """
         symbol, args, auxs = mx.model.load_checkpoint(prefix, epoch)
         module = cls(symbol, **kwargs)
@@ -133,10 +133,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         return module
 
     def start_from(self, arg_params: dict, aux_params: dict, states: str | None = None) -> None:
-        """Set the FP32 parameters and auxiliary states, by name, of a Module that is not bound yet.
+        """Set the FP32 parameters and auxiliary states, by name, of a Module that is not bound yet; ``load`` calls it.
 
-        ``load`` calls it with those of a checkpoint. ``states`` is the path of a file that ``save_optimizer_states``
-        wrote, for ``init_optimizer`` to load; with None it loads none.
+        ``states`` is the path of a file of ``save_optimizer_states`` for ``init_optimizer`` to load; None for no file.
         """
         self._arg_params, self._aux_params = arg_params, aux_params
         self.params_initialized = True
@@ -172,9 +171,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if shared_module is not None:
             self.core = shared_module.core
             self.core.shared = True
-        fresh = self._arg_params is None
+        fresh, binds = self._arg_params is None, force_rebind or not self.binded
         original = self._symbol
-        if force_rebind or not self.binded:
+        if binds:
             names, fixed, is_one = self._param_names, self._fixed_param_names, isinstance(grad_req, str)
             requested = {each: "null" if each in fixed else grad_req for each in names} if is_one else UNKNOWN
             self.requested_gradients = requested
@@ -192,20 +191,21 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if fresh and shared_module is None:
             for name in self.core.low_names & set(self._param_names):
                 self._arg_params[name] = mx.nd.zeros(self._arg_params[name].shape)
-        self._monitored = False
-        self._inference_graphs = self._make_inference_graphs()
-        self._fuse_inference()
+        if binds:
+            self._monitored = False
+            self._inference_graphs = self._make_inference_graphs()
+            self._fuse_inference()
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Bind executors for other shapes; the arguments are those of ``mx.mod.Module.reshape``."""
+        """Bind executors for other shapes, with the same parameters, as ``mx.mod.Module.reshape``."""
         super().reshape(data_shapes, label_shapes)
         self._fuse_inference()
 
     def _make_inference_graphs(self) -> list[InferenceGraph]:
-        """Return the graph for inference of each device, or an empty list where the executors' graph is to run.
+        """Return an InferenceGraph per device, faster in inference than the executors' graph, or an empty list.
 
-        That is so if the module trains, on a GPU, in float16, with model parallelism, with states that the user sets,
-        and if the user has chosen a subgraph backend of MXNet's.
+        There are such graphs only if the module is bound for inference, on CPUs, in bfloat16, without model parallelism
+        (``group2ctxs``) and ``state_names``, and if ``MXNET_SUBGRAPH_BACKEND`` is not set in the environment.
         """
         if (
             self.for_training
@@ -221,17 +221,20 @@ class Module(SavesParams, StepView, mx.mod.Module):
         return [InferenceGraph(self._symbol, self.core.conversion.how, names) for _ in group.execs]
 
     def _fuse_inference(self) -> None:
-        """Let the executors run the graphs for inference, if the module has these, in forwards in inference mode."""
+        """Let forwards in inference mode run the module's InferenceGraphs; do nothing if it has none."""
         execs = self._exec_group.execs
         for i, graph in enumerate(self._inference_graphs):
             execs[i] = InferenceExecutor(execs[i], graph, self._knows_parameters)
 
     def _knows_parameters(self) -> bool:
-        """Return whether only ``init_params`` and ``set_params`` can change parameters, and nobody reads operators."""
+        """Return whether parameters can change by ``init_params`` and ``set_params`` only, and no Monitor is installed.
+
+        False once a user has accessed the executors, another module may share their arrays, or there is an optimizer.
+        """
         return not (self._monitored or self.core.exposed or self.core.shared or self.optimizer_initialized)
 
     def _forget_inference(self) -> None:
-        """Compute the graphs for inference anew before they run again, because parameters have changed."""
+        """Let the InferenceGraphs compute their parameters anew before they run, as the module's have changed."""
         for graph in self._inference_graphs:
             graph.forget()
 
@@ -253,7 +256,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             mon.install(_mxnet.Monitored(executor, self._symbol, self.plan))
 
     def init_params(self, *args: Any, **kwargs: Any) -> None:
-        """Initialize parameters as ``mx.mod.Module.init_params``: in FP32, also where they are stored in float16."""
+        """Initialize parameters in FP32, as ``mx.mod.Module.init_params``; float16 arrays get the rounded values."""
         super().init_params(*args, **kwargs)
         self.core.set_masters(self._arg_params, self.arrays())
         self._forget_inference()
@@ -268,8 +271,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         """Set parameters and auxiliary states to FP32 values; the arguments are those of ``mx.mod.Module.set_params``.
 
-        For a parameter that is stored in float16, the master weight gets the FP32 value, and the float16 array the
-        rounded value.
+        For a parameter that is stored in float16, the master weight, if there is one yet, gets the FP32 value, and the
+        float16 array the rounded value.
         """
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if allow_missing:
@@ -280,11 +283,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._forget_inference()
 
     def _sync_params_from_devices(self) -> None:
-        """Copy the parameters from the devices to the FP32 copies that the module keeps on the CPU.
+        """Copy the parameters from the devices to the FP32 copies on the CPU, which MXNet's methods are about to read.
 
-        MXNet's methods call it before they read these copies. For a parameter that is stored in float16, the copy is
-        set to the mean of the devices' master weights; before ``init_optimizer`` there are no master weights, and the
-        copy stays as it is. Waits for the device.
+        For a parameter that is stored in float16, the copy is set to the mean of the devices' master weights; before
+        ``init_optimizer`` there are no master weights, and the copy stays as it is. Waits for the device.
         """
         low = {name: self._arg_params[name].copy() for name in self.core.low_names}
         super()._sync_params_from_devices()
@@ -294,8 +296,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _exec_group(self) -> Any:
         """Return MXNet's ``DataParallelExecutorGroup``, which holds the executors and their arrays.
 
-        Sets ``core.exposed`` if a user's code reads this property, instead of MXNet's or mxmp's. Such a user may write
-        into float16 arrays of parameters, so later steps copy what was written there into the master weights.
+        Sets ``core.exposed`` if a user's code, not MXNet's or mxmp's, reads this property. It may then write into
+        float16 arrays of parameters, so later steps copy what was written into the master weights.
         """
         if is_called_by_user():
             self.core.exposed = True
@@ -303,14 +305,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
     @_exec_group.setter
     def _exec_group(self, group: Any) -> None:
-        """Set the executor group; ``bind`` of MXNet's Module does so."""
         self._group = group
 
     def arrays(self) -> dict[str, list[NDArray]]:
-        """Return the arrays that the executors compute with: from the name of each parameter to one array per device.
-
-        They are float16 for parameters that are stored in float16, FP32 for all others.
-        """
+        """Return the executors' arrays of each parameter by name, one per device: float16 or FP32, as it is stored."""
         return dict(zip(self._exec_group.param_names, self._exec_group.param_arrays))
 
     # -- optimizer ----------------------------------------------------------------------------------
@@ -326,7 +324,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         The kvstore only sums gradients: the module itself checks them and then updates the weights. ``kvstore`` may
         also be ``"horovod"``. With several workers, all start from the parameters of rank 0, and the call waits until
-        this worker has received them.
+        this worker has received them. Does nothing if there is an optimizer already, unless ``force_init``.
 
         Raises
         ------
@@ -336,7 +334,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             The kvstore is ``dist_async``, which applies gradients before any check, or one that MXNet does not have; or
             a parameter is row-sparse.
         ImportError
-            ``"horovod"`` without Horovod; says how to install it.
+            ``"horovod"`` without Horovod.
         """
         _require(self, optimizer=False)
         if self.optimizer_initialized and not force_init:
@@ -365,8 +363,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _weights_by_key(self) -> dict[str, Weight]:
         """Return all weights by the keys of a kvstore under which rank 0 sends them to all workers in FP32.
 
-        A key is, for example, ``"fc_weight:initial"``. The kvstore has the key ``"fc_weight"`` too, but for the
-        gradient, which may be float16, and a key keeps the dtype of its first array.
+        ``"fc_weight"`` has the key ``"fc_weight:initial"``, since the kvstore has the key ``"fc_weight"`` for the
+        gradient. That may be float16, and a key keeps the dtype of its first array.
         """
         return {f"{weight.name}:initial": weight for weight in self.core.weights(self.arrays())}
 
@@ -376,7 +374,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         In the block, MXNet initializes the keys of a kvstore with these copies. Gradients are pushed under the same
         keys, and a float16 gradient that is pushed to an FP32 key of a distributed store hangs the job. After the block
-        the copies are those from before.
+        the FP32 copies are back.
         """
         original = self._arg_params
         self._arg_params = {
@@ -392,8 +390,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def rebind(self, shared_module: Module | None) -> None:
         """Bind new executors after ``self.core.conversion`` got another policy; all other arguments of ``bind`` stay.
 
-        Parameters, inputs, auxiliary states and outputs are copied from the old executors to the new ones; a metric may
-        still read the outputs. ``shared_module`` is, for a bucket, the module whose memory it shares, otherwise None.
+        The old executors' parameters, inputs, auxiliary states and outputs, which a metric may still read, are copied
+        to the new ones. ``shared_module`` is the module whose memory a bucket's module shares, otherwise None.
         """
         before = list(self._exec_group.execs)
         shapes = self.data_shapes, self.label_shapes
@@ -408,8 +406,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def remake_masters(self, weights: Mapping[str, Sequence[NDArray]]) -> None:
         """Create the master weights anew after ``rebind``, since other parameters may be stored in float16 now.
 
-        ``weights`` maps the name of each parameter to its FP32 values, one per device. The master weights are set to
-        these values, and the executors' arrays to the same values in their own dtype.
+        ``weights`` maps the name of each parameter to its FP32 values, one per device, to which the master weights and,
+        in their own dtype, the executors' arrays are set.
         """
         arrays = self.arrays()
         self.core.make_masters(self._arg_params, arrays)
@@ -422,9 +420,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
     def renew_store(self) -> None:
-        """Replace the module's kvstore by a new one of the same type; do nothing if the module has none.
+        """Replace the module's kvstore, if it has one, by a new one of the same type, with a key for each parameter.
 
-        A kvstore keeps, for each key, the dtype of its first array. After ``rebind`` gradients may have other dtypes.
+        A kvstore keeps the dtype of each key's first array, and after ``rebind`` gradients may have other dtypes.
         """
         if self._kvstore is None:
             return
@@ -469,10 +467,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         super().backward(out_grads)
 
     def set_head_scale(self, scale: float) -> None:
-        """Set the loss scale by which backward multiplies the gradients that loss heads write, on all devices.
+        """Set the loss scale by which the executors' backward multiplies the gradients that loss heads write.
 
-        Loss heads ignore ``out_grads``, so a factor in ``out_grads`` would not reach these gradients. ``scale`` stays
-        in effect until the next call.
+        Loss heads ignore ``out_grads``, so a factor in ``out_grads`` would not reach these gradients.
         """
         for executor in self._exec_group.execs:
             if SCALE_NAME in executor.arg_dict:
@@ -504,11 +501,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
         def apply() -> None:
-            """Divide the gradients by the loss scale and update all weights; runs only if the gradients are finite.
-
-            The optimizer SGLD adds different random noise in each worker, so after it rank 0's weights are sent to all
-            workers.
-            """
+            # The optimizer SGLD adds different random noise in each worker, so after it rank 0's weights are sent to
+            # all workers.
             self._updater.apply(updates, 1.0 / self.core.scaled_by, reduced=kvstore is not None)
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
@@ -521,10 +515,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
             )
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
-        """Return the gradients of the inputs, divided by the loss scale, as new arrays.
+        """Return the gradients of the inputs, divided by the loss scale, as new arrays, after a ``backward``.
 
-        The result has the form of ``mx.mod.Module.get_input_grads``: a list with an array per input; without
-        ``merge_multi_context``, a list per input, with an array per device. Does not wait for the device.
+        ``bind`` must have been called with ``inputs_need_grad=True``. The result has the form of
+        ``mx.mod.Module.get_input_grads``: a list with an array per input; without ``merge_multi_context``, a list per
+        input, with an array per device. Does not wait for the device.
         """
         found = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self.core.scaled_by
@@ -542,10 +537,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         """Save the FP32 Symbol and the FP32 parameters in files that ``mx.mod.Module.load`` opens without mxmp.
 
-        The files are ``PREFIX-symbol.json``, ``PREFIX-0001.params`` for epoch 1, and ``PREFIX-0001.states`` if
-        ``save_optimizer_states``. Each appears completely or not at all. ``remove_amp_cast`` leaves out operators
-        ``amp_cast`` that the user's own Symbol has. Waits for the device. Raises ``OSError``, which names the file, if
-        one cannot be written.
+        The files are ``PREFIX-symbol.json``, ``PREFIX-0001.params`` for epoch 1, and, if ``save_optimizer_states``,
+        ``PREFIX-0001.states``, which only mxmp reads. Each appears completely or not at all. ``remove_amp_cast`` leaves
+        out operators ``amp_cast`` that the user's own Symbol has. Waits for the device. Raises ``OSError``, which names
+        the file, if one cannot be written.
         """
         with replacing(f"{prefix}-symbol.json") as path:
             write_symbol(path, self._symbol, remove_amp_cast)
@@ -568,10 +563,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Load a file of ``save_optimizer_states``, or of the same method of ``mx.mod.Module``.
 
         The number of devices may differ from that of the saved run. Optimizer states, master weights (of the parameters
-        that are stored in float16), counters and the loss scale are set to those of the file. The learning rate, its
-        schedule, the weight decay and the other arguments of the optimizer stay those that ``init_optimizer`` got, as
-        in MXNet. A learning rate schedule with the same settings as the saved one continues where that one ended; a
-        schedule with other settings starts from now on, at ``begin_num_update``.
+        that are stored in float16), counters and the loss scale are set to those of the file; MXNet's file has
+        optimizer states only. The learning rate, its schedule, the weight decay and the other arguments of the
+        optimizer stay those that ``init_optimizer`` got, as in MXNet. A schedule with the same settings as the saved
+        one continues where that one ended; any other begins at the next update, with the optimizer's
+        ``begin_num_update``.
 
         Raises
         ------
@@ -579,6 +575,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
             ``bind``, ``init_params`` or ``init_optimizer`` was not called.
         ValueError
             The file is damaged, or was saved with other parameters or another optimizer; nothing has changed.
+        OSError
+            The file cannot be read.
         """
         _require(self, optimizer=True)
         weights = self.core.weights(self.arrays())
@@ -587,9 +585,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
 
 def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
-    """Raise ``RuntimeError``, which names the methods to call first, if ``module`` is not ready.
+    """Raise ``RuntimeError``, which names the methods to call first, unless ``module`` is bound and has parameters.
 
-    It must be bound and its parameters initialized; if ``optimizer`` is True, it must have an optimizer too.
+    If ``optimizer`` is True, it must have an optimizer too.
     """
     done = {
         "bind": module.binded,

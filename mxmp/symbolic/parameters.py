@@ -31,9 +31,9 @@ def check_parameters(
 ) -> bool:
     """Check that a checkpoint's parameters are those of a Symbol; return whether their shapes could be checked too.
 
-    Names are always checked. Shapes are inferred from ``shapes``. If that is empty, shapes of one to five axes are
-    tried for the first input, and only the sizes of parameters that do not depend on the input are checked. The result
-    is False if the Symbol accepts none of these shapes, for example because it takes images of one size only.
+    Names are always checked. Shapes are compared with those that MXNet infers from ``shapes``. If that is empty, the
+    first input is tried with one to five axes, and sizes that depend on the input may be any. The result is False if
+    the Symbol accepts none of these input shapes, for example because it takes images of one size only.
 
     Parameters
     ----------
@@ -46,7 +46,8 @@ def check_parameters(
     Raises
     ------
     ValueError
-        A parameter is missing, is none of the Symbol's, has the wrong prefix, or has a shape that does not fit.
+        A parameter is missing, is none of the Symbol's, has the wrong prefix (``arg:`` for an auxiliary state), or has
+        another shape than the Symbol gives it.
     """
     kinds = dict.fromkeys(symbol.list_arguments(), "arg")
     kinds.update(dict.fromkeys(symbol.list_auxiliary_states(), "aux"))
@@ -72,9 +73,8 @@ def check_parameters(
 def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArray]:
     """Return a checkpoint's FP32 parameters in the dtypes in which a Symbol of ``cast_symbol`` stores them.
 
-    Parameters that the Symbol ``low`` declares as float16 are returned as new float16 arrays, all others as the arrays
-    that were given. The keys of ``params`` and of the result are ``"arg:NAME"`` and ``"aux:NAME"``. Waits for the
-    device.
+    Parameters that the Symbol ``low`` declares as float16 are returned as new float16 arrays, all others as they are.
+    The keys of ``params`` and of the result are ``"arg:NAME"`` and ``"aux:NAME"``. Waits for the device.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[s
 def _parameter_names(symbol: mx.sym.Symbol) -> Iterator[str]:
     """Yield the names of the variables that an operator reads as a weight, bias, gamma or the like, not as data.
 
-    A name is repeated for each operator that reads the variable.
+    A checkpoint must have these; a variable that it lacks is otherwise taken for an input. Names may be repeated.
     """
     for node in Graph.from_symbol(symbol).nodes():
         for position, entry in enumerate(node.inputs):
@@ -117,11 +117,11 @@ _Sizes = Mapping[str, "list[tuple[int, int]]"]
 def _expected_sizes(
     symbol: mx.sym.Symbol, saved: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[_Sizes]:
-    """Yield, for each choice of the shapes of the inputs, the sizes that each parameter should have on its axes.
+    """Yield, for each trial of input shapes, the sizes that each parameter should have on its axes.
 
-    An item maps a parameter's name to one pair of sizes per axis. For example, ``{"fc_weight": [(10, 10), (512,
-    1024)]}`` says that the weight has 10 rows, and that the number of columns depends on the input: the two sizes of a
-    pair are inferred from two shapes of the input.
+    An item maps a parameter's name to one pair of sizes per axis, inferred from two shapes of the input. For example,
+    ``{"fc_weight": [(10, 10), (512, 1024)]}`` says that the weight has 10 rows, and that the number of columns depends
+    on the input.
 
     Parameters
     ----------
@@ -129,8 +129,8 @@ def _expected_sizes(
     saved : mapping of str to tuple of int
         The shapes of all parameters in the checkpoint; arguments of the Symbol that are not in it are inputs.
     shapes : mapping of str to tuple of int
-        The shapes of the inputs by name: both sizes of a pair are inferred from them. If empty, the first input is
-        tried with one to five axes, two shapes for each. Shapes that the Symbol does not accept yield no item.
+        The shapes of the inputs by name: the one trial, for both sizes of a pair. If empty, there is a trial of the
+        first input with each of one to five axes. A trial that the Symbol does not accept yields no item.
     """
     inputs = [name for name in symbol.list_arguments() if name not in saved]
     if shapes:
@@ -171,9 +171,8 @@ def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
     """Return an error message for the first parameter whose saved shape is not the expected one; empty if all fit.
 
     ``sizes``, from ``_expected_sizes``, maps a parameter's name to one pair of sizes per axis, inferred from two input
-    shapes. If the two are equal, the saved size must be the same number. Otherwise the size depends on the input and
-    may be any, but all axes with the same pair must have the same saved size. ``saved`` has the shapes in the
-    checkpoint.
+    shapes. If the two are equal, the saved size must be that number. Otherwise it depends on the input and may be any,
+    but the same on all axes with the same pair. ``saved`` has the shapes in the checkpoint.
     """
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():

@@ -23,8 +23,8 @@ __all__ = ["TrainedModule"]
 class TrainedModule:
     """A module in training, as ``watch``, ``blame`` and ``guard`` use it; implements ``frontend.TrainedNetwork``.
 
-    For a ``BucketingModule``, methods act on the current bucket's module unless they say otherwise. In arguments, a
-    *place* is an executor, of which the module has one per device.
+    For a ``BucketingModule``, methods act on the current bucket's module unless they say otherwise. A *place* in
+    arguments is an executor; the module has one per device.
 
     Raises
     ------
@@ -40,7 +40,6 @@ class TrainedModule:
 
     @property
     def _module(self) -> Module:
-        """Return the ``Module`` that was given; if a ``BucketingModule`` was given, the current bucket's."""
         return _mxnet.current(self._target) if isinstance(self._target, BucketingModule) else self._target
 
     @property
@@ -78,10 +77,10 @@ class TrainedModule:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Set all gradients to zero for the ``with`` block; restore them and the auxiliary states when it ends.
+        """Let the ``with`` block run batches, and restore gradients and auxiliary states when it ends.
 
-        In the block a diagnosis runs batches again, which must not change what the user trains. Waits for the device
-        when the block ends.
+        Gradients are set to zero first, so that with ``grad_req="add"`` those of the training are not added to. Waits
+        for the device when the block ends.
         """
         executors = _mxnet.group(self._module).execs
         written = [array for each in executors for array in each.grad_arrays if array is not None]
@@ -98,9 +97,7 @@ class TrainedModule:
             self._target.switch_bucket(data.bucket_key, data.provide_data, data.provide_label)
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
-        """Run one forward and one backward of a batch on all devices, without an update.
-
-        A diagnosis runs a batch again in this way to see the tensors of a step.
+        """Run one forward and one backward of a batch on all devices, without an update, to see the tensors of a step.
 
         Parameters
         ----------
@@ -111,7 +108,7 @@ class TrainedModule:
             Multiplies the gradients that loss heads write. The backward of all other outputs starts from a gradient in
             which every element is this number.
         note : callable
-            Called with the name and the array of each input and label.
+            Called with the name and the array of each input and label, before the forward.
         """
         (data,), module = batch, self._module
         for names, arrays in ((module.data_names, data.data), (module.label_names, data.label)):
@@ -138,8 +135,8 @@ class TrainedModule:
         """Call listeners with the outputs and gradients of all operators in training, until ``stop_listening``.
 
         ``listener_at(executor)`` returns the listener of one of the current bucket's executors; it is called as
-        ``listener(name, array)``. It gets no tensors of an inference. An executor without a listener is replaced by a
-        second one, of the same graph and arrays, that has a callback and runs operator by operator.
+        ``listener(name, array)``, and not in inference. An executor without a listener is replaced by a second one, of
+        the same graph and arrays, that has a callback and runs operator by operator.
         """
         module, execs = self._module, _mxnet.group(self._module).execs
         twins = module.core.listening_executors
@@ -153,7 +150,7 @@ class TrainedModule:
             self._listening.append((module, i, execs[i], listener))
 
     def stop_listening(self) -> None:
-        """Remove the listeners that ``listen`` added, and use the original executors again where no listener is left.
+        """Remove the listeners that this object added, and use the original executors again where no listener is left.
 
         The outputs of the last batch are copied into the original executors, since a metric may read them there.
         """
@@ -185,8 +182,8 @@ class TrainedModule:
 
         ``nodes`` are the names of these operators in the FP32 Symbol; they are added to the policy's ``exclude``. All
         buckets are bound again with that policy; parameters, master weights, auxiliary states, optimizer states and
-        outputs keep their values. A ``mx.mon.Monitor`` of a ``Module`` must be installed again by the user; that of a
-        ``BucketingModule`` is installed again here.
+        outputs keep their values, gradients do not. The user must install the ``mx.mon.Monitor`` of a ``Module`` again;
+        that of a ``BucketingModule`` is installed again here.
         """
         target = self._target
         modules = list(target.modules.values()) if isinstance(target, BucketingModule) else [target]

@@ -38,8 +38,8 @@ class Task:
     device : {"cpu", "gpu"}
         The device whose kernels run the graph.
     parameters : collection of str, optional
-        The names of the variables that may be stored in float16. By default these are the weights and biases of
-        convolutions, FullyConnected and RNN.
+        The names of the variables that may be stored in float16, if the policy stores parameters so. None stands for
+        the weights and biases of convolutions, FullyConnected and RNN.
     keep_output_names : bool
         True keeps an operator in FP32 if its second or a later output is an output of the graph, because a cast behind
         that output would change the output's name.
@@ -57,7 +57,7 @@ class Task:
     names : dict of Node to str
         The unique name of every node of the graph, as plans use it, for example ``"conv0"``.
     rules_plan : Plan
-        The plan that the rules make without any measuring.
+        The plan that the rules make without any measuring, with ``left_out`` in FP32.
     rule_of_node : mapping of Node to Rule
         The rule of every operator of the graph.
     may_be_low : frozenset of Node
@@ -65,7 +65,7 @@ class Task:
     matrix_operators : frozenset of Node
         Those of ``may_be_low`` that are matrix operators (convolution, fully connected and the like).
     choice : Choice
-        The operators of ``may_be_low`` as the minimum cut needs them, which chooses a dtype for each.
+        ``may_be_low`` with the tensors of the graph, from which ``cut.cheapest`` chooses a dtype for each operator.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class Task:
         self.choice = Choice(self._planned, self.may_be_low, may_be_stored_low=self._may_be_stored_low)
 
     def low_nodes(self, plan: Plan) -> frozenset[Node]:
-        """Return the operators of the graph that compute in low precision under ``plan``, a plan of this graph."""
+        """Return the operators that compute in low precision under ``plan``, without those in the bodies of loops."""
         return frozenset(node for node, name in self.names.items() if not node.is_variable and plan.decisions[name].low)
 
     def plan(self, low: Collection[Node], reasons: Mapping[Node, str]) -> Plan:
-        """Return the plan in which the operators ``low`` compute in low precision.
+        """Return the plan in which, of ``may_be_low``, those in ``low`` compute in low precision, the rest in FP32.
 
-        All other operators of ``may_be_low`` compute in FP32. Operators in the bodies of loops and conditions follow
-        the rules; if ``low`` is empty, they compute in FP32. ``reasons`` maps operators to the text that the plan gives
-        for their dtype. For an operator without such a text, the plan gives the reason of the rules if it has the dtype
-        that the rules choose, and otherwise "chosen by tuning".
+        All other operators follow the rules; if ``low`` is empty, those in the bodies of loops and conditions compute
+        in FP32. ``reasons`` maps operators of ``may_be_low`` to the text that the plan gives for their dtype. For one
+        without such a text, the plan gives the reason of the rules if it has the dtype that the rules choose, and
+        otherwise "chosen by tuning".
         """
         decided = {}
         for node in self.may_be_low:
@@ -126,10 +126,10 @@ class Task:
     def least_bytes(self, shapes: Mapping[Entry, tuple[int, ...]]) -> frozenset[Node]:
         """Return the operators in low precision under the plan whose casts move the fewest bytes in one forward.
 
-        A cast moves the bytes that it reads and writes (``cast_bytes``). Only plans are compared in which all matrix
-        operators compute in low precision. Of several plans with the fewest bytes, it is the one with the most
-        operators in low precision. ``shapes`` maps every tensor of the graph to its shape. Raises ``ImportError`` where
-        python-igraph is not installed.
+        A cast moves the bytes that it reads and writes (``cast_bytes``). Only plans are compared in which all of
+        ``matrix_operators`` compute in low precision. Of several plans with the fewest bytes, it is the one with the
+        most operators in low precision. ``shapes`` maps every tensor of the graph to its shape. Raises ``ImportError``
+        where python-igraph is not installed.
         """
         free = self.may_be_low - self.matrix_operators
         choice = Choice(self._planned, free, self.matrix_operators, self._may_be_stored_low)
@@ -137,17 +137,16 @@ class Task:
         return cheapest(choice, Costs({}, dict.fromkeys(choice.free, 1e-2), moved, moved))
 
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
-        """Return a plan of the graph: ``decided`` says the dtype of the operators in it, the rules that of all others.
+        """Return the plan with the decisions in ``decided``, by operator name; all other operators follow the rules.
 
-        ``decided`` maps names of operators, such as ``"conv0"``, to decisions. The operators that the constructor got
-        as ``left_out`` stay in FP32 whatever ``decided`` says.
+        The operators that the constructor got as ``left_out`` stay in FP32 whatever ``decided`` says.
         """
         return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._storage)
 
     def _storable_low(self) -> set[Node]:
-        """Return the variables, such as weights, that the plan with all of ``may_be_low`` low stores in float16.
+        """Return the variables that are stored in float16 under the plan with all of ``may_be_low`` in low precision.
 
-        Empty if the policy stores all parameters in FP32.
+        Empty if the policy stores all parameters in FP32, as every policy in bfloat16 does.
         """
         if not self.policy.stores_low(self.device):
             return set()
@@ -159,9 +158,10 @@ def _around_matrix_operators(graph: Graph, safe: Mapping[Node, tuple[Kind, Rule]
     """Return the matrix operators, and the operators around them that may compute in low precision as well.
 
     ``safe`` maps each operator that its rule and the device's kernels allow in low precision to its kind and rule.
-    Three groups of these are returned: those of kind ``LOW``, the matrix operators; those whose data inputs are all
-    outputs of returned operators; and those whose outputs only returned operators read. All others may compute on
-    labels, masks or positions, which must not be rounded.
+    Three groups of these are returned: the matrix operators, which have the kind ``LOW``; operators whose inputs, but
+    for parameters and FP32 inputs such as indices, are all outputs of returned operators; and operators whose outputs
+    are read by returned operators alone, and are no outputs of the graph. All others may compute on labels, masks or
+    positions, which must not be rounded.
     """
     found: set[Node] = set()
     heads = {entry.node for entry in graph.heads}
@@ -213,8 +213,7 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
 def cast_bytes(shapes: Mapping[Entry, tuple[int, ...]]) -> dict[Entry, float]:
     """Return, for each tensor of ``shapes``, how many bytes one cast of it reads and writes: 6 for each element.
 
-    A cast between FP32 and a 16-bit dtype, in either direction, moves 4 bytes of an element in FP32 and 2 in the other
-    dtype. ``shapes`` maps tensors to their shapes.
+    A cast between FP32 and a 16-bit dtype, in either direction, moves 4 bytes of an element in FP32 and 2 in the other.
     """
     return {entry: float(_CAST * prod(shape)) for entry, shape in shapes.items()}
 
@@ -222,8 +221,8 @@ def cast_bytes(shapes: Mapping[Entry, tuple[int, ...]]) -> dict[Entry, float]:
 def signature(node: Node, shapes: Mapping[Entry, tuple[int, ...]]) -> str:
     """Return a text with an operator's type, parameters and input shapes: ``'Activation {"act_type": "relu"} 8x64'``.
 
-    Operators with equal texts run the same kernels on equally large arrays, so one measured time serves them all.
-    ``shapes`` maps every tensor of the graph to its shape.
+    Operators with equal texts and the same dtype run the same kernel on equally large arrays, so one measured time
+    serves them all. ``shapes`` maps every tensor that ``node`` reads to its shape.
     """
     attrs = {name: value for name, value in sorted(node.attrs.items()) if not name.startswith("__")}
     inputs = ["x".join(map(str, shapes[entry])) for entry in node.inputs]

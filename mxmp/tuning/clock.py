@@ -23,7 +23,7 @@ from mxnet.ndarray import NDArray
 from ..callbacks import KeptError, hold_interrupts
 from ..kernels.fusion import Unfused
 from ..pipeline import emitted
-from ..precision.casts import FULL, CastGraph, declare_full, is_ours
+from ..precision.casts import FULL, CastGraph, declare_full, is_ours, source_of
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan, PlannedGraph
 from ..precision.rules import rule_of
@@ -69,7 +69,7 @@ class Arrays:
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for variables by name; a variable that is missing has no gradient.
     values : mapping of str to NDArray
-        The values of inputs, by name, where the user gave them.
+        The inputs that the user gave as arrays, by name.
     shapes : mapping of str to tuple of int
         The shapes of the other inputs, by name. Their values are made here, and so are those of all parameters.
     large_inputs : bool
@@ -131,9 +131,9 @@ def _read_exactly(graph: Graph) -> set[str]:
 def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactly: bool) -> np.ndarray:
     """Return FP32 values for the variable ``name`` with which no activation or gradient overflows or is denormal.
 
-    Denormals would make operators slow. A weight gets normal values with a variance of 2 / fan-in, another variable
-    standard normal ones, drawn from ``rng``. ``exactly`` is True for a label, an index, gamma, beta or a running
-    statistic: all values are then 1 if the name ends in "gamma" or "var", and otherwise 0.
+    Denormals would make operators slow. If the name ends in "weight", the values are normal with a variance of
+    2 / fan-in, otherwise standard normal, drawn from ``rng``. ``exactly`` is True for a label, an index, gamma, beta or
+    a running statistic: all values are then 1 if the name ends in "gamma" or "var", and otherwise 0.
     """
     if exactly:
         return np.full(shape, float(name.endswith(("gamma", "var"))), "float32")
@@ -157,9 +157,9 @@ class Timed:
     training : bool
         True if a step is a forward and a backward, False if it is a forward alone.
     before_each : callable, optional
-        If given, one more step runs first, operator by operator. Before each operator runs, this is called with the
-        operator or cast of the FP32 graph for which it runs; after the step it is called with None. So the caller knows
-        what ran when a kernel crashes the process.
+        If given, the constructor runs another step first, operator by operator. Before each operator runs, this is
+        called with the operator of the FP32 graph, or mxmp's cast of one of its tensors, for which it runs; after the
+        step it is called with None. So the caller knows what ran when a kernel crashes the process.
 
     Attributes
     ----------
@@ -210,10 +210,7 @@ class Timed:
         self.step()
 
     def step(self) -> float:
-        """Run one step, a forward and in training a backward, and return how many seconds it took.
-
-        Waits for the device.
-        """
+        """Run one step, a forward and in training a backward, and return its seconds. Waits for the device."""
         return self._step(self._executor)
 
     def profile(self) -> dict[Owner, float]:
@@ -227,10 +224,7 @@ class Timed:
         times = {"last": 0.0, "pending": 0.0}
 
         def note(owner: Owner | None) -> None:
-            """Add the seconds since the last call to the time of ``owner``, an operator or a cast.
-
-            If ``owner`` is None, these seconds are added at the next call, to the time of its ``owner``.
-            """
+            # If ``owner`` is None, these seconds are added at the next call, to the time of its ``owner``.
             times["pending"] += time.perf_counter() - times["last"]
             if owner is not None:
                 spent[owner] = spent.get(owner, 0.0) + times["pending"]
@@ -245,9 +239,9 @@ class Timed:
     def _try(self, executor: mx.executor.Executor, before_each: Callable[[Owner | None], None]) -> None:
         """Run one step of ``executor``, and call ``before_each`` before each operator, and with None after the step.
 
-        The argument is the operator or cast of the FP32 graph for which the operator runs, so that the caller knows
-        what ran if a kernel crashes the process. An ``MXNetError`` is dropped here: the constructor's next step,
-        without MXNet's monitor, raises it again unless the monitor was its cause.
+        The argument is the operator of the FP32 graph, or mxmp's cast of one of its tensors, for which the operator
+        runs, so that the caller knows what ran if a kernel crashes the process. An ``MXNetError`` is dropped here: the
+        constructor's next step, without MXNet's monitor, raises it again unless the monitor was its cause.
         """
         with suppress(mx.MXNetError):
             self._run(executor, lambda owner: None if owner is None else before_each(owner), monitor_all=True)
@@ -258,19 +252,16 @@ class Timed:
     ) -> None:
         """Run one step of ``executor``; after each operator, call ``note`` with what its time is counted for.
 
-        That is an operator or cast of the FP32 graph, or None for an operator that MXNet added by itself. ``note`` is
-        called once for each output of an operator; with ``monitor_all`` also before each operator, once for each of its
-        inputs.
+        That is an operator of the FP32 graph, mxmp's cast of one of its tensors, or None for an operator that MXNet
+        added by itself. ``note`` is called once for each output of an operator; with ``monitor_all`` also before each
+        operator, once for each of its inputs. An exception in ``note`` is raised when the step has ended.
         """
         owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 
         def call(name: bytes | str, handle: Any) -> None:
-            """Handle one report of MXNet's monitor: free ``handle``, wait for the device, and call ``note``.
-
-            ``name`` is the monitor's name of a tensor. The time of the operator of ``"n7_output"`` is counted for
-            ``owners[7]``; for a name without such a number, ``note`` gets None. ``handle`` is that of the tensor's
-            array.
-            """
+            # ``name`` is the monitor's name of a tensor. The time of the operator of ``"n7_output"`` is counted for
+            # ``owners[7]``; for a name without such a number, ``note`` gets None. ``handle`` is that of the tensor's
+            # array.
             with error:
                 NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees the handle
                 mx.nd.waitall()
@@ -282,7 +273,7 @@ class Timed:
         error.raise_it()
 
     def _step(self, executor: mx.executor.Executor) -> float:
-        """Run one step of an executor and return its seconds. Waits for the device; delays Ctrl-C until the end."""
+        """Run one step of an executor and return its seconds. Waits for the device; Ctrl-C acts after the step."""
         mx.nd.waitall()
         with hold_interrupts():
             start = time.perf_counter()
@@ -297,7 +288,8 @@ def _owners(casted: CastGraph) -> dict[Node, Owner]:
     """Return, for each operator of the graph with casts, what its measured time is counted for.
 
     That is an operator of the FP32 graph, or a ``Cast`` of a tensor of the FP32 graph. The time of an operator that a
-    workaround inserted is counted together with that of an operator that reads its output.
+    workaround inserted is counted together with that of an operator that reads its output or, if it makes an output of
+    the graph, with that of the operator whose values it passes on.
     """
     casts = {}
     for cast in casted.casts:
@@ -312,7 +304,10 @@ def _owners(casted: CastGraph) -> dict[Node, Owner]:
             reader.setdefault(entry.node, node)
     owners: dict[Node, Owner] = {}
     for node in reversed(nodes):
-        owners[node] = casted.source.get(node) or casts.get(node) or owners[reader[node]]
+        owner = casted.source.get(node) or casts.get(node)
+        if owner is None:
+            owner = owners[reader[node]] if node in reader else casted.source[source_of(Entry(node)).node]
+        owners[node] = owner
     return owners
 
 
@@ -321,7 +316,7 @@ def _bind(
 ) -> mx.executor.Executor:
     """Return an executor of ``symbol``, bound without MXNet's oneDNN fusion.
 
-    Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion, so their times would differ with it.
+    Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion, so times with it would not be theirs.
     ``arguments`` maps the name of every argument to its array, and ``gradients`` the name of every argument that needs
     a gradient to the array for the gradient. The device, ``grad_req`` and the auxiliary states are those of ``arrays``.
     """

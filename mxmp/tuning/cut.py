@@ -19,7 +19,7 @@ __all__ = ["Choice", "Costs", "Tensor", "cheapest"]
 class Tensor(NamedTuple):
     """What decides whether one tensor of a graph is cast: the node that it comes from, and the operators that read it.
 
-    An assignment, here, says of each operator whether it computes in low precision or in FP32.
+    An assignment says of each operator of the graph whether it computes in low precision or in FP32.
 
     Attributes
     ----------
@@ -46,17 +46,16 @@ class Costs:
     """What each operator costs in each dtype, and each tensor's cast in each direction.
 
     ``cheapest`` finds the dtypes with the lowest sum of these costs. All are in one unit, for example seconds or bytes.
-    An operator or tensor that a mapping lacks costs 0 there. An operator may have a negative cost. So may a cast on
-    which one operator alone decides (``Choice.sole_decider``): the seconds measured for a cast contain what the
-    operators beside it gain or lose by it.
+    An operator or tensor that a mapping lacks costs 0 there. Costs of operators may be negative, and so may that of a
+    cast on which one operator alone decides (``Choice.sole_decider``): the time of a cast that makes the operators
+    beside it faster can be less than 0.
 
     Attributes
     ----------
     low, fp32 : mapping of Node to float
         The cost of each operator when it computes in low precision, and when it computes in FP32.
     to_low, to_fp32 : mapping of Entry to float
-        The cost of casting each tensor to low precision, and to FP32: forward and, where it is a training step that
-        is costed, backward together.
+        The cost of casting each tensor to low precision, and to FP32, in a step: in training with the cast's backward.
     """
 
     low: Mapping[Node, float]
@@ -139,8 +138,8 @@ class Choice:
 
         ``to_fp32`` says which cast is meant: True the one from low precision to FP32, False the one from FP32 to low
         precision. The graph has this cast of the tensor ``entry`` under exactly those assignments in which the returned
-        operator computes in low precision. Only such a cast may have a negative cost, since a minimum cut can count the
-        cost as one of the operator.
+        operator computes in low precision. ``cheapest`` adds its cost to that of the operator in low precision, so only
+        such a cast may have a negative cost.
         """
         tensor = self.tensors[entry]
         if tensor.source in self.may_be_stored_low:
@@ -242,10 +241,7 @@ class _Network:
     def low_side(self) -> frozenset[Any]:
         """Return all vertices on the low-precision side of a minimum cut, ``LOW`` included.
 
-        Raises
-        ------
-        ImportError
-            python-igraph is not installed.
+        Raises ``ImportError`` where python-igraph is not installed.
         """
         try:
             import igraph

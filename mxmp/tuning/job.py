@@ -23,15 +23,16 @@ __all__ = ["Crash", "Job", "job_of"]
 class Crash(NamedTuple):
     """One crash of the process in which ``tune`` measures: the plan that ran, where in it, and how the process ended.
 
-    Made in the user's process, which starts another one that leaves the crashed operators in FP32.
+    Made in the user's process, which starts another one. In that one ``operators`` compute in FP32 or, if there are
+    none, this plan is not run again.
 
     Attributes
     ----------
     low : frozenset of str
         The names of the operators that compute in low precision under the plan that ran.
     operators : tuple of str
-        The name of the operator that ran when the process ended. If a cast ran, the names of the low-precision
-        operators that return or read its tensor, since the cast is there for them. Empty if a whole step ran at once.
+        The name of the operator that ran when the process ended. If a cast ran: to FP32, the name of the operator that
+        returns the tensor; otherwise the names of the low-precision operators that read it. Empty if a whole step ran.
     how : str
         The signal that ended the process, for example ``"SIGSEGV"``, or its exit status, ``"exit status 1"``.
     """
@@ -67,8 +68,8 @@ class Job:
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name; a variable that is missing has no gradient.
     parameters : list of str, optional
-        The names of a block's parameters. None if ``tune`` was called with a Symbol; the plan must then keep the names
-        of its outputs.
+        The names of a block's parameters. None if ``tune`` was called with a Symbol, whose outputs must keep their
+        names (``choices.Task``).
     blocks : tuple of str
         The prefixes of the block and of all blocks in it, as ``Plan.blocks`` holds them; empty for a Symbol.
     stand_ins : list of str
@@ -78,7 +79,7 @@ class Job:
         The times of operators and casts from earlier runs, by the keys of ``table.Table``, such as
         ``"training relu {} 8x64 bfloat16"``. New times are added to it.
     crashes : tuple of Crash
-        How the earlier processes for this job ended. Operators that crashed stay in FP32.
+        How the earlier processes for this job ended. Operators that crashed in low precision stay in FP32.
     """
 
     symbol: str
@@ -100,10 +101,7 @@ class Job:
         return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
 
     def after(self, crash: Crash) -> Job:
-        """Return a copy of this job with ``crash`` added to its ``crashes``.
-
-        The next process that measures gets the copy, and keeps the operators that crashed in FP32.
-        """
+        """Return a copy of this job for the next process that measures, with ``crash`` added to its ``crashes``."""
         return replace(self, crashes=(*self.crashes, crash))
 
 
@@ -129,18 +127,18 @@ def job_of(
     named : mapping of str to NDArray or tuple of int
         The inputs of a Symbol by name, as arrays or shapes.
     policy, ctx, training
-        As the attributes of ``Job``.
+        The policy, the device, and True if a step is a forward and a backward (a block is then traced in training).
     measure : bool
-        True if the job will be measured in another process. A Custom operator, or one of a library, in the body of a
-        loop is then an error: that process cannot run it, and there is no stand-in for it.
+        True if the job will be measured in another process. A Custom operator, or one of ``mx.library``, in the body of
+        a loop is then a ``ValueError``: that process cannot run it, and there is no stand-in for it.
 
     Raises
     ------
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        The block cannot be traced, an input is named that the network does not have, the inputs are no arrays or
-        shapes, or an operator in the body of a loop cannot be measured in another process.
+        The block is no HybridBlock or cannot be traced; its inputs are named or missing; those of a Symbol have no
+        names, or names that it does not have; an input is no array or shape; or ``measure`` forbids an operator.
     """
     if isinstance(target, mx.sym.Symbol):
         subject = _of_symbol(target, inputs, named)
@@ -202,9 +200,8 @@ class _Subject(NamedTuple):
 def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, named: Mapping[str, Any]) -> _Subject:
     """Return what ``job_of`` needs to know of a Symbol that ``tune`` was called with.
 
-    ``inputs`` are the positional arguments that ``tune`` got after the Symbol. ``named`` are its keywords, which map
-    the names of inputs to shapes or arrays. Raises ``ValueError`` where ``inputs`` is not empty, since a Symbol's
-    inputs need names, or where a keyword is neither a shape nor an array.
+    ``named`` maps the names of inputs to shapes or arrays. Raises ``ValueError`` where ``inputs``, the positional
+    arguments of ``tune`` after the Symbol, is not empty, or a value of ``named`` is neither a shape nor an array.
     """
     if inputs:
         raise ValueError("name the inputs of a Symbol: tune(symbol, data=(32, 3, 224, 224))")

@@ -29,10 +29,10 @@ _VARIABLES = (
 def describe(ctx: mx.Context) -> dict[str, Any]:
     """Return what measured times depend on, as data for JSON: times hold only where all of it is the same.
 
-    The keys are ``"device"`` (``"cpu"`` or ``"gpu"``, of ``ctx``), ``"processor"`` (the CPU's model), ``"processors"``
-    (how many this process may use), ``"environment"`` (those environment variables that are set and change kernels or
-    threads), ``"mxnet"`` (its version), ``"mxmp"`` (a hash of its code) and ``"features"`` (those that MXNet is built
-    with).
+    The keys are ``"device"`` (the type of ``ctx``, ``"cpu"`` or ``"gpu"``), ``"processor"`` (the CPU's model, on a GPU
+    too), ``"processors"`` (how many this process may use), ``"environment"`` (those environment variables that are set
+    and change kernels or threads), ``"mxnet"`` (its version), ``"mxmp"`` (a hash of its code) and ``"features"`` (those
+    that MXNet is built with).
     """
     return {
         "device": ctx.device_type,
@@ -76,10 +76,7 @@ def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None)
 
 
 def _source() -> str:
-    """Return a hash of the code of mxmp that makes the timed graphs and that times them.
-
-    It is a part of what ``describe`` returns, so that times that another version measured are not used.
-    """
+    """Return a hash of the code of mxmp that makes and times graphs: times of another version are not used."""
     package = Path(__file__).parents[1]
     files = sorted(path for name in ("precision", "kernels", "tuning") for path in (package / name).glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in [*files, package / "pipeline.py"])).hexdigest()[:12]
@@ -88,7 +85,7 @@ def _source() -> str:
 def _processor(cpuinfo: str = "/proc/cpuinfo") -> str:
     """Return the model of the CPU as Linux's file ``cpuinfo`` has it, for example ``"Intel(R) Xeon(R) Gold 6248"``.
 
-    Where that file cannot be read, it is what ``platform`` says, which may be no more than ``"x86_64"``.
+    Where that file cannot be read or has no model, it is what ``platform`` says, perhaps no more than ``"x86_64"``.
     """
     try:
         with open(cpuinfo, encoding="utf-8") as file:

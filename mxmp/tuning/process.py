@@ -44,8 +44,8 @@ _PARALLEL_COPY = 200_000
 def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[str, float]]:
     """Measure a job in a process of its own; return the fastest plan and ``job.seconds``.
 
-    If the process crashes, another one starts. It keeps the operators that crashed in FP32, or leaves out the plan that
-    ran if the operators are not known. Blocks until the plan is found.
+    If the process crashes, another one starts, in which the operators whose low-precision kernels crashed compute in
+    FP32, and the plan that ran is not run again. Blocks until the plan is found.
 
     Parameters
     ----------
@@ -73,10 +73,7 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
 
 @contextmanager
 def _started() -> Iterator[subprocess.Popen]:
-    """Start the process in which ``tune`` measures, yield it, and kill it when the ``with`` block ends.
-
-    It is killed after an exception too.
-    """
+    """Start the process in which ``tune`` measures, yield it, and kill it when the ``with`` block ends or raises."""
     process = start_python(START, hint="Use tune(measure=False)")
     try:
         yield process
@@ -91,7 +88,8 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
 
     Return the plan, or a ``Crash`` if the process ended without one. Until then, the process's warnings are issued
     here, the times that it measured are added to ``job.seconds``, and ``show`` is called with the name of each part of
-    the search that begins. An exception that the process reports is raised here.
+    the search that begins. Raises an exception that the process reports, and ``RuntimeError`` where a process without
+    the crashed operators would not get further (``_crash``).
     """
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
@@ -124,20 +122,11 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
 def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
     """Return how a measuring process crashed, so that the next one can leave out the operators or the plan that ran.
 
-    Parameters
-    ----------
-    status : int
-        As ``Popen.wait`` returns it: an exit status, or a signal's number with a minus.
-    plan : frozenset of str, optional
-        The names of the operators that compute in low precision under the plan that ran; None before the first plan.
-    operators : tuple of str
-        The names of the operators that ran, as far as they are known.
-
-    Raises
-    ------
-    RuntimeError
-        Another process could not do better: this one was ended from outside (SIGKILL, SIGTERM, ...), ended before it
-        measured anything, or crashed in FP32.
+    ``status`` is an exit status, or a signal's number with a minus, as ``Popen.wait`` returns it. ``plan`` are the
+    names of the operators that compute in low precision under the plan that ran, None before the first plan;
+    ``operators`` the names of those that ran, as far as they are known. Raises ``RuntimeError`` where another process
+    could not do better: this one was ended from outside (SIGKILL, SIGTERM, ...), ended before it measured anything, or
+    crashed under the plan without low precision.
     """
     name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     if name in _ENDED:
@@ -158,9 +147,9 @@ def main() -> None:
     """Run the process that measures: read a pickled ``Job`` from stdin, and write pickled messages to stdout.
 
     A message is a tuple of its kind and its value, such as ``("part", "steps")``. The kinds "part", "plan", "operators"
-    and "seconds" say how the search proceeds; ``search.measured`` describes them. A "warning" has a text and a
-    category. The last message is "found" with the Plan, or "failed" with the type and the text of an exception. What
-    other code prints to stdout goes to stderr. If the user's process ends, this one does too.
+    and "seconds" say how the search proceeds; ``search.measured`` describes them. The value of a "warning" is a text
+    and a category. The last message is "found" with the Plan, or "failed" with the type and the text of an exception.
+    What other code prints to stdout goes to stderr. If the user's process ends, this one does too.
     """
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what other code prints goes to stderr
@@ -170,7 +159,6 @@ def main() -> None:
     lock = threading.Lock()
 
     def tell(kind: str, value: Any) -> None:
-        """Send a message such as ``("part", "steps")`` to the user's process; any thread may call this."""
         with lock:
             _send(messages, (kind, value))
 
@@ -204,7 +192,7 @@ def _end_with_parent() -> None:
 def _start_second_team() -> None:
     """Start a second team of OpenMP threads, as a training loop does when it copies a batch from NumPy.
 
-    With two teams there are more threads than processors. libgomp then lets waiting threads spin for a shorter time,
-    which changes the times of kernels.
+    With two teams there are more threads than processors. libgomp then lets waiting threads spin for a shorter time.
+    Kernels are timed in that state, since it changes their times.
     """
     mx.nd.array(np.zeros(_PARALLEL_COPY, "float32")).wait_to_read()

@@ -56,6 +56,8 @@ def measured(job: Job, tell: Tell) -> Plan:
 
     Raises
     ------
+    ValueError
+        The shapes do not fit the network.
     mxnet.MXNetError
         The network fails even in FP32.
     """
@@ -78,8 +80,8 @@ def measured(job: Job, tell: Tell) -> Plan:
 def fewest_bytes(job: Job) -> Plan:
     """Return, for a job, the plan with all matrix operators in low precision whose casts move the fewest bytes.
 
-    A cast moves the bytes that it reads and writes. Nothing is measured or run: it is what ``tune(measure=False)``
-    returns. A matrix operator that the rules or the policy keep in FP32 stays there.
+    This is what ``tune(measure=False)`` returns; no operator runs. A matrix operator that the rules or the policy keep
+    in FP32 stays there. A cast moves the bytes that it reads and writes.
     """
     graph = job.graph()
     shapes = shapes_of(graph, job.inputs)
@@ -91,10 +93,7 @@ def fewest_bytes(job: Job) -> Plan:
 
 
 def _task(job: Job, graph: Graph, **options: Any) -> Task:
-    """Return the ``Task`` for ``graph``, the FP32 graph of ``job``: the plans among which ``tune`` can choose.
-
-    ``options`` are the keywords ``slow_too`` and ``left_out`` of ``Task``.
-    """
+    """Return the ``Task`` for ``graph``, the FP32 graph of ``job``; ``options`` are further keywords of ``Task``."""
     return Task(
         graph,
         job.policy,
@@ -108,8 +107,8 @@ def _task(job: Job, graph: Graph, **options: Any) -> Task:
 def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Crash]) -> dict[str, str]:
     """Return the operators that must stay in FP32 because their low-precision kernel crashed, and the reason of each.
 
-    The result maps names of operators to reasons, such as ``"its low-precision kernel crashes here (SIGSEGV)"``. It
-    also has the operators that run the same kernel on the same shapes as one that crashed.
+    The result maps names of operators to reasons, such as ``"its low-precision kernel crashes here (SIGSEGV)"``. It has
+    the operators that crashed while they were in low precision, and those that run the same kernel on the same shapes.
     """
     names = graph.names()
     signatures = {name: signature(node, shapes) for node, name in names.items() if not node.is_variable}
@@ -122,9 +121,9 @@ class Search:
     """One search for the fastest plan of a task; ``run`` does it, from measuring operators to comparing whole steps.
 
     The search first profiles three plans, which means that it times them operator by operator: FP32, as much low
-    precision as possible, and matrix operators alone. A minimum cut of the measured costs gives a new plan. This one is
-    profiled too, and the cut repeated, up to three times. Then whole steps are timed of all plans that may win, the
-    candidates, and the fastest wins.
+    precision as possible, and the matrix operators alone in low precision. A minimum cut of the measured costs gives a
+    new plan. This one is profiled too, and the cut repeated, up to three times. Then whole steps are timed of all plans
+    that may win, the candidates, and ``fastest`` says which wins.
 
     Parameters
     ----------
@@ -141,7 +140,7 @@ class Search:
     tell : callable
         ``tell(kind, value)`` is called as the search proceeds, with the kinds and values that ``measured`` lists.
     crashes : iterable of Crash
-        How earlier processes ended; a plan that crashed is not run again.
+        How earlier processes for the same job ended; a plan that crashed is not run again.
     notes : iterable of str
         Sentences for ``Tuned.notes`` of the returned plan; the search appends its own.
 
@@ -179,10 +178,10 @@ class Search:
     def run(self) -> Plan:
         """Measure, and return the plan whose steps are the fastest, with all that was measured in ``Plan.tuned``.
 
-        The plan is FP32 unless another one is faster in at least three of four rounds, in each of which every candidate
-        runs one step. If low precision fails while operators are profiled, the steps of the candidates so far are
-        compared. Nothing is measured if no operator may compute in low precision. Raises ``mxnet.MXNetError`` if FP32
-        itself fails.
+        The plan is FP32 unless the best of the others is faster in at least three quarters of the rounds, in each of
+        which every candidate runs one step. If low precision raises ``MXNetError`` while operators are profiled, the
+        steps of the candidates so far are compared. If no operator may compute in low precision, FP32 is returned and
+        nothing is measured. Raises ``mxnet.MXNetError`` if FP32 itself fails.
         """
         if not self.candidates[RULES] and not self._task.may_be_low:
             self._notes.append("nothing may compute low")
@@ -203,10 +202,10 @@ class Search:
         return self._end(fastest(times), times)
 
     def _learn(self, low: frozenset[Node]) -> None:
-        """Time each operator and cast of the plan in which ``low`` is in low precision; add the times to the table.
+        """Time each operator and cast of the plan with the operators ``low`` in low precision, for the table.
 
-        ``low`` are operators. Does nothing if the table has all of these times already. The time of an operator or cast
-        is the least of several runs, as other processes only make it longer.
+        Does nothing if the table has all of these times already. The time of an operator or cast is the least of 4 to
+        12 runs, as other processes only make it longer.
         """
         if self._table.knows(low):
             return
@@ -229,8 +228,8 @@ class Search:
     def _timed(self, low: frozenset[Node]) -> Timed:
         """Return the graph of the plan in which the operators ``low`` compute in low precision, bound to be timed.
 
-        If ``low`` is empty, it is FP32 with the workarounds against slow kernels, named ``CONVERTED`` among the
-        candidates, because every graph with operators in low precision has these workarounds.
+        If ``low`` is empty, it is FP32 with the workarounds against slow kernels (``CONVERTED``) and not plain FP32,
+        because every graph with operators in low precision has these workarounds.
         """
         tuned = None if low else Tuned(CONVERTED, self._training)
         return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))
@@ -238,7 +237,7 @@ class Search:
     def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
         """Return the graph of ``plan``, in which the operators ``low`` compute in low precision, bound to be timed.
 
-        It has then run a first step, operator by operator. Before each operator, ``tell`` got its name, so that the
+        Its first step has then run, operator by operator; before each operator, ``tell`` got its name, so that the
         user's process knows what ran if a kernel crashes this one. Raises ``mxnet.MXNetError`` if the plan cannot run,
         or if it crashed an earlier process.
         """
@@ -250,8 +249,7 @@ class Search:
     def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
         """Call ``tell("plan", names)`` with the names of the operators ``low``, and return these names.
 
-        It is called before a plan runs, with the operators that compute in low precision under the plan, so that the
-        user's process knows which plan ran if a kernel crashes this one.
+        It tells the user's process which plan runs next, in case a kernel crashes this one.
         """
         names = frozenset(self._task.names[node] for node in low)
         self._tell("plan", names)
@@ -260,10 +258,9 @@ class Search:
     def _announce(self, owner: Owner | None, low: frozenset[Node]) -> None:
         """Call ``tell("operators", names)`` before an operator or a cast runs, so that a crash can be blamed on it.
 
-        ``owner`` is the operator or cast that runs next. For an operator, ``names`` has its name. For a cast, it has
-        those of the operators that need the cast because they are in low precision: the one that returns the tensor, if
-        it is cast to FP32, or else those that read it. If ``owner`` is None, a whole step is going to run at once, and
-        there are no names. ``low`` are the operators that compute in low precision under the plan that runs.
+        ``owner`` runs next. For an operator, ``names`` has its name. For a cast to FP32, it has that of the operator
+        that returns the tensor; for a cast to low precision, those of the readers in ``low``, the operators in low
+        precision under the plan that runs. If ``owner`` is None, a whole step is going to run, and there are no names.
         """
         if not isinstance(owner, Cast):
             nodes = [owner] if owner is not None else []
@@ -276,9 +273,11 @@ class Search:
     def _compare_steps(self) -> dict[str, list[float]]:
         """Time whole steps of all candidates; return the seconds of each step by the candidate's name.
 
-        In each round every candidate (a plan that may win) runs one step, so the lists are equally long and entry ``i``
-        is of round ``i``. There are 7 to 21 rounds: fewer than 21 where the times hardly vary, or after 60 seconds. A
-        candidate that fails is left out, with a note in the plan. Raises ``mxnet.MXNetError`` if FP32 fails.
+        Two of the names stand for FP32: ``FULL`` for the graph without workarounds against slow kernels, ``CONVERTED``,
+        where such a workaround applies, for that with them. In each round every candidate runs one step, and entry
+        ``i`` of each list is of round ``i``. There are 7 rounds if the times hardly vary in them; otherwise more, until
+        they hardly vary, 60 seconds have passed, or there are 21. A candidate that fails is left out, with a note in
+        the plan. Raises ``mxnet.MXNetError`` if FP32 fails.
         """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
@@ -317,10 +316,9 @@ class Search:
         return len({tuple(casted.workarounds) for casted in with_and_without}) > 1
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
-        """Return the plan that the candidate named ``chosen`` stands for, with all measurements in its ``tuned``.
+        """Return the plan of the candidate named ``chosen``, with all measurements in its ``tuned``.
 
-        ``times`` are the seconds of the steps of each candidate, as ``_compare_steps`` returns them; empty if none were
-        timed.
+        ``times`` is what ``_compare_steps`` returned; empty if no step was timed.
         """
         low = self.candidates.get(chosen, frozenset())
         compute = self._task.policy.compute
@@ -354,8 +352,8 @@ class Search:
     def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
         """Return why the operators that may compute in low precision, but are not in ``low``, stay in FP32.
 
-        ``low`` are the operators in low precision under the returned plan. The reasons are by operator, for example
-        ``"slower in bfloat16 here (0.31 ms, 0.12 in FP32)"``.
+        A reason is that they are slower in low precision, ``"slower in bfloat16 here (0.31 ms, 0.12 in FP32)"``, or
+        that they gain less than their casts cost.
         """
         compute = self._task.policy.compute
         reasons = {}
@@ -369,18 +367,10 @@ class Search:
 def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], step: float) -> dict[Owner, float]:
     """Return a profile, the seconds of each operator and cast, without the time of waiting after every operator.
 
-    A profile waits for the device after each operator, and a whole step only at its end. So the sum of the profile is
-    too large; the excess is taken from all operators in equal shares, but none falls below 0.
-
-    Parameters
-    ----------
-    profile : mapping of Owner to float
-        The measured seconds of each operator and cast.
-    operators : mapping of Owner to int
-        How many operators the bound graph runs for each of them.
-    step : float
-        The seconds of a whole step, which the returned seconds add up to, within 0.1 %. If ``profile`` does not exceed
-        it, the profile is returned as it is.
+    A profile waits for the device after each operator, and a whole step, of ``step`` seconds, only at its end. So the
+    sum of the profile is too large. The excess is taken in equal shares from each operator that the bound graph runs,
+    of which ``operators`` has the number for each key of ``profile``; no time falls below 0. The returned seconds add
+    up to ``step``, within 0.1 %. If the sum of ``profile`` does not exceed ``step``, a copy of it is returned.
     """
     left = dict(profile)
     for _ in range(8):  # where one would fall below 0, the others share the rest in the next pass
@@ -397,17 +387,16 @@ def fastest(times: Mapping[str, Sequence[float]]) -> str:
     """Return the name of the candidate, a plan that was timed, that wins the comparison of whole steps.
 
     ``times`` maps each candidate's name to the seconds of its steps, one for each round. ``FULL`` is plain FP32, and
-    ``CONVERTED``, if it is there, FP32 with the workarounds against slow kernels. For each other candidate, which has
-    operators in low precision, plain FP32's time is divided by its own in each round; the best one has the highest
-    median. It wins if it is faster than FP32 in at least three of four rounds; otherwise FP32 wins. FP32 means
-    ``CONVERTED`` if that is faster than ``FULL`` in at least three of four rounds, and else ``FULL``.
+    ``CONVERTED``, if it is there, FP32 with the workarounds against slow kernels. Of these two, ``CONVERTED`` counts as
+    FP32 if it is faster in three quarters of the rounds, otherwise ``FULL``. Of the other candidates, which have
+    operators in low precision, the best is the one with the highest median, over the rounds, of the time of ``FULL``
+    divided by its own. It wins if it is faster than FP32 in three quarters of the rounds; otherwise FP32 wins. Faster
+    in three quarters of them means that the lower quartile, over the rounds, of the other's time divided by its own is
+    above 1.
     """
 
     def gains(name: str, against: str) -> tuple[float, float, float]:
-        """Return how many times as fast as the candidate ``against`` the candidate ``name`` is.
-
-        The three numbers are the lower quartile, the median and the upper quartile over the rounds.
-        """
+        # The three numbers are the lower quartile, the median and the upper quartile over the rounds.
         return quartiles([a / b for a, b in zip(times[against], times[name])])
 
     full = CONVERTED if CONVERTED in times and gains(CONVERTED, FULL)[0] > 1 else FULL
@@ -430,8 +419,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
     """Return whether the times vary so little that no more rounds are needed.
 
-    Each candidate's quartiles may differ by 4 % of its median at most. ``times`` maps each candidate's name to the
-    seconds of its steps. False after a single round.
+    ``times`` maps each candidate's name to the seconds of its steps. The two quartiles of each candidate may differ by
+    4 % of its median at most. False after a single round.
     """
     spreads = [quartiles(each) for each in times.values()]
     return all(len(each) > 1 for each in times.values()) and all(
@@ -440,8 +429,8 @@ def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the end of an error's text for a note: the last 120 characters of the first line that contains "error".
+    """Return, for a note, the last 120 characters of the first line of an error's text with "error" or "Error".
 
-    If no line does, the last 120 characters of the whole text.
+    If no line has either word, the last 120 characters of the whole text.
     """
     return next((line for line in str(error).splitlines() if "rror" in line), str(error))[-120:]

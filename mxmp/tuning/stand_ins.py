@@ -27,7 +27,7 @@ def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> t
 
     Those are Custom operators and operators of a library that ``mx.library`` loaded. The other process runs stand-ins
     for them: operators of MXNet's own that read and return tensors of the same shapes. ``shapes`` maps the names of the
-    inputs to their shapes.
+    Symbol's inputs to their shapes.
 
     Returns
     -------
@@ -35,9 +35,9 @@ def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> t
         Symbol JSON. Each operator that only this process can run has an attribute with the shapes of its outputs,
         from which ``put_stand_ins`` makes its stand-in.
     titles : list of str
-        Type and name of each of these operators, for example ``"my_op 'custom0'"``.
+        Type and name of each of these operators outside the bodies of loops and conditions: ``"my_op 'custom0'"``.
     titles_in_bodies : list of str
-        The same for those in the bodies of loops and conditions. They have no stand-ins.
+        The same for those in such bodies, which get no stand-ins.
     """
     text = symbol.tojson(remove_amp_cast=False)
     raw = json.loads(text)
@@ -62,7 +62,7 @@ def with_stand_ins(graph: Graph) -> Graph:
 
     Such operators are Custom ones and those of ``mx.library``. A stand-in reads the same tensors and returns tensors of
     the same shapes by operators of MXNet's own, so every process can bind the copy. ``graph`` was read from JSON that
-    ``described`` wrote. It is not changed, and is itself returned if it has no such operator.
+    ``described`` wrote. It is not changed; if it has no such operator, it is returned instead of a copy.
     """
     if not any(_SHAPES in node.attrs for node in graph.nodes()):
         return graph
@@ -76,7 +76,7 @@ def put_stand_ins(graph: Graph) -> dict[Node, Node]:
 
     ``described`` has marked these operators by an attribute with the shapes of their outputs. A stand-in reads the same
     tensors, returns tensors of the same shapes, and has gradients, so that the graph can be bound and timed. It has
-    several nodes; return, for each new node, the operator that was replaced.
+    several nodes; the returned mapping has, for each new node, the operator that was replaced.
     """
     made: dict[Node, Node] = {}
     for node in [each for each in graph.nodes() if _SHAPES in each.attrs]:
@@ -97,7 +97,6 @@ def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Ent
     """
 
     def new(op: str, inputs: list[Entry], **attrs: str) -> Entry:
-        """Return the output of a new node of type ``op``, marked as inserted by mxmp, and add the node to ``made``."""
         each = Node(op, f"{node.name}_stand_in{len(made)}", {**attrs, MARK: "copy"}, inputs)
         made[each] = node
         return Entry(each)

@@ -24,14 +24,14 @@ class Table:
     """Measured seconds of the operators and casts of one task, from which the time of a plan is predicted.
 
     ``learn`` adds the times that were measured for one plan; ``costs`` and ``predict`` then cost other plans. Operators
-    of equal type, parameters, shapes and dtype share one time, and so do casts of equal shape, direction, source and
-    readers.
+    of equal type, parameters, shapes and dtype share one time, the median of theirs; and so do casts of equal shape and
+    direction whose tensors come from, and are read by, operators of equal types.
 
     An operator keeps the time that was learned first. ``search.Search`` begins with the plan in which all is FP32 and
     the plan with as much low precision as possible, so these times are measured with few casts beside the operator, or
     none. Beside a cast an operator may take longer or shorter, because it reads another memory layout; this difference
-    is added to the cast. So ``predict`` returns the measured times of the plans that were learned, but for differences
-    between operators that share a time.
+    is added to the cast. So ``predict`` returns the measured sum for a plan that was just learned, but for differences
+    between operators or casts that share a time.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Table:
     shapes : mapping of Entry to tuple of int
         The shape of every tensor of the graph.
     training : bool
-        Whether the times are of a forward and a backward. Times of the two modes have different keys.
+        True if the times are of a forward and a backward, False if of a forward. The two have different keys.
     known : dict of str to float
         Times from earlier runs on this machine, as in ``seconds``; empty if there are none. New times are added to it.
 
@@ -65,10 +65,7 @@ class Table:
         self._mode = mode
 
     def knows(self, low: Collection[Node]) -> bool:
-        """Return whether the table has the seconds of every operator and every cast of a plan.
-
-        ``low`` are the operators that compute in low precision under that plan.
-        """
+        """Return whether the table has all times of the plan in which the operators ``low`` are in low precision."""
         operators = all(self._key(node, node in low) in self.seconds for node in self._signatures)
         return operators and all(self._cast_key(Cast(*cast)) in self.seconds for cast in self._task.choice.casts(low))
 
@@ -76,8 +73,9 @@ class Table:
         """Add the measured seconds of one plan's operators and casts to the table.
 
         ``low`` are the operators that compute in low precision under the plan. ``profile`` maps each operator and cast
-        to its seconds in one step. An operator whose time the table has keeps that; where it took longer or shorter
-        now, the difference is added to the casts beside it. A cast gets its new time.
+        to its seconds in one step; one that is missing took 0. An operator whose time the table has keeps that; where
+        it took longer or shorter now, the difference is added to the casts beside it (``_beside``) in equal shares, or
+        dropped if there are none. A cast gets its new time.
         """
         found: dict[str, list[float]] = {}
         for node in self._signatures:
@@ -99,9 +97,10 @@ class Table:
     def costs(self) -> Costs:
         """Return the costs, in seconds, of all operators and casts of the graph, for ``cut.cheapest``.
 
-        A cast that no measured plan had is given the median seconds per element of the known casts in its direction,
-        times its size. The cost of a cast on which several operators decide is at least 0, because a minimum cut allows
-        no negative one there. Raises ``KeyError`` for an operator that was not measured in both dtypes.
+        A cast that no measured plan had is given the median seconds per element of the known casts in its direction
+        (1e-9 if there are none), times its size. The cost of a cast on which several operators decide is at least 0,
+        because a minimum cut allows no negative one there. Raises ``KeyError`` if an operator was not measured in FP32,
+        or one for which ``tune`` may choose low precision was not measured in it.
         """
         rates: dict[bool, list[float]] = {True: [], False: []}
         casts = [Cast(e, to_fp32) for e in self._task.choice.tensors for to_fp32 in rates if not e.node.is_variable]
@@ -112,7 +111,6 @@ class Table:
         usual = {to_fp32: max(statistics.median(each), 0.0) if each else 1e-9 for to_fp32, each in rates.items()}
 
         def cost_of_cast(entry: Entry, to_fp32: bool) -> float:
-            """Return the seconds that a cast of the tensor ``entry`` takes: to FP32, or else to low precision."""
             cost = self.seconds.get(self._cast_key(Cast(entry, to_fp32)), usual[to_fp32] * prod(self._shapes[entry]))
             return cost if self._task.choice.sole_decider(entry, to_fp32) else max(cost, 0.0)
 
@@ -125,10 +123,7 @@ class Table:
         )
 
     def predict(self, low: Collection[Node]) -> float:
-        """Return the seconds that one step of a plan takes, as the sum of its operators and casts.
-
-        ``low`` are the operators that compute in low precision under that plan.
-        """
+        """Return the seconds of a step in which the operators ``low`` are in low precision: the sum of all times."""
         costs = self.costs()
         others = sum(costs.fp32[node] for node in self._signatures if node not in self._task.may_be_low)
         return others + self._task.choice.cost(low, costs)
@@ -160,14 +155,15 @@ class Table:
     def _key(self, node: Node, low: bool) -> str:
         """Return the key of an operator's time in ``seconds``, for example ``"training relu {} 8x64 bfloat16"``.
 
-        Its last word is the compute dtype if ``low``, otherwise "float32".
+        ``{}`` are the operator's parameters, ``8x64`` is the shape of its input. The last word is the compute dtype if
+        ``low``, otherwise "float32".
         """
         return f"{self._signatures[node]} {self._task.policy.compute if low else 'float32'}"
 
     def _cast_key(self, cast: Cast) -> str:
         """Return the key of a cast's time in ``seconds``: ``"training Convolution -> float32 8x64 -> BatchNorm"``.
 
-        It names the type of the operator that returns the tensor, the dtype that the tensor is cast to, its shape, and
+        It has the type of the operator that returns the tensor, the dtype that the tensor is cast to, its shape, and
         the types of all operators that read the tensor, those that read it without the cast included.
         """
         maker = cast.entry.node.op
@@ -184,7 +180,7 @@ def read(path: str) -> dict[str, float]:
     ------
     ValueError
         The file holds something else, or impossible times: a day or more, an operator with negative seconds, or no
-        operator with more than zero.
+        operator with more than zero (unless the file has no times at all).
     OSError
         The file exists and cannot be read.
     """
@@ -212,8 +208,8 @@ def _is_time(value: Any) -> bool:
 def write(path: str, machine: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
     """Write a JSON file with measured times and the machine on which they hold, for ``read``.
 
-    ``seconds`` is ``Table.seconds``, and ``machine`` is what ``machine.describe`` returned. The file appears complete
-    or not at all. Raises ``OSError``, which names ``path``, if it cannot be written.
+    ``seconds`` is ``Table.seconds``, and ``machine`` is what ``machine.describe`` returned. If writing fails, an older
+    file stays as it was. Raises ``OSError``, which names ``path``, if it cannot be written.
     """
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump({"machine": machine, "seconds": dict(sorted(seconds.items()))}, file, indent=1)

@@ -37,16 +37,16 @@ def tune(
 ) -> Plan:
     """Return the fastest plan of those that the rules call safe, for these shapes on this machine.
 
-    Each operator and each cast is timed in its place in the network, forward and backward: once with the whole network
-    in FP32, once with every operator in low precision that is safe there, and once with the matrix operators alone in
-    low precision. A minimum cut of these costs is the plan with the least time. At the end whole steps of the network
-    are timed under that plan, the rules' plan, the plan whose casts move the fewest bytes, and FP32. FP32 is chosen
-    unless the fastest of the others beats it in at least three of four rounds.
+    Each operator and each cast is timed in its place in the network, forward and backward: with the whole network in
+    FP32, with every operator in low precision that is safe there, and with the matrix operators alone in low precision.
+    A minimum cut of these costs is the plan with the least time. At the end whole steps of the network are timed, in
+    rounds of one step each, under that plan, the rules' plan, the plan whose casts move the fewest bytes, and FP32.
+    FP32 is chosen unless the fastest of the others beats it in at least three quarters of the rounds.
 
     ``tune`` measures in a process of its own, with the environment of this one, so with as many threads and the same
-    instruction sets. If a kernel crashes there, its operator stays in FP32. ``target`` is not changed, no random number
-    of this process is drawn, and no thread is left behind. The call blocks until the plan is found, in seconds to
-    minutes; Ctrl-C ends both processes.
+    instruction sets. If a low-precision kernel crashes there, its operator stays in FP32. ``target`` is not changed, no
+    random number of this process is drawn, and no thread is left behind. The call blocks until the plan is found, in
+    seconds to minutes; Ctrl-C ends both processes.
 
     Operators that only this process can run (Custom ones, those of ``mx.library``) compute in FP32. In their place a
     stand-in is timed that reads and returns tensors of the same shapes.
@@ -59,15 +59,16 @@ def tune(
         For a block: the arrays that it will be called with, or their shapes; lists of them where the block takes lists.
         Of an array the values are used, too.
     policy : str or Policy
-        A recipe, a policy string or a Policy, as for ``convert``. What it keeps in FP32 stays in FP32.
+        A recipe, a policy string such as ``"compute=bfloat16,exclude=*head*"``, or a Policy, as for ``convert``. What
+        it keeps in FP32 stays in FP32.
     exclude : iterable of str
         Patterns of operators or blocks to keep in FP32, added to those of the policy.
     training : bool
         True for the plan that is fastest for a forward and a backward, False for a forward in inference mode alone.
     measure : bool
         False runs nothing. The plan is then the one whose casts move the fewest bytes, with all matrix operators in low
-        precision that may be. Fewer bytes need not be less time: on a CPU this plan computes ReLU6's ``clip`` in
-        bfloat16, which is correct and slow.
+        precision for which that is safe. Fewer bytes need not be less time: on a CPU this plan computes ReLU6's
+        ``clip`` in bfloat16, which is correct and slow.
     ctx : mxnet.Context, optional
         The device that the plan is for, and on which it is measured (default: the current context).
     cache : bool or path
@@ -92,8 +93,8 @@ def tune(
     TypeError
         ``target`` is neither a HybridBlock nor a Symbol.
     ValueError
-        The shapes do not fit the network, the block cannot be traced, the policy does not fit the device (bfloat16 on a
-        GPU) or is a Plan, or there is no such device as ``ctx`` here.
+        The inputs or their shapes do not fit the network, the block cannot be traced, the policy does not fit the
+        device (bfloat16 on a GPU) or is a Plan, or ``ctx`` is a GPU to measure on that is not here.
     ImportError
         A package is missing that ``pip install 'mxmp[tune]'`` installs.
     RuntimeError
@@ -125,15 +126,9 @@ def tune(
 def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
     """Return the path of the file in which a machine's times are kept, and the times in it, by the keys of ``Table``.
 
-    The path is None if the file cannot be written. There are no times if the file does not exist or cannot be read. If
-    it cannot be read or written, one warning says why.
-
-    Parameters
-    ----------
-    machine : dict
-        What ``machine.describe`` returned.
-    folder : path, optional
-        The folder of the file (default: the user's cache folder).
+    ``machine`` is what ``machine.describe`` returned. ``folder`` is None for the user's cache folder. The path is None
+    if the file cannot be written. There are no times if the file does not exist or cannot be read. If it cannot be
+    read or written, one warning says why.
     """
     file, known, why = None, {}, None
     try:

@@ -7,21 +7,24 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, Iterator
+from functools import partial
+from typing import Any
 
 from support.options import parse
 
 from bench.turns import gain, milliseconds, take_turns
 
 POLICIES = ("not set", "active", "passive")
+WARMUP, STEPS = 8, 24
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Time steps of a plain gluon.Trainer in FP32 on batches of a DataLoader, for threads, waiting and data workers.
 
     The data are NumPy arrays, as in most scripts: an ``mx.nd.array`` of 200,000 values or more starts a second team of
-    OpenMP threads. ``waiting`` is OMP_WAIT_POLICY. Each row is a process of its own; they take turns, a few steps each.
-    The first row is what the others are compared with: above 1 is faster.
+    OpenMP threads. ``waiting`` is OMP_WAIT_POLICY. The rows take turns; each turn is a process of its own, alone on the
+    machine, since threads that wait actively take a processor from others. The first row is what the others are
+    compared with: above 1 is faster.
     """
     args = parse(
         *(main.__doc__, arguments),
@@ -29,60 +32,38 @@ def main(arguments: list[str] | None = None) -> None:
         batch=32,
         size=112,
         threads=[1, 2],
-        workers=[0, 2],
+        workers=[0, 1, 2],
         waiting=(list(POLICIES[:2]), "OMP_WAIT_POLICY", POLICIES),
-        rounds=15,
+        rounds=3,
     )
     cases = [
         (threads, waiting, workers)
         for threads, waiting, workers in itertools.product(args.threads, args.waiting, args.workers)
         if threads > 1 or waiting == POLICIES[0]  # one thread waits for no other
     ]
-    running = {case: Process(*case, args.model, args.batch, args.size) for case in cases}
-    taken, _ = take_turns(running, 2, args.rounds)
-    first = taken[cases[0]]
+    network = args.model, args.batch, args.size
+    calls = {" | ".join(map(str, case)): partial(a_process, *case, *network) for case in cases}
+    taken, _ = take_turns(calls, 0, args.rounds)
+    first = next(iter(taken.values()))
     print(f"{len(os.sched_getaffinity(0))} processors; {args.model}, {args.batch} of {args.size}\n")
-    print(
-        "| OMP_NUM_THREADS | OMP_WAIT_POLICY | DataLoader workers | ms a step | times as fast |\n|---|---|---|---|---|"
-    )
-    for case in cases:
-        print(f"| {' | '.join(map(str, case))} | {milliseconds(taken[case]):.1f} | {gain(first, taken[case])} |")
-        running[case].stop()
+    print("| OMP_NUM_THREADS | OMP_WAIT_POLICY | DataLoader workers | ms a step | times as fast |")
+    print("|---|---|---|---|---|")
+    for name, seconds in taken.items():
+        print(f"| {name} | {milliseconds(seconds):.1f} | {gain(first, seconds)} |")
 
 
-class Process:
-    """A process that trains with one setting; a call lets it make some steps, and returns the seconds of one."""
-
-    def __init__(self, threads: int, waiting: str, workers: int, *network: Any) -> None:
-        environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-        environment["OMP_NUM_THREADS"] = str(threads)
-        if waiting != POLICIES[0]:
-            environment["OMP_WAIT_POLICY"] = waiting
-        command = [sys.executable, "-m", "bench.environment", json.dumps([workers, *network])]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
-
-    def __call__(self) -> float:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+def a_process(threads: int, waiting: str, workers: int, *network: Any) -> float:
+    """Return the mean seconds of a step in a new process with these settings."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment.update(OMP_NUM_THREADS=str(threads), PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    if waiting != POLICIES[0]:
+        environment["OMP_WAIT_POLICY"] = waiting
+    command = [sys.executable, "-W", "ignore", "-m", "bench.environment", json.dumps([workers, *network])]
+    return float(subprocess.check_output(command, env=environment, text=True).splitlines()[-1])
 
 
-def trained(workers: int, model: str, batch: int, size: int, steps: int = 8) -> Iterator[float]:
-    """Yield the seconds of a step, the mean of some, each time that the next is requested."""
+def trained(workers: int, model: str, batch: int, size: int) -> float:
+    """Train on the batches of a DataLoader; return the mean seconds of a step after the first ones."""
     import time
 
     import mxnet as mx
@@ -99,19 +80,17 @@ def trained(workers: int, model: str, batch: int, size: int, steps: int = 8) -> 
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     batches = itertools.chain.from_iterable(itertools.repeat(data))
-    while True:
-        start = time.perf_counter()
-        for x, y in itertools.islice(batches, steps):
-            with autograd.record():
-                cost = loss(net(x.as_in_context(mx.cpu())), y.as_in_context(mx.cpu()))
-            cost.backward()
-            trainer.step(batch)
-            cost.wait_to_read()
-        mx.nd.waitall()
-        yield (time.perf_counter() - start) / steps
+    for number, (x, y) in enumerate(itertools.islice(batches, WARMUP + STEPS)):
+        if number == WARMUP:
+            start = time.perf_counter()
+        with autograd.record():
+            cost = loss(net(x.as_in_context(mx.cpu())), y.as_in_context(mx.cpu()))
+        cost.backward()
+        trainer.step(batch)
+        cost.wait_to_read()
+    mx.nd.waitall()
+    return (time.perf_counter() - start) / STEPS
 
 
 if __name__ == "__main__":
-    taken = trained(*json.loads(sys.argv[1]))
-    while sys.stdin.readline():
-        print(next(taken), flush=True)
+    print(trained(*json.loads(sys.argv[1])))

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from support.options import parse
-from support.results import read, write
+from support.results import DOCS, read, write
 
 from bench.networks import images, network
 from bench.turns import bench
 
 NAMES = ["resnet50_v1b", "mobilenetv2_1.0", "mobilenetv3_small", "resnet18_v2", "vgg16", "googlenet", "bert"]
 COLUMNS = ("float32, fused", "bfloat16", "int8")
+HEAD = f"| network, batch | FP32 | {' | '.join(COLUMNS)} | search, s |", f"|{'---|' * (len(COLUMNS) + 3)}"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -28,11 +29,11 @@ def main(arguments: list[str] | None = None) -> None:
         networks=([str], f"default: {', '.join(NAMES)}"),
         batch=[1, 32],
         size=112,
-        results=("inference.json", "the file that a run goes on with"),
+        results=(DOCS / "inference.json", "the file that a run goes on with"),
     )
     path = Path(args.results)
     found = read(path)
-    print(f"| network, batch | FP32 | {' | '.join(COLUMNS)} | seconds |\n|{'---|' * (len(COLUMNS) + 3)}")
+    print("\n".join(HEAD))
     for name in args.networks or NAMES:
         for batch in args.batch:
             size = args.size if takes_images(name) else network(name).size

@@ -30,14 +30,14 @@ FAMILIES = {
     "googlenet": Family("classify.py googlenet", 5),
     "inceptionv2": Family("classify.py inceptionv2", 5),
     "inceptionv3": Family("classify.py inceptionv3", 4),
-    "resnet50": Family("classify.py resnet50", 5),
-    "resnext50": Family("classify.py resnext50", 4),
+    "resnet50": Family("classify.py resnet50", 10),
+    "resnext50": Family("classify.py resnext50", 9),
     "faster_rcnn": Family("rcnn.py faster_rcnn", 4),
     "mask_rcnn": Family("rcnn.py mask_rcnn", 4),
     "ssd": Family("ssd.py", 5, ablations=WITHOUT),
     # 0.01: of PSPNet's 473x473 pixels each has a gradient of the mean that is a hundredth of that of these 48x48.
     "segmentation": Family("segmentation.py", 10, ablations=(*WITHOUT, "--loss-scale 0.01")),
-    "resnet50_symbolic": Family("classify_symbolic.py", 5),
+    "resnet50_symbolic": Family("classify_symbolic.py", 14),
     "ssd_symbolic": Family("ssd_symbolic.py", 5),
     # Language, speech, audio and generative families
     "lstm_gluon": Family("lstm_gluon.py", 10, ablations=("--no-masters",)),
@@ -51,7 +51,7 @@ FAMILIES = {
     "wavenet": Family("wavenet.py", 3),
     "sentiment": Family("sentiment.py", 3),
     "progressive_gan": Family("progressive_gan.py", 10, probes=(GAN,)),
-    "inpainting": Family("inpainting.py", 5),
+    "inpainting": Family("inpainting.py", 15),
     "bert_pretraining": Family("bert.py pretraining", 10),
-    "bert_finetuning": Family("bert.py finetuning", 8),
+    "bert_finetuning": Family("bert.py finetuning", 13),
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import configparser
 import inspect
+import json
 import re
 from pathlib import Path
 
 import mxnet as mx
 import pytest
+from bench import inference
 from pages import rules, workarounds
 from support.results import read
 from sweep import quantized
@@ -115,3 +117,11 @@ def test_the_version_stands_in_one_place_and_is_the_first_of_the_changelog():
     first = re.search(r"^## (\S+) \((?:unreleased|\d{4}-\d\d-\d\d)\)$", page("CHANGELOG.md"), re.MULTILINE)
     assert first[1] == mxmp.__version__
     assert re.search(r"^version = (.+)$", page("setup.cfg"), re.MULTILINE)[1] == "attr: mxmp.__version__"
+
+
+def test_the_times_on_the_page_of_inference_are_those_that_were_measured():
+    found = json.loads(page("docs/inference.json"))
+    text = page("docs/inference.md")
+    assert found
+    for line in (*inference.HEAD, *(inference.row(*each) for each in found.items())):
+        assert f"\n{line}\n" in text

@@ -611,3 +611,18 @@ def test_loading_returns_fresh_arrays_that_share_nothing(tmp_path):
     other.load_states(str(tmp_path / "good"))
     steps(net, trainer, range(6, 8))
     assert tree(other._updaters[0].states) == first
+
+
+def test_a_learning_rate_that_is_a_numpy_number_is_in_the_file(tmp_path):
+    _, fname = files(tmp_path)
+    net = two_layers(None)
+    trainer = mxmp.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": np.float32(0.25), "momentum": np.float64(0.5)}
+    )
+    steps(net, trainer, range(2))
+    trainer.save_states(fname)
+    other = two_layers(None)
+    resumed = mxmp.Trainer(other.collect_params(), "sgd", {"learning_rate": 0.5})
+    resumed.load_states(fname)
+    assert resumed.learning_rate == 0.25
+    assert resumed.optimizer.momentum == 0.5

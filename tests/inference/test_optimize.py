@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import gluonnlp as nlp
 import mxnet as mx
 import numpy as np
 import pytest
@@ -105,6 +106,7 @@ def test_all_candidates_are_in_the_report(found):
 
 SERVED = """
 import sys
+import gluonnlp as nlp
 import mxnet as mx
 import numpy as np
 
@@ -432,3 +434,22 @@ def test_the_command_refuses_bad_data_in_one_line(checkpoint, data, message, cap
     assert message in error
     assert error.count("\n") == 1
     assert not (checkpoint / "fast-symbol.json").exists()
+
+
+@pytest.mark.parametrize("dtypes", [["bfloat16"], ["int8"]], ids=str)
+def test_a_transformer_is_folded_and_runs_in_every_dtype_also_without_mxmp(dtypes, tmp_path):
+    """Its position embedding is a constant that is broadcast, whose shape MXNet cannot infer."""
+    net = nlp.model.BERTEncoder(num_layers=1, units=32, hidden_size=64, num_heads=2, max_length=16, dropout=0)
+    net.initialize()
+    data = [mx.nd.random.normal(shape=(8, 4, 32)) for _ in range(3)]
+    expected = net(data[0])[0].asnumpy()
+    found = mxmp.optimize_for_inference(net, data, dtypes=dtypes, evaluate=lambda served: 1.0)
+    assert not any("stays" in note for note in found.report.notes)
+    assert not [each for each in found.report.candidates if each.verdict]
+    assert len(found.report.candidates) == 4
+    assert sqnr(expected, found(data[0]).asnumpy()) > 20
+    found.export(str(tmp_path / "net"))
+    module = mx.mod.Module.load(str(tmp_path / "net"), 0, label_names=None)
+    module.bind([("data", (8, 4, 32))], for_training=False)
+    module.forward(mx.io.DataBatch([data[0]]), is_train=False)
+    assert sqnr(expected, module.get_outputs()[0].asnumpy()) > 20

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import mxnet as mx
@@ -56,3 +61,23 @@ def test_only_the_input_and_the_output_are_cast(files):
     record = run(SymbolBlock.imports(files[0], ["data"], files[1], ctx=mx.gpu()))
     assert not record.named("cudnnBatchNormalization")
     assert len(record.casts) == 2
+
+
+@pytest.mark.parametrize("true_float16", [False, True])
+def test_the_variable_for_float16_sums_changes_dense_layers_alone(true_float16):
+    """What ``mxmp.serving.sums`` emulates. MXNet reads MXNET_FC_TRUE_FP16 once, so each value has a process."""
+    code = """
+        import mxnet as mx
+        from nullgpu.record import recording
+        shapes = (8, 64), (32, 64), (8, 8, 9, 9), (8, 8, 3, 3)
+        ones = [mx.nd.ones(shape, ctx=mx.gpu(), dtype="float16") for shape in shapes]
+        with recording() as record:
+            mx.nd.FullyConnected(*ones[:2], num_hidden=32, no_bias=True)
+            mx.nd.Convolution(*ones[2:], kernel=(3, 3), num_filter=8, no_bias=True)
+            mx.nd.waitall()
+        print({event.name: event.details["compute"] for event in record.matrix_calls})
+    """
+    environment = {**os.environ, "MXNET_FC_TRUE_FP16": str(int(true_float16))}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    found = ast.literal_eval(subprocess.check_output(command, env=environment, text=True).splitlines()[-1])
+    assert found == {"cublasGemmEx": "f16" if true_float16 else "f32", "cudnnConvolutionForward": "f32"}

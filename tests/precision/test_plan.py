@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mxnet as mx
@@ -145,3 +146,11 @@ def test_a_damaged_file_is_refused_by_name(bad, tmp_path):
     path.write_text(bad)
     with pytest.raises(ValueError, match=r"plan\.json.*not a precision plan"):
         Plan.load(path)
+
+
+def test_equal_plans_have_equal_hashes_whatever_the_order_of_their_decisions():
+    graph = Graph.from_symbol(S.relu(S.FullyConnected(S.var("data"), num_hidden=2, name="fc"), name="act"))
+    plan = decide(graph, mxmp.Policy("float16"), "gpu")
+    other = replace(plan, decisions=dict(reversed(list(plan.decisions.items()))))
+    assert plan == other
+    assert hash(plan) == hash(other)

@@ -226,3 +226,16 @@ def test_of_trainers_that_share_it_the_larger_gradient_and_the_mean_of_zeros_cou
     scaler.note_gradients(0.0, 1.0)
     scaler.adjust(True)
     assert scaler.loss_scale == 16.0
+
+
+def test_the_zeros_of_three_trainers_count_alike():
+    """Their mean is 0.2 in any order; a mean of the last one and the mean before it would be 0.3 or 0.15."""
+    for order in ([0.0, 0.0, 0.6], [0.6, 0.0, 0.0], [0.0, 0.6, 0.0]):
+        for limit, raised in ((0.19, True), (0.21, False)):
+            scaler = AdaptiveLossScaler(max_zeros=limit)
+            scaler.note_gradients(1.0, 1.0)
+            scaler.loss_scale = 2.0**8  # drops what was measured at another scale
+            for zeros in order:
+                scaler.note_gradients(zeros, 1.0)
+            scaler.adjust(True)
+            assert (scaler.loss_scale > 2.0**8) == raised

@@ -129,3 +129,36 @@ def test_rebinding_for_prediction_keeps_the_weights():
         np.testing.assert_array_equal(value, before[name])
     module.forward(batch(4), is_train=False)
     assert module.get_outputs()[0].shape == (BATCH * 4, VOCABULARY)
+
+
+def part_of_the_network(length):
+    """Short sentences skip a layer, so their bucket lacks its parameters."""
+    data, label = mx.sym.var("data"), mx.sym.var("softmax_label")
+    x = mx.sym.Embedding(data, input_dim=VOCABULARY, output_dim=8, name="embed")
+    if length == max(LENGTHS):
+        x = mx.sym.FullyConnected(x, num_hidden=8, flatten=False, name="inner")
+    x = mx.sym.FullyConnected(mx.sym.relu(x), num_hidden=VOCABULARY, flatten=False, name="outer")
+    x = mx.sym.reshape(x, (-1, VOCABULARY))
+    return mx.sym.SoftmaxOutput(x, mx.sym.reshape(label, (-1,)), name="softmax"), ["data"], ["softmax_label"]
+
+
+@pytest.mark.parametrize("policy", ["float16", LOW_PARAMS, "bfloat16"], ids=["f16", "f16 masters", "bf16"])
+def test_a_bucket_may_lack_parameters_of_the_default_one(policy, tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "sym_gen", part_of_the_network)
+    plain, module = bound(mx.mod.BucketingModule), bound(policy=policy)
+    train(module, 5)  # in MXNet's, which numbers the parameters of each bucket anew, it fails
+    for each in (plain, module):
+        each.forward(batch(min(LENGTHS)))
+    short = weights(module)
+    assert short.keys() == weights(plain).keys()
+    module.forward(batch(max(LENGTHS)))
+    for name, value in short.items():
+        np.testing.assert_array_equal(weights(module)[name], value)
+    module.forward(batch(min(LENGTHS)))
+    module.save_checkpoint(str(tmp_path / "net"), 1)
+    module.save_optimizer_states(str(tmp_path / "states"))
+    module.load_optimizer_states(str(tmp_path / "states"))
+    snapshot = mxmp.diagnose.watch(module, every=1)
+    train(module, 2)
+    snapshot.close()
+    assert snapshot.latest is not None

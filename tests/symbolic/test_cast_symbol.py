@@ -119,3 +119,22 @@ def test_an_operator_without_a_rule_goes_where_the_policy_names_it(monkeypatch, 
     assert mxmp.cast_symbol(symbol, policy).list_outputs() == ["act_output"]
     dtypes = {node.name: node.dtype for node in mxmp.explain(symbol, policy=policy).nodes}
     assert dtypes == {"fc": "float16", "act": "float16" if field == "low_ops" else "float32"}
+
+
+@pytest.mark.parametrize("ctx", [mx.cpu(), mx.gpu()], ids=str)
+@pytest.mark.parametrize("heads", [(0,), (1,), (0, 1), (1, 0)], ids=str)
+def test_outputs_of_an_operator_with_several_keep_their_names(heads, ctx):
+    layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
+    parts = mx.sym.split(layer, num_outputs=2, name="split")
+    symbol = mx.sym.Group([*(parts[i] for i in heads), layer])
+    assert mxmp.cast_symbol(symbol, ctx=ctx).list_outputs() == symbol.list_outputs()
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"policy": "bfloat16"}, {"exclude": ["fc*"]}, {"ctx": mx.cpu()}, {"data": (1, 2)}]
+)
+def test_explain_refuses_for_a_module_what_is_for_symbols(keywords):
+    module = mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc"), label_names=None)
+    module.bind([("data", (2, 3))], for_training=False)
+    with pytest.raises(ValueError, match="are for Symbols"):
+        mxmp.explain(module, **keywords)

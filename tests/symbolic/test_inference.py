@@ -128,6 +128,18 @@ def test_predict_and_score_use_it_for_a_last_batch_of_another_size_too(symbol, v
     assert fused(module)
 
 
+def test_a_second_bind_that_mxnet_ignores_changes_nothing(symbol, values):
+    module = made(symbol, values)
+    first = answer(module)
+    executors = list(_mxnet.group(module).execs)
+    module.bind(*SHAPES, for_training=False)  # MXNet warns that it is bound already
+    assert _mxnet.group(module).execs == executors
+    np.testing.assert_array_equal(answer(module), first)
+    module.bind(*SHAPES, for_training=False, force_rebind=True)
+    np.testing.assert_array_equal(answer(module), first)
+    assert fused(module)
+
+
 def test_parameters_that_are_set_later_are_used(symbol, values):
     module, others = made(symbol, values), parameters(symbol, seed=1)
     first = answer(module)

@@ -138,6 +138,17 @@ def test_where_nothing_may_be_low_nothing_is_timed():
     assert "nothing may compute low" in str(plan)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [True, False])
+def test_a_network_whose_output_a_workaround_makes_is_tuned(training):
+    body = S.Convolution(S.var("data"), kernel=(3, 3), pad=(1, 1), num_filter=8, name="conv")
+    regions = S.contrib.ROIAlign(body, S.var("rois"), pooled_size=(2, 2), spatial_scale=1.0, name="regions")
+    shapes = {"data": (2, 3, 16, 16), "rois": (4, 5)}
+    plan = mxmp.tune(regions, policy="bfloat16", training=training, cache=False, **shapes)
+    assert plan.tuned.steps
+    assert {"conv", "regions"} <= plan.decisions.keys()
+
+
 def test_control_flow_is_tuned_around_its_bodies():
     def body(x, state):
         out = S.FullyConnected(x, num_hidden=4, name="fc") + state

@@ -68,6 +68,11 @@ class Model:
         self.net(*case.inputs())
         self._fresh()
 
+    def warm_up(self) -> None:
+        """Train a little: an untrained net's running statistics are no statistics."""
+        for _ in range(WARM_UP):
+            self._train()
+
     def refer(self) -> None:
         """Find FP32's results, from running statistics of a few batches.
 
@@ -76,8 +81,7 @@ class Model:
         ArithmeticError
             They are not finite, or others each time.
         """
-        for _ in range(WARM_UP):  # an untrained net's running statistics are no statistics
-            self._train()
+        self.warm_up()
         self.weights = {n: p.data().asnumpy() for n, p in self.net.collect_params().items() if p._data is not None}
         with calls() as self.calls:
             self.reference = self.evaluate()

@@ -21,7 +21,7 @@ _WORTH = 0.1  # of a matrix operator's FLOPs: padding that costs more is named, 
 class Padding:
     """A dimension of a matrix operator whose size does not suit Tensor Cores, with the size to pad it to.
 
-    Sizes should be multiples of 8 in float16 and of 16 in INT8. Made by ``MatrixReport.paddings``.
+    Sizes should be multiples of 8, or of 16 in INT8. Made by ``MatrixReport.paddings``.
 
     Attributes
     ----------
@@ -58,10 +58,10 @@ class MatrixReport:
         The sizes M, N and K of the matrix products; a Gemm stands for all products of one shape. A convolution has one
         Gemm (implicit GEMM), a recurrent layer two for each layer of its stack, or three if it has a projection.
     sizes : tuple of Size
-        The dimensions whose sizes should be multiples of 8 or 16 (see ``multiple``) for Tensor Cores.
+        The dimensions whose sizes should be multiples of ``multiple`` (8, or 16 in INT8) for Tensor Cores.
     times : float
-        How often the operator runs in one forward: the number of iterations of the loops around it, times 0.5 for each
-        branch of ``cond`` that it is in.
+        How often the operator runs in one forward: the number of iterations of the loops around it (of ``while_loop``
+        the maximum), times 0.5 for each branch of ``cond`` that it is in. 1 outside of control flow.
     elements : int
         How many elements one run of the operator reads and writes: all inputs and outputs, each once. A recurrent layer
         reads its weights again at each time step; its number is the sum over the operands and results of all products.
@@ -71,7 +71,7 @@ class MatrixReport:
     reason : str
         Why the policy has the operator compute in float16 or FP32.
     depthwise : bool
-        True if every group of a convolution has one input channel, so that there is no matrix for a Tensor Core.
+        True for a convolution of several groups with one input channel each, which is no matrix for a Tensor Core.
     """
 
     name: str
@@ -92,14 +92,11 @@ class MatrixReport:
 
     @property
     def intensity(self) -> float:
-        """Return the arithmetic intensity of the operator in its own dtype, in FLOPs per byte.
-
-        The bytes are those that the operator reads and writes, ``elements`` times the size of one element.
-        """
+        """Return the operator's arithmetic intensity in its own dtype: FLOPs per byte that it reads or writes."""
         return self.intensity_in(self.dtype)
 
     def intensity_in(self, dtype: str) -> float:
-        """Return the arithmetic intensity, in FLOPs per byte, that the operator would have in another dtype.
+        """Return the arithmetic intensity, in FLOPs per byte, that the operator would have in ``dtype``.
 
         ``dtype`` is ``"float16"``, ``"int8"``, ``"tf32"`` (which has 4 bytes) or ``"float32"``.
         """
@@ -107,15 +104,15 @@ class MatrixReport:
 
     @property
     def multiple(self) -> int:
-        """Return the number of which the operator's sizes should be multiples for Tensor Cores: 16 in INT8, else 8."""
+        """Return the number of which the operator's ``sizes`` should be multiples: 16 in INT8, 8 in any other dtype."""
         return MULTIPLES["int8" if self.dtype == "int8" else "float16"]
 
     @property
     def paddings(self) -> tuple[Padding, ...]:
         """Return the dimensions whose sizes are no multiples of ``multiple``, each with the size to pad it to.
 
-        A first layer's 3 input channels are padded to 4 if its stride is 2, since there are fast kernels for that.
-        Empty for a depthwise convolution, which no padding brings to Tensor Cores.
+        Less than 4 input channels of an ungrouped convolution of stride 2, as in a first layer, are padded to 4, for
+        which there are fast kernels. Empty for a depthwise convolution, which no padding brings to Tensor Cores.
         """
         if self.depthwise:
             return ()
@@ -132,17 +129,17 @@ class MatrixReport:
     def on_tensor_cores(self, gpu: Gpu) -> bool:
         """Return whether Tensor Cores of ``gpu`` can compute the operator in its ``dtype``.
 
-        False if the GPU has none for this dtype, for a depthwise convolution, and for a recurrent layer, for which
-        MXNet does not request Tensor Cores from cuDNN.
+        False in FP32 (TF32 does not count), if the GPU has none for INT8, for a depthwise convolution, and for a
+        recurrent layer, for which MXNet does not request Tensor Cores from cuDNN.
         """
         return self.dtype in gpu.tensor and not self.depthwise and self.op != "RNN"  # src/operator/rnn-inl.h
 
 
 @dataclass(frozen=True)
 class Joinable:
-    """Several matrix operators that read the same tensor and could be computed by one larger operator.
+    """Several matrix operators that read the same tensor and could be one larger operator, which is usually faster.
 
-    For example the projections to Q, K and V in attention. One large product is usually faster than several small ones.
+    For example the projections to Q, K and V in attention.
 
     Attributes
     ----------
@@ -209,16 +206,16 @@ class Advice:
 
     @property
     def tensor_share(self) -> float:
-        """Return the share of the network's FLOPs, from 0 to 1, in operators that can run on Tensor Cores."""
+        """Return the share of all matrix FLOPs, 0 to 1, in operators that can run on Tensor Cores, padded or not."""
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu)])
 
     @property
     def fitting_share(self) -> float:
-        """Return the share of the network's FLOPs, from 0 to 1, in operators that suit Tensor Cores without padding."""
+        """Return the share of all matrix FLOPs, 0 to 1, in operators that suit Tensor Cores without padding."""
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu) and not m.paddings])
 
     def share_of(self, matrices: Sequence[MatrixReport]) -> float:
-        """Return the share of the FLOPs of all matrix operators, from 0 to 1, that the operators ``matrices`` have."""
+        """Return the share of all matrix FLOPs, 0 to 1, that the operators ``matrices`` have; 0 if there are none."""
         return sum(m.flops for m in matrices) / self.flops if self.flops else 0.0
 
     def __str__(self) -> str:
@@ -243,9 +240,9 @@ class Advice:
         )
 
     def _ridges(self) -> str:
-        """Return a text with the arithmetic intensity from which on arithmetic, not memory, limits an operator.
+        """Return a text with the FLOPs per byte from which on arithmetic, not memory, limits an operator.
 
-        It has a number of FLOPs per byte for each dtype that the GPU computes in: ``"139 (float16), 17 (FP32)"``.
+        It has a number for each float dtype that the GPU computes in: ``"139 (float16), 17 (FP32)"``.
         """
         names = {"float16": "float16", "tf32": "TF32", "float32": "FP32"}
         dtypes = [dtype for dtype in names if dtype == "float32" or dtype in self.gpu.tensor]

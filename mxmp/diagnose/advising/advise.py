@@ -36,7 +36,7 @@ def advise(
     exclude: Iterable[str] = (),
     **shapes: tuple[int, ...],
 ) -> Advice:
-    """Return which matrix operators fit a GPU's Tensor Cores, which do not and why, and what sizes would fit better.
+    """Return which matrix operators suit a GPU's Tensor Cores, which do not and why, and which sizes to pad them to.
 
     Everything is counted from shapes; nothing is measured, and no GPU is needed.
 
@@ -48,11 +48,12 @@ def advise(
         For a net: the arrays that it is called with, or shapes of FP32 arrays. The net is only traced, unless a part of
         it runs as Python: then it is called once, in inference, and needs arrays with meaningful values, not shapes.
     policy : str, Policy or Plan, optional
-        As for ``convert``. By default the policy of a converted net, otherwise ``"float16"``.
+        A recipe, a policy string, a Policy, a Plan or the path of a saved Plan. By default the policy of a converted
+        net, otherwise ``"float16"``.
     device : {"v100", "t4", "a100"}
         The GPU to advise on.
     exclude : iterable of str
-        As for ``convert``.
+        Patterns of names of operators or blocks that stay in FP32, besides those of the policy. Not with a Plan.
     **shapes : tuple of int
         For a Symbol: the shapes of its inputs, for example ``data=(32, 3, 224, 224)``.
 
@@ -66,8 +67,8 @@ def advise(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        The shapes do not fit the graph, or a Symbol has no input of such a name; the device is not known; no GPU can
-        follow the policy (bfloat16); or the plan is of another graph.
+        The shapes do not fit the graph, or a net has no inputs; the device is not known; no GPU can follow the policy
+        (bfloat16); or the plan is of another graph, or given with ``exclude``.
     """
     gpu_named(device)
     called = _called_graphs(target, inputs, shapes)
@@ -157,10 +158,9 @@ def _elements(shaped: ShapedNode, found: Products) -> int:
 
 
 def _matrix(shaped: ShapedNode, found: Products, plan: Plan, prefix: str) -> MatrixReport:
-    """Return the MatrixReport on an operator: its matrix products, and the dtype that it has under ``plan``.
+    """Return the MatrixReport on an operator with the matrix products ``found``, in the dtype that ``plan`` gives it.
 
-    ``found`` has the operator's matrix products. ``prefix``, such as ``"dense0/"``, is put before its name in the
-    report; it is not empty where the net has several graphs.
+    ``prefix``, such as ``"dense0/"``, is put before its name in the report; it is ``""`` where the net is one graph.
     """
     decision = plan.decisions[shaped.name]
     dtype = plan.policy.compute if decision.low else "float32"
@@ -180,8 +180,8 @@ _OWN = {"num_hidden", "num_filter", "no_bias"}
 def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
     """Yield each group of matrix operators that could be one larger operator, because they read the same tensor.
 
-    The operators of a group are FullyConnected layers, ungrouped convolutions or ``dot``. Each has a weight of its own,
-    and all have the same attributes but for the number of outputs and the bias. ``prefix`` is put before their names.
+    The operators of a group, at least two, are FullyConnected layers, ungrouped convolutions or ``dot``. Each has a
+    weight of its own; number of outputs and bias may differ, no other attribute. ``prefix`` is put before their names.
     """
     groups: dict[tuple, list[ShapedNode]] = defaultdict(list)
     for shaped in nodes:

@@ -43,8 +43,8 @@ class ShapedNode(NamedTuple):
     ins, outs : list of Tensor or None
         The shapes and dtypes of its inputs and outputs; None for one that cannot be inferred.
     times : float
-        How often the operator runs in one forward: the number of iterations of the loops around it, times 0.5 for each
-        branch of ``cond`` that it is in.
+        How often the operator runs in one forward: the number of iterations of the loops around it (of ``while_loop``
+        the maximum), times 0.5 for each branch of ``cond`` that it is in.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ShapedNode(NamedTuple):
     times: float
 
     def products(self) -> Products | None:
-        """Return the matrix products of the operator; None if it multiplies none, or one of its shapes is not known."""
+        """Return the matrix products of the operator; None if it is no matrix operator or a shape is not known."""
         if not is_matrix(self.node.op) or self.outs[0] is None or None in self.ins:
             return None
         shapes = [tensor.shape for tensor in self.ins if tensor]
@@ -62,7 +62,7 @@ class ShapedNode(NamedTuple):
 
 
 def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: float = 1) -> Iterator[ShapedNode]:
-    """Yield every operator of a graph in graph order; after a loop or branch, the operators of its bodies.
+    """Yield every operator of a graph in graph order; after a control-flow operator, the operators of its bodies.
 
     ``known`` maps the names of inputs and parameters to their shapes and dtypes, as far as these are known. ``prefix``
     is put before each operator's name. ``times`` is how often the graph runs in one forward of the network.

@@ -26,10 +26,11 @@ class Gemm(NamedTuple):
 
 
 class Size(NamedTuple):
-    """One dimension of a matrix operator whose size should be a multiple of 8 (float16) or 16 (INT8) for Tensor Cores.
+    """One dimension of a matrix operator whose size should be a multiple of 8, or of 16 in INT8, for Tensor Cores.
 
     ``what`` says which dimension, such as ``"output channels"``, and ``value`` is its size. ``or_else`` is a smaller
-    size for which there are fast kernels too (4 for the input channels of a first layer); 0 if there is none.
+    size for which there are fast kernels too: 4 for at most 4 input channels of a convolution of stride 2, as in a
+    first layer; otherwise 0, for none.
     """
 
     what: str
@@ -38,7 +39,7 @@ class Size(NamedTuple):
 
 
 class Products(NamedTuple):
-    """The matrix products that one operator computes in one forward.
+    """The matrix products that one run of an operator computes.
 
     ``gemms`` has the sizes M, N and K of the products. ``sizes`` are the dimensions that should be multiples of 8 or 16
     for Tensor Cores: of a convolution the channels of a group, not the pixels or the kernel's size. ``layout`` is that
@@ -57,15 +58,12 @@ class Products(NamedTuple):
 
 
 def is_matrix(op: str) -> bool:
-    """Return whether the operator type ``op``, such as ``"Convolution"``, is one whose matrix products are counted.
-
-    ``products`` may be called for such a type only.
-    """
+    """Return whether ``products`` may be called for the operator type ``op``, such as ``"Convolution"``."""
     return op in _PRODUCTS
 
 
 def products(op: str, attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix products that an operator computes in one forward, from its attributes and shapes.
+    """Return the matrix products that one run of an operator computes, from its attributes and shapes.
 
     Parameters
     ----------
@@ -95,7 +93,6 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-        """Return the matrix products of a convolution from its attributes, input shapes and output shape."""
         weight = ins[weight_at]
         return _convolved(attrs, ins[0], out, lambda g, c, f: Gemm(g, prod(out) // weight[0], f, prod(weight[1:])))
 
@@ -121,8 +118,8 @@ def _convolved(
     """Return the matrix products of a convolution or Deconvolution; its Sizes are the input and output channels.
 
     ``attrs`` has the operator's attributes, ``data`` and ``out`` are the shapes of its input and output. ``gemm`` is
-    called with the number of groups, the input channels of a group and the output channels of a group, and returns the
-    Gemm. ``upwards`` is True for a Deconvolution, which has no fast kernels for 4 input channels.
+    called with the numbers of groups, of input channels and of output channels of a group, and returns the Gemm.
+    ``upwards`` is True for a Deconvolution, which has no fast kernels for 4 input channels.
     """
     layout, groups = attrs.get("layout", "None"), int(attrs.get("num_group", 1))
     layout = _LAYOUTS[len(out) - 2] if layout == "None" else layout
@@ -153,7 +150,8 @@ def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Pr
 def _fully_connected(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
     """Return the matrix product of a FullyConnected from its attributes, input shapes and output shape.
 
-    M is the number of rows of the data (the batch), N the number of outputs and K the number of inputs of the layer.
+    M is the number of rows (the batch; with ``flatten=False`` all axes but the last together), N the number of outputs
+    and K the number of inputs of the layer.
     """
     outputs, inputs = ins[1]
     return _product(Gemm(1, prod(out) // outputs, outputs, inputs), "NT", ("rows (batch)", "outputs", "inputs"))
@@ -207,7 +205,6 @@ def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Product
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-        """Return the matrix products of an attention operator from its attributes, input shapes and output shape."""
         times, queries, keys = out if scores else ins[1]
         width = ins[width_of][2] // int(attrs["heads"]) // parts
         m, n, k = (queries, keys, width) if scores else (queries, width, keys)

@@ -44,8 +44,8 @@ class Gpu:
     def ridge(self, dtype: str) -> float:
         """Return the arithmetic intensity, in FLOPs per byte, at which memory and arithmetic limit a kernel equally.
 
-        A kernel with a lower intensity is limited by memory bandwidth, one with a higher by arithmetic. ``dtype`` is as
-        for ``peak``.
+        A kernel with a lower intensity is limited by memory bandwidth, one with a higher by arithmetic. ``dtype`` is
+        ``"float16"``, ``"tf32"``, ``"int8"`` or ``"float32"``.
         """
         return self.peak(dtype) / self.bandwidth
 

@@ -9,14 +9,10 @@ __all__ = ["slowed_by"]
 
 
 def slowed_by(environment: Mapping[str, str] | None = None, processors: int | None = None) -> tuple[str, ...]:
-    """Return a sentence for each setting of OpenMP that slows MXNet down on a CPU, with what to set instead.
+    """Return a sentence for each of ``OMP_NUM_THREADS`` and ``OMP_WAIT_POLICY`` that slows MXNet down on a CPU.
 
-    Parameters
-    ----------
-    environment : mapping of str to str, optional
-        The environment variables of the process; by default those of this one. MXNet reads them when it is imported.
-    processors : int, optional
-        How many processors the process may use; by default as many as this one.
+    The sentence says what to set instead. ``environment`` has the environment variables of the process, which MXNet
+    reads when it is imported, and ``processors`` is how many processors it may use; None: those of this process.
     """
     environment = os.environ if environment is None else environment
     processors = _processors() if processors is None else processors
@@ -38,7 +34,8 @@ def slowed_by(environment: Mapping[str, str] | None = None, processors: int | No
     if 1 < threads <= processors < 2 * threads and environment.get("OMP_WAIT_POLICY", "").lower() != "active":
         found.append(
             "OMP_WAIT_POLICY is not 'active': after the first large mx.nd.array of NumPy data, OpenMP's threads sleep "
-            "between operators, and small operators take longer. Set it to 'active' before Python starts"
+            "between operators, and small operators take longer. Set it to 'active' before Python starts, or let "
+            "DataLoader workers make the arrays"
         )
     return tuple(found)
 

@@ -32,7 +32,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
 
     The replay is one forward and backward of the batch in training mode, on the graph that trains, with the weights as
     they are now; a skipped step has not changed them. Gradients, running statistics, loss scale and counters are the
-    same afterwards. Dropout draws random numbers. Waits for the device.
+    same afterwards; dropout draws new random numbers. Waits for the device.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     *args
         For a net: its Trainer, and then the inputs of the net, on one device. For a module: the DataBatch.
     loss : callable, optional
-        For a net, and only for a net: takes what the net returns, and returns the loss, an NDArray or a list of them.
-        Of this function only the loss and its gradient are examined, not the operators. Where the net itself computes
-        the loss, its operators are examined like all others.
+        For a net, where it is required: takes what the net returns, and returns the loss, an NDArray or a list of them.
+        Of this function only the loss and its gradient are examined, not the operators. Operators of the net that
+        compute a loss are examined like all others.
     loss_scale : float, optional
         The loss scale of the replay. By default that of the last step if it was skipped, otherwise that of the next
         step.
@@ -91,10 +91,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
 
 
 def _scale_of_last(step: ScaledStep) -> float:
-    """Return the loss scale of the last step if it was skipped, otherwise the current one.
-
-    The scaler may have lowered the loss scale after a skipped step; the history still has the one of that step.
-    """
+    """Return the current loss scale or, if the last step was skipped, that of this step, which may have been higher."""
     if not step.last_step_skipped:
         return step.loss_scale
     return [event.loss_scale for event in step.history if event.step <= step.steps][-1]

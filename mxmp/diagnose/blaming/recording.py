@@ -24,8 +24,8 @@ class _PendingRecord(NamedTuple):
     """A recorded tensor whose range is still being computed on its device; ``record`` waits and returns its Record.
 
     ``observed`` says which operator of the network made the tensor. It is None for an input, a parameter, the loss, and
-    a gradient of the loss or of a parameter. ``numbers`` has shape (4,): the lowest and highest finite value, the
-    number of infs, the number of NaNs. The other fields are those of Range.
+    a gradient of the loss or of a parameter. ``numbers`` has shape (4,): the lowest and highest finite value (lowest
+    above highest if none is finite), the number of infs, the number of NaNs. The other fields are those of Range.
     """
 
     observed: Observed | None
@@ -35,7 +35,7 @@ class _PendingRecord(NamedTuple):
     numbers: NDArray
 
     def record(self) -> Record:
-        """Return the tensor's Record: the range of its values, and which operator made it. Waits for the device."""
+        """Return the tensor's Record: its Range, and which operator made it. Waits for the device."""
         lowest, highest, infs, nans = (float(x) for x in self.numbers.asnumpy())
         if lowest > highest:  # none is finite
             lowest = highest = math.nan
@@ -53,14 +53,14 @@ class Recording:
 
     @property
     def has_operators(self) -> bool:
-        """Return whether a tensor was recorded that an operator of the network made, so whether the network has run."""
+        """Return whether any recorded tensor was made by an operator of the network: False if it has not run yet."""
         return any(pending.observed for pending in self._pending)
 
     def note(self, name: str, array: NDArray, observed: Observed | None = None) -> None:
         """Record the range of one tensor, without waiting for the device; integer and empty arrays are left out.
 
         ``name`` is what reports call the tensor, such as ``"fc1"`` or ``"the loss"``. ``observed`` says which operator
-        of the network made it; None for any other tensor.
+        of the network made it; None for an input, a parameter, the loss, or the gradient of a parameter or the loss.
         """
         with autograd.pause():
             values = values_of(array)
@@ -77,17 +77,13 @@ class Recording:
             self._pending.append(_PendingRecord(observed, name, array.shape, dtype_name, numbers))
 
     def note_observed(self, observed: Observed, array: NDArray) -> None:
-        """Record a tensor that a probe reports: what an operator, or a cast that mxmp inserted, has computed.
-
-        ``observed`` says which operator it is, and has the name of the tensor for reports.
-        """
+        """Record a tensor that a probe reports, made by the operator or mxmp's cast that ``observed`` describes."""
         self.note(observed.label, array, observed)
 
     def note_weights(self, weights: Sequence[Weight]) -> None:
         """Record each weight on its first device: its FP32 master if it has one, then the array that operators read.
 
-        Where there is a master, that array is the master rounded to float16. A weight whose shape is not known before
-        the first forward has no arrays yet, and is left out.
+        With a master, that array is the master rounded to float16. A weight whose shape is not known yet is left out.
         """
         for weight in weights:
             for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # both empty before the first forward
@@ -99,8 +95,5 @@ class Recording:
             self.note(f"the gradient of {name}", array)
 
     def records(self) -> list[Record]:
-        """Return a Record for each tensor, in order: the range of its values, and the operator that made it.
-
-        Waits for the device.
-        """
+        """Return a Record for each tensor, its Range and the operator that made it, in order. Waits for the device."""
         return [pending.record() for pending in self._pending]

@@ -15,9 +15,9 @@ class Range:
     Attributes
     ----------
     name : str
-        Which tensor it is: the name of an operator, parameter or input; ``"fc -> relu"`` for the gradient that fc sends
-        back to relu; ``"the loss"``; or ``"the gradient of fc_weight"``. With ``", unrounded"`` behind it: that tensor
-        before it was rounded to the compute dtype.
+        Which tensor it is: the name of an operator (its output), of a parameter or of a Module's input; of a net
+        ``"the input"`` or ``"input 0"``; ``"fc -> relu"`` for the gradient that fc sends back to relu; ``"the loss"``;
+        ``"the gradient of fc_weight"``. With ``", unrounded"`` behind it: that tensor in FP32, before it was rounded.
     shape : tuple of int
     dtype : str
         Such as ``"float16"``.
@@ -37,7 +37,7 @@ class Range:
 
     @property
     def finite(self) -> bool:
-        """Return whether all values of the tensor are finite."""
+        """Return whether no value of the tensor is inf or NaN."""
         return not (self.infs or self.nans)
 
     @property
@@ -63,20 +63,20 @@ class Blame:
     where : {"nowhere", "input", "parameter", "forward", "loss", "backward", "update"}
         What kind of tensor it is. ``"forward"``: an output of an operator. ``"backward"``: the gradient that an
         operator sends back. ``"loss"``: the loss or its gradient, where the net does not compute the loss itself.
-        ``"update"``: the gradient of a parameter, all of whose summands were finite.
+        ``"update"``: the gradient of a parameter that overflowed as it was summed over devices or backwards.
     name, op : str
-        The operator and its type, such as ``"fc1"`` and ``"FullyConnected"``. Of an input, a parameter or the loss
-        there is only a name. Empty where ``where`` is ``"nowhere"``.
+        The operator and its type, such as ``"fc1"`` and ``"FullyConnected"``. Where ``where`` is neither ``"forward"``
+        nor ``"backward"``, ``name`` is that of the tensor, and ``op`` is empty. Both are empty for ``"nowhere"``.
     dtype : str
-        The dtype that the operator computes in, or the compute dtype where an FP32 result overflowed when it was
-        rounded. Of an input, a parameter or the loss, its own dtype. Empty where ``where`` is ``"nowhere"``.
+        The dtype that the operator computes in, or the compute dtype where an FP32 tensor overflowed when it was
+        rounded. Otherwise the dtype of the tensor. Empty where ``where`` is ``"nowhere"``.
     cause : str
         What happened, in a sentence.
     output : Range or None
         The tensor that is not finite; None where all are finite.
     inputs : tuple of Range
-        The tensors that the operator read. Where its result overflowed when it was rounded, the result before the
-        rounding is the last.
+        The tensors that the operator read; in backward also the gradients that were sent to it. For the loss, the last
+        output of the network. Where a tensor overflowed when it was rounded, that tensor in FP32 is the last.
     loss_scale : float
         The loss scale of the replay.
     """

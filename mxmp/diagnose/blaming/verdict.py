@@ -16,8 +16,8 @@ __all__ = ["Record", "verdict"]
 class Record(NamedTuple):
     """The range of the values of one tensor of a step, and which operator made the tensor.
 
-    ``observed`` says which operator made it, forward or backward. It is None for a tensor that no operator of the
-    network made: an input, a parameter, the loss outside the net, the gradient of the loss or of a parameter.
+    ``observed`` says which operator of the network, or cast by mxmp, made it, forward or backward. It is None for any
+    other tensor: an input, a parameter, the loss computed from a net's output, and a gradient of loss or parameter.
     """
 
     observed: Observed | None
@@ -54,10 +54,10 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
 
 
 def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
-    """Return the report on a tensor that is not finite and that no operator of the network made, such as the loss.
+    """Return the report on a tensor that is not finite and that neither an operator nor a cast made, such as the loss.
 
-    ``found`` is the range of the tensor, ``past`` has the records of the tensors before it, ``params`` are the names of
-    the trained parameters, and ``scale`` is the loss scale.
+    ``found`` is the range of the tensor, ``past`` has the records before it in the step, ``params`` are the names
+    of the trained parameters, and ``scale`` is the loss scale.
     """
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
@@ -86,11 +86,11 @@ def _blame_operator(
     params: Sequence[str],
     scale: float,
 ) -> Blame:
-    """Return the report on a tensor that is not finite and that an operator of the network made.
+    """Return the report on a tensor that is not finite and that an operator of the network, or a cast by mxmp, made.
 
-    ``observed`` says which operator, ``found`` is the range of the tensor, ``past`` has the records of the tensors
-    before it, ``graphs`` are the converted graphs that ran, ``params`` are the names of the trained parameters, and
-    ``scale`` is the loss scale.
+    ``observed`` says which one, ``found`` is the range of the tensor, ``past`` has the records before it in the step,
+    ``graphs`` are the converted graphs that ran, ``params`` are the names of the trained parameters, and ``scale`` is
+    the loss scale.
     """
     graph = next((graph for graph in graphs if observed.node in graph), None)
     low = graphs[0].plan.policy.compute
@@ -135,9 +135,9 @@ def _overflow_text(unrounded: Range, dtype: str) -> str:
 def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Range | None:
     """Return the range that a tensor had in FP32 before a cast by mxmp rounded it; None if no such tensor is known.
 
-    ``observed`` and ``found`` describe the rounded tensor, and ``past`` has the tensors recorded before it. Of those in
-    FP32 with the same shape, it is the last one that has the same label, such as ``"fc -> relu"``, or is a sum of
-    gradients. For the gradient of a graph output, it is the gradient of the loss.
+    ``observed`` and ``found`` describe the rounded tensor. Returned is the last range in ``past``, the records before
+    it, that is FP32, has the same shape, and has the same label, such as ``"fc -> relu"``, or is a sum of gradients;
+    for the gradient of a graph output, that of the gradient of the loss. None if ``found`` is FP32 itself.
     """
     if found.dtype == "float32":
         return None
@@ -150,7 +150,7 @@ def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed)
     """Return the ranges of the tensors that an operator read, each once, as far as they are in ``past``.
 
     ``observed`` is a tensor that the operator made. If this is a gradient, the gradients that were sent to the operator
-    are returned too. If ``past`` lacks one of the operator's inputs, the inputs of the network are returned as well.
+    come first. If ``past`` lacks one of the operator's inputs, all inputs of the net (``"the input"``) come next.
     """
     known = {record.range.name: record.range for record in past}
     sent = [r for name, r in known.items() if observed.backward and name.endswith(f" -> {observed.operator}")]
@@ -160,5 +160,5 @@ def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed)
 
 
 def _scale_advice(scale: float) -> str:
-    """Return a sentence for a report: a lower loss scale helps, or, where it is 1 already, it is not the cause."""
+    """Return a sentence for a report: a lower loss scale helps or, where it is 1 or less, it is not the cause."""
     return "A lower loss scale avoids it" if scale > 1 else "The loss scale is 1, and not the cause"

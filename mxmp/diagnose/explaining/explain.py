@@ -43,24 +43,24 @@ def explain(
     *inputs : NDArray
         Inputs of a net. The net is called with them if it has not been called yet, because it has no graphs before.
     policy, exclude, ctx
-        For a Symbol, as for ``cast_symbol``.
+        For a Symbol: the policy (a recipe, policy string, Policy, Plan or path of a Plan; default ``"float16"``); more
+        patterns of names to keep in FP32, not with a Plan; the device, by default the current context's.
     **shapes : tuple of int
-        Shapes of a Symbol's inputs, for example ``data=(32, 3, 224, 224)``. If they are given, the bytes that casts
-        read and write are counted.
+        Shapes of a Symbol's inputs, for example ``data=(32, 3, 224, 224)``, from which the bytes of casts are counted.
 
     Returns
     -------
     Explanation
         ``print`` it, or read its ``graphs``: for each operator the dtype and the reason, and for each graph the casts,
-        the variables stored in low precision, and the workarounds.
+        the parameters stored in float16, and the workarounds.
 
     Raises
     ------
     TypeError
         ``target`` is none of these.
     ValueError
-        The net is not converted, or was never called and there are no inputs; the module is not bound; ``policy`` or
-        shapes are given with a net or module; or the shapes do not fit the Symbol.
+        The net is not converted, or was never called and there are no inputs; the module is not bound; ``policy``,
+        ``exclude``, ``ctx`` or shapes are given with a net or module; or the shapes do not fit the Symbol.
     """
     if isinstance(target, mx.sym.Symbol):
         return Explanation((_report_symbol(target, *read_policy(policy or "float16", exclude), ctx, shapes),))
@@ -69,8 +69,10 @@ def explain(
             "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
             f"got {type(target).__module__}.{type(target).__name__}"
         )
-    if policy is not None or shapes:
-        raise ValueError("policy and shapes are for Symbols: a net or module is explained as it was converted")
+    if policy is not None or exclude or ctx is not None or shapes:
+        raise ValueError(
+            "policy, exclude, ctx and shapes are for Symbols: a net or module is explained as it was converted"
+        )
     graphs, unconverted = converted_graphs(target, inputs)
     return Explanation(tuple(map(_report_graph, graphs)), tuple(unconverted))
 
@@ -80,8 +82,8 @@ def _report_symbol(
 ) -> GraphReport:
     """Return the report on an FP32 Symbol as it would be converted by ``plan``, or if this is None, under ``policy``.
 
-    ``ctx`` is the device it would run on. ``shapes`` maps names of inputs to shapes, and may be empty. Raises
-    ``ValueError`` if the shapes do not fit the Symbol.
+    ``ctx`` is the device it would run on (None: the current context); a plan has its own. ``shapes`` maps names of
+    inputs to shapes, and may be empty. Raises ``ValueError`` if the shapes do not fit the Symbol.
     """
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
@@ -93,10 +95,7 @@ def _report_symbol(
 
 
 def _report_graph(converted: ConvertedGraph) -> GraphReport:
-    """Return the report on one graph: the dtype of its operators, its casts, stored parameters and workarounds.
-
-    ``converted`` is an FP32 graph with its plan, by which the graph is converted once more here.
-    """
+    """Return the report on an FP32 graph with its plan, by which the graph is converted once more here."""
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
     fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)
     workarounds = _workarounds(fitted)
@@ -122,11 +121,10 @@ def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
     """Return a dict from the name of each workaround applied to a graph to the names of the nodes that needed it.
 
     The nodes are operators and variables of the FP32 graph; for a workaround that concerns a cast, the operator or
-    variable whose tensor is cast. ``fitted`` is the converted graph, with the workarounds for its device.
+    variable whose tensor is cast. ``fitted`` is the converted graph. Workarounds within its bodies are left out.
     """
 
     def source(node: Node) -> str:
-        """Return the name of ``node``; if mxmp has inserted it, that of the network's node whose tensor it reads."""
         while node not in fitted.source and node.inputs:
             node = node.inputs[0].node
         return fitted.source[node].name if node in fitted.source else node.name

@@ -32,7 +32,8 @@ class NodeReport:
         True if the rule for this type of operator is ``ALONE``: mxmp does not cast its inputs, because they are
         integers, indices, random numbers or sparse arrays, or because it is a Custom operator.
     workarounds : tuple of str
-        The names of the workarounds, for wrong, missing or slow kernels of the device, that the operator needs.
+        The names of the workarounds, for wrong, missing or slow kernels of the device, that the operator needs; not
+        known (empty) for an operator in the body of a loop or branch.
     """
 
     name: str
@@ -48,8 +49,7 @@ class NodeReport:
 class GraphReport:
     """How one graph is converted: the dtypes of its operators, its casts, stored parameters and workarounds.
 
-    The graph is that of a Symbol, of a Module, of one bucket of a BucketingModule, or of a block in training or in
-    inference.
+    The graph is that of a Symbol, a Module, one bucket of a BucketingModule, or a block in training or in inference.
 
     Attributes
     ----------
@@ -68,8 +68,8 @@ class GraphReport:
         The names of the parameters that are stored in float16, with FP32 master weights; and of all other variables,
         inputs included.
     workarounds : mapping of str to tuple of str
-        From the name of each workaround that is applied (see ``mxmp.kernels.table``) to the names of the operators and
-        variables that need it.
+        From the name of each workaround that is applied, outside of the bodies of control flow, to the names of the
+        operators and variables that need it.
     """
 
     name: str
@@ -93,7 +93,7 @@ class GraphReport:
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """Return the patterns in the policy's ``exclude`` that match no operator of the graph."""
+        """Return the patterns in the policy's ``exclude`` that match no operator and no block of the graph."""
         return self.plan.unmatched
 
     @property
@@ -147,7 +147,7 @@ class Explanation:
     ----------
     graphs : tuple of GraphReport
         One report for each graph. A net has a graph for each block that is called from Python and each kind of call
-        (training or inference, device); a BucketingModule has one for each bucket.
+        so far (training or inference, device); a BucketingModule has one for each bucket used so far.
     unconverted : tuple of str
         Names of the blocks of a net that run as Python, not as a graph, and so stay in FP32.
     """
@@ -157,16 +157,15 @@ class Explanation:
 
     @property
     def num_casts(self) -> int:
-        """Return the number of casts in all training graphs together; if there are none, in all graphs.
+        """Return the number of casts in all training graphs together; if there are no training graphs, in all graphs.
 
-        For a net that is called in one way, on one device, these are the casts of one forward. For a BucketingModule
-        they are those of one forward in each of its buckets.
+        For a net that is called in one way, on one device, these are the casts of one forward.
         """
         return sum(len(graph.casts) for graph in self._current())
 
     @property
     def cast_bytes(self) -> int | None:
-        """Return the bytes that casts read and write in one forward of each training graph, all graphs together.
+        """Return the bytes that casts read and write in one forward of each training graph, summed over these graphs.
 
         If there are no training graphs, all graphs count. None if the shape of a cast tensor is not known.
         """
@@ -174,11 +173,10 @@ class Explanation:
 
     @property
     def nodes(self) -> tuple[NodeReport, ...]:
-        """Return the reports on the operators of all training graphs; if there are none, of all graphs."""
+        """Return the reports on the operators of all training graphs; if there are no such graphs, of all graphs."""
         return tuple(node for graph in self._current() for node in graph.nodes)
 
     def _current(self) -> tuple[GraphReport, ...]:
-        """Return the reports on the training graphs; all reports if there are no training graphs."""
         return tuple(g for g in self.graphs if g.training) or self.graphs
 
     def __str__(self) -> str:
@@ -187,6 +185,5 @@ class Explanation:
 
 
 def _total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum of ``sizes``; None if one of them is None."""
     known = list(sizes)
     return None if None in known else sum(known)  # type: ignore[arg-type]

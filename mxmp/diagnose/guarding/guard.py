@@ -28,7 +28,7 @@ logger = logging.getLogger("mxmp")
 
 
 class Moved(NamedTuple):
-    """A layer that ``guard`` has moved to FP32.
+    """A layer that ``guard`` has moved to FP32: operators at fault, and those of their type with the same parameters.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Moved(NamedTuple):
     operators : tuple of str
         The names of the layer's operators in the FP32 graph, as ``Policy(exclude=)`` takes them.
     overflows : int
-        In how many steps the layer had overflowed; at least ``patience`` of ``guard``.
+        In how many steps the layer was at fault for an overflow; at least ``patience`` of ``guard``.
     blame : Blame
         Which tensor overflowed in the last of these steps, and why.
     """
@@ -64,16 +64,16 @@ class Guard(StepObserver):
     moved : list of Moved
         The layers that were moved, oldest first.
     overflows : dict of str to int
-        For each operator that overflowed, by its name in the FP32 graph, in how many steps it or its layer was at
-        fault.
+        From the name of an operator in the FP32 graph to the number of steps in which its layer was at fault.
     """
 
     def __init__(self, network: TrainedNetwork, patience: int, low_scale: float) -> None:
         """Start to guard a network.
 
-        ``patience`` is in how many steps an operator must overflow before it is moved. ``low_scale`` is the loss scale
-        up to which the overflow of a gradient counts as an operator's fault. Raises ``ValueError`` if operators of the
-        network cannot be moved to FP32 while it trains.
+        ``patience`` is in how many steps, in a row or not, an operator must be at fault before it is moved to FP32.
+        ``low_scale`` is the loss scale up to which the overflow of a gradient counts; it always counts where the scaler
+        cannot lower the scale. Raises ``ValueError`` if several workers train the network, or it is a part of a net
+        that was converted as a whole.
         """
         network.check_excludable()
         self.moved: list[Moved] = []
@@ -98,8 +98,8 @@ class Guard(StepObserver):
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         """Find out which layer overflowed in this step, if the probe listened to it, and count the overflow against it.
 
-        ``after_step`` moves a layer that has overflowed ``patience`` times. The network's ScaledStep, which does each
-        training step, calls this with the gradients of the parameters before the update. Waits for the device.
+        If it is the ``patience``-th of this layer, ``after_step`` moves the layer. The network's ScaledStep, which does
+        each training step, calls this with the gradients of the parameters before the update. Waits for the device.
         """
         if not self._recording.has_operators:
             return
@@ -123,10 +123,10 @@ class Guard(StepObserver):
             self._to_move = Moved(self._step.steps + 1, tuple(layer), overflows, found)
 
     def after_step(self) -> None:
-        """Move the layer that ``before_update`` found to FP32, and decide whether the probe listens in the next step.
+        """Move the layer to FP32 that overflowed for the ``patience``-th time, if any; stop or start the probe.
 
-        The probe listens after a skipped step, and after the loss scale was raised to ``low_scale`` or less. The
-        network's ScaledStep, which does each training step, calls this at its end.
+        The probe listens in the next step if this one was skipped, or has raised the loss scale to ``low_scale`` or
+        less. The network's ScaledStep, which does each training step, calls this at its end.
         """
         ran, to_move, self._to_move = self._recording.has_operators, self._to_move, None
         if ran or (self._probe.listens and self._network.is_stale):
@@ -143,9 +143,9 @@ class Guard(StepObserver):
     def _counts_against_layer(self, observed: Observed | None) -> bool:
         """Return whether an overflow is the fault of the layer that computed the tensor, and not of a high loss scale.
 
-        ``observed`` says which tensor has overflowed; None means one that no operator made, such as a parameter. An
-        output or a parameter does not depend on the loss scale, and counts always. A gradient counts if the loss scale
-        is at ``low_scale`` or below, or cannot become lower.
+        ``observed`` says which tensor has overflowed; None means one that no operator made, such as a parameter. Such a
+        tensor and an output always count, whatever the loss scale. A gradient that an operator sends back counts if the
+        loss scale is at most ``low_scale``, or cannot become lower.
         """
         gradient = observed is not None and observed.backward
         return not gradient or self._step.loss_scale <= self._low_scale or self._step.at_floor
@@ -156,7 +156,6 @@ class Guard(StepObserver):
         self._recording.note_weights(self._network.weights())
 
     def _forget(self) -> None:
-        """Drop what was recorded of the tensors of the current step."""
         self._recording = Recording()
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
@@ -176,14 +175,15 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     The guard looks into the first step, each step after a skipped one, and each step after the loss scale was raised to
     ``low_scale`` or less. It records the range of each operator's tensors while the step trains, as ``watch`` does;
     other steps cost nothing. If the step overflows, the operator that made the first tensor with an inf or NaN is at
-    fault. An activation counts at any loss scale, because it does not depend on the loss scale. A gradient counts only
-    where the loss scale is at most ``low_scale``, or where the scaler cannot lower it. An inf or NaN that appears in
-    FP32 moves nothing.
+    fault; where a tensor overflowed in its cast from FP32, the operators that read it in low precision or, of a
+    gradient, the one that gets it. An activation does not depend on the loss scale, and always counts. A gradient
+    counts only where the loss scale is at most ``low_scale``, or where the scaler cannot lower it. An inf or NaN that
+    appears in FP32 moves nothing.
 
     When an operator has been at fault ``patience`` times, it is added to the policy's ``exclude``, with the operators
-    that share its parameters, and the next forward runs the new graph. Weights, master weights, momenta, running
-    statistics and the loss scale stay as they are. While overflows of a layer are being counted, the
-    ``FloatingPointError`` for repeated overflow at the lowest loss scale is put off.
+    of its type that share a parameter with it, and the next forward runs the new graph. Weights, master weights,
+    momenta, running statistics and the loss scale stay as they are. Each overflow that counts puts off the
+    ``FloatingPointError`` for repeated overflow at the lowest loss scale.
 
     Parameters
     ----------
@@ -192,9 +192,9 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     trainer : Trainer, optional
         For a net, and only for a net: the Trainer that updates its parameters.
     patience : int
-        In how many steps an operator must overflow before it is moved.
+        In how many steps, in a row or not, an operator must be at fault before it is moved.
     low_scale : float
-        The loss scale up to which an overflow of a gradient is the layer's fault: at a lower one the gradients of other
+        The loss scale up to which an overflow of a gradient counts: if the scale went down further, gradients of other
         layers would begin to underflow.
 
     Returns
@@ -226,8 +226,8 @@ def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str]
     of them, such as the other time steps of an unrolled cell. Operators in FP32 are left out: the list is empty where
     the tensor became inf or NaN in FP32, and where ``graph`` does not have the tensor.
 
-    ``with_followers`` adds the operators behind these that compute in low precision only because their inputs do (rule
-    ``FOLLOW``). It is needed where a Plan decides the dtypes: the rules would move such operators by themselves.
+    ``with_followers`` adds the low-precision operators behind these whose rule has the kind ``FOLLOW``: they compute in
+    low precision only because their inputs are. Needed where a Plan decides the dtypes; the rules move them unasked.
     """
     fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
     layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
@@ -240,8 +240,8 @@ def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
     """Return the operators, in any precision, that are at fault for ``first``, the first tensor that was not finite.
 
     Usually this is the operator that made the tensor. Where a cast from FP32 to low precision has overflowed, or a
-    parameter stored in low precision, these are the operators that read the tensor in low precision; for a gradient,
-    the operator that the gradient is sent to. Empty if ``graph`` does not have the tensor.
+    parameter stored in low precision, these are the operators that read the tensor; for the cast of a gradient, the
+    operator that the gradient is sent to. Empty for an FP32 parameter, and if ``graph`` does not have the tensor.
     """
     observed, found = first
     if observed is None:  # a parameter that is stored in low precision, whose master is finite
@@ -258,6 +258,7 @@ def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str
     """Yield ``node``, and the operators of the same type in low precision that read one of its parameters too.
 
     For example, all time steps of an unrolled cell read one weight. ``params`` are the names of the trained parameters.
+    ``node`` may be yielded twice.
     """
     own = _parameters_read(graph, node, params)
     yield node
@@ -268,14 +269,14 @@ def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str
 
 
 def _parameters_read(graph: ObservedGraph, node: Node, params: Collection[str]) -> set[str]:
-    """Return the names of the trained parameters, among ``params``, that ``node`` reads directly or through casts."""
+    """Return the names, among ``params``, of the parameters that ``node`` reads directly or through casts."""
     return {name for entry in node.inputs if (name := graph.source(entry).node.name) in params}
 
 
 def _followers(graph: ObservedGraph, layer: Iterable[Node]) -> Iterable[Node]:
     """Yield the low-precision operators behind ``layer`` that are in low precision only because their inputs are.
 
-    These have the rule ``FOLLOW`` and read an output of an operator of ``layer``, directly or through each other.
+    Their rules have the kind ``FOLLOW``, and they read an output of ``layer``, directly or through casts or each other.
     """
     stack, found = list(layer), set(layer)
     while stack:

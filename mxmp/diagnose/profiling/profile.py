@@ -23,7 +23,7 @@ __all__ = ["profile"]
 def profile(path: str) -> Profile:
     """Read a recording of Nsight Systems: the time of GPU kernels on Tensor Cores, in casts and in everything else.
 
-    The times are also told apart by the MXNet operator that launched the kernel, where the recording says so.
+    Where the recording says which MXNet operator launched a kernel, the times of the kernel are given by operator.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def profile(path: str) -> Profile:
 
 
 def _read(path: str) -> tuple[KernelReport, ...]:
-    """Return one report for each kernel, operator and device in an export, longest total time first.
+    """Return one report for each triple of kernel, operator and device in an export, longest total time first.
 
     Raises ``ValueError`` if the file is damaged or holds no kernels; ``profile`` puts the path before the message.
     """
@@ -84,10 +84,10 @@ def _read(path: str) -> tuple[KernelReport, ...]:
 def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, str], float]]:
     """Yield, for each run of a GPU kernel, the tuple (name, operator, kind, device) and the duration in seconds.
 
-    The kind is as ``kind_of_kernel`` says, but ``"cast"`` if the operator is a cast and the kernel uses no Tensor
-    Cores; the device is ``"gpu/0"`` or so. The operator is the one whose NVTX range launched the kernel, empty if not
-    known: MXNet opens a range for each operator that its profiler records (src/profiler/nvtx.h). Raises ``ValueError``
-    for a damaged file.
+    The kind is what ``kind_of_kernel`` returns, but ``"cast"`` if the operator is a cast and the kernel uses no Tensor
+    Cores; the device is ``"gpu/0"`` or so. The operator is the one whose NVTX range was open at the launch, empty if
+    none is known: MXNet opens a range for each operator that its profiler records (src/profiler/nvtx.h). Yields nothing
+    if the tables of kernels or texts are missing. Raises ``ValueError`` for a damaged file.
     """
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"} <= tables:
@@ -114,11 +114,11 @@ def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, s
 
 
 def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[tuple[tuple[int, Any], str]]:
-    """Yield, for each launch of a kernel, the pair (process id, correlation id) and the name of an NVTX range.
+    """Yield, for each CUDA call on a thread with NVTX ranges, the pair (process id, correlation id) and a range's name.
 
-    The pair says which run of a kernel was launched. The range is the innermost one that was open on the launching
-    thread at that time, so MXNet's operator; the name is empty if none was open. ``names`` maps the ids of the table
-    StringIds to texts.
+    Where the call is a launch, the pair says which run of a kernel it launched. The range is the innermost one that was
+    open on the thread at that time, so MXNet's operator; the name is empty if none was open. ``names`` maps the ids of
+    the table StringIds to texts.
     """
     events: dict[int, list[tuple[int, bool, int, Any]]] = defaultdict(list)  # by thread: start, is a launch, -end, ...
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}

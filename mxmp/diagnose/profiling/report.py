@@ -42,7 +42,7 @@ def kind_of_kernel(name: str) -> str:
     """Return the kind of a GPU kernel, by its name: ``"tensor"``, ``"matrix"``, ``"cast"`` or ``"other"``.
 
     ``"tensor"`` is a matrix product or convolution on Tensor Cores, ``"matrix"`` one without, ``"cast"`` a change of
-    dtype. ``name`` is the demangled name, where the recording has it.
+    dtype. ``name`` is the demangled name.
     """
     name = name.lower()
     if _TENSOR.search(name) and not _NOT_TENSOR.search(name):
@@ -53,7 +53,7 @@ def kind_of_kernel(name: str) -> str:
 
 
 def reads_low_precision(name: str) -> bool:
-    """Return whether a GPU kernel's name says that the kernel reads float16 or bfloat16."""
+    """Return whether a GPU kernel's name says that it reads float16 or bfloat16, as ``"half"`` or ``"bf16"`` does."""
     return _LOW.search(name.lower()) is not None
 
 
@@ -64,14 +64,14 @@ def is_cast(operator: str) -> bool:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """All runs of one GPU kernel for one operator on one device.
+    """All runs of one GPU kernel for operators of one name on one device.
 
     Attributes
     ----------
     name : str
         The name of the kernel.
     operator : str
-        The name of the operator that launched the kernel, in MXNet's profiler; empty where the recording does not say.
+        The name that MXNet's profiler gives the operator that launched the kernel; empty where none is recorded.
     kind : {"tensor", "matrix", "cast", "other"}
         A matrix product or convolution on Tensor Cores, one without them, a cast, or anything else.
     device : str
@@ -107,7 +107,7 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """Return the time of all kernels in seconds. The times of kernels that ran at the same moment are added up."""
+        """Return the sum of the times of all kernels in seconds; times in which several ran at once count for each."""
         return sum(kernel.seconds for kernel in self.kernels)
 
     @property
@@ -116,7 +116,7 @@ class Profile:
         return tuple(sorted({kernel.device for kernel in self.kernels}))
 
     def share(self, kind: str) -> float:
-        """Return the share of the kernels' time, from 0 to 1, that kernels of one kind took.
+        """Return the share of the kernels' time, from 0 to 1, that kernels of one kind took; 0 if all times are 0.
 
         ``kind`` is ``"tensor"``, ``"matrix"``, ``"cast"`` or ``"other"``, as in KernelReport.
 
@@ -130,14 +130,13 @@ class Profile:
         return self._share_of(sum(k.seconds for k in self.kernels if k.kind == kind))
 
     def _share_of(self, seconds: float) -> float:
-        """Return ``seconds`` as a share, from 0 to 1, of the time of all kernels; 0 if that time is 0."""
         return seconds / self.seconds if self.seconds else 0.0
 
     @property
     def missed(self) -> tuple[KernelReport, ...]:
-        """Return the kernels of matrix products and convolutions that read low precision without using Tensor Cores.
+        """Return the kernels of kind ``"matrix"`` whose names say that they read low precision, longest time first.
 
-        Longest total time first. These are the ones that could be faster on Tensor Cores.
+        They use no Tensor Cores, and could be faster on them.
         """
         return tuple(kernel for kernel in self.kernels if kernel.kind == MATRIX and reads_low_precision(kernel.name))
 
@@ -158,5 +157,4 @@ class Profile:
 
 
 def _short(name: str) -> str:
-    """Return a kernel's name, cut to 72 characters with "..." at the end."""
     return name if len(name) <= _WIDTH else name[: _WIDTH - 3] + "..."

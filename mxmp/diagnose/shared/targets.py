@@ -38,8 +38,8 @@ def is_network(target: Any) -> bool:
 def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[ConvertedGraph], list[str]]:
     """Return the FP32 graphs of a converted net or a bound module, with their plans, and the names of FP32 blocks.
 
-    These are the blocks of a net that run as Python, not as a graph, and so stay in FP32; a module has none. A net that
-    was never called is called once with ``inputs``, because a net builds its graphs when it is called.
+    FP32 blocks are those of a net that run as Python, not as a graph; a module has none. A net that was never called is
+    called once with ``inputs``, because a net builds its graphs when it is called; otherwise ``inputs`` are ignored.
 
     Raises
     ------

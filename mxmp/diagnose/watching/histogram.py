@@ -68,7 +68,7 @@ class Histogram:
     def of(cls, values: np.ndarray, size: int | None = None, largest: float = 0.0) -> Histogram:
         """Return the histogram of ``values``, which may have any shape and float dtype.
 
-        If ``values`` are only a sample of a tensor, pass the number of elements of the tensor as ``size`` and its
+        Only if ``values`` are a sample of a tensor, pass the number of elements of the tensor as ``size`` and its
         largest ``|x|`` as ``largest``. If ``largest`` is inf or nan, the histogram counts at least one inf or NaN, even
         if the sample has none.
         """
@@ -126,10 +126,9 @@ class Histogram:
         return int(self.counts.sum()) + self.zeros + self.infs + self.nans
 
     def between(self, low: int | None, high: int | None) -> int:
-        """Return how many values have an exponent of two from ``low`` to ``high``, both included.
+        """Return how many values x have ``2**low <= |x| < 2**(high + 1)``; None means no limit.
 
-        A value x has the exponent e if ``2**e <= |x| < 2**(e + 1)``. None means no limit. Zeros, infs and NaNs are not
-        counted.
+        Zeros, infs and NaNs are not counted.
         """
         start = 0 if low is None else max(low - _LOWEST, 0)
         stop = _COUNT if high is None else max(high - _LOWEST + 1, 0)
@@ -144,20 +143,20 @@ class Histogram:
     def underflow(self, form: Format = FORMATS["float16"]) -> float:
         """Return the share of the counted values, from 0 to 1, that are not zero but round to zero in ``form``.
 
-        These are the values below half of the format's smallest subnormal number. Values that are zero already are part
-        of the total only.
+        Those below half of the format's smallest subnormal number (2**-25 for float16) round to zero. Values that are
+        zero already are part of the total only.
         """
         return self._share(self.between(None, form.tiny - 2))
 
     def subnormal(self, form: Format = FORMATS["float16"]) -> float:
-        """Return the share of the counted values, from 0 to 1, that become subnormal in ``form`` and so lose bits."""
+        """Return the share of the counted values, from 0 to 1, that become subnormal, but not zero, in ``form``."""
         return self._share(self.between(form.tiny - 1, form.normal - 1))
 
     def overflow(self, form: Format = FORMATS["float16"]) -> float:
         """Return the share of the counted values, from 0 to 1, that are too large for ``form`` or already inf.
 
         A histogram knows only exponents: float16's largest number is 65504, but only values from 65536 on are counted
-        as too large.
+        as too large. NaNs are part of the total only.
         """
         return self._share(self.between(form.top + 1, None) + self.infs)
 
@@ -170,8 +169,8 @@ class Histogram:
         """Return the largest n for which the tensor times ``2**n`` still fits into the format ``form``.
 
         n is a whole number, as a float: 3.0 means that the tensor times 8 fits, and times 16 overflows. It is negative
-        if the largest value overflows already, ``-inf`` if the tensor holds an inf or NaN, and ``inf`` if all values
-        are zero.
+        if the largest value overflows already, ``-inf`` if the tensor holds an inf or NaN, and ``inf`` if it is empty
+        or all zeros.
         """
         if self.infs or self.nans:
             return -math.inf

@@ -28,7 +28,8 @@ class TensorReport:
         The operator, ``"fc"``, of an activation; ``"fc -> relu"`` for the gradient that fc sends back to its input, the
         output of relu; ``"the loss -> fc"`` for that of a graph output; otherwise the name of the parameter.
     op : str
-        The operator's type, such as ``"FullyConnected"``; empty for the kinds that belong to a parameter.
+        The operator's type, ``"FullyConnected"``; of a gradient, that of the operator that sends it back, or for ``"the
+        loss -> fc"`` that of fc. Empty for the kinds that belong to a parameter.
     low : bool
         True if the tensor is rounded to the compute dtype, because an operator in low precision makes or reads it.
     histogram : Histogram
@@ -50,8 +51,8 @@ class TensorReport:
     def true(self, loss_scale: float) -> Histogram:
         """Return the tensor's histogram without the loss scale: that of a gradient divided by ``loss_scale``.
 
-        Other kinds of tensors are not scaled, and their histogram is returned as it is. The divisor is ``loss_scale``
-        rounded to a power of two, since a histogram only knows exponents.
+        Of other kinds of tensors the histogram is returned as it is. The divisor is ``loss_scale`` rounded to a power
+        of two, since a histogram only knows exponents.
         """
         return self.histogram.scaled(-math.log2(loss_scale)) if self.is_scaled else self.histogram
 
@@ -67,8 +68,8 @@ class Snapshot:
     step : int
         The number of the step, counted from 1; skipped steps count.
     loss_scale : float
-        The loss scale of this step, by which all gradients in ``tensors`` are multiplied. This holds after
-        ``Trainer.unscale`` too: the gradients that it has divided are multiplied by the loss scale again.
+        The loss scale of this step, by which all gradients in ``tensors`` are multiplied, also those that
+        ``Trainer.unscale`` has divided by it.
     skipped : bool
         True if the step was skipped because of an overflow; then there are no updates in ``tensors``.
     compute : {"float16", "bfloat16"}
@@ -85,7 +86,7 @@ class Snapshot:
 
     @property
     def format(self) -> Format:
-        """Return the range of the compute dtype: its largest number and the exponents of its smallest and largest."""
+        """Return the Format of the compute dtype: its largest number and the exponents that limit its range."""
         return FORMATS[self.compute]
 
     def of(self, kind: str, *, low_only: bool = False) -> list[TensorReport]:
@@ -121,27 +122,23 @@ class Snapshot:
 
     @property
     def underflow(self) -> float:
-        """Return the share of the gradient values, from 0 to 1, that the compute dtype rounds to zero.
+        """Return the share of the values of all ``gradients``, 0 to 1, that the compute dtype rounds to zero.
 
-        The values are those multiplied by the loss scale of this step, of all ``gradients`` together. Values that are
-        zero before rounding are part of the total only.
+        They are multiplied by the loss scale of this step. Values that are zero before rounding are part of the total
+        only.
         """
         return self._underflow([t.histogram for t in self.gradients])
 
     @property
     def underflow_unscaled(self) -> float:
-        """Return the share of the gradient values, from 0 to 1, that would round to zero without loss scaling.
+        """Return the share of the values of all ``gradients``, 0 to 1, that would round to zero without loss scaling.
 
-        The values of all ``gradients`` are counted together; those that are zero before rounding are part of the total
-        only.
+        Values that are zero before rounding are part of the total only.
         """
         return self._underflow([t.true(self.loss_scale) for t in self.gradients])
 
     def _underflow(self, histograms: list[Histogram]) -> float:
-        """Return the share of the values of all ``histograms``, from 0 to 1, that the compute dtype rounds to zero.
-
-        Values that are zero before rounding are part of the total only.
-        """
+        """Return the share of the values of all ``histograms``, 0 to 1, that are not zero but are rounded to zero."""
         lost = sum(h.between(None, self.format.tiny - 2) for h in histograms)
         return lost / max(sum(h.counted for h in histograms), 1)
 
@@ -161,15 +158,13 @@ class Snapshot:
     def _table(self, each: int = 5) -> list[str]:
         """Return the lines of a table with the worst tensors of every kind, at most ``each`` of a kind, worst first.
 
-        A tensor is the worse, the more of its values round to zero or overflow; worst of all are those with a NaN.
+        A tensor is the worse, the more of its values round to zero or overflow; those with a NaN come first, those that
+        are not rounded to the compute dtype last.
         """
         form = self.format
 
         def out_of_range(tensor: TensorReport) -> float:
-            """Return how bad a tensor is: the share of its values that underflow or overflow, plus 1 if it holds a NaN.
-
-            Returns -1 for a tensor that is not rounded to the compute dtype, so that it comes last.
-            """
+            # Returns -1 for a tensor that is not rounded to the compute dtype, so that it comes last.
             found = tensor.histogram
             return found.underflow(form) + found.overflow(form) + (found.nans > 0) if tensor.low else -1.0
 
@@ -186,7 +181,7 @@ class Snapshot:
 
 
 def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
-    """Return one report for each kind and name of tensor; its histogram counts the values of all such reports.
+    """Return one report for each kind and name in ``tensors``, with the values of all reports on it together.
 
     A tensor has several reports if it was computed on several devices, or in several forwards of one step.
     """

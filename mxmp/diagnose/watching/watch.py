@@ -41,7 +41,7 @@ class _PendingReport(NamedTuple):
     size: int
 
     def report(self) -> TensorReport:
-        """Return the report on the tensor's values, with their histogram. Waits for the device."""
+        """Return the TensorReport with the histogram of ``values``. Waits for the device."""
         largest = math.nan if math.isnan(self.squares.asscalar()) else float(self.largest.asscalar())
         histogram = Histogram.of(self.values.asnumpy(), self.size, largest)
         return TensorReport(self.kind, self.name, self.op, self.low, histogram)
@@ -91,7 +91,7 @@ class Watch(StepObserver):
 
         A step is watched if the probe has reported tensors in it; it reports none if the step ran another bucket. The
         network's ScaledStep calls this method in every step, before the update. ``gradients`` are as the update gets
-        them: multiplied by the loss scale, unless ``Trainer.unscale`` has divided them by it.
+        them: multiplied by the loss scale. If ``Trainer.unscale`` has divided them by it, they are multiplied again.
         """
         if not self._reported:  # another bucket ran, or a batch of another size
             return
@@ -152,8 +152,8 @@ class Watch(StepObserver):
     def _observe(self, observed: Observed, array: NDArray) -> None:
         """Record an activation or a gradient that the probe reports.
 
-        Tensors of nodes that mxmp inserted, such as casts, are ignored. The one exception is the gradient of a graph
-        output: if mxmp inserted a cast behind the output, only this cast computes the gradient.
+        Tensors of nodes that mxmp inserted, such as casts, and sums of gradients are ignored; but not the gradient of a
+        graph output behind which mxmp inserted a cast, since only this cast computes it.
         """
         self._reported = True
         if not observed.inserted or observed.of_output:
@@ -179,10 +179,10 @@ class Watch(StepObserver):
 
 
 def _largest(flat: NDArray) -> NDArray:
-    """Return the largest value of a vector without negative values, as an array of shape (1,).
+    """Return the largest of the values of a vector, none of them negative, as an array of shape (1,).
 
-    A NaN among the values may be ignored; ``_PendingReport.squares`` shows it. On a CPU the result is computed by a max
-    pooling over the whole vector, since MXNet's ``max`` takes five times as long.
+    A NaN may be ignored; ``_PendingReport.squares`` shows it. On a CPU a max pooling over the whole vector computes
+    the result, since MXNet's ``max`` takes five times as long.
     """
     if flat.ctx.device_type == "gpu":
         return flat.max()

@@ -1,0 +1,82 @@
+"""FullyConnected with float16 sums, emulated on a CPU: what ``MXNET_FC_TRUE_FP16=1`` makes MXNet request from cuBLAS.
+
+A Tensor Core of a V100 adds the exact products of four elements to a float16 number and rounds; later GPUs add more
+products at a time and round less often. Convolutions have FP32 sums whatever the variable is
+(src/operator/nn/cudnn/cudnn_convolution-inl.h).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from ..precision.graph import Graph
+
+__all__ = ["register", "with_float16_sums"]
+
+_NAME = "mxmp_float16_sums"
+_PRODUCTS = 4
+
+
+def with_float16_sums(graph: Graph, names: set[str]) -> None:
+    """Let the FullyConnected operators with these names sum in float16, in place.
+
+    ``graph`` is an emulation of float16 (``lower_to_float16``); its operators read FP32 arrays of float16 numbers.
+    """
+    for node in graph.nodes():
+        if node.op == "FullyConnected" and node.name in names:
+            node.op = "Custom"
+            flatten = node.attrs.get("flatten", "True")
+            node.attrs = {"op_type": _NAME, "flatten": flatten, "count": str(len(node.inputs))}
+
+
+@lru_cache(maxsize=None)
+def register() -> None:
+    """Register the operator that ``with_float16_sums`` uses with MXNet, before a graph with it is loaded."""
+    mx.operator.register(_NAME)(_Property)
+
+
+class _Sums(mx.operator.CustomOp):
+    """Computes a FullyConnected with float16 sums."""
+
+    def __init__(self, flatten: bool) -> None:
+        super().__init__()
+        self._flatten = flatten
+
+    def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
+        """Write the rounded sums, plus the bias and rounded again, to the output."""
+        data, weight, *bias = (array.asnumpy() for array in in_data)
+        rows = data.reshape(len(data) if self._flatten else -1, weight.shape[1])
+        total = np.zeros((len(rows), len(weight)), "float16")
+        with np.errstate(over="ignore", invalid="ignore"):
+            for first in range(0, weight.shape[1], _PRODUCTS):
+                part = slice(first, first + _PRODUCTS)
+                total = (total + rows[:, part] @ weight[:, part].T).astype("float16")
+            result = (total + bias[0]).astype("float16") if bias else total
+        self.assign(out_data[0], req[0], mx.nd.array(result.reshape(out_data[0].shape), dtype="float32"))
+
+
+class _Property(mx.operator.CustomOpProp):
+    """Describes ``_Sums`` to MXNet. Its arguments are the attributes of the node, as texts."""
+
+    def __init__(self, flatten: str, count: str) -> None:
+        super().__init__(need_top_grad=False)
+        self._flatten = flatten in ("True", "true", "1")
+        self._names = ["data", "weight", "bias"][: int(count)]
+
+    def list_arguments(self) -> list[str]:
+        """Return the names of the inputs, of which the last is the bias, if there is one."""
+        return self._names
+
+    def infer_shape(self, in_shape: list) -> tuple:
+        """Return the shapes of inputs, outputs and auxiliary states."""
+        data, weight = in_shape[:2]
+        rows = data[:1] if self._flatten else data[:-1]
+        return in_shape, [[*rows, weight[0]]], []
+
+    def create_operator(self, ctx: Any, in_shapes: list, in_dtypes: list) -> _Sums:
+        """Return the object that computes the operator."""
+        return _Sums(self._flatten)
