@@ -13,6 +13,7 @@ from oracle import sqnr
 from served_networks import S, conv, filled, forward, preactivation, relu, warmed
 
 from mxmp.gluon.graphs import traced_alone
+from mxmp.inference.quantizing import quantize, tensors_to_calibrate
 from mxmp.precision.graph import Graph
 from mxmp.serving.folding import fold_constants, fold_norms, without_identities
 from mxmp.serving.fusing import FUSED, fuse, inner_operators
@@ -149,6 +150,26 @@ def test_mxnet_gets_a_preactivation_network_wrong():
     x = mx.nd.random.normal(shape=SHAPE)
     wrong = forward(symbol.get_backend_symbol("MKLDNN"), params, data=x)[0]
     assert sqnr(forward(symbol, params, data=x)[0], wrong) < 20
+
+
+@pytest.mark.parametrize(("signed", "share"), [(False, 1), (True, 0.5)])
+def test_mxnet_cuts_an_int8_sum_off_at_half_its_range_where_what_is_added_is_signed(signed, share):
+    """The fault by which ResNet-101 loses in docs/inference.md: where this fails, measure that page again."""
+    stem = relu(conv(S.var("data"), "stem"), "stem_relu")
+    skip = conv(stem, "skip") if signed else relu(conv(stem, "skip"), "skip_relu")
+    symbol = relu(skip + conv(relu(conv(stem, "first"), "first_relu"), "second"), "relu")
+    params, x = filled(symbol, data=SHAPE), mx.nd.array(np.random.RandomState(1).normal(size=SHAPE))
+    fused = fuse(Graph.from_symbol(symbol), quantizable=True)
+    inner, names = fused.to_symbol().get_internals(), tensors_to_calibrate(fused, params)
+    values = forward(
+        S.Group([inner[name if name in inner.list_outputs() else "data"] for name in names]), params, data=x
+    )
+    ranges = {name: (float(value.min()), float(value.max())) for name, value in zip(names, values)}
+    graph, weights, quantized = quantize(fused, params, ranges, ())
+    assert len(quantized) == 4
+    (wanted,), (got,) = forward(symbol, params, data=x), forward(graph.to_symbol(), weights, data=x)
+    assert got.max() == pytest.approx(share * wanted.max(), rel=0.02)
+    assert sqnr(np.minimum(wanted, got.max()), got) > 30
 
 
 @pytest.mark.parametrize("bias", [False, True])
