@@ -44,7 +44,7 @@ class InferenceGraph:
     """
 
     def __init__(self, symbol: mx.sym.Symbol, how: Policy | Plan, parameters: Collection[str]) -> None:
-        self._network = without_identities(strip(Graph.from_symbol(symbol)))
+        self._symbol = symbol
         self._policy, self._decided = (how.policy, how.decisions) if isinstance(how, Plan) else (how, {})
         self._parameters = parameters
         self._computed: tuple[mx.sym.Symbol, Params] | None = None
@@ -81,7 +81,8 @@ class InferenceGraph:
 
     def _compute(self, params: Params) -> tuple[mx.sym.Symbol, Params]:
         """Return the Symbol of the graph for inference, and its parameters, from the user's FP32 parameters."""
-        graph, params = fold_constants(*fold_norms(self._network, params))
+        network = without_identities(strip(Graph.from_symbol(self._symbol)))
+        graph, params = fold_constants(*fold_norms(network, params))
         graph, params = lower(graph, params, policy=self._policy, decided=self._decided)
         return graph.to_symbol(), params
 

@@ -13,7 +13,7 @@ import mxnet as mx
 
 from ..kernels.fit import SWITCH
 
-__all__ = ["cache_file", "describe"]
+__all__ = ["cache_file", "describe", "processors"]
 
 # Environment variables that change the kernels that MXNet and oneDNN pick, or their threads.
 _VARIABLES = (
@@ -37,12 +37,17 @@ def describe(ctx: mx.Context) -> dict[str, Any]:
     return {
         "device": ctx.device_type,
         "processor": _processor(),
-        "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processors": processors(),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "mxnet": mx.__version__,
         "mxmp": _source(),
         "features": sorted(name for name, feature in mx.runtime.Features().items() if feature.enabled),
     }
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None) -> str:

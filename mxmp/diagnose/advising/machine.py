@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Mapping
 
+from ...tuning.machine import processors as available
+
 __all__ = ["slowed_by"]
 
 
@@ -15,7 +17,7 @@ def slowed_by(environment: Mapping[str, str] | None = None, processors: int | No
     reads when it is imported, and ``processors`` is how many processors it may use; None: those of this process.
     """
     environment = os.environ if environment is None else environment
-    processors = _processors() if processors is None else processors
+    processors = available() if processors is None else processors
     text = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     # Without the variable MXNet counts two processors as one core (src/engine/openmp.cc).
     threads = int(text) if text.isdigit() and int(text) else max(processors // 2, 1)
@@ -38,8 +40,3 @@ def slowed_by(environment: Mapping[str, str] | None = None, processors: int | No
             "DataLoader workers make the arrays"
         )
     return tuple(found)
-
-
-def _processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
