@@ -136,6 +136,6 @@ class InferenceExecutor:
             except mx.MXNetError as error:
                 self._is_safe = lambda: False
                 reason = str(error).strip().splitlines()[-1]
-                logger.warning("MXNet cannot fuse this module's graph, so it predicts by its graph with casts: %s", reason)
+                logger.warning("MXNet cannot fuse this module's graph: it predicts by that with casts: %s", reason)
                 return self._executor
         return self._fused
