@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Collection, Mapping, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet.contrib import quantization
 
-from ..precision.graph import Graph
+from ..precision.graph import Entry, Graph, Node
 from ..serving.folding import Params
 
 __all__ = ["QUANTIZED", "Ranges", "quantize", "tensors_to_calibrate"]
@@ -16,6 +17,9 @@ __all__ = ["QUANTIZED", "Ranges", "quantize", "tensors_to_calibrate"]
 Ranges = Mapping[str, Sequence[float]]
 # MXNet puts this in front of the name of an operator that it replaces by an INT8 one.
 QUANTIZED = "quantized_"
+# The last inputs of a quantized convolution that adds a tensor are this tensor, the least and the greatest value of the
+# data, and those of the tensor.
+_ADDED, _ADDED_RANGE = -5, -2
 
 
 class _KnownRanges:
@@ -78,7 +82,12 @@ def quantize(
         made, *_by_kind(graph, params), collector, calib_mode="customize", quantized_dtype="auto", logger=None
     )
     names = [node.name[len(QUANTIZED) :] for node in Graph.from_symbol(made).nodes() if node.name.startswith(QUANTIZED)]
-    return Graph.from_symbol(made.get_backend_symbol("MKLDNN_QUANTIZE")), {**arguments, **auxiliary}, names
+    made = _kept_apart(made)
+    made = Graph.from_symbol(made.get_backend_symbol("MKLDNN_QUANTIZE"))
+    params = {**arguments, **auxiliary}
+    _repair_relus(made, params)
+    _repair_sums(made, params)
+    return made, params, names
 
 
 def _quantized(
@@ -91,8 +100,13 @@ def _quantized(
     ``include_layer`` names the tensors that need ranges. With ``"customize"`` it is ``collector``, which then has the
     ranges.
     """
+    # MXNet's pass takes a wrong tensor for an output of the graph that an operator in FP32 reads, too. With a copy as
+    # the output it takes the right one; its next pass removes the copies.
+    copies = [
+        Entry(Node("_copy", f"{head.node.name}_head{index}", inputs=[head])) for index, head in enumerate(graph.heads)
+    ]
     made, _, _, collector = quantization.quantize_graph(
-        graph.to_symbol(),
+        Graph(copies, graph.attrs).to_symbol(),
         *_by_kind(graph, params),
         ctx=mx.cpu(),
         excluded_sym_names=list(excluded),
@@ -104,6 +118,91 @@ def _quantized(
         logger=None,
     )
     return made, collector
+
+
+def _kept_apart(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a quantized Symbol in which MXNet makes an operator's output FP32 only if no operator reads it in INT8.
+
+    MXNet's pass moves a ``_contrib_dequantize`` into the operator that it reads, and forgets the other readers. A
+    ``BlockGrad`` between the two prevents it.
+    """
+    graph = Graph.from_symbol(symbol)
+    readers = graph.consumers()
+    for node in list(graph.nodes()):
+        if node.op == "_contrib_dequantize" and len(readers[node.inputs[0]]) > 1:
+            node.inputs[0] = Entry(Node("BlockGrad", f"{node.name}_apart", inputs=[node.inputs[0]]))
+    return graph.to_symbol()
+
+
+def _repair_relus(graph: Graph, params: Params) -> None:
+    """Remove each relu of a uint8 tensor from a quantized graph, in place: it changes no value, but MXNet's returns 0.
+
+    MXNet's ``_contrib_quantized_act`` is a relu always.
+    """
+    relus = [node for node in graph.nodes() if node.op == "_contrib_quantized_act"]
+    types = _types(graph, params, [node.inputs[0] for node in relus])
+    needless = {node for node, dtype in zip(relus, types) if dtype == np.uint8}
+    readers = graph.consumers()
+    for node in needless:
+        for index, source in enumerate(node.inputs):  # the tensor, its least and its greatest value
+            for reader, position in readers.get(Entry(node, index), ()):
+                reader.inputs[position] = source
+
+
+def _repair_sums(graph: Graph, params: Params) -> None:
+    """Change a quantized graph in place so that MXNet's fault in additions of two types does no harm.
+
+    A convolution with a fused addition writes its result over the tensor that it adds, so in that tensor's type,
+    whatever type MXNet infers for it (``src/operator/subgraph/mkldnn/mkldnn_conv.cc``): where int8 stands for uint8, it
+    cuts values off at half their range; where uint8 stands for int8, negative ones become 0.
+    """
+    sums = [
+        node
+        for node in graph.nodes()
+        if node.op == "_sg_mkldnn_conv" and {"quantized", "with_sum"} <= node.attrs.keys()  # written only where true
+    ]
+    added_types = _types(graph, params, [node.inputs[_ADDED] for node in sums])
+    output_types = _types(graph, params, [Entry(node) for node in sums])
+    for node, added, output in zip(sums, added_types, output_types):
+        if added == np.int8 and output == np.uint8:
+            # Where the largest value is to be 255, int8 ends at half of it; where twice that is, int8 ends at it.
+            node.attrs["max_calib_range"] = repr(2 * float(node.attrs["max_calib_range"]))
+        elif added == np.uint8 and output == np.int8:
+            node.inputs[_ADDED], *node.inputs[_ADDED_RANGE:] = _signed(node.inputs[_ADDED].node)
+
+
+def _signed(node: Node) -> list[Entry]:
+    """Return the output of a quantized node as int8, and the least and the greatest value it can have, as new nodes."""
+    exact = Node("_contrib_dequantize", f"{node.name}_exact", inputs=[Entry(node, index) for index in range(3)])
+    top = repr(_largest(node))
+    attrs = {"out_type": "int8", "min_calib_range": f"-{top}", "max_calib_range": top}
+    signed = Node("_contrib_quantize_v2", f"{node.name}_signed", attrs, [Entry(exact)])
+    return [Entry(signed, index) for index in range(3)]
+
+
+def _largest(node: Node) -> float:
+    """Return the largest value that the output of a quantized node can have, as calibration found it.
+
+    A node without a range of its own, such as a pooling or a concatenation, takes its values from what it reads.
+    """
+    if "max_calib_range" in node.attrs:
+        return float(node.attrs["max_calib_range"])
+    return max(_largest(entry.node) for entry in node.inputs if not entry.index and not entry.node.is_variable)
+
+
+def _types(graph: Graph, params: Params, tensors: list[Entry]) -> list[type | None]:
+    """Return the dtypes of some tensors of a graph whose inputs are FP32, or None for each if MXNet cannot infer them.
+
+    MXNet cannot run such a graph either: its quantized multiplication, for one, does not accept uint8.
+    """
+    if not tensors:
+        return []
+    symbol = Graph(tensors, graph.attrs).to_symbol()
+    known = {name: params[name].dtype if name in params else np.float32 for name in symbol.list_arguments()}
+    try:
+        return symbol.infer_type(**known)[1]
+    except mx.MXNetError:
+        return [None] * len(tensors)
 
 
 def _by_kind(graph: Graph, params: Params) -> tuple[Params, Params]:

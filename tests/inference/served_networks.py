@@ -6,6 +6,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+from hypothesis import strategies as st
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -106,3 +107,29 @@ class Residual(gluon.HybridBlock):
 def batches(images: np.ndarray, count: int = 3, size: int = 32) -> list[mx.nd.NDArray]:
     """Batches of digits that did not train the network of ``trained_on_digits``, to calibrate it with."""
     return [mx.nd.array(images[1200 + i * size : 1200 + (i + 1) * size]) for i in range(count)]
+
+
+LAYERS = {
+    "conv": lambda x, y, name: conv(x, name),
+    "biased": lambda x, y, name: conv(x, name, no_bias=False),
+    "norm": lambda x, y, name: S.BatchNorm(x, fix_gamma=False, name=name),
+    "relu": lambda x, y, name: relu(x, name),
+    "clip": lambda x, y, name: S.clip(x, 0, 1, name=name),
+    "add": lambda x, y, name: S.elemwise_add(x, y, name=name),
+    "tanh": lambda x, y, name: S.Activation(x, act_type="tanh", name=name),
+    "dropout": lambda x, y, name: S.Dropout(x, name=name),
+    "leaky": lambda x, y, name: S.LeakyReLU(x, act_type="leaky", slope=0.1, name=name),
+    "pool": lambda x, y, name: S.Pooling(x, kernel=(3, 3), pad=(1, 1), pool_type="max", name=name),
+}
+
+
+@st.composite
+def networks(draw):
+    """Convolutions, norms and activations, with skips to anything before."""
+    tensors = [conv(S.var("data"), "stem")]
+    for index in range(draw(st.integers(2, 8))):
+        x, y = (tensors[draw(st.integers(max(len(tensors) - 3, 0), len(tensors) - 1))] for _ in range(2))
+        kind = draw(st.sampled_from(["conv", "add", *LAYERS]))
+        tensors.append(LAYERS[kind](x, y, f"node{index}"))
+    heads = [tensors[-1], *(t for t in tensors[1:-1] if draw(st.integers(0, 5)) == 0)]
+    return S.Group(heads) if len(heads) > 1 else heads[0]
