@@ -273,17 +273,43 @@ class _Draft:
         """Decide for operators that read only tensors which are safe in both dtypes.
 
         A relu behind an FP32 BatchNorm is one. Each computes in low precision if an operator that reads its output does
-        so in low precision, as that would round the output anyway; otherwise in FP32. With ``by_plan`` all stay in
-        FP32: the other decisions are those of a plan (``decided``) that does not have these operators. Call this when
-        all others are decided.
+        so in low precision, as that would round the output anyway; or if a BatchNorm makes its input whose one kernel
+        on a GPU reads and returns float16, or reads its output. Otherwise it computes in FP32. With ``by_plan`` all
+        stay in FP32: the other decisions are those of a plan (``decided``) that does not have these operators. Call
+        this when all others are decided.
         """
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided else ():
             readers.setdefault(entry.node, []).extend(users)
+        halved: set[Node] = set()
+        for node in self._undecided:
+            if any(entry.node in halved or self._halves(entry) for entry in node.inputs):
+                halved.add(node)
         for node in reversed(list(self._undecided)):
-            if by_plan or not any(self.wants_low(*reader) for reader in readers.get(node, ())):
+            if node in halved and not by_plan:
+                continue
+            wanted = (self.wants_low(*reader) or self._reads_halves(*reader) for reader in readers.get(node, ()))
+            if by_plan or not any(wanted):
                 why = "it follows a normalization, and nothing that reads it computes in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
+
+    def _halves(self, entry: Entry) -> bool:
+        """Return whether a BatchNorm makes the tensor ``entry`` by one float16 kernel on a GPU, from float16 data."""
+        node = entry.node
+        return node in self._normalized and self._reads_halves(node, 0) and self._is_low(node.inputs[0])
+
+    def _reads_halves(self, node: Node, position: int) -> bool:
+        """Return whether ``node`` is a BatchNorm whose kernel on a GPU reads float16 at ``position``, as its data.
+
+        This kernel computes in FP32; see ``mxmp.kernels.norms``. False if the policy sets ``norm``.
+        """
+        return (
+            node in self._normalized
+            and position == 0
+            and self.rules[node].kind is Kind.NORM
+            and self.policy.norm is None
+            and not missing_kernel(node.op, node.attrs, self.policy.compute, "gpu")
+        )
 
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
         """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.

@@ -93,6 +93,14 @@ def test_a_step_launches_at_most_15_kernels_more_than_fp32s(name):
     assert not found.named("SliceExp<")  # concat
 
 
+def test_sgd_updates_up_to_45_weights_by_one_kernel(monkeypatch):
+    """Of DenseNet-121, with 364 weights, MXNet's own step launches 91."""
+    found, fp32 = (a_step("gluon.densenet121", how).named("MultiSGD") for how in ("float16", FP32))
+    assert len(found) * 5 < len(fp32)
+    monkeypatch.setenv("MXNET_OPTIMIZER_AGGREGATION_SIZE", "4")
+    assert len(a_step("gluon.densenet121", "float16").named("MultiSGD")) >= len(fp32)
+
+
 @pytest.mark.parametrize("name", ["resnet18_v1b", "gluon.densenet121", "bert"])
 def test_a_step_after_a_user_has_read_all_weights_launches_few_kernels_more(name):
     """Compared one by one with their masters, weights cost four launches each: of DenseNet-121 484."""

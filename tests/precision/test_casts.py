@@ -45,6 +45,12 @@ def conv_bn_relu_conv() -> mx.sym.Symbol:
     return conv(x, "c2")
 
 
+def norm_relu_norm(**second: bool) -> mx.sym.Symbol:
+    """The start of a ResNet v2; the second BatchNorm reads what only a normalization makes."""
+    x = S.relu(S.BatchNorm(conv(DATA, "c1"), name="bn1", **second), name="r")
+    return conv(S.BatchNorm(x, name="bn2", **second), "c2")
+
+
 def residual() -> mx.sym.Symbol:
     x = S.relu(conv(DATA, "c1"), name="r")
     return S.elemwise_add(x, conv(x, "c2"), name="add")
@@ -66,7 +72,10 @@ IN, W1, W2 = ("data", LOW), ("c1_weight", LOW), ("c2_weight", LOW)
         (conv_bn_relu_conv(), {"norm": "compute"}, [IN, W1, W2, ("c2_float16", FULL)]),
         (conv_bn_relu_conv(), {"params": "float16"}, [IN, ("c2_float16", FULL)]),
         (conv_bn_relu_conv(), {"output": "compute"}, [IN, W1, W2]),
-        (conv_bn_relu_conv(), {"exclude": ["c2"]}, [IN, W1, ("c1", FULL)]),
+        (conv_bn_relu_conv(), {"exclude": ["c2"]}, [IN, W1, ("r", FULL)]),
+        (conv_bn_relu_conv(), {"exclude": ["c2"], "norm": "float32"}, [IN, W1, ("c1", FULL)]),
+        (norm_relu_norm(), {}, [IN, W1, W2, ("c2_float16", FULL)]),
+        (norm_relu_norm(cudnn_off=True), {}, [IN, W1, ("c1", FULL), ("bn2", LOW), W2, ("c2_float16", FULL)]),
         (conv_bn_relu_conv(), {"full_ops": ["Convolution"], "low_ops": ["relu"]}, [("bn", LOW), ("r", FULL)]),
         (residual(), {}, [IN, W1, W2, ("add_float16", FULL)]),
         (residual(), {"exclude": ["add"]}, [IN, W1, ("r", FULL), W2, ("c2", FULL)]),
