@@ -50,3 +50,16 @@ def test_a_module_knows_which_weights_are_trained(fixed):
 def test_what_is_switched_off_is_not_named(monkeypatch):
     monkeypatch.setenv(SWITCH, "rounding_operators")
     assert "rounding_operators" not in mxmp.explain(gated(), policy="bfloat16").graphs[0].workarounds
+
+
+def test_the_workarounds_within_a_loop_have_its_name_as_a_prefix():
+    def body(x, states):
+        layer = S.Convolution(x, kernel=(3, 3), num_filter=4, no_bias=True, name="conv")
+        return S.sigmoid(layer, name="gate"), states
+
+    outputs, _ = S.contrib.foreach(body, S.var("data"), [S.var("state")], name="loop")
+    (report,) = mxmp.explain(outputs, policy="bfloat16").graphs
+    (gate,) = [node for node in report.nodes if node.op == "sigmoid"]
+    assert gate.name.endswith("/gate")
+    assert gate.name in report.workarounds["rounding_operators"]
+    assert "rounding_operators" in gate.workarounds

@@ -98,26 +98,25 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
     """Return the report on an FP32 graph with its plan, by which the graph is converted once more here."""
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
     fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)
-    workarounds = _workarounds(fitted)
+    nodes, casts, workarounds = _described(graph, plan, fitted, shapes)
     at: dict[str, list[str]] = {}
     for workaround, names in workarounds.items():
         for name in names:
             at.setdefault(name, []).append(workaround)
-    nodes, casts = _nodes_and_casts(graph, plan, fitted, shapes)
     variables = [name for node, name in graph.names().items() if node.is_variable]
     return GraphReport(
         converted.name,
         converted.training,
         plan,
-        tuple(replace(node, workarounds=tuple(at.get(node.name, ()))) for node in nodes),
+        tuple(replace(node, workarounds=tuple(dict.fromkeys(at.get(node.name, ())))) for node in nodes),
         tuple(casts),
         tuple(sorted(plan.low_variables)),
         tuple(name for name in variables if name not in plan.low_variables),
-        workarounds,
+        {name: tuple(dict.fromkeys(places)) for name, places in workarounds.items()},
     )
 
 
-def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
+def _workarounds(fitted: CastGraph) -> dict[str, list[str]]:
     """Return a dict from the name of each workaround applied to a graph to the names of the nodes that needed it.
 
     The nodes are operators and variables of the FP32 graph; for a workaround that concerns a cast, the operator or
@@ -129,13 +128,16 @@ def _workarounds(fitted: CastGraph) -> dict[str, tuple[str, ...]]:
             node = node.inputs[0].node
         return fitted.source[node].name if node in fitted.source else node.name
 
-    return {name: tuple(dict.fromkeys(map(source, nodes))) for name, nodes in fitted.workarounds.items()}
+    return {name: list(map(source, nodes)) for name, nodes in fitted.workarounds.items()}
 
 
-def _nodes_and_casts(
+def _described(
     graph: Graph, plan: Plan, fitted: CastGraph, shapes: Mapping[str, tuple], prefix: str = ""
-) -> tuple[list[NodeReport], list[CastSize]]:
-    """Return the reports on the operators of a graph and on its casts, those in the bodies of control flow included.
+) -> tuple[list[NodeReport], list[CastSize], dict[str, list[str]]]:
+    """Return the reports on the operators of a graph, on its casts, and on its workarounds.
+
+    The last is a dict from the name of a workaround to the names of the nodes that needed it. All three include the
+    bodies of control flow.
 
     ``graph`` is the FP32 graph, ``fitted`` the graph that runs on the device by ``plan``. Casts that a workaround has
     removed from ``fitted``, because a kernel of the device casts inside, do not count. ``shapes`` maps the names of the
@@ -147,6 +149,7 @@ def _nodes_and_casts(
     inserted = set(casted.casts)
     names = graph.names()
     casts = [cast._replace(tensor=prefix + cast.tensor) for cast in cast_sizes(casted, shapes)]
+    workarounds = {name: [prefix + place for place in places] for name, places in _workarounds(fitted).items()}
     nodes = []
     for new, old in casted.source.items():
         if old.is_variable:
@@ -164,9 +167,9 @@ def _nodes_and_casts(
         )
         for body in bodies(old):
             inner_prefix, inner_plan = prefix + body.prefix(names[old]), plan.within(body, names[old])
-            inner_nodes, inner_casts = _nodes_and_casts(
-                body.graph, inner_plan, emitted(body.graph, inner_plan), {}, inner_prefix
-            )
-            nodes += inner_nodes
-            casts += inner_casts
-    return nodes, casts
+            inner = _described(body.graph, inner_plan, emitted(body.graph, inner_plan), {}, inner_prefix)
+            nodes += inner[0]
+            casts += inner[1]
+            for name, places in inner[2].items():
+                workarounds.setdefault(name, []).extend(places)
+    return nodes, casts, workarounds

@@ -32,8 +32,7 @@ class NodeReport:
         True if the rule for this type of operator is ``ALONE``: mxmp does not cast its inputs, because they are
         integers, indices, random numbers or sparse arrays, or because it is a Custom operator.
     workarounds : tuple of str
-        The names of the workarounds, for wrong, missing or slow kernels of the device, that the operator needs; not
-        known (empty) for an operator in the body of a loop or branch.
+        The names of the workarounds, for wrong, missing or slow kernels of the device, that the operator needs.
     """
 
     name: str
@@ -68,8 +67,8 @@ class GraphReport:
         The names of the parameters that are stored in float16, with FP32 master weights; and of all other variables,
         inputs included.
     workarounds : mapping of str to tuple of str
-        From the name of each workaround that is applied, outside of the bodies of control flow, to the names of the
-        operators and variables that need it.
+        From the name of each workaround that is applied to the names of the operators and variables that need it; in
+        the body of a loop or branch with a prefix, ``"loop/fc1"``.
     """
 
     name: str
