@@ -104,7 +104,7 @@ def decide(
     check_policy(policy, device)
     names = graph.names()
     excluded = _Patterns(policy.exclude)
-    draft = _Draft(policy, device, non_fp32)
+    draft = _Draft(policy, device, non_fp32, parameters if parameters and policy.stores_low(device) else ())
     for node, rule, fixed in _operators(graph, draft, excluded, keep_output_names):
         given = decided.get(names[node])
         if fixed:
@@ -221,7 +221,8 @@ def _decide_body(
 class _Draft:
     """The plan of one graph while ``decide`` makes it, operator by operator from the inputs to the outputs.
 
-    The arguments of the constructor are those of ``decide``.
+    The arguments of the constructor are those of ``decide``; ``storable`` has the names of the parameters that may be
+    stored in float16.
 
     Attributes
     ----------
@@ -233,8 +234,11 @@ class _Draft:
         From each node whose outputs are no dense FP32 arrays to why: ``"the graph asks for int32 here"``.
     """
 
-    def __init__(self, policy: Policy, device: str, non_fp32: Mapping[str, str]) -> None:
+    def __init__(
+        self, policy: Policy, device: str, non_fp32: Mapping[str, str], storable: Collection[str] = ()
+    ) -> None:
         self._non_fp32_inputs = non_fp32
+        self._storable = frozenset(storable)
         self.policy = policy
         self._device = device
         self.rules: dict[Node, Rule] = {}
@@ -245,14 +249,18 @@ class _Draft:
         self._normalized: set[Node] = set()
         # Operators that follow their inputs and read nothing but such outputs, until ``settle`` decides.
         self._undecided: dict[Node, None] = {}
+        # Operators that only move the values of parameters that may be stored in float16, until ``settle`` decides.
+        self._movers: dict[Node, None] = {}
 
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
         """Return whether ``node`` computes in low precision by its rule, the policy and the device's kernels, and why.
 
         An operator of ``Kind.FOLLOW`` computes in low precision if each of its inputs is in low precision or may be
         read in either dtype (such as, in float16, an FP32 BatchNorm's output); the operators that make them must be
-        decided already. If all may be read in either dtype, the result is True for now, and ``settle`` decides later.
-        Inputs in ``Rule.keep`` and ``Rule.params`` do not count; without others it computes in FP32.
+        decided already. Inputs in ``Rule.keep`` and ``Rule.params`` do not count; without others it computes in FP32.
+
+        The result is True for now, and ``settle`` decides later, if all inputs may be read in either dtype, or if the
+        operator only moves values of parameters that may be stored in float16 (``Rule.exact``).
         """
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
@@ -260,6 +268,9 @@ class _Draft:
             read = [entry for position, entry in enumerate(node.inputs) if position not in unread]
             if not read:
                 return False, reason
+            if rule.exact and all(map(self._is_parameter, read)):
+                self._movers[node] = None
+                return True, reason
             if not all(self._is_low(entry) or self._may_be_either(entry) for entry in read):
                 return False, "it follows its inputs, and one of them is FP32"
             if not any(map(self._is_low, read)):
@@ -270,27 +281,33 @@ class _Draft:
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
     def settle(self, graph: Graph, by_plan: bool) -> None:
-        """Decide for operators that read only tensors which are safe in both dtypes.
+        """Decide for the operators that ``by_rule`` left undecided. Call this when all others are decided.
 
-        A relu behind an FP32 BatchNorm is one. Each computes in low precision if an operator that reads its output does
-        so in low precision, as that would round the output anyway; or if a BatchNorm makes its input whose one kernel
-        on a GPU reads and returns float16, or reads its output. Otherwise it computes in FP32. With ``by_plan`` all
-        stay in FP32: the other decisions are those of a plan (``decided``) that does not have these operators. Call
-        this when all others are decided.
+        - An operator that only moves the values of parameters computes in low precision if all that read its output do:
+          rounding commutes with moving, and so the parameters can be stored in float16.
+        - One that reads only tensors which are safe in both dtypes, such as a relu behind an FP32 BatchNorm, computes
+          in low precision if an operator that reads its output does, as that would round the output anyway; or if a
+          BatchNorm makes its input, or reads its output, whose one kernel on a GPU reads and returns float16.
+
+        All others compute in FP32; with ``by_plan`` all do, because the other decisions are those of a plan
+        (``decided``) that does not have these operators.
         """
         readers: dict[Node, list[tuple[Node, int]]] = {}
-        for entry, users in graph.consumers().items() if self._undecided else ():
+        for entry, users in graph.consumers().items() if self._undecided or self._movers else ():
             readers.setdefault(entry.node, []).extend(users)
         halved: set[Node] = set()
         for node in self._undecided:
             if any(entry.node in halved or self._halves(entry) for entry in node.inputs):
                 halved.add(node)
         for node in reversed(list(self._undecided)):
-            if node in halved and not by_plan:
-                continue
             wanted = (self.wants_low(*reader) or self._reads_halves(*reader) for reader in readers.get(node, ()))
-            if by_plan or not any(wanted):
+            if by_plan or not (node in halved or any(wanted)):
                 why = "it follows a normalization, and nothing that reads it computes in low precision"
+                self.decisions[node] = Decision(node.op, False, why)
+        heads = {entry.node for entry in graph.heads}
+        for node in reversed(list(self._movers)):
+            if by_plan or node in heads or not all(self.wants_low(*reader) for reader in readers.get(node, ())):
+                why = "it moves the values of parameters, and not all that read it compute in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
 
     def _halves(self, entry: Entry) -> bool:
@@ -335,7 +352,12 @@ class _Draft:
 
     def _is_low(self, entry: Entry) -> bool:
         """Return whether a tensor is in low precision by the decisions so far, and ``settle`` will not change that."""
-        return entry.node not in self._undecided and self._makes_low(entry)
+        return entry.node not in self._undecided and entry.node not in self._movers and self._makes_low(entry)
+
+    def _is_parameter(self, entry: Entry) -> bool:
+        """Return whether a tensor has the values of parameters that may be stored in float16, perhaps moved."""
+        node = entry.node
+        return node in self._movers or (node.is_variable and node.name in self._storable and node not in self.non_fp32)
 
     def _may_be_either(self, entry: Entry) -> bool:
         """Return whether an operator may read this tensor in FP32 or in low precision, as ``settle`` decides later.

@@ -66,6 +66,47 @@ def test_parameters_of_a_follower_have_no_vote():
     assert low(planned(x)) == {"c", "prelu"}
 
 
+def attention_weights(**others) -> mx.sym.Symbol:
+    """Two parameters that a dense layer reads as one, as GluonNLP's attention joins its projections."""
+    parts = [S.reshape(S.var(name), shape=(-1, 4), name=f"{name}_flat") for name in ("query", "key")]
+    weight = S.Concat(*parts, dim=0, name="joined")
+    layer = S.FullyConnected(S.var("data"), weight, num_hidden=8, no_bias=True, name="fc")
+    return S.Group([layer, *(make(weight) for make in others.values())])
+
+
+MOVED = {"query_flat", "key_flat", "joined", "fc"}
+
+
+def test_parameters_that_are_moved_before_a_layer_reads_them_are_stored_low():
+    plan = planned(attention_weights(), Policy(params="float16"), "gpu", parameters=["query", "key"])
+    assert low(plan) == MOVED
+    assert stored(plan) == {"query", "key"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "parameters", "others"),
+    [
+        (Policy(params="float32"), ["query", "key"], {}),
+        (Policy(params="float16"), ["query"], {}),
+        (Policy(params="float16"), ["query", "key"], {"also FP32": S.exp}),
+        (Policy(params="float16"), ["query", "key"], {"also an output": lambda weight: weight}),
+        (Policy(params="float16", exclude=["fc"]), ["query", "key"], {}),
+    ],
+    ids=["stored in FP32", "no parameter", "read in FP32", "an output", "excluded"],
+)
+def test_parameters_that_are_moved_stay_fp32_where_rounding_would_show(policy, parameters, others):
+    plan = planned(attention_weights(**others), policy, "gpu", parameters=parameters)
+    assert low(plan) <= {"fc", "query_flat"}
+    assert stored(plan) <= {"query"}
+
+
+def test_a_moved_parameter_does_not_make_an_operator_low():
+    x = conv(S.var("data"), "c") + S.reshape(S.var("position"), shape=(1, 4, 2, 2), name="moved")
+    plan = planned(S.relu(x, name="r"), Policy(params="float16"), "gpu", parameters=["position"])
+    assert low(plan) == {"c"}
+    assert stored(plan) == set()
+
+
 @pytest.mark.parametrize(("norm", "expected"), [("float32", {"c"}), ("compute", {"c", "bn", "r"})])
 def test_norm_decides_where_batch_norm_computes(norm, expected):
     x = S.relu(S.BatchNorm(conv(S.var("data"), "c"), name="bn"), name="r")
