@@ -333,7 +333,7 @@ def _aggregated(optimizer: mx.optimizer.Optimizer, updates: Sequence[Update]) ->
     A number that the user has set is kept, by ``MXNET_OPTIMIZER_AGGREGATION_SIZE`` or as ``aggregate_num``.
     """
     before = optimizer.aggregate_num
-    on_gpu = any(update.weight.context.device_type == "gpu" for update in updates[:1])
+    on_gpu = any(update.weight.ctx.device_type == "gpu" for update in updates[:1])
     chosen = before != 4 or "MXNET_OPTIMIZER_AGGREGATION_SIZE" in os.environ
     if type(optimizer) is mx.optimizer.SGD and on_gpu and not chosen:
         optimizer.aggregate_num = _AGGREGATED
