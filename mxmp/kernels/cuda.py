@@ -10,8 +10,8 @@ from ..precision.graph import Entry, Node
 from .workaround import FittedGraph
 
 __all__ = [
-    *("global_averages", "norms_with_relu", "slices_without_step", "split_norms_with_relu", "use_global_pooling"),
-    "write_steps",
+    *("double_in_steps", "global_averages", "large_upsamplings", "norms_with_relu", "slices_without_step"),
+    *("split_norms_with_relu", "use_global_pooling", "write_steps"),
 ]
 
 
@@ -78,3 +78,26 @@ def use_global_pooling(fitted: FittedGraph, poolings: Sequence[Node]) -> None:
     """
     for node in poolings:
         replace_operator(node, "Pooling", kernel="(1, 1)", global_pool="True", pool_type="avg")
+
+
+def large_upsamplings(fitted: FittedGraph) -> list[Node]:
+    """Return the ``UpSampling`` operators of more than twofold that compute in float16 in the graph of ``fitted``.
+
+    The gradient of a value is the sum over its copies, which their GPU kernel takes in float16: of 64 terms where the
+    scale is 8. Each scale is a power of 2, because operators with others stay in FP32.
+    """
+    return [node for node in fitted.low if node.op == "UpSampling" and node.attrs["scale"] != "2"]
+
+
+def double_in_steps(fitted: FittedGraph, upsamplings: Sequence[Node]) -> None:
+    """Replace each ``UpSampling`` in ``upsamplings`` by twofold ones in a row, in place; the last keeps its name.
+
+    All copy the nearest value, so the result is the same. But the gradient is now summed 4 by 4.
+    """
+    for node in upsamplings:
+        attrs = {**node.attrs, "scale": "2"}
+        for step in range(int(node.attrs["scale"]).bit_length() - 2):
+            node.inputs[0] = Entry(
+                Node("UpSampling", f"{node.name}_step{step}", {**attrs, MARK: "copy"}, [node.inputs[0]])
+            )
+        replace_operator(node, "UpSampling", **attrs)

@@ -261,6 +261,18 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         device="gpu",
     ),
     Workaround(
+        name="upsampling_in_steps",
+        dtypes=_FLOAT16,
+        effect="wrong",
+        fault="UpSampling of the nearest value sums the gradients of a value's copies in float16: 64 of them where it "
+        "enlarges eightfold, as HRNet does",
+        source="MXNet 1.9.1, 3rdparty/mshadow/mshadow/extension/spatial_pool.h",
+        test=f"{_TESTS}/test_cuda.py::test_an_upsampling_doubles_step_by_step_on_a_gpu",
+        where=cuda.large_upsamplings,
+        rewrite=cuda.double_in_steps,
+        device="gpu",
+    ),
+    Workaround(
         name="norms_with_relu",
         dtypes=_ALL,
         effect="fails",

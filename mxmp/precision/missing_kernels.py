@@ -145,6 +145,16 @@ def _is_bfloat16(text: str) -> bool:
         return False
 
 
+def _doubles(attrs: Mapping[str, str]) -> bool:
+    """Return whether an ``UpSampling`` with these attributes enlarges twofold, or one tensor 4, 8, 16, ... times.
+
+    It can then be computed twofold step by step. A step's gradients are sums of 4 terms, as exact in float16 as a sum
+    of 4 branches.
+    """
+    scale = int(attrs["scale"])
+    return scale == 2 or (scale > 2 and scale & (scale - 1) == 0 and attrs.get("num_args", "1") == "1")
+
+
 def _leaves_cudnn(call: Call) -> bool:
     """Return whether a GPU computes the BatchNorm ``call`` with MXNet's own kernel instead of cuDNN's.
 
@@ -234,7 +244,7 @@ _FLOAT16_GPU = (
         "its GPU kernel sums the gradients of a value's copies in float16 "
         "(3rdparty/mshadow/mshadow/extension/spatial_pool.h)",
         _names("UpSampling"),
-        lambda call: call.attrs.get("scale") != "2",  # 4 terms: as exact as a sum of 4 branches
+        lambda call: not _doubles(call.attrs),
     ),
     MissingKernel(
         "without cuDNN, its GPU kernel rounds gamma, beta and products of the gradient to float16 "

@@ -210,7 +210,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
     left.set_yticklabels([KNOWN[name] for name in shown])
     left.set_title("Well-known networks at a training batch", fontsize=11)
     left.grid(alpha=0.3, axis="x")
-    large = complete({name: found for name, found in networks.items() if found["batch"] == "large"})
+    large = complete({name: found for name, found in networks.items() if found["batch"] != "small"})
     for variant in VARIANTS[1:]:
         label, color = LABELS[variant]
         shares = sorted(each[variant]["peak_bytes"] / each["float32"]["peak_bytes"] for each in large)

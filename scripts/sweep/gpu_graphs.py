@@ -3,9 +3,9 @@
     bash scripts/nullgpu.sh python scripts/dev.py sweep gpu-graphs
 
 MXNet's CUDA build runs on libraries that record every call and compute nothing. Each network and variant is trained
-for three steps in a process of its own, at a batch as one trains with; the third step is recorded
-(``tests/nullgpu/figures.py``). A network that FP32 cannot run is a result, and so is what a variant raises. A sweep
-that was ended goes on.
+for three steps in a process of its own, at a batch as one trains with or, if memory ends, a quarter of it; the third
+step is recorded (``tests/nullgpu/figures.py``). A network that FP32 cannot run is a result, and so is what a variant
+raises. A sweep that was ended goes on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from sweep.models import Run, sweep_zoo
 RESULTS = DOCS / "gpu-graphs.json"
 VARIANTS = ["float32", "contrib.amp", "float16", "float16-fast"]
 NO_NETWORK = re.compile(r"(nlp|rnn|nn|flow|contrib|np)\.|batch_dot$|.*_int8$")
+# The batches that are tried, from the largest, as shares of one as one trains with; None: the catalogue's own inputs.
+BATCHES = {"large": 1.0, "medium": 0.25, "small": None}
 BATCH = {"segmentation": 8, "pose": 16, "ssd": 32, "yolo": 16, "center_net": 16, "depth": 12, "siamrpn": 16}
 SIZES = {
     "bert": {2: 32, 16: 128, 3: 20},  # sequences, tokens, masked tokens
@@ -61,8 +63,8 @@ def record(name: str, before: dict[str, Any], run: Run, again: str | None) -> di
     found = {key: before[key] for key in ("kind", "batch", "inputs") if key in before}
     variants = dict(before.get("variants", {}))
     for variant in lacking(before, again):
-        for large in (True, False) if "batch" not in found else (found["batch"] == "large",):
-            sent, ended = run(worker, name, variant, large)
+        for batch in BATCHES if "batch" not in found else [found["batch"]]:
+            sent, ended = run(worker, name, variant, batch)
             if "figures" in sent:
                 break
         variants[variant] = sent.get("figures", {"error": sent.get("error", ended)})
@@ -72,7 +74,7 @@ def record(name: str, before: dict[str, Any], run: Run, again: str | None) -> di
     return {**found, "variants": {each: variants[each] for each in VARIANTS if each in variants}}
 
 
-def worker(pipe: Connection, gib: float, name: str, variant: str, large: bool) -> None:
+def worker(pipe: Connection, gib: float, name: str, variant: str, batch: str) -> None:
     """Send the network's inputs and the figures of one variant, or the line that says what went wrong."""
     silence()
     from nullgpu.figures import figures
@@ -81,24 +83,24 @@ def worker(pipe: Connection, gib: float, name: str, variant: str, large: bool) -
 
     try:
         case = CASES[name]()
-        if large:
-            case = enlarged(case)
+        if BATCHES[batch]:
+            case = enlarged(case, BATCHES[batch])
         shapes = [list(x.shape) for x in flat((case.train_inputs or case.inputs)())]
-        pipe.send(("network", {"kind": case.kind, "batch": "large" if large else "small", "inputs": shapes}))
+        pipe.send(("network", {"kind": case.kind, "batch": batch, "inputs": shapes}))
         pipe.send(("figures", figures(case, variant)))
     except Exception as error:  # what a network or contrib.amp cannot do is a result
         pipe.send(("error", cause(error)))
 
 
-def enlarged(case: Any) -> Any:
-    """Return the case with inputs for a batch as one trains with: those that it has, repeated."""
+def enlarged(case: Any, share: float = 1.0) -> Any:
+    """Return the case with inputs for a ``share`` of a batch as one trains with: those that it has, repeated."""
     import numpy as np
     from zoo.running import array_like
 
     def wide(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return [wide(each) for each in x]
-        grown = zip(scaled(case, x.shape), x.shape)
+        grown = zip(scaled(case, x.shape, share), x.shape)
         return x, np.pad(x.asnumpy(), [(0, to - size) for to, size in grown], mode="wrap")
 
     def arrays(kept: Any) -> Any:
@@ -113,15 +115,15 @@ def flat(arrays: Any) -> list:
     return [x for each in arrays for x in flat(each)] if isinstance(arrays, (list, tuple)) else [arrays]
 
 
-def scaled(case: Any, shape: tuple) -> tuple:
-    """Return the shape of an input for a batch as one trains with."""
+def scaled(case: Any, shape: tuple, share: float) -> tuple:
+    """Return the shape of an input for a ``share`` of a batch as one trains with."""
     if case.kind in ("classification", "gluon") and len(shape) == 4:
         size = 32 if case.name.startswith("cifar") else max(shape[2], 224)
-        return (128, shape[1], size, size)
+        return (int(128 * share), shape[1], size, size)
     if case.kind == "video" and len(shape) in (4, 5):
         size = shape[-1] if shape[-1] in (112, 299) else 224
-        return (32 if len(shape) == 4 else 8, *shape[1:-2], size, size)
+        return (int((32 if len(shape) == 4 else 8) * share), *shape[1:-2], size, size)
     sizes = SIZES.get(case.kind)
     if sizes:
         return tuple(sizes.get(size, size) for size in shape)
-    return (shape[0] * BATCH.get(case.kind, 1), *shape[1:])
+    return (shape[0] * max(int(BATCH.get(case.kind, 1) * share), 1), *shape[1:])

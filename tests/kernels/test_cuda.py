@@ -126,6 +126,17 @@ def test_an_adaptive_average_of_everything_is_cudnns_on_a_gpu(size, monkeypatch)
     assert "_contrib_AdaptiveAvgPooling2D" in operators(on_a_gpu(symbol))
 
 
+@pytest.mark.parametrize(("scale", "steps"), [(2, 1), (4, 2), (8, 3)])
+def test_an_upsampling_doubles_step_by_step_on_a_gpu(scale, steps, monkeypatch):
+    large = S.UpSampling(convolution(), scale=scale, sample_type="nearest", name="large")
+    symbol = S.FullyConnected(large, num_hidden=2, name="dense")
+    assert operators(on_a_gpu(symbol)).count("UpSampling") == steps
+    for got, want in zip(numbers(in_float32(symbol)), numbers(symbol)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    monkeypatch.setenv(SWITCH, "upsampling_in_steps")
+    assert operators(on_a_gpu(symbol)).count("UpSampling") == 1
+
+
 def test_another_adaptive_average_is_fp32_on_both_devices():
     symbol = S.FullyConnected(S.contrib.AdaptiveAvgPooling2D(convolution(), output_size=2, name="pool"), num_hidden=2)
     for ctx in (mx.cpu(), mx.gpu()):
