@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Sequence
 
-from ..precision.casts import MARK, replace_heads, replace_operator
+from ..precision.casts import FULL, MARK, casts_to, replace_heads, replace_operator
 from ..precision.graph import Entry, Node
 from .workaround import FittedGraph
 
 __all__ = [
     *("double_in_steps", "global_averages", "large_upsamplings", "norms_with_relu", "slices_without_step"),
-    *("split_norms_with_relu", "use_global_pooling", "write_steps"),
+    *("split_norms_with_relu", "sum_float16", "sums_of_casts", "use_global_pooling", "write_steps"),
 ]
 
 
@@ -101,3 +101,45 @@ def double_in_steps(fitted: FittedGraph, upsamplings: Sequence[Node]) -> None:
                 Node("UpSampling", f"{node.name}_step{step}", {**attrs, MARK: "copy"}, [node.inputs[0]])
             )
         replace_operator(node, "UpSampling", **attrs)
+
+
+def sums_of_casts(fitted: FittedGraph) -> list[Node]:
+    """Return the ``sum`` operators of the graph in ``fitted`` that read a cast to FP32 which mxmp has inserted.
+
+    They add FP32 numbers that were float16. One kernel of MXNet's NumPy interface does the same from float16.
+    """
+    return [
+        node
+        for node in fitted.graph.nodes()
+        if node.op in ("sum", "sum_axis") and casts_to(node.inputs[0].node, FULL) and not _is_true(node, "exclude")
+    ]
+
+
+def sum_float16(fitted: FittedGraph, sums: Sequence[Node]) -> None:
+    """Have each ``sum`` in ``sums`` read the float16 tensor itself, in place, by ``_np_sum`` with ``dtype="float32"``.
+
+    It adds in FP32 and returns FP32, and its gradient is rounded once, like that of the cast. With ``keepdims``, as
+    without it the result of a sum over all axes would have no axis, which MXNet's other operators do not know.
+    """
+
+    squeezed = [node for node in sums if not _is_true(node, "keepdims")]
+    for node in sums:
+        node.inputs[0] = node.inputs[0].node.inputs[0]
+        replace_operator(node, "_np_sum", axis=_axes(node) or "None", keepdims="True", dtype=FULL)
+
+    def shaped(node: Node) -> Entry:
+        axes = _axes(node)
+        op, attrs = ("squeeze", {"axis": axes}) if axes else ("Reshape", {"shape": "(-1,)"})
+        return Entry(Node(op, f"{node.name}_squeezed", {**attrs, MARK: "copy"}, [Entry(node)]))
+
+    replace_heads(fitted.graph, fitted.graph.insert_behind(squeezed, shaped))
+
+
+def _axes(node: Node) -> str:
+    """Return the axes over which a ``sum`` adds as the text of a tuple, ``"(1,)"``; ``""`` if it adds over all."""
+    axes = re.findall(r"-?\d+", node.attrs.get("axis", "()"))
+    return f"({', '.join(axes)},)" if axes else ""
+
+
+def _is_true(node: Node, attr: str) -> bool:
+    return node.attrs.get(attr, "False") in ("True", "true", "1")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from ..precision.casts import APART, FULL, MARK, is_ours
+from ..precision.casts import APART, FULL, MARK, casts_to
 from ..precision.graph import Entry, Node
 from ..precision.rules import RULES, Kind, missing_kernel
 from .workaround import FittedGraph
@@ -30,7 +30,7 @@ def norms_between_casts(fitted: FittedGraph) -> list[Node]:
         if missing_kernel(node.op, node.attrs, "float16", "gpu") or Entry(node) in heads:
             return False
         users = (user for user, _ in readers.get(Entry(node), ()))
-        return _casts_to(node.inputs[0].node, FULL) and any(_casts_to(user, "float16") for user in users)
+        return casts_to(node.inputs[0].node, FULL) and any(casts_to(user, "float16") for user in users)
 
     norms = (node for node in fitted.casted.source if node.op in RULES and RULES[node.op].kind is Kind.NORM)
     return [node for node in norms if is_between(node)]
@@ -48,7 +48,7 @@ def norms_sharing_casts(fitted: FittedGraph) -> list[Node]:
     return [
         node
         for node in norms_between_casts(fitted)
-        if len(readers[node.inputs[0]]) > 1 or not all(_casts_to(user, "float16") for user, _ in readers[Entry(node)])
+        if len(readers[node.inputs[0]]) > 1 or not all(casts_to(user, "float16") for user, _ in readers[Entry(node)])
     ]
 
 
@@ -64,10 +64,10 @@ def separate_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
         name = f"{shared.name}_for_{node.name}"
         node.inputs[0] = Entry(Node("Cast", name, {**shared.attrs, APART: name}, list(shared.inputs)))
         users = readers[Entry(node)]
-        rounded = next(user for user, _ in users if _casts_to(user, "float16"))
+        rounded = next(user for user, _ in users if casts_to(user, "float16"))
         widened = Node("Cast", f"{node.name}_to_{FULL}", {"dtype": FULL, MARK: "cast"}, [Entry(rounded)])
         for user, position in users:
-            if not _casts_to(user, "float16"):
+            if not casts_to(user, "float16"):
                 user.inputs[position] = Entry(widened)
 
 
@@ -84,8 +84,3 @@ def drop_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
         for cast, _ in readers[Entry(node)]:
             for user, position in readers[Entry(cast)]:
                 user.inputs[position] = Entry(node)
-
-
-def _casts_to(node: Node, dtype: str) -> bool:
-    """Return True if ``node`` is a ``Cast`` to ``dtype`` that mxmp inserted."""
-    return is_ours(node) and node.op == "Cast" and node.attrs["dtype"] == dtype

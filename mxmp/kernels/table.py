@@ -261,6 +261,18 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         device="gpu",
     ),
     Workaround(
+        name="sums_of_float16",
+        dtypes=_FLOAT16,
+        effect="slow",
+        fault="sum has no kernel that reads float16 and adds in FP32, so a cast writes an FP32 copy first; that of "
+        "MXNet's NumPy interface has one",
+        source="MXNet 1.9.1, src/operator/numpy/np_broadcast_reduce_op.h: the parameter dtype",
+        test=f"{_TESTS}/test_cuda.py::test_a_sum_reads_float16_and_adds_in_fp32_on_a_gpu",
+        where=cuda.sums_of_casts,
+        rewrite=cuda.sum_float16,
+        device="gpu",
+    ),
+    Workaround(
         name="upsampling_in_steps",
         dtypes=_FLOAT16,
         effect="wrong",

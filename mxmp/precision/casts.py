@@ -17,6 +17,7 @@ __all__ = [
     "MARK",
     "PASSED",
     "CastGraph",
+    "casts_to",
     "declare_full",
     "insert_casts",
     "is_ours",
@@ -96,6 +97,11 @@ def is_ours(node: Node) -> bool:
     False for the network's own nodes, and for those that ``scale_heads`` inserts in front of loss heads.
     """
     return MARK in node.attrs
+
+
+def casts_to(node: Node, dtype: str) -> bool:
+    """Return True if ``node`` is a ``Cast`` to ``dtype`` that mxmp inserted."""
+    return is_ours(node) and node.op == "Cast" and node.attrs["dtype"] == dtype
 
 
 def source_of(entry: Entry) -> Entry:

@@ -126,6 +126,35 @@ def test_an_adaptive_average_of_everything_is_cudnns_on_a_gpu(size, monkeypatch)
     assert "_contrib_AdaptiveAvgPooling2D" in operators(on_a_gpu(symbol))
 
 
+@pytest.mark.parametrize("at_the_head", [False, True])
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", [1, -1, (2, 3), (0, 1, 2, 3), ()], ids=str)
+def test_a_sum_reads_float16_and_adds_in_fp32_on_a_gpu(axis, keepdims, at_the_head, monkeypatch):
+    total = S.sum(convolution(), axis=axis, keepdims=keepdims, name="total")
+    symbol = total if at_the_head else S.exp(-S.abs(total), name="exp")
+    found = on_a_gpu(symbol)
+    assert "_np_sum" in operators(found)
+    assert casts(found) == ["data_to_float16"]
+    assert found.list_outputs() == symbol.list_outputs()
+    assert found.infer_shape(data=(2, 3, 6, 6)) == symbol.infer_shape(data=(2, 3, 6, 6))
+    for got, want in zip(numbers(in_float32(symbol)), numbers(symbol)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    monkeypatch.setenv(SWITCH, "sums_of_float16")
+    assert casts(on_a_gpu(symbol)) == ["data_to_float16", "convolution_to_float32"]
+
+
+def test_a_sum_over_a_vector_has_the_shape_that_mxnets_has():
+    vector = S.reshape(convolution(), shape=(-1,))
+    for keepdims in (False, True):
+        symbol = S.exp(S.sum(vector, axis=0, keepdims=keepdims))
+        assert on_a_gpu(symbol).infer_shape(data=(2, 3, 6, 6))[1] == symbol.infer_shape(data=(2, 3, 6, 6))[1] == [(1,)]
+
+
+def test_a_sum_over_all_but_some_axes_keeps_its_cast():
+    symbol = S.exp(S.sum(convolution(), axis=1, exclude=True))
+    assert casts(on_a_gpu(symbol)) == ["data_to_float16", "convolution_to_float32"]
+
+
 @pytest.mark.parametrize(("scale", "steps"), [(2, 1), (4, 2), (8, 3)])
 def test_an_upsampling_doubles_step_by_step_on_a_gpu(scale, steps, monkeypatch):
     large = S.UpSampling(convolution(), scale=scale, sample_type="nearest", name="large")

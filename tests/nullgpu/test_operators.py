@@ -10,6 +10,7 @@ import pytest
 from sweep.operators import arithmetic, layout  # noqa: F401  (they fill CASES)
 from sweep.operators.case import CASES, Case, is_allowed
 
+import mxmp
 from mxmp import Policy
 from mxmp.pipeline import low_graph
 from mxmp.precision.decide import decide
@@ -106,3 +107,17 @@ def fused_cases() -> list:
 def test_an_operator_runs_when_it_is_fused_with_its_casts(case, fusion):
     with mx.util.np_shape(case.empty or case.op.startswith("_np")):
         run_as_fp32_can(case, amid=case.op not in FUSED)
+
+
+@pytest.mark.parametrize("axis", [1, (2, 3), ()], ids=str)
+def test_a_sum_reads_float16_and_adds_in_fp32(axis):
+    layer = mx.sym.Convolution(mx.sym.var("data"), kernel=(1, 1), num_filter=4, no_bias=True, name="layer")
+    symbol = mxmp.cast_symbol(mx.sym.sum(layer, axis=axis), "float16", ctx=mx.gpu())
+    bound = symbol.simple_bind(mx.gpu(), data=(2, 3, 8, 8))
+    with recording() as record:
+        bound.forward(is_train=True)
+        bound.backward([mx.nd.ones(bound.outputs[0].shape, ctx=mx.gpu())])
+    assert not record.impossible
+    (kernel,) = [event.name for event in record.named("reduce_kernel")]
+    assert re.search(r"sum, \d, float, mshadow::half::half_t, float", kernel)  # sums, data, result
+    assert len(record.casts) == 2  # of the input, forward and backward
