@@ -287,7 +287,8 @@ class _Draft:
           rounding commutes with moving, and so the parameters can be stored in float16.
         - One that reads only tensors which are safe in both dtypes, such as a relu behind an FP32 BatchNorm, computes
           in low precision if an operator that reads its output does, as that would round the output anyway; or if a
-          BatchNorm makes its input, or reads its output, whose one kernel on a GPU reads and returns float16.
+          BatchNorm makes its input, or reads its output, whose one kernel on a GPU reads and returns float16. The first
+          of the two does not count for an output of the graph.
 
         All others compute in FP32; with ``by_plan`` all do, because the other decisions are those of a plan
         (``decided``) that does not have these operators.
@@ -295,16 +296,16 @@ class _Draft:
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided or self._movers else ():
             readers.setdefault(entry.node, []).extend(users)
+        heads = {entry.node for entry in graph.heads}
         halved: set[Node] = set()
         for node in self._undecided:
-            if any(entry.node in halved or self._halves(entry) for entry in node.inputs):
+            if node not in heads and any(entry.node in halved or self._halves(entry) for entry in node.inputs):
                 halved.add(node)
         for node in reversed(list(self._undecided)):
             wanted = (self.wants_low(*reader) or self._reads_halves(*reader) for reader in readers.get(node, ()))
             if by_plan or not (node in halved or any(wanted)):
                 why = "it follows a normalization, and nothing that reads it computes in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
-        heads = {entry.node for entry in graph.heads}
         for node in reversed(list(self._movers)):
             if by_plan or node in heads or not all(self.wants_low(*reader) for reader in readers.get(node, ())):
                 why = "it moves the values of parameters, and not all that read it compute in low precision"
@@ -318,13 +319,14 @@ class _Draft:
     def _reads_halves(self, node: Node, position: int) -> bool:
         """Return whether ``node`` is a BatchNorm whose kernel on a GPU reads float16 at ``position``, as its data.
 
-        This kernel computes in FP32; see ``mxmp.kernels.norms``. False if the policy sets ``norm``.
+        This kernel computes in FP32; see ``mxmp.kernels.norms``. Where the policy has ``norm="float32"``, casts round
+        as the kernel would.
         """
         return (
             node in self._normalized
             and position == 0
             and self.rules[node].kind is Kind.NORM
-            and self.policy.norm is None
+            and self.policy.norm != "compute"
             and not missing_kernel(node.op, node.attrs, self.policy.compute, "gpu")
         )
 

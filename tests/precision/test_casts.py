@@ -73,7 +73,7 @@ IN, W1, W2 = ("data", LOW), ("c1_weight", LOW), ("c2_weight", LOW)
         (conv_bn_relu_conv(), {"params": "float16"}, [IN, ("c2_float16", FULL)]),
         (conv_bn_relu_conv(), {"output": "compute"}, [IN, W1, W2]),
         (conv_bn_relu_conv(), {"exclude": ["c2"]}, [IN, W1, ("r", FULL)]),
-        (conv_bn_relu_conv(), {"exclude": ["c2"], "norm": "float32"}, [IN, W1, ("c1", FULL)]),
+        (conv_bn_relu_conv(), {"exclude": ["c2"], "norm": "float32"}, [IN, W1, ("c1", FULL), ("bn", LOW), ("r", FULL)]),
         (norm_relu_norm(), {}, [IN, W1, W2, ("c2_float16", FULL)]),
         (norm_relu_norm(cudnn_off=True), {}, [IN, W1, ("c1", FULL), ("bn2", LOW), W2, ("c2_float16", FULL)]),
         (conv_bn_relu_conv(), {"full_ops": ["Convolution"], "low_ops": ["relu"]}, [("bn", LOW), ("r", FULL)]),
