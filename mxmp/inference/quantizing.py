@@ -58,7 +58,7 @@ def quantize(
     ranges : mapping of str to (smallest, largest)
         The range of values that INT8 represents, for each tensor that ``tensors_to_calibrate`` names.
     excluded : collection of str
-        Names of operators that keep their dtype.
+        Names of operators that keep their dtype. Those in bfloat16 keep it in any case.
     every : bool
         True also quantizes operators such as poolings and additions if none of their neighbors is in INT8, though this
         makes them no faster.
@@ -82,12 +82,10 @@ def quantize(
         made, *_by_kind(graph, params), collector, calib_mode="customize", quantized_dtype="auto", logger=None
     )
     names = [node.name[len(QUANTIZED) :] for node in Graph.from_symbol(made).nodes() if node.name.startswith(QUANTIZED)]
-    made = _kept_apart(made)
-    made = Graph.from_symbol(made.get_backend_symbol("MKLDNN_QUANTIZE"))
-    params = {**arguments, **auxiliary}
-    _repair_relus(made, params)
-    _repair_sums(made, params)
-    return made, params, names
+    fused, params = _fused(made), {**arguments, **auxiliary}
+    _repair_relus(fused, params)
+    _repair_sums(fused, params)
+    return fused, params, names
 
 
 def _quantized(
@@ -100,6 +98,10 @@ def _quantized(
     ``include_layer`` names the tensors that need ranges. With ``"customize"`` it is ``collector``, which then has the
     ranges.
     """
+    # MXNet's pass also quantizes operators in bfloat16, whose inputs it cannot convert.
+    nodes = [node for node in graph.nodes() if not node.is_variable]
+    types = _types(graph, params, [Entry(node) for node in nodes])
+    low = [node.name for node, dtype in zip(nodes, types) if dtype not in (np.float32, None)]
     # MXNet's pass takes a wrong tensor for an output of the graph that an operator in FP32 reads, too. With a copy as
     # the output it takes the right one; its next pass removes the copies.
     copies = [
@@ -109,7 +111,7 @@ def _quantized(
         Graph(copies, graph.attrs).to_symbol(),
         *_by_kind(graph, params),
         ctx=mx.cpu(),
-        excluded_sym_names=list(excluded),
+        excluded_sym_names=[*excluded, *low],
         calib_mode=mode,
         quantized_dtype="auto",
         quantize_mode="full" if every else "smart",
@@ -120,18 +122,23 @@ def _quantized(
     return made, collector
 
 
-def _kept_apart(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a quantized Symbol in which MXNet makes an operator's output FP32 only if no operator reads it in INT8.
+def _fused(symbol: mx.sym.Symbol) -> Graph:
+    """Return the graph of a quantized Symbol, with conversions to FP32 moved into operators by MXNet's pass.
 
-    MXNet's pass moves a ``_contrib_dequantize`` into the operator that it reads, and forgets the other readers. A
-    ``BlockGrad`` between the two prevents it.
+    The pass moves a ``_contrib_dequantize`` into the operator that it reads, and forgets the other readers. Where there
+    are others, a copy between the two, which is taken out again, prevents it.
     """
     graph = Graph.from_symbol(symbol)
-    readers = graph.consumers()
+    readers, copies = graph.consumers(), set()
     for node in list(graph.nodes()):
         if node.op == "_contrib_dequantize" and len(readers[node.inputs[0]]) > 1:
-            node.inputs[0] = Entry(Node("BlockGrad", f"{node.name}_apart", inputs=[node.inputs[0]]))
-    return graph.to_symbol()
+            copy = Node("BlockGrad", f"{node.name}_apart", inputs=[node.inputs[0]])
+            node.inputs[0] = Entry(copy)
+            copies.add(copy.name)
+    fused = Graph.from_symbol(graph.to_symbol().get_backend_symbol("MKLDNN_QUANTIZE"))
+    for node in fused.nodes():
+        node.inputs = [entry.node.inputs[0] if entry.node.name in copies else entry for entry in node.inputs]
+    return fused
 
 
 def _repair_relus(graph: Graph, params: Params) -> None:

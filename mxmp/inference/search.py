@@ -11,7 +11,7 @@ import numpy as np
 from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision
 from ..serving.folding import Params, fold_constants, fold_norms, without_identities
-from ..serving.fusing import fuse
+from ..serving.fusing import fuse, inner_operators
 from ..serving.lowering import lower, lower_to_float16
 from ..serving.sums import register
 from ..tuning.search import quartiles
@@ -308,8 +308,9 @@ class Search:
         def build(rest: Collection[str], in_bfloat16: bool) -> tuple[Graph, Params]:
             if not in_bfloat16:
                 return quantize(fused, params, found, {*rest, *failing})[:2]
-            operators = {node.name for node in base.nodes() if not node.is_variable}
-            lowered, values = lower(base, params, operators - set(rest), quantizable=True)
+            groups = {node.name: inner_operators(node) for node in fused.nodes() if not node.is_variable}
+            full = {name for layer, names in groups.items() if layer not in rest for name in names}
+            lowered, values = lower(base, params, full, quantizable=True)
             # A cast has the range of the tensor that it casts.
             casts = [node for node in lowered.nodes() if node.op == "amp_cast"]
             read = {f"{cast.name}_output": f"{cast.inputs[0].node.name}_output" for cast in casts}

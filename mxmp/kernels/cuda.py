@@ -121,7 +121,6 @@ def sum_float16(fitted: FittedGraph, sums: Sequence[Node]) -> None:
     It adds in FP32 and returns FP32, and its gradient is rounded once, like that of the cast. With ``keepdims``, as
     without it the result of a sum over all axes would have no axis, which MXNet's other operators do not know.
     """
-
     squeezed = [node for node in sums if not _is_true(node, "keepdims")]
     for node in sums:
         node.inputs[0] = node.inputs[0].node.inputs[0]

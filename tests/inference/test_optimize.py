@@ -140,6 +140,22 @@ def test_an_export_loads_in_plain_mxnet_with_the_same_bits(candidates, kind, hel
             np.testing.assert_array_equal(array, served(x[:rows]).asnumpy())
 
 
+def test_layers_that_leave_int8_compute_in_bfloat16(net, images):
+    """Of INT8 graphs only the first, with all layers in it, is refused."""
+    counts, low = [], []
+
+    def evaluate(served):
+        counts.append(served.symbol.tojson(remove_amp_cast=False).count('"name": "quantized_'))
+        if counts[-1]:
+            low.append(sum("bfloat16" in str(param.dtype) for param in served.collect_params().values()))
+        return float(counts[-1] < max(counts) or not counts[-1])
+
+    report = mxmp.optimize_for_inference(net, batches(images), evaluate=evaluate, max_drop=0.5).report
+    (row,) = [row for row in report.candidates if row.name.startswith("int8, ") and row.name.endswith("in bfloat16")]
+    assert not row.verdict
+    assert max(low) > 0
+
+
 @pytest.fixture(scope="module")
 def candidates(net, images):
     """Each candidate as it would be served."""
