@@ -44,14 +44,15 @@ ALL = network(float32=FP32, **{"contrib.amp": AMP, "float16": LOW, "float16-fast
 def test_a_sweep_records_only_what_is_lacking():
     requested = []
 
-    def run(target, name, variant, large):
-        requested.append((variant, large))
-        if large:
+    def run(target, name, variant, batch):
+        requested.append((variant, batch))
+        if batch != "small":
             return {"network": {"kind": "classification"}, "error": "too large"}, ""
         return {"network": {"kind": "classification", "batch": "small", "inputs": []}, "figures": FP32}, ""
 
     found = sweep.record("some", {}, run, None)
-    assert requested == [("float32", True), *((variant, False) for variant in sweep.VARIANTS)]
+    tried = [("float32", batch) for batch in ("large", "medium", "small")]
+    assert requested == [*tried, *((variant, "small") for variant in sweep.VARIANTS[1:])]
     assert list(found["variants"]) == sweep.VARIANTS
     requested.clear()
     kept = {**found, "variants": {"float32": FP32, "float16": LOW}}
@@ -61,7 +62,7 @@ def test_a_sweep_records_only_what_is_lacking():
 
 
 def test_a_network_that_fp32_cannot_train_is_a_result_and_so_is_a_variant_that_fails():
-    def run(target, name, variant, large):
+    def run(target, name, variant, batch):
         return ({"error": "no"}, "") if variant in failing else ({"network": {"batch": "large"}, "figures": FP32}, "")
 
     failing = {"float32"}
