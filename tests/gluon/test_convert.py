@@ -580,6 +580,33 @@ def test_float16_parameters_change_no_bit(name):
         np.testing.assert_array_equal(got.grads[parameter], expected)
 
 
+class Joined(nn.HybridBlock):
+    """One dense layer with two weights, as GluonNLP's attention has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.query = self.params.get("query", shape=(4, 6), init=mx.init.Normal(0.5))
+            self.key = self.params.get("key", shape=(4, 6), init=mx.init.Normal(0.5))
+
+    def hybrid_forward(self, F, x, query, key):  # noqa: N803
+        weight = F.concat(F.reshape(query, shape=(-1, 6)), F.reshape(key, shape=(-1, 6)), dim=0)
+        return F.FullyConnected(x, weight, num_hidden=8, no_bias=True)
+
+
+def test_float16_parameters_that_are_joined_change_no_bit():
+    net = Joined()
+    net.initialize()
+    x = np.random.RandomState(0).normal(size=(3, 6)).astype("float32")
+    want = by_gluon(mxmp.convert(net, "params=float32"), [x])
+    mxmp.restore(net)
+    got = by_gluon(mxmp.convert(net, "params=float16"), [x])
+    assert all(isinstance(p, LowParameter) for p in net.collect_params().values())
+    np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
+    for parameter, expected in want.grads.items():
+        np.testing.assert_array_equal(got.grads[parameter], expected)
+
+
 def test_only_parameters_of_low_operators_are_stored_low():
     net, x = made("convnet")
     mxmp.convert(net, "params=float16")
