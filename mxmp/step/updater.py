@@ -244,8 +244,11 @@ class Updaters(List[Updater]):
         with rescaled(self.optimizer, factor), _aggregated(self.optimizer, updates):
             for k, updater in enumerate(self):
                 mine = [u for u in updates if u.device == k and once.get(u.index, u) is u]
-                if mine:
-                    updater([m.index for m in mine], [m.grad for m in mine], [m.weight for m in mine])
+                # MXNet updates weights one by one where one of those that it updates at once has a sparse gradient.
+                for sparse in (False, True):
+                    some = [u for u in mine if (u.gradient.array.stype != "default") == sparse]
+                    if some:
+                        updater([u.index for u in some], [u.grad for u in some], [u.weight for u in some])
         for update in updates:
             source = once.get(update.index, update)
             if source is not update:

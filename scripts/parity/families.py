@@ -51,7 +51,7 @@ FAMILIES = {
     "wavenet": Family("wavenet.py", 3),
     "sentiment": Family("sentiment.py", 3),
     "progressive_gan": Family("progressive_gan.py", 10, probes=(GAN,)),
-    "inpainting": Family("inpainting.py", 15),
+    "inpainting": Family("inpainting.py", 22),
     "bert_pretraining": Family("bert.py pretraining", 10),
     "bert_finetuning": Family("bert.py finetuning", 13),
 }

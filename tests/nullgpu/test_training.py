@@ -214,3 +214,17 @@ def test_a_network_runs_at_inference():
     assert not record.impossible
     assert not wrong_matrix_calls(record)
     assert {call.details["x"][:3] for call in record.named("BatchNormalizationForwardInference")} <= {"f32", "f16"}
+
+
+def test_a_sparse_gradient_keeps_no_dense_weight_from_being_updated_with_others():
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(8, 4, sparse_grad=True), *(nn.Dense(4, in_units=4, flatten=False) for _ in range(5)))
+    net.initialize(ctx=mx.gpu())
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    for _ in range(2):
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 3), ctx=mx.gpu())).sum()
+        trainer.backward(loss)
+        with recording() as record:
+            trainer.step(2)
+    assert len(record.named("MultiSGD")) <= 2
