@@ -8,7 +8,7 @@ from typing import Mapping
 
 from .graph import TYPE_CODES, Entry, Graph, Node
 from .plan import PlannedGraph
-from .rules import Rule
+from .rules import RULES, Rule
 from .subgraphs import bodies, set_bodies
 
 __all__ = [
@@ -184,16 +184,31 @@ def _take_name(ours: Node, source: Node, suffix: str) -> None:
 
 
 def declare_full(graph: Graph) -> None:
-    """Declare as FP32, in place, each variable that has no declared dtype and that only nodes inserted by mxmp read.
+    """Declare as FP32, in place, each variable that has no declared dtype and reaches the network through casts alone.
 
-    MXNet infers the dtype of a weight from the operator that reads it, but not through a cast. Without the declaration
-    (the attribute ``__dtype__``), ``bind`` fails if the caller gives dtypes for some inputs only, as Module does.
+    Such a variable is read by nodes that mxmp inserted, or by operators that only move the values of such variables
+    (``Rule.exact``) and are read so themselves. MXNet infers the dtype of a weight from the operator that reads it, but
+    not through a cast. Without the declaration (the attribute ``__dtype__``), ``bind`` fails if the caller gives dtypes
+    for some inputs only, as Module does.
     """
+    readers: dict[Node, set[Node]] = {}
     for entry, users in graph.consumers().items():
-        variable = entry.node
-        undeclared = variable.is_variable and "__dtype__" not in variable.attrs
-        if undeclared and all(is_ours(node) for node, _ in users):
-            _declare_dtype(variable, FULL)
+        readers.setdefault(entry.node, set()).update(user for user, _ in users)
+    untyped = {node for node in graph.nodes() if node.is_variable and "__dtype__" not in node.attrs}
+    for node in graph.nodes():
+        moves = not is_ours(node) and node.op in RULES and RULES[node.op].exact
+        if moves and all(entry.node in untyped for entry in node.inputs):
+            untyped.add(node)
+
+    def is_typed(node: Node) -> bool:
+        read = {entry.node for entry in node.inputs}
+        return not (read <= untyped and all(is_ours(reader) or reader in untyped for reader in readers.get(node, ())))
+
+    while typed := set(filter(is_typed, untyped)):
+        untyped -= typed
+    for node in untyped:
+        if node.is_variable and node in readers:
+            _declare_dtype(node, FULL)
 
 
 class _Rewriter:

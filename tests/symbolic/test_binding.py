@@ -194,3 +194,14 @@ def test_operators_that_mxnet_takes_for_gradients_bind(op, policy, training):
         module.init_optimizer()
         module.forward_backward(batch())
         assert all(np.isfinite(grads[0].asnumpy()).all() for grads in module._exec_group.grad_arrays)
+
+
+@pytest.mark.parametrize("policy", ["float16,params=float32", "float16,params=float16", "bfloat16"])
+def test_weights_that_are_joined_before_a_layer_reads_them_bind(policy):
+    """A cast behind them leaves MXNet without their dtype."""
+    flat = [S.reshape(S.var(f"{name}_weight", shape=(4, 192)), shape=(-1, 192)) for name in ("query", "key")]
+    layer = S.FullyConnected(S.var("data"), S.Concat(*flat, dim=0), num_hidden=8, no_bias=True, name="c0")
+    symbol = S.SoftmaxOutput(S.FullyConnected(S.relu(layer), num_hidden=3, name="fc"), name="softmax")
+    module, plain = bound(symbol, policy=policy), bound(symbol, kind=mx.mod.Module)
+    np.testing.assert_allclose(answer(module), answer(plain), atol=3e-2)
+    assert {array.dtype for array in module.get_params()[0].values()} == {np.float32}
