@@ -42,7 +42,7 @@ FAMILIES = {
     # Language, speech, audio and generative families
     "lstm_gluon": Family("lstm_gluon.py", 10, ablations=("--no-masters",)),
     "lstm_bucketing": Family("lstm_bucketing.py", 5),
-    "transformer": Family("transformer.py", 6, probes=(NO_SKIPS,)),
+    "transformer": Family("transformer.py", 19, probes=(NO_SKIPS,)),
     "gnmt": Family("gnmt.py", 3),
     "convs2s": Family("convs2s.py", 8),
     "speech_recurrent": Family("speech.py recurrent", 4, ablations=("--no-masters",)),
