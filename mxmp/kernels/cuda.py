@@ -7,6 +7,7 @@ from typing import Sequence
 
 from ..precision.casts import FULL, MARK, casts_to, replace_heads, replace_operator
 from ..precision.graph import Entry, Node
+from ..precision.rule import is_true
 from .workaround import FittedGraph
 
 __all__ = [
@@ -111,7 +112,9 @@ def sums_of_casts(fitted: FittedGraph) -> list[Node]:
     return [
         node
         for node in fitted.graph.nodes()
-        if node.op in ("sum", "sum_axis") and casts_to(node.inputs[0].node, FULL) and not _is_true(node, "exclude")
+        if node.op in ("sum", "sum_axis")
+        and casts_to(node.inputs[0].node, FULL)
+        and not is_true(node.attrs.get("exclude"))
     ]
 
 
@@ -121,7 +124,7 @@ def sum_float16(fitted: FittedGraph, sums: Sequence[Node]) -> None:
     It adds in FP32 and returns FP32, and its gradient is rounded once, like that of the cast. With ``keepdims``, as
     without it the result of a sum over all axes would have no axis, which MXNet's other operators do not know.
     """
-    squeezed = [node for node in sums if not _is_true(node, "keepdims")]
+    squeezed = [node for node in sums if not is_true(node.attrs.get("keepdims"))]
     for node in sums:
         node.inputs[0] = node.inputs[0].node.inputs[0]
         replace_operator(node, "_np_sum", axis=_axes(node) or "None", keepdims="True", dtype=FULL)
@@ -138,7 +141,3 @@ def _axes(node: Node) -> str:
     """Return the axes over which a ``sum`` adds as the text of a tuple, ``"(1,)"``; ``""`` if it adds over all."""
     axes = re.findall(r"-?\d+", node.attrs.get("axis", "()"))
     return f"({', '.join(axes)},)" if axes else ""
-
-
-def _is_true(node: Node, attr: str) -> bool:
-    return node.attrs.get(attr, "False") in ("True", "true", "1")

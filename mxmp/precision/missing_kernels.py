@@ -12,6 +12,8 @@ import struct
 from dataclasses import dataclass
 from typing import Callable, Mapping, NamedTuple
 
+from .rule import is_true
+
 __all__ = [
     *("BFLOAT16_CPU", "CHANNEL_BLOCK", "TABLE", "Call", "HasAttribute", "MissingKernel", "is_global_average"),
     "is_volume",
@@ -160,7 +162,7 @@ def _leaves_cudnn(call: Call) -> bool:
 
     It does so if ``use_global_stats`` or ``cudnn_off`` is set. MXNet's kernel rounds gamma and beta to float16.
     """
-    return any(call.attrs.get(attr) in ("True", "true", "1") for attr in ("use_global_stats", "cudnn_off"))
+    return any(is_true(call.attrs.get(attr)) for attr in ("use_global_stats", "cudnn_off"))
 
 
 # How many channels a block of oneDNN's bfloat16 layouts has; FP32 has a layout with blocks of 8 too. In bfloat16 the

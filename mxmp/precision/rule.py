@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Mapping
 
-__all__ = ["Kind", "Rule", "When"]
+__all__ = ["Kind", "Rule", "When", "is_true"]
 
 _FLOAT16_MAX = 65504.0
 _FLOAT16_TINY = 2.0**-24  # the smallest subnormal
@@ -125,6 +125,11 @@ class Rule:
                 if value is not None and _leaves_float16(value):
                     return Kind.FULL, f"the constant {attr}={value} is outside float16's range"
         return self.kind, self.reason
+
+
+def is_true(text: str | None) -> bool:
+    """Return whether the text of an operator's boolean parameter in Symbol JSON says True; False for None."""
+    return text in ("True", "true", "1")
 
 
 def _leaves_float16(text: str) -> bool:

@@ -11,6 +11,7 @@ from mxnet.ndarray import NDArray
 
 from ..precision.casts import is_ours
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node
+from ..precision.rule import is_true
 
 __all__ = ["Params", "copied", "fold_constants", "fold_norms", "without_identities"]
 
@@ -98,7 +99,7 @@ def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values:
     """
     channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     is_layer = (layer.op == "Convolution" and channels_first) or (
-        layer.op == "FullyConnected" and _is_true(layer.attrs.get("flatten", "True"))
+        layer.op == "FullyConnected" and is_true(layer.attrs.get("flatten", "True"))
     )
     parameters = [*norm.inputs[1:], *layer.inputs[1:]]
     return (
@@ -119,7 +120,7 @@ def _fold(norm: Node, layer: Node, values: Params) -> Params:
     ``values`` are the parameters of the graph by name.
     """
     gamma, beta, mean, variance = (values[entry.node.name].asnumpy().astype("float64") for entry in norm.inputs[1:5])
-    if _is_true(norm.attrs.get("fix_gamma", "True")):
+    if is_true(norm.attrs.get("fix_gamma", "True")):
         gamma = np.ones_like(gamma)
     scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", "0.001")))
     weight, *bias = (values[entry.node.name].asnumpy().astype("float64") for entry in layer.inputs[1:])
@@ -130,10 +131,6 @@ def _fold(norm: Node, layer: Node, values: Params) -> Params:
     layer.inputs[1:] = [Entry(Node("null", name)) for name in made]
     layer.attrs["no_bias"] = "False"
     return {name: mx.nd.array(value, dtype="float32") for name, value in made.items()}
-
-
-def _is_true(text: str) -> bool:
-    return text in ("True", "true", "1")
 
 
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:

@@ -14,6 +14,7 @@ import mxnet as mx
 import numpy as np
 
 from ..precision.graph import Graph
+from ..precision.rule import is_true
 
 __all__ = ["register", "with_float16_sums"]
 
@@ -64,7 +65,7 @@ class _Property(mx.operator.CustomOpProp):
 
     def __init__(self, flatten: str, count: str) -> None:
         super().__init__(need_top_grad=False)
-        self._flatten = flatten in ("True", "true", "1")
+        self._flatten = is_true(flatten)
         self._names = ["data", "weight", "bias"][: int(count)]
 
     def list_arguments(self) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from . import _mxnet
 from .gradients import Gradient, largest_on_cpu
@@ -245,8 +246,9 @@ class Updaters(List[Updater]):
             for k, updater in enumerate(self):
                 mine = [u for u in updates if u.device == k and once.get(u.index, u) is u]
                 # MXNet updates weights one by one where one of those that it updates at once has a sparse gradient.
-                for sparse in (False, True):
-                    some = [u for u in mine if (u.gradient.array.stype != "default") == sparse]
+                sparse = [u for u in mine if isinstance(u.grad, BaseSparseNDArray)]
+                dense = [u for u in mine if not isinstance(u.grad, BaseSparseNDArray)] if sparse else mine
+                for some in (dense, sparse):
                     if some:
                         updater([u.index for u in some], [u.grad for u in some], [u.weight for u in some])
         for update in updates:
