@@ -9,6 +9,7 @@ import logging
 from dataclasses import replace
 from functools import lru_cache
 from glob import escape
+from types import MappingProxyType
 from typing import Collection, Iterable, Mapping
 
 import mxnet as mx
@@ -24,6 +25,7 @@ from .precision.subgraphs import Body, bodies, set_bodies
 __all__ = ["Conversion", "emitted", "low_graph"]
 
 logger = logging.getLogger("mxmp")
+_NO_SHAPES: Mapping[str, tuple] = MappingProxyType({})
 
 
 def low_graph(
@@ -183,6 +185,7 @@ class Conversion:
         keep_output_names: bool = False,
         grad_req: Mapping[str, str] = UNKNOWN,
         large_inputs: bool = False,
+        training_shapes: Mapping[str, tuple] = _NO_SHAPES,
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol of the network, and the plan that it follows.
 
@@ -215,6 +218,9 @@ class Conversion:
         large_inputs : bool
             True: leave out the workarounds for oneDNN's wrong weight gradients at inputs that are small beside the
             padding.
+        training_shapes : mapping of str to tuple
+            The shapes of the inputs by name, if the graph is for training and they are known. Some bfloat16 kernels
+            train slower than FP32's for few rows, and are not used.
 
         Raises
         ------
@@ -227,7 +233,7 @@ class Conversion:
             check_fit(original.names(), _planned_for(device, self.plan))
         undecided = {each for each in names if each not in stored and each not in fixed}
         low = {each for each, is_low in stored.items() if is_low}
-        plan = self._decide(self.how, original, device, undecided, low, keep_output_names)
+        plan = self._decide(self.how, original, device, undecided, low, keep_output_names, training_shapes)
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
@@ -236,15 +242,22 @@ class Conversion:
         return graph, plan
 
     def _decide(
-        self, how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool
+        self,
+        how: Policy | Plan,
+        graph: Graph,
+        device: str,
+        undecided: set[str],
+        low: set[str],
+        keep_output_names: bool,
+        training_shapes: Mapping[str, tuple],
     ) -> Plan:
         """Return a plan for one FP32 graph, made under a policy or after the plan that the user gave.
 
         If ``how`` is a plan, it decides for operators that have the same name and type in it, and the rules for all
         others. ``undecided`` are the names of the parameters that may be stored in float16 or FP32, as the returned
         plan says; ``low`` those of the parameters that are stored in float16 already. ``keep_output_names`` keeps an
-        operator in FP32 where a cast behind it would rename an output of the graph. Raises ``ValueError`` if the plan
-        ``how`` has no operator of the graph, or is for another device.
+        operator in FP32 where a cast behind it would rename an output of the graph. ``training_shapes`` are those of
+        ``build``. Raises ``ValueError`` if the plan ``how`` has no operator of the graph, or is for another device.
         """
         decided = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
         plan = decide(
@@ -255,6 +268,7 @@ class Conversion:
             stored_low=low,
             keep_output_names=keep_output_names,
             decided=decided,
+            training_shapes=training_shapes,
         )
         if not isinstance(how, Plan):
             return plan

@@ -27,7 +27,7 @@ HOUSE = {
         *("decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
-        *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda"),
+        *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda", "memory"),
         *("table", "fit", "fusion", "__init__"),
     ],
     "spine": ["pipeline"],

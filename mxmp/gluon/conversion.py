@@ -7,7 +7,7 @@ import warnings
 import weakref
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Collection, Iterable, Sequence
+from typing import Collection, Iterable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -161,6 +161,7 @@ class NetConversion(Conversion):
         params: dict[str, Parameter],
         device: str,
         large_inputs: bool,
+        shapes: Mapping[str, tuple],
     ) -> tuple[Graph, Plan]:
         """Return a block's low-precision graph and the plan that it follows; store its parameters as the plan says.
 
@@ -182,6 +183,8 @@ class NetConversion(Conversion):
         large_inputs : bool
             True if the graph will run only at input shapes that are large beside the padding of its convolutions, so
             that workarounds for kernels that are wrong at small inputs can be left out; see ``LargeInputs``.
+        shapes : mapping of str to tuple
+            The shapes of the inputs in this call, by name.
 
         Raises
         ------
@@ -211,6 +214,7 @@ class NetConversion(Conversion):
             strict=strict,
             grad_req={name: param.grad_req for name, param in params.items()},
             large_inputs=large_inputs,
+            training_shapes=shapes if autograd.is_training() else {},
         )
         self._fits = self._fits or strict
         for name, param in params.items():
@@ -243,7 +247,14 @@ class NetConversion(Conversion):
             warnings.warn(f"exclude: no node or block of {self._net!r} matches {self._unmatched}", stacklevel=5)
 
     def _decide(
-        self, how: Policy | Plan, graph: Graph, device: str, undecided: set[str], low: set[str], keep_output_names: bool
+        self,
+        how: Policy | Plan,
+        graph: Graph,
+        device: str,
+        undecided: set[str],
+        low: set[str],
+        keep_output_names: bool,
+        training_shapes: Mapping[str, tuple],
     ) -> Plan:
         """Return the plan of one graph, which may read parameters that another converted net has stored in float16.
 
@@ -252,22 +263,22 @@ class NetConversion(Conversion):
         reads such a parameter here must compute in float16, even if this net's policy stores parameters in FP32;
         otherwise raises ``ValueError``. Of the parameters ``undecided`` the returned plan decides whether they are
         stored in float16; those in ``low`` are already. ``keep_output_names`` keeps an operator in FP32 if a cast
-        behind it would rename an output of the graph.
+        behind it would rename an output of the graph. ``training_shapes`` are those of ``build``.
         """
         decide = super()._decide
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self.stored_low)}
         if not shared:
-            return decide(how, graph, device, undecided, low, keep_output_names)
+            return decide(how, graph, device, undecided, low, keep_output_names, training_shapes)
         if self.policy.compute == "float16":
             # As if this net stored it: every operator that reads it must read float16.
             policy = replace(self.policy, params="float16")
             storing = replace(how, policy=policy) if isinstance(how, Plan) else policy
             undecided = undecided if stores else set()
-            trial = decide(storing, graph, device, undecided | shared, low - shared, keep_output_names)
+            trial = decide(storing, graph, device, undecided | shared, low - shared, keep_output_names, training_shapes)
             shared -= trial.low_variables
             if not shared:
-                plan = decide(storing, graph, device, undecided, low, keep_output_names)
+                plan = decide(storing, graph, device, undecided, low, keep_output_names, training_shapes)
                 return replace(plan, policy=self.policy)
         raise ValueError(
             f"Parameter {min(shared)!r} is shared with a net that was converted to store it in float16, and here "

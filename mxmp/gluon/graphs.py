@@ -15,6 +15,7 @@ from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
+from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
 from ..precision.graph import Graph, as_shape
 from ..precision.heads import SCALE_NAME, scale_heads
@@ -192,8 +193,10 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
     # Restricted to large inputs only if a convolution would need a workaround for small ones, and these are large.
     only_for = large if large and large.at(list(shapes.values())) else None
-    graph, plan = conversion.build_graph(block, symbol, params, device, large_inputs=only_for is not None)
+    graph, plan = conversion.build_graph(block, symbol, params, device, only_for is not None, shapes)
     scale_heads(graph)
+    if autograd.is_training():
+        write_gradients_early(graph)
     op = _LowPrecisionOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), _mxnet.flags(block))
     return BuiltGraph(traced, op, plan, shapes, requested, only_for, _types_of_tuples(answer))
 
@@ -315,7 +318,7 @@ class _LowPrecisionOp:
         self.symbol = symbol
         self._plan = plan
         self._reads_scale = SCALE_NAME in names
-        self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last input
+        self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last array
         indices: dict[bool, list[int]] = {True: [], False: []}
         for i, (is_input, _) in enumerate(self._sources):
             indices[is_input].append(i)

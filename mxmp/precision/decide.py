@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Collection, Iterator, Mapping
 
+import mxnet as mx
+
 from ..policy import Policy, pattern_of
 from . import _mxnet
-from .graph import TYPE_CODES, Entry, Graph, Node
+from .graph import TYPE_CODES, Entry, Graph, Node, output_shapes
 from .plan import Decision, Plan, rule_under
 from .rules import RULES, Kind, Rule, missing_kernel
 from .subgraphs import Body, bodies
@@ -19,6 +21,7 @@ _FLOAT32 = (TYPE_CODES["float32"], "float32", "None", "-1")
 _NAMES = {code: name for name, code in TYPE_CODES.items()}
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _UNDECIDED: Mapping[str, Decision] = MappingProxyType({})
+_NO_SHAPES: Mapping[str, tuple] = MappingProxyType({})
 _DENSE = ("0", "-1", "default")
 # Positions of the inputs that are taken for parameters where the caller does not say which variables are.
 _WEIGHT_SLOTS = {
@@ -66,6 +69,7 @@ def decide(
     keep_output_names: bool = False,
     non_fp32: Mapping[str, str] = _NOTHING,
     decided: Mapping[str, Decision] = _UNDECIDED,
+    training_shapes: Mapping[str, tuple] = _NO_SHAPES,
 ) -> Plan:
     """Return the plan that the rules give for a graph: whether each operator computes in low precision, and why.
 
@@ -95,6 +99,9 @@ def decide(
         against its rule or where the kernel is missing. It stays in FP32 nevertheless if ``policy.exclude`` or
         ``keep_output_names`` says so, if its outputs are no dense FP32 arrays, or if it computes the condition of a
         loop or branch. The rules decide for operators that are not in ``decided``.
+    training_shapes : mapping of str to tuple
+        The shapes of the graph's inputs by name, if it will train with inputs of about these shapes; empty if it is for
+        inference, or the shapes are not known. Some bfloat16 kernels train slower than FP32's for few rows.
 
     Raises
     ------
@@ -105,6 +112,8 @@ def decide(
     names = graph.names()
     excluded = _Patterns(policy.exclude)
     draft = _Draft(policy, device, non_fp32, parameters if parameters and policy.stores_low(device) else ())
+    if policy.compute == "bfloat16" and training_shapes:
+        draft.data_shapes = _shapes_of_products(graph, training_shapes)
     for node, rule, fixed in _operators(graph, draft, excluded, keep_output_names):
         given = decided.get(names[node])
         if fixed:
@@ -232,6 +241,8 @@ class _Draft:
         The decisions so far. ``settle`` may still change some of them.
     non_fp32 : dict of Node to str
         From each node whose outputs are no dense FP32 arrays to why: ``"the graph asks for int32 here"``.
+    data_shapes : mapping of Node to tuple
+        The shape of the data that each FullyConnected reads in training, where it is known.
     """
 
     def __init__(
@@ -244,6 +255,7 @@ class _Draft:
         self.rules: dict[Node, Rule] = {}
         self.decisions: dict[Node, Decision] = {}
         self.non_fp32: dict[Node, str] = {}
+        self.data_shapes: Mapping[Node, tuple] = {}
         self._channels: dict[Entry, int] = {}
         # Operators whose first output, an FP32 tensor of values near 1 or below, may be read in either dtype.
         self._normalized: set[Node] = set()
@@ -346,7 +358,10 @@ class _Draft:
         if kind in (Kind.LOW, Kind.FOLLOW):
             channels = self._channels.get(node.inputs[0]) if node.inputs else None
             missing = missing_kernel(
-                node.op, node.attrs, self.policy.compute, self._device, channels=channels, slow_too=slow_too
+                *(node.op, node.attrs, self.policy.compute, self._device),
+                channels=channels,
+                data_shape=self.data_shapes.get(node, ()),
+                slow_too=slow_too,
             )
             if missing:
                 return Kind.FULL, missing
@@ -425,6 +440,21 @@ class _Draft:
             if position not in rule.keep and entry.node in self.non_fp32:
                 return self.non_fp32[entry.node]
         return ""
+
+
+def _shapes_of_products(graph: Graph, shapes: Mapping[str, tuple]) -> dict[Node, tuple]:
+    """Return the shape of the data that each FullyConnected of ``graph`` reads, given ``shapes`` of inputs by name.
+
+    A shape that does not follow from these is ``()``, or has a 0. If they do not fit the graph, the dict is empty.
+    """
+    products = [node for node in graph.nodes() if node.op == "FullyConnected"]
+    if not products:
+        return {}
+    read = Graph([node.inputs[0] for node in products], graph.attrs, numpy=graph.numpy)
+    try:
+        return dict(zip(products, output_shapes(read.to_symbol(), shapes)))
+    except mx.MXNetError:  # binding them will raise an error that says so
+        return {}
 
 
 def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | None) -> set[Node]:

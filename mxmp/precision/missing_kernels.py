@@ -10,6 +10,7 @@ import math
 import re
 import struct
 from dataclasses import dataclass
+from math import prod
 from typing import Callable, Mapping, NamedTuple
 
 from .rule import is_true
@@ -32,11 +33,14 @@ class Call(NamedTuple):
     channels : int or None
         How many channels its first input has, if ``num_filter`` of convolutions before it determines this; otherwise
         None, as shapes are not inferred.
+    data_shape : tuple of int
+        The shape of its first input, if the graph trains with inputs of known shapes, and ``()`` otherwise.
     """
 
     op: str
     attrs: Mapping[str, str]
     channels: int | None
+    data_shape: tuple[int, ...] = ()
 
 
 def _always(call: Call) -> bool:
@@ -188,6 +192,21 @@ def _is_unblocked_depthwise(call: Call) -> bool:
     return call.attrs.get("num_group", "1") == filters != "1" and int(filters) % CHANNEL_BLOCK != 0
 
 
+# From so many weights on, and up to so many rows, a FullyConnected trains slower in bfloat16 than in FP32
+# (scripts/dev.py bench products): oneDNN sums the gradient of the weights in an FP32 array of their size, and memory of
+# more than 32 MiB is new at each call (glibc's largest M_MMAP_THRESHOLD), so the kernel clears every page of it.
+_MANY_WEIGHTS, _FEW_ROWS = 1 << 23, 96
+
+
+def _has_few_rows(call: Call) -> bool:
+    """Return whether the FullyConnected ``call`` trains with fewer than 96 rows and has at least 2**23 weights."""
+    if not call.data_shape or not all(call.data_shape):
+        return False
+    flattens = is_true(call.attrs.get("flatten", "True"))
+    rows = prod(call.data_shape[:1] if flattens else call.data_shape[:-1])
+    return rows < _FEW_ROWS and prod(call.data_shape) // rows * int(call.attrs["num_hidden"]) >= _MANY_WEIGHTS
+
+
 # -- Data -------------------------------------------------------------------------------------------
 
 
@@ -316,6 +335,13 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
             "the bfloat16 gradient of a 3-D convolution was not measured with dilation or kernels longer than 7",
             _names("Convolution"),
             _is_unmeasured_volume,
+        ),
+        MissingKernel(
+            "a FullyConnected of 8 million weights or more that reads fewer than 96 rows trains slower in bfloat16, "
+            "and needs more memory",
+            _names("FullyConnected"),
+            _has_few_rows,
+            slow=True,
         ),
         MissingKernel(
             "the bfloat16 CPU kernel of {op} is slower than FP32's where {channels} channels make no blocks of 16",

@@ -83,6 +83,7 @@ def missing_kernel(
     device: str,
     *,
     channels: int | None = None,
+    data_shape: tuple[int, ...] = (),
     slow_too: bool = False,
 ) -> str:
     """Return why an operator must stay in FP32 on a device although its rule allows low precision, or ``""``.
@@ -101,10 +102,12 @@ def missing_kernel(
         Where the graph will run.
     channels : int, optional
         How many channels its first input has, where that is known. Some kernels are slow for some numbers of channels.
+    data_shape : tuple of int
+        The shape of its first input in training, where that is known. Some kernels are slow for few rows.
     slow_too : bool
         Allow kernels that are right, but slower than FP32's with casts around it: return ``""`` for them as well.
     """
-    call = Call(op, attrs, channels)
+    call = Call(op, attrs, channels, data_shape)
     for row in missing_kernels.TABLE.get((device, compute), ()):
         if (op in row.operators) is not row.all_others and not (slow_too and row.slow) and row.where(call):
             return row.reason_for(call)

@@ -96,30 +96,32 @@ class Updater(mx.optimizer.Updater):
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
         """Update ``weights``, FP32 masters and weights that have no master, to the same bits as MXNet's Updater.
 
-        If the optimizer is SGD with momentum, large FP32 arrays on a CPU with dense gradients are updated one by one:
-        MXNet's operator for many arrays takes about three times as long for those.
+        On a CPU, large FP32 arrays get states that begin at other offsets in memory than the array (``_zeros_apart``).
+        If the optimizer is SGD with momentum, those with a dense gradient are updated one by one: MXNet's operator for
+        many arrays takes about three times as long for them.
         """
         alone: set[int] = set()
-        if type(self.optimizer) is mx.optimizer.SGD and self.optimizer.momentum > 0:
-            here = (k for k in self._largest(indices, weights) if self.states_synced.get(indices[k], True))
-            alone = {k for k in here if grads[k].stype == "default"}
-        for k in alone:
-            index, weight, grad = indices[k], weights[k], grads[k]
+        kind = type(self.optimizer)
+        by_momentum = kind is mx.optimizer.SGD and self.optimizer.momentum > 0
+        for k in self._largest(indices, weights) if by_momentum or kind is mx.optimizer.Adam else ():
+            index, weight = indices[k], weights[k]
             if index not in self.states:
-                self.states[index] = _zero_momentum(weight)
+                first, second = (_zeros_apart(weight, number) for number in (1, 2))
+                self.states[index] = first if by_momentum else (first, second)
                 self.states_synced[index] = True
-            _mxnet.update_by_momentum(self.optimizer, index, weight, grad, self.states[index])
+            if by_momentum and self.states_synced.get(index, True) and grads[k].stype == "default":
+                _mxnet.update_by_momentum(self.optimizer, index, weight, grads[k], self.states[index])
+                alone.add(k)
         rest = [k for k in range(len(indices)) if k not in alone]
         super().__call__(*([each[k] for k in rest] for each in (indices, grads, weights)))
 
     def _largest(self, indices: Sequence[int], weights: Sequence[NDArray]) -> list[int]:
-        """Return the positions in ``weights`` of the FP32 arrays on a CPU that are updated one by one for speed.
+        """Return the positions in ``weights`` of the dense FP32 arrays on a CPU that have at least 2**16 elements.
 
-        These are up to 12 of at least 2**18 elements. The result is kept until other ``indices`` (of parameters) are
-        passed.
+        The result is kept until other ``indices`` (of parameters) are passed.
         """
         if self._large[0] != (key := tuple(indices)):
-            found = largest_on_cpu(weights, _ALONE_FROM, _MOST_ALONE)
+            found = largest_on_cpu(weights, _LARGE)
             self._large = key, [k for k in found if weights[k].dtype == np.float32]
         return self._large[1]
 
@@ -185,23 +187,24 @@ class Updater(mx.optimizer.Updater):
 
 
 # On a CPU MXNet's kernel for many arrays is a third as fast as that for one array if they are large (scripts/dev.py
-# bench update). But each array that is updated alone is one more operator, so only a few are: the number of elements
-# from which on, and how many arrays at most.
-_ALONE_FROM, _MOST_ALONE = 1 << 18, 12
+# bench update). But each array that is updated alone is one more operator: the number of elements from which on that
+# pays, with one thread and with two.
+_LARGE = 1 << 16
 _OFFSET = 256  # elements
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
 # SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients are the optimizer's, not a device's.
 _NOT_PER_DEVICE = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
 
 
-def _zero_momentum(weight: NDArray) -> NDArray:
-    """Return zeros in the shape and dtype of ``weight``, as SGD's first momentum, 256 elements into their memory.
+def _zeros_apart(weight: NDArray, number: int) -> NDArray:
+    """Return zeros for a state of ``weight``, in its shape and dtype, ``256 * number`` elements into a new array.
 
     All large arrays of MXNet's begin at the same offset in a page of memory. At some distances from one another (2**28
-    bytes is one) an AMD core's L1 cache confuses two of them, and an update takes several times as long. This momentum
-    begins at another offset than the weight.
+    bytes is one) an AMD core's L1 cache confuses two of them, and an update takes several times as long. These zeros
+    begin at another offset than the weight, and so do those of another ``number``.
     """
-    return mx.nd.zeros(weight.size + _OFFSET, ctx=weight.ctx, dtype=weight.dtype)[_OFFSET:].reshape(weight.shape)
+    offset = _OFFSET * number
+    return mx.nd.zeros(weight.size + offset, ctx=weight.ctx, dtype=weight.dtype)[offset:].reshape(weight.shape)
 
 
 class Updaters(List[Updater]):

@@ -86,6 +86,7 @@ class Core:
         parameters: Collection[str],
         for_training: bool,
         grad_req: Mapping[str, str],
+        shapes: Mapping[str, tuple],
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return the Symbol with casts that executors are to run for an FP32 Symbol, and the plan that it follows.
 
@@ -106,6 +107,8 @@ class Core:
             which the gradients of the loss heads are multiplied.
         grad_req : mapping of str to str
             The requested gradient, ``"write"``, ``"add"`` or ``"null"``, of each parameter; empty if not known.
+        shapes : mapping of str to tuple
+            The shapes of data and labels, by name.
 
         Raises
         ------
@@ -123,6 +126,7 @@ class Core:
             keep_output_names=True,
             grad_req=grad_req,
             strict=not stored,
+            training_shapes=shapes if for_training else {},
         )
         if not self._warned:
             self._warned = True

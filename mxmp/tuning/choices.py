@@ -21,6 +21,7 @@ __all__ = ["Task", "cast_bytes", "shapes_of", "signature"]
 
 _CAST = 4 + 2  # bytes read and written per value
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+_NO_SHAPES: Mapping[str, tuple] = MappingProxyType({})
 
 
 class Task:
@@ -49,6 +50,8 @@ class Task:
     left_out : mapping of str to str
         The operators that stay in FP32 under every plan although rules and policy allow low precision: from the name of
         each to the reason, for example ``"its low-precision kernel crashes here (SIGSEGV)"``.
+    training_shapes : mapping of str to tuple
+        The shapes of the inputs by name, if a plan for training is made; on these the rules of some operators depend.
 
     Attributes
     ----------
@@ -78,12 +81,14 @@ class Task:
         keep_output_names: bool = False,
         slow_too: bool = False,
         left_out: Mapping[str, str] = _NOTHING,
+        training_shapes: Mapping[str, tuple] = _NO_SHAPES,
     ) -> None:
         self.graph = graph
         self.policy = policy
         self.device = device
         self.names = graph.names()
         self._storage: dict[str, Any] = {"parameters": parameters, "keep_output_names": keep_output_names}
+        self._storage["training_shapes"] = training_shapes
         left = {node: left_out[name] for node, name in self.names.items() if name in left_out}
         self._left_out = {self.names[node]: Decision(node.op, False, reason) for node, reason in left.items()}
         self.rules_plan = self._decide({})

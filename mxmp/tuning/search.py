@@ -100,6 +100,7 @@ def _task(job: Job, graph: Graph, **options: Any) -> Task:
         device_of(job.ctx),
         parameters=job.parameters,
         keep_output_names=job.parameters is None,
+        training_shapes=job.inputs if job.training else {},
         **options,
     )
 

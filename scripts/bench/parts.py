@@ -1,4 +1,4 @@
-"""Parts of a step, each alone: blocks in layouts that are slow, 3-D convolutions, the update, and rewriting."""
+"""Parts of a step, each alone: slow layouts, 3-D convolutions, products of few rows, the update, and rewriting."""
 
 from __future__ import annotations
 
@@ -116,6 +116,30 @@ def trained(net: gluon.HybridBlock, data: mx.nd.NDArray) -> Callable[[], None]:
         out.backward(head)
 
     return step
+
+
+# Weights of a FullyConnected: inputs and outputs.
+PRODUCTS = [(1024, 1024), (2048, 2048), (2048, 4096), (9216, 4096)]
+
+
+def products(arguments: list[str]) -> None:
+    """Time FullyConnected in FP32 and with all in bfloat16, forward and backward, by the number of rows."""
+    args = parse(products.__doc__, arguments, rounds=11)
+
+    def rows() -> Iterator[tuple[tuple[str, str], Steps]]:
+        for inputs, outputs in PRODUCTS:
+            for number in (16, 32, 64, 96, 128, 256):
+                data, nets = mx.nd.random.normal(shape=(number, inputs)), {}
+                for name in ("FP32", "bfloat16"):
+                    nets[name] = gluon.nn.Dense(outputs, in_units=inputs)
+                    nets[name].initialize()
+                    nets[name].hybridize(static_alloc=True, static_shape=True)
+                mxmp.convert(nets["bfloat16"], "bfloat16")
+                with mock.patch.object(missing_kernels, "_FEW_ROWS", 0), autograd.train_mode():
+                    nets["bfloat16"](data)
+                yield (f"{inputs}x{outputs}", str(number)), {name: trained(net, data) for name, net in nets.items()}
+
+    bench("weights | rows", rows(), args.rounds)
 
 
 SGD: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4}

@@ -16,7 +16,9 @@ from mxnet import autograd, gluon
 from support.options import parse
 
 import mxmp
-from bench.turns import milliseconds, quartiles, take_turns, timed
+from bench import networks
+from bench.turns import gain, milliseconds, quartiles, take_turns, timed
+from bench.worker import initialized
 from mxmp.diagnose import watch
 
 DTYPES = ("float16", "bfloat16")
@@ -42,6 +44,50 @@ def trainer(arguments: list[str]) -> None:
         longer = [a / b - 1 for (a, _), (b, _) in zip(ours, plain)]
         parts = [(a - b) * 1e3 / ms[0] for (_, a), (_, b) in zip(ours, plain)]
         print(f"| {dtype} | {ms[0]:.1f} ms | {ms[1]:.1f} ms | {percent(longer)} | {percent(parts)} |", flush=True)
+
+
+UPDATED = ("resnet50", "mobilenetv3_small", "se_resnet50_v1", "densenet121", "bert")
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 1e-5, "momentum": 0.9},
+    "adam": {"learning_rate": 1e-6},
+    "lamb": {"learning_rate": 1e-6},
+}
+
+
+def updates(arguments: list[str]) -> None:
+    """Time ``step`` of mxmp.Trainer, in bfloat16, and of gluon.Trainer, in FP32, each with its own choice of kernels.
+
+    The device is idle before and after. Printed: the medians, and the one of mxmp over that of Gluon, with quartiles.
+    """
+    chosen = {"networks": ([str], f"as of bench models (default: {' '.join(UPDATED)})")}
+    chosen["optimizers"] = (list(OPTIMIZERS), "", OPTIMIZERS)
+    args = parse(*(updates.__doc__, arguments, "networks"), **chosen, rounds=12)
+    print("| network | optimizer | gluon.Trainer | mxmp.Trainer | mxmp / Gluon |\n|---|---|---|---|---|")
+    for name in args.networks or UPDATED:
+        for optimizer in args.optimizers:
+            calls = {kind: update_of(networks.network(name), optimizer, kind) for kind in ("gluon", "mxmp")}
+            taken = take_turns(calls, 2, args.rounds)[0]
+            times = [f"{milliseconds(each):.1f} ms" for each in taken.values()]
+            print(f"| {name} | {optimizer} | {' | '.join(times)} | {gain(taken['mxmp'], taken['gluon'])} |", flush=True)
+
+
+def update_of(chosen: networks.Network, optimizer: str, kind: str) -> Callable[[], float | None]:
+    net, inputs = initialized(chosen), chosen.inputs(chosen.batch, chosen.size)
+    if kind == "mxmp":
+        mxmp.convert(net, "bfloat16")
+    net.hybridize(static_alloc=True, static_shape=True)
+    with autograd.record():
+        net(*inputs)
+    maker = mxmp.Trainer if kind == "mxmp" else gluon.Trainer
+    trainer = maker(net.collect_params(), optimizer, OPTIMIZERS[optimizer])
+
+    def step() -> float | None:
+        with autograd.record():
+            loss = chosen.loss(net(*inputs), chosen.batch)
+        (trainer if kind == "mxmp" else autograd).backward(loss)
+        return timed(lambda: trainer.step(chosen.batch, ignore_stale_grad=True), mx.nd.waitall)
+
+    return step
 
 
 def percent(found: list[float]) -> str:

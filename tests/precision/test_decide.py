@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
+from mxnet import autograd, gluon
 
+import mxmp
 from mxmp import Policy
 from mxmp.precision.decide import check_policy, decide
 from mxmp.precision.graph import Entry, Graph, Node
@@ -239,3 +241,43 @@ def test_inputs_and_excluded_weights_are_not_stored_low():
     x = S.dot(S.var("data"), S.var("other"), name="d")
     plan = planned(S.Group([x, block_net()]), Policy(params="float16", exclude=["net_stage10"]))
     assert stored(plan) == {f"net_{n}_{p}" for n in ("stage1_conv0", "dense0_fwd") for p in ("weight", "bias")}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "policy", "low"),
+    [
+        ({"data": (16, 4096)}, "bfloat16", False),
+        ({"data": (16, 64, 8, 8)}, "bfloat16", False),
+        ({"data": (96, 4096)}, "bfloat16", True),
+        ({"data": (16, 1024)}, "bfloat16", True),
+        ({"data": (16, 4096)}, "bfloat16,low_ops=FullyConnected", False),
+        ({"data": (16, 4096)}, "float16", True),
+        ({}, "bfloat16", True),
+        ({"elsewhere": (16, 4096)}, "bfloat16", True),
+        ({"data": (16, 4096), "mask": (3, 3)}, "bfloat16", True),  # they do not fit: bind will say so
+    ],
+)
+def test_a_large_product_of_few_rows_trains_in_fp32_in_bfloat16(shapes, policy, low):
+    symbol = mx.sym.FullyConnected(mx.sym.var("data") * mx.sym.var("mask"), name="fc", num_hidden=4096)
+    shapes = {"mask": shapes["data"], **shapes} if "data" in shapes else shapes
+    plan = decide(Graph.from_symbol(symbol), mxmp.Policy.parse(policy), "cpu", training_shapes=shapes)
+    assert plan.decisions["fc"].low is low
+    assert ("96 rows" in plan.decisions["fc"].reason) is not low
+
+
+def test_both_frontends_train_a_large_product_of_few_rows_in_fp32_and_predict_in_bfloat16():
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(2048), gluon.nn.Dense(4096))
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    data = mx.nd.ones((2, 8))
+    with autograd.record():
+        net(data)
+    net(data)
+    hidden = mx.sym.FullyConnected(mx.sym.var("data"), name="hidden", num_hidden=2048)
+    symbol = mx.sym.FullyConnected(hidden, name="fc", num_hidden=4096)
+    for training in (True, False):
+        module = mxmp.Module(symbol, label_names=None, policy="bfloat16", context=mx.cpu())
+        module.bind([("data", (2, 8))], for_training=training)
+        (graph,) = [each for each in mxmp.explain(net).graphs if each.training is training]
+        assert graph.plan.num_low == module.plan.num_low == (1 if training else 2)

@@ -197,6 +197,13 @@ def test_missing_kernels_are_those_of_the_cpu():
 
 
 VOLUME = {"kernel": "(3, 3, 3)", "num_filter": "16"}
+
+
+def known(sizes):
+    """Return what ``missing_kernel`` is told about the first input: its channels, or its shape in training."""
+    return {"data_shape": sizes} if isinstance(sizes, tuple) else {"channels": sizes}
+
+
 LACKING = [
     ("Deconvolution", "float16", VOLUME, None, "3-D deconvolution"),
     ("clip", "bfloat16", {"a_min": "0", "a_max": "0.1"}, None, "truncates its bounds"),
@@ -209,6 +216,7 @@ LACKING = [
     ("Pooling", "bfloat16", {"pool_type": "lp"}, None, "max and avg only"),
     ("Pooling", "bfloat16", {"pooling_convention": "same"}, None, "'same'"),
     ("Convolution", "bfloat16", {**VOLUME, "dilate": "(2, 1, 1)"}, None, "not measured"),
+    ("FullyConnected", "bfloat16", {"num_hidden": "4096"}, (32, 64, 8, 8), "fewer than 96 rows"),
     ("BatchNorm", "bfloat16", {}, 72, "of BatchNorm is slower than FP32's where 72 channels"),
     ("Convolution", "bfloat16", {"num_filter": "24", "num_group": "24"}, None, "where 24 channels"),
 ]
@@ -216,8 +224,8 @@ LACKING = [
 
 @pytest.mark.parametrize(("op", "dtype", "attrs", "channels", "reason"), LACKING)
 def test_a_missing_kernel_is_named_with_its_reason_and_a_gpu_lacks_none(op, dtype, attrs, channels, reason):
-    assert reason in missing_kernel(op, attrs, dtype, "cpu", channels=channels)
-    assert missing_kernel(op, attrs, dtype, "gpu", channels=channels) == ""
+    assert reason in missing_kernel(op, attrs, dtype, "cpu", **known(channels))
+    assert missing_kernel(op, attrs, dtype, "gpu", **known(channels)) == ""
 
 
 @pytest.mark.parametrize(
@@ -230,16 +238,21 @@ def test_a_missing_kernel_is_named_with_its_reason_and_a_gpu_lacks_none(op, dtyp
         ("BatchNorm", {}, None),
         ("Convolution", {"num_filter": "32", "num_group": "32"}, None),
         ("Convolution", {"num_filter": "24", "num_group": "12"}, None),
+        ("FullyConnected", {"num_hidden": "4096"}, None),
+        ("FullyConnected", {"num_hidden": "4096"}, (96, 4096)),
+        ("FullyConnected", {"num_hidden": "4096"}, (16, 1024)),
+        ("FullyConnected", {"num_hidden": "4096", "flatten": "False"}, (4, 24, 4096)),
+        ("FullyConnected", {"num_hidden": "4096"}, (0, 4096)),
     ],
 )
 def test_a_sound_kernel_is_not_missing(op, attrs, channels):
-    assert missing_kernel(op, attrs, "bfloat16", "cpu", channels=channels) == ""
+    assert missing_kernel(op, attrs, "bfloat16", "cpu", **known(channels)) == ""
 
 
 @pytest.mark.parametrize(("op", "dtype", "attrs", "channels", "reason"), LACKING)
 def test_slow_kernels_can_be_allowed_and_wrong_ones_cannot(op, dtype, attrs, channels, reason):
-    slow = "slower" in missing_kernel(op, attrs, dtype, "cpu", channels=channels) and reason != "truncates its bounds"
-    assert (missing_kernel(op, attrs, dtype, "cpu", channels=channels, slow_too=True) == "") is slow
+    slow = "slower" in missing_kernel(op, attrs, dtype, "cpu", **known(channels)) and reason != "truncates its bounds"
+    assert (missing_kernel(op, attrs, dtype, "cpu", **known(channels), slow_too=True) == "") is slow
 
 
 def test_every_kernel_that_a_cpu_alone_lacks_has_an_example_above():

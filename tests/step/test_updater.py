@@ -1,4 +1,4 @@
-"""MXNet's Updater and ours: the same bits, with the largest arrays updated by themselves."""
+"""MXNet's Updater and ours: the same bits, with large arrays updated by themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from mxmp.step import updater as ours
 
-SHAPES = [(3,), *[(4, ours._ALONE_FROM // 4 + number) for number in range(ours._MOST_ALONE + 2)], (5, 7), (64, 64)]
+SHAPES = [(3,), (1, ours._LARGE - 1), *[(4, ours._LARGE // 4 + number) for number in range(14)], (5, 7), (64, 64)]
 SETTINGS = {
     "momentum": {"momentum": 0.9},
     "decay and clipping": {"momentum": 0.9, "wd": 1e-2, "clip_gradient": 0.3},
@@ -51,13 +51,30 @@ def alone(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_the_largest_arrays_are_updated_by_themselves_to_the_same_bits(settings, alone):
+def test_large_arrays_are_updated_by_themselves_to_the_same_bits(settings, alone):
     made = ours.Updater(optimizer(settings), lambda index: None)
     for got, want in zip(trained(made), trained(mx.optimizer.Updater(optimizer(settings)))):
         np.testing.assert_array_equal(got, want)
-    largest = [*range(3, 3 + ours._MOST_ALONE)]
-    assert sorted(alone) == sorted(largest * 4 if "momentum" in settings else [])
+    large = [*range(2, 16)]
+    assert sorted(alone) == sorted(large * 4 if "momentum" in settings else [])
     assert made.optimizer.num_update == 4
+
+
+def test_adam_s_states_of_large_arrays_begin_apart_and_give_the_same_bits(monkeypatch):
+    made_apart: list[tuple[int, int]] = []
+    one = ours._zeros_apart
+
+    def noted(weight: mx.nd.NDArray, number: int) -> mx.nd.NDArray:
+        made_apart.append((weight.size, number))
+        return one(weight, number)
+
+    monkeypatch.setattr(ours, "_zeros_apart", noted)
+    options = {"learning_rate": 0.1, "wd": 1e-2}
+    made = ours.Updater(mx.optimizer.Adam(**options), lambda index: None)
+    for got, want in zip(trained(made), trained(mx.optimizer.Updater(mx.optimizer.Adam(**options)))):
+        np.testing.assert_array_equal(got, want)
+    large = [size for size in map(np.prod, SHAPES) if size >= ours._LARGE]
+    assert sorted(made_apart) == [(size, number) for size in large for number in (1, 2)]
 
 
 def test_a_sparse_gradient_of_a_large_array_takes_mxnet_s_way(alone):
