@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
         variants = [*args.variants, *(TORCH if args.torch and network(name).torch else ())]
         for task in args.tasks:
             how = [args.dtype] * (args.dtype != "bfloat16" or bool(args.policy)) + [args.policy] * bool(args.policy)
-            how += [args.device] * (args.device != "cpu")
+            how += [args.device] * (args.device != "cpu") + [f"{args.threads} threads"] * (args.threads != default)
             key = ", ".join([name, task, *how])
             done = read(args.results).get(key, {})
             if not args.again and done.get("variants", {}).keys() >= set(variants):

@@ -27,12 +27,14 @@ def main(arguments: list[str] | None = None) -> None:
     parse(__doc__, arguments)
     results = read(RESULTS)
     RESULTS.with_suffix(".md").write_text(page(results))
-    picture({key: each for key, each in results.items() if each["dtype"] == "bfloat16"}, RESULTS.with_suffix(".png"))
+    shown = {key: r for key, r in results.items() if r["dtype"] == "bfloat16" and r["threads"] == 1}
+    picture(shown, RESULTS.with_suffix(".png"))
 
 
 def page(results: dict[str, Any]) -> str:
     everything = list(results.values())
-    found = [each for each in everything if each["dtype"] == "bfloat16"]
+    found = [each for each in everything if each["dtype"] == "bfloat16" and each["threads"] == 1]
+    parallel = [each for each in everything if each["dtype"] == "bfloat16" and each["threads"] == 2]
     machines = sorted({(r["cpu"], r["threads"], r["dtype"]) for r in found})
     emulated = [
         [shape(r), r["task"], ms(r, "float32"), spread([1 / ratio for ratio in ratios(r, "rules")])]
@@ -71,6 +73,7 @@ def page(results: dict[str, Any]) -> str:
     return filled(
         __file__,
         **{task: times(of_task(found, task)) for task in TASKS},
+        parallel=times(of_task(parallel, TASKS[0])) if parallel else "",
         **parts,
         off=f"{100 * median(off):.0f}" if off else "",
         memory=memory(found),

@@ -200,7 +200,7 @@ VOLUME = {"kernel": "(3, 3, 3)", "num_filter": "16"}
 
 
 def known(sizes):
-    """Return what ``missing_kernel`` is told about the first input: its channels, or its shape in training."""
+    """Return the keyword of ``missing_kernel`` for the first input: its channels, or its shape in training."""
     return {"data_shape": sizes} if isinstance(sizes, tuple) else {"channels": sizes}
 
 

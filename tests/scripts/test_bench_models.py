@@ -101,7 +101,7 @@ RESULT = {
     "batch": 8,
     "size": 112,
     "cpu": "a CPU",
-    "threads": 2,
+    "threads": 1,
     "variants": {
         "float32": variant([2.0, 4.0, 6.0], 2**30, Convolution=30, _backward_Convolution=50, relu=20),
         "rules": variant([1.0, None, 2.0], 2**29, Convolution=15, _backward_Convolution=25, relu=30, amp_cast=5),
@@ -120,12 +120,17 @@ def test_figures_are_those_by_hand():
 
 def test_the_page_shows_them(tmp_path):
     emulated = {**RESULT, "title": "Other", "dtype": "float16"}
-    text = make_benchmarks_page.page({"net, training": RESULT, "other, training, float16": emulated})
+    parallel = {**RESULT, "title": "Parallel", "threads": 2}
+    results = {"net, training": RESULT, "net, training, 2 threads": parallel, "other, training, float16": emulated}
+    text = make_benchmarks_page.page(results)
     assert "| **Net**, 8 of 112 | 4000.0 | 2.50 (1.75 to 3.25) | 4.00 (2.00 to 6.00) | - |" in text
     assert "| **Net**, 8 of 112 | training | 12 | 60 | least time | 4.40 | 4.00 | 4.00 (2.00 to 6.00) |" in text
     assert "differ by 10 % in the median" in text
     assert "| **Other**, 8 of 112 | training | 4000.0 | 0.42 (0.29 to 0.54) |" in text
     assert text.count("Other") == 1
+    own = text.split("## Training with two threads")[1].split("\n## ")[0]
+    assert "| **Parallel**, 8 of 112 | 4000.0 | 2.50 (1.75 to 3.25) | 4.00 (2.00 to 6.00) | - |" in own
+    assert text.count("Parallel") == 1
     assert "| **Net**, 8 of 112 | training | 1024 | 0.50 | 0.50 | - |" in text
     assert "| **Net**, 8 of 112 | 80 % | 2.00 | 1.67 | 1.67 | 2.50 | 4.00 | 240 % |" in text
     assert "| Net | training | contrib.amp | MXNetError: no |" in text
