@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from glob import escape
-from types import MappingProxyType
-from typing import Collection, Iterable, Mapping
+from typing import Any, Callable, Collection, Iterable, Mapping, Set, Union
 
 import mxnet as mx
 
 from .kernels.fit import UNKNOWN, fit_to_device
 from .policy import Policy, as_policy
 from .precision.casts import CastGraph, insert_casts, strip
-from .precision.decide import decide
+from .precision.decide import NO_SHAPES, decide
 from .precision.graph import Graph
 from .precision.plan import Plan, PlannedGraph, check_fit
 from .precision.subgraphs import Body, bodies, set_bodies
 
-__all__ = ["Conversion", "emitted", "low_graph"]
+__all__ = ["Conversion", "Decider", "emitted", "low_graph"]
 
 logger = logging.getLogger("mxmp")
-_NO_SHAPES: Mapping[str, tuple] = MappingProxyType({})
+# Returns the plan of one graph under a policy or plan, given the names of the parameters that may be stored in float16
+# or FP32, and those of the parameters that are stored in float16 already.
+Decider = Callable[[Union[Policy, Plan], Set[str], Set[str]], Plan]
 
 
 def low_graph(
@@ -185,7 +186,7 @@ class Conversion:
         keep_output_names: bool = False,
         grad_req: Mapping[str, str] = UNKNOWN,
         large_inputs: bool = False,
-        training_shapes: Mapping[str, tuple] = _NO_SHAPES,
+        training_shapes: Mapping[str, tuple] = NO_SHAPES,
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol of the network, and the plan that it follows.
 
@@ -233,7 +234,8 @@ class Conversion:
             check_fit(original.names(), _planned_for(device, self.plan))
         undecided = {each for each in names if each not in stored and each not in fixed}
         low = {each for each, is_low in stored.items() if is_low}
-        plan = self._decide(self.how, original, device, undecided, low, keep_output_names, training_shapes)
+        options: dict[str, Any] = {"keep_output_names": keep_output_names, "training_shapes": training_shapes}
+        plan = self._decide(partial(_decided, original, device, options), device, undecided, low)
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
@@ -241,40 +243,14 @@ class Conversion:
             _log_that_float16_is_emulated()
         return graph, plan
 
-    def _decide(
-        self,
-        how: Policy | Plan,
-        graph: Graph,
-        device: str,
-        undecided: set[str],
-        low: set[str],
-        keep_output_names: bool,
-        training_shapes: Mapping[str, tuple],
-    ) -> Plan:
-        """Return a plan for one FP32 graph, made under a policy or after the plan that the user gave.
+    def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
+        """Return the plan of one FP32 graph, by the policy or plan of the conversion.
 
-        If ``how`` is a plan, it decides for operators that have the same name and type in it, and the rules for all
-        others. ``undecided`` are the names of the parameters that may be stored in float16 or FP32, as the returned
-        plan says; ``low`` those of the parameters that are stored in float16 already. ``keep_output_names`` keeps an
-        operator in FP32 where a cast behind it would rename an output of the graph. ``training_shapes`` are those of
-        ``build``. Raises ``ValueError`` if the plan ``how`` has no operator of the graph, or is for another device.
+        ``decided(how, undecided, low)`` returns the graph's plan under ``how``. ``undecided`` are the names of the
+        parameters that may be stored in float16 or FP32, as the returned plan says; ``low`` those of the parameters
+        that are stored in float16 already. ``device`` is where the graph will run. A subclass may decide otherwise.
         """
-        decided = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
-        plan = decide(
-            graph,
-            how.policy if isinstance(how, Plan) else how,
-            device,
-            parameters=undecided,
-            stored_low=low,
-            keep_output_names=keep_output_names,
-            decided=decided,
-            training_shapes=training_shapes,
-        )
-        if not isinstance(how, Plan):
-            return plan
-        if not plan.decisions.keys() & decided.keys():
-            check_fit(graph.names(), how)
-        return replace(plan, tuned=how.tuned)
+        return decided(self.how, undecided, low)
 
 
 @lru_cache(maxsize=None)
@@ -284,6 +260,26 @@ def _log_that_float16_is_emulated() -> None:
         "float16 is emulated on a CPU, to show how it trains, and is slower than FP32. The fast dtype of a CPU with "
         "AVX512-BF16 or AMX is 'bfloat16'"
     )
+
+
+def _decided(
+    graph: Graph, device: str, options: Mapping[str, Any], how: Policy | Plan, undecided: set[str], low: set[str]
+) -> Plan:
+    """Return a plan for one FP32 graph, made under a policy or after the plan that the user gave.
+
+    If ``how`` is a plan, it decides for operators that have the same name and type in it, and the rules for all others.
+    ``undecided`` are the names of the parameters that may be stored in float16 or FP32, as the returned plan says;
+    ``low`` those of the parameters that are stored in float16 already. ``options`` are further keywords of ``decide``.
+    Raises ``ValueError`` if the plan ``how`` has no operator of the graph, or is for another device.
+    """
+    given = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
+    policy = how.policy if isinstance(how, Plan) else how
+    plan = decide(graph, policy, device, parameters=undecided, stored_low=low, decided=given, **options)
+    if not isinstance(how, Plan):
+        return plan
+    if not plan.decisions.keys() & given.keys():
+        check_fit(graph.names(), how)
+    return replace(plan, tuned=how.tuned)
 
 
 def _planned_for(device: str, plan: Plan) -> Plan:

@@ -15,7 +15,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 
 from ..kernels.fit import device_of
-from ..pipeline import Conversion
+from ..pipeline import Conversion, Decider
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.graph import Graph
@@ -246,40 +246,24 @@ class NetConversion(Conversion):
         if self._unmatched:
             warnings.warn(f"exclude: no node or block of {self._net!r} matches {self._unmatched}", stacklevel=5)
 
-    def _decide(
-        self,
-        how: Policy | Plan,
-        graph: Graph,
-        device: str,
-        undecided: set[str],
-        low: set[str],
-        keep_output_names: bool,
-        training_shapes: Mapping[str, tuple],
-    ) -> Plan:
+    def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one graph, which may read parameters that another converted net has stored in float16.
 
-        A Plan ``how`` decides for the operators that it has, by name and type, the rules for all others; raises
-        ``ValueError`` if it has none of them or is for another device. Nets may share parameters. Every operator that
-        reads such a parameter here must compute in float16, even if this net's policy stores parameters in FP32;
-        otherwise raises ``ValueError``. Of the parameters ``undecided`` the returned plan decides whether they are
-        stored in float16; those in ``low`` are already. ``keep_output_names`` keeps an operator in FP32 if a cast
-        behind it would rename an output of the graph. ``training_shapes`` are those of ``build``.
+        The arguments are those of ``Conversion._decide``. Every operator that reads such a parameter here must compute
+        in float16, even if this net's policy stores parameters in FP32; otherwise raises ``ValueError``.
         """
-        decide = super()._decide
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self.stored_low)}
         if not shared:
-            return decide(how, graph, device, undecided, low, keep_output_names, training_shapes)
+            return decided(self.how, undecided, low)
         if self.policy.compute == "float16":
             # As if this net stored it: every operator that reads it must read float16.
             policy = replace(self.policy, params="float16")
-            storing = replace(how, policy=policy) if isinstance(how, Plan) else policy
+            storing = replace(self.how, policy=policy) if isinstance(self.how, Plan) else policy
             undecided = undecided if stores else set()
-            trial = decide(storing, graph, device, undecided | shared, low - shared, keep_output_names, training_shapes)
-            shared -= trial.low_variables
+            shared -= decided(storing, undecided | shared, low - shared).low_variables
             if not shared:
-                plan = decide(storing, graph, device, undecided, low, keep_output_names, training_shapes)
-                return replace(plan, policy=self.policy)
+                return replace(decided(storing, undecided, low), policy=self.policy)
         raise ValueError(
             f"Parameter {min(shared)!r} is shared with a net that was converted to store it in float16, and here "
             f"({self.policy}) it is read in another dtype: convert both nets with params='float32'"

@@ -193,7 +193,9 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
     # Restricted to large inputs only if a convolution would need a workaround for small ones, and these are large.
     only_for = large if large and large.at(list(shapes.values())) else None
-    graph, plan = conversion.build_graph(block, symbol, params, device, only_for is not None, shapes)
+    graph, plan = conversion.build_graph(
+        block, symbol, params, device, large_inputs=only_for is not None, shapes=shapes
+    )
     scale_heads(graph)
     if autograd.is_training():
         write_gradients_early(graph)

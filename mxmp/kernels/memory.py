@@ -14,7 +14,7 @@ def write_gradients_early(graph: Graph) -> None:
     MXNet computes the gradients of a graph's inputs in the order of the inputs (src/executor/exec_pass.h: xs; nnvm
     orders a backward depth first from its outputs). The first weight's comes first, and needs the backward of all
     layers. Only then are the gradients of the other weights cast to FP32, which all wait in low precision until then.
-    From the last weight on, each is cast when its layer is done. BERT-base: 160 MB of 2.4 GB.
+    From the last weight on, each is cast when its layer is done (figures: docs/benchmarks.md, "Peak memory").
 
     The first input gets all others as control dependencies, the last one first, which MXNet's order respects. Nothing
     changes if fewer than two inputs are read through casts. Callers must bind inputs by name; ``mx.mod.Module`` binds

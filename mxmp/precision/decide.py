@@ -14,14 +14,15 @@ from .plan import Decision, Plan, rule_under
 from .rules import RULES, Kind, Rule, missing_kernel
 from .subgraphs import Body, bodies
 
-__all__ = ["check_policy", "decide", "may_compute_low"]
+__all__ = ["NO_SHAPES", "check_policy", "decide", "may_compute_low"]
 
 # A variable's dtype is a code, an operator's a name.
 _FLOAT32 = (TYPE_CODES["float32"], "float32", "None", "-1")
 _NAMES = {code: name for name, code in TYPE_CODES.items()}
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _UNDECIDED: Mapping[str, Decision] = MappingProxyType({})
-_NO_SHAPES: Mapping[str, tuple] = MappingProxyType({})
+# The ``training_shapes`` of a graph for inference, or whose inputs have shapes that are not known.
+NO_SHAPES: Mapping[str, tuple] = MappingProxyType({})
 _DENSE = ("0", "-1", "default")
 # Positions of the inputs that are taken for parameters where the caller does not say which variables are.
 _WEIGHT_SLOTS = {
@@ -69,7 +70,7 @@ def decide(
     keep_output_names: bool = False,
     non_fp32: Mapping[str, str] = _NOTHING,
     decided: Mapping[str, Decision] = _UNDECIDED,
-    training_shapes: Mapping[str, tuple] = _NO_SHAPES,
+    training_shapes: Mapping[str, tuple] = NO_SHAPES,
 ) -> Plan:
     """Return the plan that the rules give for a graph: whether each operator computes in low precision, and why.
 

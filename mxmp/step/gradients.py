@@ -33,8 +33,7 @@ __all__ = [
 
 # On a CPU ``dot`` sums squares at 0.2 ns an element. ``multi_sum_sq`` needs 1 ns, and is less exact, since it adds one
 # element after the other; but it is one operator for many arrays. A norm must be exact, so it uses ``dot`` for smaller
-# arrays, too; the check only needs to know whether a sum is finite. At 2**16 elements ``dot`` saves 50 us, more than
-# one operator more takes (20 us).
+# arrays, too; the check only needs to know whether a sum is finite, and each operator takes time as well.
 _NORM_BY_DOT, _CHECK_BY_DOT = 1 << 14, 1 << 16
 # MXNet's multi_all_finite has memory for so many arrays, and writes beyond it if there are more
 # (src/operator/contrib/all_finite-inl.h).
@@ -124,10 +123,8 @@ class FiniteSums:
         for array, i in self._alone:
             flat = _for_squares(array)
             found.append((mx.nd.dot(flat, flat), [i]))
-        for (ctx, dtype, stype), members in self._together.items():
-            arrays = [self._arrays[i] for i in members]
-            if stype != "default" or (ctx.device_type != "gpu" and dtype != np.float32):
-                arrays = list(map(_for_squares, arrays))
+        for members in self._together.values():
+            arrays = [_for_squares(self._arrays[i]) for i in members]
             found.append((mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)), members))
         for everything in self._checked.values():
             for start in range(0, len(everything), _MOST_CHECKED):

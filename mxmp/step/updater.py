@@ -106,8 +106,8 @@ class Updater(mx.optimizer.Updater):
         for k in self._largest(indices, weights) if by_momentum or kind is mx.optimizer.Adam else ():
             index, weight = indices[k], weights[k]
             if index not in self.states:
-                first, second = (_zeros_apart(weight, number) for number in (1, 2))
-                self.states[index] = first if by_momentum else (first, second)
+                first = _zeros_apart(weight, 1)
+                self.states[index] = first if by_momentum else (first, _zeros_apart(weight, 2))
                 self.states_synced[index] = True
             if by_momentum and self.states_synced.get(index, True) and grads[k].stype == "default":
                 _mxnet.update_by_momentum(self.optimizer, index, weight, grads[k], self.states[index])
@@ -187,8 +187,8 @@ class Updater(mx.optimizer.Updater):
 
 
 # On a CPU MXNet's kernel for many arrays is a third as fast as that for one array if they are large (scripts/dev.py
-# bench update). But each array that is updated alone is one more operator: the number of elements from which on that
-# pays, with one thread and with two.
+# bench update), but each array that is updated alone is one operator more. The number of elements from which on that
+# pays.
 _LARGE = 1 << 16
 _OFFSET = 256  # elements
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)

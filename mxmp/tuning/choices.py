@@ -10,7 +10,7 @@ from typing import Any, Collection, Mapping
 import mxnet as mx
 
 from ..policy import Policy
-from ..precision.decide import decide, may_compute_low
+from ..precision.decide import NO_SHAPES, decide, may_compute_low
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
@@ -21,7 +21,6 @@ __all__ = ["Task", "cast_bytes", "shapes_of", "signature"]
 
 _CAST = 4 + 2  # bytes read and written per value
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_NO_SHAPES: Mapping[str, tuple] = MappingProxyType({})
 
 
 class Task:
@@ -81,14 +80,17 @@ class Task:
         keep_output_names: bool = False,
         slow_too: bool = False,
         left_out: Mapping[str, str] = _NOTHING,
-        training_shapes: Mapping[str, tuple] = _NO_SHAPES,
+        training_shapes: Mapping[str, tuple] = NO_SHAPES,
     ) -> None:
         self.graph = graph
         self.policy = policy
         self.device = device
         self.names = graph.names()
-        self._storage: dict[str, Any] = {"parameters": parameters, "keep_output_names": keep_output_names}
-        self._storage["training_shapes"] = training_shapes
+        self._options: dict[str, Any] = {
+            "parameters": parameters,
+            "keep_output_names": keep_output_names,
+            "training_shapes": training_shapes,
+        }
         left = {node: left_out[name] for node, name in self.names.items() if name in left_out}
         self._left_out = {self.names[node]: Decision(node.op, False, reason) for node, reason in left.items()}
         self.rules_plan = self._decide({})
@@ -146,7 +148,7 @@ class Task:
 
         The operators that the constructor got as ``left_out`` stay in FP32 whatever ``decided`` says.
         """
-        return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._storage)
+        return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._options)
 
     def _storable_low(self) -> set[Node]:
         """Return the variables that are stored in float16 under the plan with all of ``may_be_low`` in low precision.

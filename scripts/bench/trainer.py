@@ -7,6 +7,7 @@ import gc
 import os
 import statistics
 import time
+from functools import partial
 from itertools import chain
 from typing import Any, Callable
 from unittest import mock
@@ -17,6 +18,7 @@ from support.options import parse
 
 import mxmp
 from bench import networks
+from bench.host import backward_and_step
 from bench.turns import gain, milliseconds, quartiles, take_turns, timed
 from bench.worker import initialized
 from mxmp.diagnose import watch
@@ -81,13 +83,10 @@ def update_of(chosen: networks.Network, optimizer: str, kind: str) -> Callable[[
     maker = mxmp.Trainer if kind == "mxmp" else gluon.Trainer
     trainer = maker(net.collect_params(), optimizer, OPTIMIZERS[optimizer])
 
-    def step() -> float | None:
-        with autograd.record():
-            loss = chosen.loss(net(*inputs), chosen.batch)
-        (trainer if kind == "mxmp" else autograd).backward(loss)
-        return timed(lambda: trainer.step(chosen.batch, ignore_stale_grad=True), mx.nd.waitall)
-
-    return step
+    return partial(
+        *(backward_and_step, lambda: chosen.loss(net(*inputs), chosen.batch), trainer),
+        partial(timed, wait=mx.nd.waitall),
+    )
 
 
 def percent(found: list[float]) -> str:

@@ -132,7 +132,7 @@ def test_a_step_that_fails_in_the_update_is_not_counted():
 @settings(max_examples=examples(20))
 def test_a_state_continues_the_same_counters_history_and_scale(before, after):
     def fresh():
-        return ScaledStep(mxmp.DynamicLossScaler(init_scale=2.0**16, growth_interval=2, hysteresis=2))
+        return ScaledStep(mxmp.DynamicLossScaler(init_scale=2.0**24, growth_interval=2, hysteresis=2))
 
     step, other = fresh(), fresh()
     for finite in before:
