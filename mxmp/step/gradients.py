@@ -150,7 +150,8 @@ def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
 
     Returns two lists: first for the shares, from 0 to 1, then for the largest values. Each is a list of pairs: an FP32
     vector of one element on the gradient's device, and a list with the gradient's position in ``gradients``. ``fetch``
-    copies the numbers to the host. Of a row-sparse gradient only the stored rows count. Does not wait for a device.
+    copies the numbers to the host. Does not wait for a device. Of a row-sparse gradient only the stored rows count;
+    raises ``MXNetError`` if it has none.
     """
     values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
     zeros = [((each == 0).mean(), [i]) for i, each in enumerate(values)]

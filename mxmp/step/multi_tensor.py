@@ -48,8 +48,8 @@ class FlatCopies(NamedTuple):
 def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: Sequence[NDArray] = ()) -> None:
     """Copy each of ``arrays``, which are FP32, into the FP32 array of the same position and shape in ``copies``.
 
-    One operator copies up to 60 arrays. Each operator also reads all FP32 arrays of ``after`` (they count among the
-    60), but does not use their values: MXNet's engine then starts the copies only after those arrays are computed. An
+    One operator copies up to ``60 - len(after)`` arrays. It also reads the arrays of ``after``, fewer than 60 and all
+    FP32, but does not use their values: MXNet's engine then starts the copies only after those arrays are computed. An
     inf becomes NaN, because the operator is an SGD update of learning rate 0. Does not wait for the device.
     """
     unread = [mx.nd.empty(array.shape, array.ctx) for array in after]
