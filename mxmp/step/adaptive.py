@@ -40,14 +40,16 @@ class AdaptiveLossScaler(DynamicLossScaler):
     The gradients of the parameters are measured every ``measure_interval`` steps, and in the step after each rise or
     overflow. A measurement gives two numbers. *zeros* is the share of elements that are 0, computed for each parameter
     and averaged over the parameters. *largest* is the largest absolute value of an element, with the loss scale in it.
-    The headroom is the factor by which *largest* must stay below 65504, float16's maximum, after a rise. The rules:
+    The headroom, at first ``2**margin``, is the factor by which *largest* must stay below 65504, float16's maximum,
+    after a rise. The rules:
 
     1. A step with an overflow is skipped, and ``scale *= backoff_factor``, except for the first ``hysteresis - 1``
-       overflows. If the *largest* measured last was a factor ``f`` below 65504 at this scale, something that is not
-       measured has overflowed, such as the gradient of an activation; the headroom becomes at least ``2 * f``.
+       overflows. After any overflow, if the last *largest*, converted to the scale of the skipped step, is a factor
+       ``f`` below 65504, something that is not measured has overflowed, such as the gradient of an activation; the
+       headroom becomes at least ``2 * f``.
     2. After ``growth_interval`` steps in a row without overflow the scale stays, but the headroom is divided by
-       ``growth_factor`` (it is at least ``2**margin``), rises that rule 4 stopped are permitted again, and overflows
-       are counted from 0 again for ``hysteresis``.
+       ``growth_factor`` (not below ``2**margin``), rises that rule 4 stopped are permitted again, and overflows are
+       counted from 0 again for ``hysteresis``.
     3. If *largest* is above 65504 / 2: ``scale *= backoff_factor``.
     4. Otherwise, if *zeros* is above ``max_zeros`` and a rise leaves the headroom: ``scale *= growth_factor``. If the
        next measurement shows that the rise has made *zeros* less than 2 % smaller, further rises are stopped.
@@ -156,9 +158,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
         """Raise or lower the loss scale after a training step; call once per step.
 
         ``finite`` is False if the step was skipped for an overflow, which lowers the scale, except for the first
-        ``hysteresis - 1`` overflows. It is True if the update was applied. Then the scale changes only by a measurement
-        that ``note_gradients`` has recorded in this step: it falls if the largest gradient is above half of float16's
-        maximum, and otherwise may rise if more than ``max_zeros`` of the elements are 0.
+        ``hysteresis - 1`` overflows (counted anew after ``growth_interval`` steps in a row without one). It is True if
+        the update was applied. Then the scale changes only by a measurement that ``note_gradients`` has recorded in
+        this step: it falls if the largest gradient is above half of float16's maximum, and otherwise rises if more than
+        ``max_zeros`` of the elements are 0 and rule 4 of the class permits it.
         """
         measured, self._measured = self._measured, []
         self._until_measured = max(self._until_measured - 1, 0)
@@ -177,12 +180,9 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._follow(fmean(zeros), max(largest))
 
     def _note_overflow(self) -> None:
-        """Lower the loss scale after an overflow, raise the headroom, and let the next step measure the gradients.
+        """Lower the loss scale and raise the headroom by rule 1 of the class; let the next step measure the gradients.
 
-        The first ``hysteresis - 1`` overflows leave the scale as it is. The headroom is the factor by which the largest
-        gradient must stay below 65504, float16's maximum, after a rise. If the largest gradient of the last measurement
-        is a factor ``f`` below 65504 at this scale, something that is not measured has overflowed, such as the gradient
-        of an activation; then the headroom becomes at least ``2 * f``.
+        If nothing was measured since the start, or since a user set the scale, the headroom stays.
         """
         if self._largest:
             had = _LARGEST / (self._largest * self._scale)

@@ -115,10 +115,10 @@ class Progress:
         """Raise ``RuntimeError`` if the user may not call ``event``, a method of the Trainer, in the present phase.
 
         Refused are ``unscale``, ``clip_global_norm`` and an update before a scaled backward; a second ``unscale``; and
-        a backward after ``unscale``, after ``clip_global_norm``, or, with ``grad_req="add"``, after
-        ``allreduce_grads``. At a ``loss_scale`` of 1 nothing is refused for want of a scaled backward, since the
-        gradients of a plain ``loss.backward()`` are the same. ``called`` is the method's name for the message if it is
-        not ``event.value``: ``step`` checks ``Event.UPDATE``.
+        ``backward`` (or ``scale_loss``, also ``Event.BACKWARD``) after ``unscale``, after ``clip_global_norm``, or,
+        with ``grad_req="add"``, after ``allreduce_grads``. At a ``loss_scale`` of 1 nothing is refused for want of a
+        scaled backward, since the gradients of a plain ``loss.backward()`` are the same. ``called`` is the method's
+        name for the message if it is not ``event.value``: ``step`` checks ``Event.UPDATE``.
         """
         before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:

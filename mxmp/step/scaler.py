@@ -149,9 +149,9 @@ class StaticLossScaler:
         self._set(check_scale("loss_scale", value))
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale to ``scale``, a number from 2**-126 to 2**127.
+        """Set the loss scale to ``scale``, which the caller has checked with ``check_scale``.
 
-        Subclasses raise an error for values that are not allowed in them.
+        Subclasses raise an error for further values.
         """
         self._scale = scale
 
@@ -319,9 +319,10 @@ class DynamicLossScaler(StaticLossScaler):
     def adjust(self, finite: bool) -> None:
         """Raise or lower the loss scale after a training step; call once per step.
 
-        ``finite``: True if the update was applied, False if the step was skipped for an overflow. An overflow, after
-        the first ``hysteresis - 1``, multiplies the scale by ``backoff_factor``; ``growth_interval`` steps in a row
-        without overflow multiply it by ``growth_factor``. It stays from ``min_scale`` to ``max_scale``.
+        ``finite``: True if the update was applied, False if the step was skipped for an overflow. An overflow
+        multiplies the scale by ``backoff_factor``, except for the first ``hysteresis - 1``; ``growth_interval`` steps
+        in a row without overflow multiply it by ``growth_factor``, and overflows are then counted anew. It stays from
+        ``min_scale`` to ``max_scale``.
         """
         if finite:
             self._clean_steps += 1

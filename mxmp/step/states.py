@@ -113,9 +113,11 @@ def load(
     contexts : sequence of mx.Context
         The device of each Updater.
     settings : {"file", "caller"}
-        Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them (a
-        schedule that is the file's continues where it was saved). ``"caller"`` also reads the file of MXNet's
-        ``Module``; that has no update counts, so they stay as they are.
+        Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them.
+        With ``"caller"`` the caller's schedule continues where the file's was saved if it was made with the class and
+        attributes that the file's had before its first update or when saved; any other schedule starts at the saved
+        update count. ``"caller"`` also reads the file of MXNet's ``Module``; that has no update counts and no schedule,
+        so those stay as they are.
 
     Raises
     ------
@@ -223,7 +225,8 @@ def _check(
     calls it when everything is checked, so an error changes nothing. ``found`` is the content of the file, ``shapes``
     are those of the parameters, with 0 for a dimension that is not known yet. With ``settings="file"`` hyper-parameters
     and schedule are the file's, and a schedule of another class is an error. With ``"caller"`` they stay as they are,
-    but a schedule that is the file's continues where it was saved.
+    but a schedule with the class and attributes of the file's continues where that was saved, and any other starts at
+    the saved update count.
     """
     optimizer, initial = updaters.optimizer, updaters.initial
     if found.optimizer != type(optimizer).__name__:
@@ -263,7 +266,8 @@ def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index:
     """Return the saved state of the parameter with this index, as the optimizer expects it for that parameter.
 
     The state in the file is of an FP32 weight. It is returned as it is, unless the parameter is stored in float16
-    without an FP32 master; then its arrays become float16, or with ``multi_precision`` a master is added.
+    without an FP32 master; then its arrays become float16, or with ``multi_precision`` a master is added: the file's,
+    or if it has none, the present weight in FP32.
     """
     if weight.masters or not weight.arrays:
         return found.states[index]

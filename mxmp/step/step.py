@@ -163,7 +163,8 @@ class ScaledStep:
         Raises
         ------
         FloatingPointError
-            After 3 (``FLOOR_PATIENCE``) skipped steps in a row at the lowest loss scale; names the parameters.
+            After 3 (``FLOOR_PATIENCE``) skipped steps in a row at a loss scale that an overflow cannot lower, such as
+            any of a StaticLossScaler; names the parameters.
         """
         bad, written = self._check(gradients, statistics or RunningStatistics(), exposed, unscaled)
         for observer in self.observers:
@@ -273,7 +274,7 @@ class ScaledStep:
         Raises
         ------
         FloatingPointError
-            This was the third (``FLOOR_PATIENCE``) skipped step in a row at the lowest loss scale.
+            This was the third (``FLOOR_PATIENCE``) skipped step in a row at a loss scale that an overflow cannot lower.
         """
         self.steps += 1
         self.last_step_skipped = bool(bad)

@@ -75,7 +75,8 @@ def open_store(kvstore: Any) -> Any:
 def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
     """Raise ``ValueError`` for a kvstore, by name or object, that updates weights before the check for overflows.
 
-    That is one whose name contains "async" (``"dist_async"``), or any store with ``update_on_kvstore=True``.
+    That is one whose name contains "async" (``"dist_async"``), or any store with ``update_on_kvstore=True``. With None
+    or False the caller itself must keep MXNet from updating on the kvstore.
     """
     if update_on_kvstore:
         raise ValueError(

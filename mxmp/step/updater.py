@@ -55,8 +55,8 @@ class Updater(mx.optimizer.Updater):
 
     MXNet's own Updater would update the float16 weights, or keep FP32 copies in the optimizer's states. Here the
     masters belong to the parameters, and states are those of FP32 weights. The optimizer divides the loss scale out, as
-    ``rescaled`` has multiplied its ``rescale_grad`` by the inverse. An optimizer that reads gradients before it applies
-    ``rescale_grad`` receives unscaled copies instead.
+    ``rescaled`` has multiplied its ``rescale_grad`` by the inverse. LBSGD, where it reads gradients before it applies
+    ``rescale_grad``, receives unscaled copies instead, and so does any optimizer at a ``rescale_grad`` below 1e-10.
 
     ``master`` is a function from a weight's index to its FP32 master on this device, or to None if it has none.
     """
@@ -131,8 +131,9 @@ class Updater(mx.optimizer.Updater):
         """Return whether MXNet's ``multi_precision`` kernels give these weights the same result as FP32 kernels.
 
         If so, they are used, as they update the FP32 master and the float16 weight at once. It is so for SGD and NAG,
-        if exactly the float16 weights have a master and the optimizer needs no unscaled gradients. The kernels of LAMB,
-        LARS and LBSGD differ: they take norms of the float16 arrays, and on a CPU square in float16.
+        if exactly the float16 ``weights`` have a master in ``masters``, by the parameter's index, and the optimizer
+        needs no unscaled gradients. The kernels of LAMB, LARS and LBSGD differ: they take norms of the float16 arrays,
+        and on a CPU square in float16.
         """
         if type(self.optimizer) not in _MASTER_KERNELS or self._needs_true_gradients():
             return False
@@ -142,8 +143,8 @@ class Updater(mx.optimizer.Updater):
     def _as_multi_precision(self, masters: Mapping[int, NDArray]) -> Iterator[None]:
         """Turn on the optimizer's ``multi_precision`` within the ``with`` block; put each FP32 master into its state.
 
-        MXNet's ``multi_precision`` kernels expect it there. States that do not exist yet are made. After the block the
-        states are without masters again; the kernels have changed both in place.
+        MXNet's ``multi_precision`` kernels expect it there. ``masters`` has them by the parameters' indices. Missing
+        states are made. After the block the states are without masters again; the kernels have changed both in place.
         """
         optimizer, states, before = self.optimizer, self.states, self.optimizer.multi_precision
         for i, master in masters.items():
@@ -308,7 +309,8 @@ _SMALLEST_RESCALE = 1e-10
 def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
     """Return whether the optimizer takes norms or sums of gradients before it multiplies them by ``rescale_grad``.
 
-    Of MXNet's optimizers only LBSGD does, with some arguments.
+    LBSGD does, with ``batch_scale`` above 1 or ``warmup_strategy="lars"``. For any other, also a user's own, the answer
+    is False.
     """
     return isinstance(optimizer, mx.optimizer.LBSGD) and (
         optimizer.batch_scale > 1 or optimizer.warmup_strategy == "lars"
@@ -338,7 +340,8 @@ _AGGREGATED = 45
 def _aggregated(optimizer: mx.optimizer.Optimizer, updates: Sequence[Update]) -> Iterator[None]:
     """Let SGD update 45 weights at once on a GPU within the ``with`` block, instead of 4, which takes fewer launches.
 
-    A number that the user has set is kept, by ``MXNET_OPTIMIZER_AGGREGATION_SIZE`` or as ``aggregate_num``.
+    A number that the user has set is kept, by ``MXNET_OPTIMIZER_AGGREGATION_SIZE`` or as ``aggregate_num``. The device
+    of the first of ``updates`` counts for all.
     """
     before = optimizer.aggregate_num
     on_gpu = any(update.weight.ctx.device_type == "gpu" for update in updates[:1])
