@@ -56,9 +56,9 @@ Owner = Union[Node, Cast]
 class Arrays:
     """Arrays for a graph to be timed on: inputs, parameters, gradients and auxiliary states, all on one device.
 
-    They are made once, and every plan of the graph that is timed is bound to them, so that all plans compute on the
-    same values. None of them is an array of the user's: given values are copied, all others are random numbers of a
-    fixed seed, or zeros and ones for labels, indices, statistics and the like.
+    They are made once for all plans of the graph, so that these are timed on the same values; ``Timed`` casts copies of
+    the parameters and gradients that a plan has in float16. None of them is an array of the user's: given values are
+    copied in their dtype, all others are random numbers of a fixed seed, or zeros and ones for labels and the like.
 
     Parameters
     ----------
@@ -287,9 +287,9 @@ class Timed:
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
     """Return, for each operator of the graph with casts, what its measured time is counted for.
 
-    That is an operator of the FP32 graph, or a ``Cast`` of a tensor of the FP32 graph. The time of an operator that a
-    workaround inserted is counted together with that of an operator that reads its output or, if it makes an output of
-    the graph, with that of the operator whose values it passes on.
+    That is an operator of the FP32 graph, or a ``Cast`` of a tensor of the FP32 graph. An operator that a workaround
+    inserted is counted with the first node, in graph order, that reads its output; if none reads it, with the operator
+    of the FP32 graph whose values it passes on.
     """
     casts = {}
     for cast in casted.casts:

@@ -169,8 +169,8 @@ class Choice:
 def cheapest(choice: Choice, costs: Costs) -> frozenset[Node]:
     """Return the assignment of dtypes with the least total cost: the operators that compute in low precision.
 
-    It is the exact minimum of ``choice.cost`` over all assignments of ``choice``, found by a minimum cut; the operators
-    of ``choice.always_low`` are in it.
+    It is the exact minimum of ``choice.cost`` over all assignments of ``choice``, found by a minimum cut; of several
+    with this cost, any of them. The operators of ``choice.always_low`` are in it.
 
     Raises
     ------

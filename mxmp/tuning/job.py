@@ -97,7 +97,7 @@ class Job:
     crashes: tuple[Crash, ...] = ()
 
     def graph(self) -> Graph:
-        """Return the network's FP32 graph, without the nodes that mxmp inserted. Each call makes a new object."""
+        """Return a new object, the FP32 graph: with Custom operators, not stand-ins, and without what mxmp inserted."""
         return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
 
     def after(self, crash: Crash) -> Job:
@@ -130,7 +130,7 @@ def job_of(
         The policy, the device, and True if a step is a forward and a backward (a block is then traced in training).
     measure : bool
         True if the job will be measured in another process. A Custom operator, or one of ``mx.library``, in the body of
-        a loop is then a ``ValueError``: that process cannot run it, and there is no stand-in for it.
+        control flow is then a ``ValueError``: that process cannot run it, and there is no stand-in for it.
 
     Raises
     ------

@@ -57,7 +57,7 @@ def measured(job: Job, tell: Tell) -> Plan:
     Raises
     ------
     ValueError
-        The shapes do not fit the network.
+        The shapes or the policy do not fit the network, or the policy does not fit the device.
     mxnet.MXNetError
         The network fails even in FP32.
     """
@@ -123,8 +123,8 @@ class Search:
 
     The search first profiles three plans, which means that it times them operator by operator: FP32, as much low
     precision as possible, and the matrix operators alone in low precision. A minimum cut of the measured costs gives a
-    new plan. This one is profiled too, and the cut repeated, up to three times. Then whole steps are timed of all plans
-    that may win, the candidates, and ``fastest`` says which wins.
+    new plan. This one is profiled too, and the cut repeated, until all times of the new plan are known; there are three
+    cuts at most. Then whole steps are timed of all plans that may win, the candidates, and ``fastest`` says which wins.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ class Search:
         The plan is FP32 unless the best of the others is faster in at least three quarters of the rounds, in each of
         which every candidate runs one step. If low precision raises ``MXNetError`` while operators are profiled, the
         steps of the candidates so far are compared. If no operator may compute in low precision, FP32 is returned and
-        nothing is measured. Raises ``mxnet.MXNetError`` if FP32 itself fails.
+        nothing is measured. Raises ``mxnet.MXNetError`` if FP32 itself fails, or any candidate in a round.
         """
         if not self.candidates[RULES] and not self._task.may_be_low:
             self._notes.append("nothing may compute low")
@@ -206,7 +206,8 @@ class Search:
         """Time each operator and cast of the plan with the operators ``low`` in low precision, for the table.
 
         Does nothing if the table has all of these times already. The time of an operator or cast is the least of 4 to
-        12 runs, as other processes only make it longer.
+        12 runs, less the waiting (``without_waiting``). The runs end when two in a row lower the sum of these least
+        times by less than 2 % each.
         """
         if self._table.knows(low):
             return
@@ -276,9 +277,9 @@ class Search:
 
         Two of the names stand for FP32: ``FULL`` for the graph without workarounds against slow kernels, ``CONVERTED``,
         where such a workaround applies, for that with them. In each round every candidate runs one step, and entry
-        ``i`` of each list is of round ``i``. There are 7 rounds if the times hardly vary in them; otherwise more, until
-        they hardly vary, 60 seconds have passed, or there are 21. A candidate that fails is left out, with a note in
-        the plan. Raises ``mxnet.MXNetError`` if FP32 fails.
+        ``i`` of each list is of round ``i``. There are 7 to 21 rounds: after the seventh, they end when the times are
+        steady (``_is_steady``) or 60 seconds have passed. A candidate whose first steps fail, before the rounds, is
+        left out, with a note in the plan. Raises ``mxnet.MXNetError`` if FP32 fails, or any candidate in a round.
         """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
@@ -409,7 +410,7 @@ def fastest(times: Mapping[str, Sequence[float]]) -> str:
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the lower quartile, the median and the upper quartile of a non-empty list.
 
-    If the list has one value only, all three are that value.
+    Of 7 values they are the second, fourth and sixth by size (``statistics.quantiles``); of one, three times that one.
     """
     if len(values) < 2:
         return (values[0],) * 3

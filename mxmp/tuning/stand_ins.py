@@ -125,7 +125,8 @@ def _title(node: Mapping[str, Any]) -> str:
 def _in_bodies(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the Custom and library operators, which another process cannot run, in the bodies of loops and conditions.
 
-    Nested bodies are searched too. ``raw`` is a parsed Symbol JSON, and each operator is an entry of its "nodes".
+    Nested bodies are searched too. ``raw`` is parsed Symbol JSON, and an operator is an entry of "nodes" in the JSON of
+    its body.
     """
     for body in [body for node in raw["nodes"] for body in node.get("subgraphs", ())]:
         yield from filter(_runs_here_only, body["nodes"])

@@ -163,8 +163,8 @@ class Table:
     def _cast_key(self, cast: Cast) -> str:
         """Return the key of a cast's time in ``seconds``: ``"training Convolution -> float32 8x64 -> BatchNorm"``.
 
-        It has the type of the operator that returns the tensor, the dtype that the tensor is cast to, its shape, and
-        the types of all operators that read the tensor, those that read it without the cast included.
+        It has the type of the operator that returns the tensor ("null" for a variable), the dtype that the tensor is
+        cast to, its shape, and the types of all operators that read it, those that do so without the cast included.
         """
         maker = cast.entry.node.op
         readers = sorted({node.op for node, _ in self._readers.get(cast.entry, ())})

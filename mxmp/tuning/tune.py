@@ -48,8 +48,8 @@ def tune(
     random number of this process is drawn, and no thread is left behind. The call blocks until the plan is found, in
     seconds to minutes; Ctrl-C ends both processes.
 
-    Operators that only this process can run (Custom ones, those of ``mx.library``) compute in FP32. In their place a
-    stand-in is timed that reads and returns tensors of the same shapes.
+    Custom operators, which only this process can run, compute in FP32. In their place a stand-in is timed that reads
+    and returns tensors of the same shapes.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def tune(
         Of an array the values are used, too.
     policy : str or Policy
         A recipe, a policy string such as ``"compute=bfloat16,exclude=*head*"``, or a Policy, as for ``convert``. What
-        it keeps in FP32 stays in FP32.
+        it keeps in FP32 stays in FP32. float16 on a CPU is timed in its emulation.
     exclude : iterable of str
         Patterns of operators or blocks to keep in FP32, added to those of the policy.
     training : bool
@@ -91,10 +91,12 @@ def tune(
     Raises
     ------
     TypeError
-        ``target`` is neither a HybridBlock nor a Symbol.
+        ``target`` is neither a Block nor a Symbol.
     ValueError
-        The inputs or their shapes do not fit the network, the block cannot be traced, the policy does not fit the
-        device (bfloat16 on a GPU) or is a Plan, or ``ctx`` is a GPU to measure on that is not here.
+        The inputs or their shapes do not fit the network; the block is no HybridBlock or cannot be traced; the policy
+        is a Plan, is bfloat16 on a GPU, or names an operator that MXNet lacks or that cannot be in low precision; or an
+        operator has no rule. If ``measure``: ``ctx`` is a GPU that is not here, or the network has an operator of
+        ``mx.library``, or a Custom one in the body of control flow.
     ImportError
         A package is missing that ``pip install 'mxmp[tune]'`` installs.
     RuntimeError
