@@ -39,8 +39,8 @@ class Statistics:
     def add(self, name: str, values: np.ndarray) -> None:
         """Add the values that the tensor ``name`` has in one more batch to the tensor's histogram.
 
-        Of 200,000 or more values, 100,000 to 150,000 are counted, evenly spread; the smallest and the largest are found
-        among all.
+        If the batch has 200,000 or more values, 100,000 to 150,000 of them, evenly spread, are counted; the smallest
+        and the largest are found among all. Raises ``ValueError`` if there is none, or an inf or NaN.
         """
         low, high = float(values.min()), float(values.max())
         flat = values.reshape(-1)
@@ -61,7 +61,10 @@ class Statistics:
 
 
 def _min_max(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the smallest and the largest value of a tensor as its range for INT8, so that no value is clipped."""
+    """Return the smallest and the largest value of a tensor as its range for INT8, so that no value is clipped.
+
+    The arguments are the items of ``Statistics.histograms[name]`` for the tensor.
+    """
     return low, high
 
 

@@ -53,9 +53,10 @@ def optimize_for_inference(
         removed first and FP32 weights are used.
     calibration : iterable of batches
         Inputs of the network, without labels. A batch is an array, a tuple of arrays, a ``DataBatch`` or, for a Symbol,
-        a dict from the names of inputs to arrays. The last third of the batches, at least one, measures accuracy, the
-        others calibrate INT8; a single batch is cut in two. The first batch is timed, so it should have the shape with
-        which you will call the network.
+        a dict from the names of inputs to arrays. Arrays without names go to the inputs of a Symbol in the order of
+        ``list_arguments()``; its labels need no array. The last third of the batches, at least one, measures accuracy,
+        the others calibrate INT8; a single batch is cut in two, or does both if it has one row. The first batch is
+        timed, so it should have the shape with which you will call the network.
     dtypes : iterable of str
         The dtypes to try, of ``"int8"`` and ``"bfloat16"``, or ``"float16"`` alone. FP32 is always tried; with ``()``
         nothing else is.
@@ -65,9 +66,9 @@ def optimize_for_inference(
         in another dtype that runs. It alone decides which graphs are accurate enough, so judge the result on data that
         ``evaluate`` does not see.
     max_drop : float
-        With ``evaluate``, how much lower than for FP32 its number may be. Without, the share of samples (from 0 to 1)
-        whose largest score may be at another place than in FP32; not used unless the shape of
-        the first output is (samples, classes).
+        With ``evaluate``, how much lower its number may be than for FP32: the difference of the two. Without, the share
+        of rows (from 0 to 1) of the first output whose largest value may be in another column than in FP32; not used
+        unless this output has the shape (N, C) with C > 1.
     min_sqnr : float
         Without ``evaluate``, the least signal to quantization noise ratio of each output against FP32's, in dB.
     arg_params, aux_params : mapping of str to NDArray
@@ -87,9 +88,11 @@ def optimize_for_inference(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        The network has no graph, is fused or quantized already, or has parameters that are not initialized, not FP32,
-        not finite, or on a GPU (unless for float16). Or there is no calibration data, or it does not fit the network or
-        is not finite. Or a dtype is unknown, ``max_drop`` is negative, or ``evaluate`` returned no finite number.
+        The block cannot be traced to a Symbol, hybridized or not. Or the network is fused or quantized already, has
+        outputs with NaN, or has parameters that are missing, not initialized, not FP32, not finite, or on a GPU (unless
+        for float16). Or there is no calibration data, or it does not fit the network, is not finite or holds ``mx.np``
+        arrays. Or a dtype is unknown, float16 is not alone, ``arg_params`` is given for a block, ``max_drop`` is
+        negative, or ``evaluate`` returned no finite number.
     RuntimeError
         Python does not know its own executable, so no other process can be started.
     mxmp.inference.runner.CandidateError

@@ -91,12 +91,11 @@ def quantize(
 def _quantized(
     graph: Graph, params: Params, excluded: Collection[str], every: bool, mode: str, collector: Any
 ) -> tuple[mx.sym.Symbol, Any]:
-    """Return MXNet's INT8 Symbol for a graph, before the ranges are set in it, and a collector of ranges.
+    """Return MXNet's INT8 Symbol for a graph, in which no ranges are set yet, and MXNet's collector of ranges.
 
     ``excluded`` are names of operators that keep their dtype; ``every`` also quantizes those without a neighbor in
-    INT8. ``mode`` is MXNet's ``calib_mode``. With ``"naive"`` the returned collector is a new one, whose
-    ``include_layer`` names the tensors that need ranges. With ``"customize"`` it is ``collector``, which then has the
-    ranges.
+    INT8. ``mode`` is MXNet's ``calib_mode``. With ``"naive"``, ``collector`` is None and a new one is returned, whose
+    ``include_layer`` names the tensors that need ranges. With ``"customize"``, ``collector`` itself is returned.
     """
     # MXNet's pass also quantizes operators in bfloat16, whose inputs it cannot convert.
     nodes = [node for node in graph.nodes() if not node.is_variable]
@@ -157,11 +156,12 @@ def _repair_relus(graph: Graph, params: Params) -> None:
 
 
 def _repair_sums(graph: Graph, params: Params) -> None:
-    """Change a quantized graph in place so that MXNet's fault in additions of two types does no harm.
+    """Change a quantized graph in place so that MXNet's fault in additions of int8 and uint8 does no harm.
 
-    A convolution with a fused addition writes its result over the tensor that it adds, so in that tensor's type,
-    whatever type MXNet infers for it (``src/operator/subgraph/mkldnn/mkldnn_conv.cc``): where int8 stands for uint8, it
-    cuts values off at half their range; where uint8 stands for int8, negative ones become 0.
+    A convolution with a fused addition writes its result over the tensor that it adds, so in that tensor's dtype, even
+    if MXNet infers the other one for the result (``src/operator/subgraph/mkldnn/mkldnn_conv.cc``). If int8 is written
+    and uint8 inferred, values are cut off at half their range; if uint8 is written and int8 inferred, negative values
+    become 0.
     """
     sums = [
         node

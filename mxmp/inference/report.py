@@ -21,17 +21,17 @@ class Candidate(NamedTuple):
     name : str
         Such as ``"float32, fused"``, or ``"int8, 3 in float32"``: INT8 but for three layers.
     milliseconds : float or None
-        Median time of a batch. None if the graph was not timed: it is not accurate enough, fails, or was tried for a
-        GPU.
+        Median time of a run on the first batch. None if the graph was not timed: it is not accurate enough, fails, or
+        was tried for a GPU.
     gain : tuple of float or None
-        Speed relative to the baseline of the report, measured in the same rounds: lower quartile, median and upper
-        quartile. 2.0 is twice as fast. None if the graph was not timed.
+        How many times as fast as the report's baseline: lower quartile, median and upper quartile over the rounds, in
+        each of which every timed graph runs once. None if the graph was not timed.
     sqnr : float or None
         The signal to quantization noise ratio in dB against the network in FP32, of the output for which it is lowest,
         on the batches that measure accuracy (for an FP32 graph, on all batches). None if the graph could not run.
     agreement : float or None
-        The share of samples, from 0 to 1, whose largest score in the first output is at the same place as in FP32. None
-        for the unchanged FP32 network, if the first output is not a matrix of scores, or if the graph could not run.
+        The share of rows, from 0 to 1, of the first output whose largest value is in the same column as in FP32. None
+        for the unchanged FP32 network, if this output is not of shape (N, C) with C > 1, or if the graph could not run.
     score : float or None
         What ``evaluate`` returned for the graph. None if there is no ``evaluate``, if the graph could not run, and for
         every FP32 graph except ``"float32, folded"``.
@@ -108,7 +108,10 @@ class InferenceReport:
     notes: List[str]
 
     def save(self, path: str) -> None:
-        """Write the report as JSON to the file ``path``; after an ``OSError`` the file is as it was before."""
+        """Write the report to the file ``path`` as JSON, with the attributes' names as keys.
+
+        Infinity is written as ``Infinity``, as Python's ``json`` reads it. After an ``OSError`` the file is as it was.
+        """
         raw = asdict(self)
         raw["candidates"] = [each._asdict() for each in self.candidates]
         raw["layers"] = [each._asdict() for each in self.layers]
@@ -157,7 +160,7 @@ class InferenceReport:
         return figure
 
     def __str__(self) -> str:
-        """Return a table of the candidates, ten operators of the chosen graph, the slowest if timed, and the notes."""
+        """Return a table of the candidates, ten operators (the slowest, or the first if not timed), and the notes."""
         head = ("", "ms", "times as fast", "SQNR, dB", "same answer", "score", "")
         rows = [head, *(self._row(each) for each in self.candidates)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]

@@ -73,7 +73,8 @@ class Runner:
     def add(self, name: str, graph: Graph, params: Params) -> None:
         """Write a graph and its parameters to files, so that requests can give its ``name``.
 
-        Replaces an earlier graph of that name. Arrays that were written for another graph are not written again.
+        Replaces an earlier graph of that name. An NDArray object that was written for another graph is not written
+        again, even if its values have changed since.
         """
         number = str(self._added)
         self._added += 1

@@ -46,10 +46,11 @@ class Limits(NamedTuple):
     Attributes
     ----------
     max_drop : float
-        How much lower than in FP32 the value of ``evaluate`` may be. Without ``evaluate``, the share of samples (0 to
-        1) whose largest score may be at another place than in FP32.
+        The value of ``evaluate`` in FP32 minus the least accepted one. Without ``evaluate``, the share of rows (0 to 1)
+        of the first output whose largest value may be in another column than in FP32; not used unless this output has
+        the shape (N, C) with C > 1.
     min_sqnr : float
-        The least signal to quantization noise ratio of the outputs, in dB; not used with ``evaluate``.
+        The least signal to quantization noise ratio of each output, in dB; not used with ``evaluate``.
     evaluate : callable or None
         Takes a graph and its parameters, and returns a finite number, higher for a better network.
     """
@@ -127,9 +128,9 @@ class Search:
     def run(self, dtypes: Collection[str]) -> Found:
         """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough.
 
-        That is an FP32 graph unless the fastest of the others beats it in at least three quarters of the rounds. With
-        float16 in ``dtypes``, the graph is for a GPU and nothing is timed: as many layers are in float16 as the
-        accuracy of the emulation on this CPU allows.
+        All such graphs are timed in rounds, each once per round. An FP32 graph is returned unless the fastest of the
+        others beats it in at least three quarters of the rounds. With float16 in ``dtypes``, the graph is for a GPU and
+        nothing is timed: as many layers are in float16 as the accuracy of the emulation on this CPU allows.
 
         Raises
         ------
@@ -250,9 +251,10 @@ class Search:
         return Found(graph, params, report)
 
     def _try_float16_sums(self, kept: Collection[str]) -> None:
-        """Run the emulated float16 graph, with the layers ``kept`` in FP32, with float16 sums in FullyConnected.
+        """Try the candidate "float16 sums": the emulated float16 graph, layers ``kept`` in FP32, with float16 sums.
 
-        ``MXNET_FC_TRUE_FP16=1`` turns these on. Adds the candidate "float16 sums" and a note on its accuracy.
+        It emulates what FullyConnected computes on a GPU if the user sets ``MXNET_FC_TRUE_FP16=1``, which is not needed
+        here. Adds a note on its accuracy.
         """
         register()
         right = self._try(SUMS, lambda: lower_to_float16(*self._base, kept, "cpu", float16_sums=True)[:2], {})
@@ -262,9 +264,9 @@ class Search:
         )
 
     def _decided(self, decisions: Mapping[str, Decision]) -> list[Layer]:
-        """Return a ``Layer`` of the report, without a time, for each operator, with its dtype and why.
+        """Return a ``Layer`` of the report, without a time, for each operator of the FP32 graph ``self._base``.
 
-        ``decisions`` says, by an operator's name, whether it computes in float16; one that is missing there is in FP32.
+        ``decisions`` says, by an operator's name, whether it computes in float16 and why; one missing there is in FP32.
         """
         layers, alone = [], self._alone.get(FLOAT16, {})
         for node in self._base[0].nodes():
@@ -463,8 +465,8 @@ class Search:
 
         ``outputs`` maps from the position of a batch to the graph's outputs. If there is an ``evaluate``, its value
         must not be more than ``max_drop`` below that of FP32. Otherwise the SQNR must reach ``min_sqnr``, and, if the
-        first output is a matrix of scores, at most the share ``max_drop`` of samples may have their largest score at
-        another place than in FP32.
+        first output has the shape (N, C) with C > 1, at most the share ``max_drop`` of its rows may have their largest
+        value in another column than in FP32.
         """
         limits = self._limits
         worst, agreement = self._compared(outputs)
@@ -480,12 +482,11 @@ class Search:
         return Candidate(name, sqnr=worst, agreement=agreement, score=score, verdict=verdict)
 
     def _compared(self, found: Mapping[int, Sequence[np.ndarray]]) -> tuple[float, float | None]:
-        """Return the SQNR of a graph's outputs against those of the network in FP32, and the share of equal answers.
+        """Return the SQNR of a graph's outputs against those of the network in FP32, and the share of equal argmax.
 
         ``found`` maps from the position of a batch to the graph's outputs. The SQNR, the signal to quantization noise
-        ratio in dB over all these batches, is that of the output for which it is lowest. The share is that of the
-        samples whose largest score in the first output is at the same place; None if the first output is not a matrix
-        of scores, of shape (samples, classes).
+        ratio in dB over all these batches, is that of the output for which it is lowest. The share is that of the rows
+        of the first output whose largest value is in the same column; None if its shape is not (N, C) with C > 1.
         """
         ratios, same = [], []
         for place in range(len(next(iter(found.values())))):
@@ -501,9 +502,9 @@ class Search:
     def _choose(self) -> Found:
         """Time all graphs of this search that are accurate enough; return the fastest and the report of the search.
 
-        An FP32 graph is returned unless the fastest of the others beats the fastest in FP32 in at least three quarters
-        of the rounds. The unchanged FP32 graph is returned only if no other one has its outputs, since a Module that
-        binds it would let MXNet fuse it, perhaps wrongly.
+        In each round every graph runs once. An FP32 graph is returned unless the fastest of the others beats the
+        fastest in FP32 in at least three quarters of the rounds. The unchanged FP32 graph is returned only if the other
+        FP32 graphs fail or have an SQNR below 90 dB.
         """
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]

@@ -69,9 +69,9 @@ def read_target(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        ``target`` has no graph, is fused or quantized already, is not initialized, or has parameters that are not FP32,
-        not finite or not on a CPU; or the batches do not fit it or are not finite; or ``arg_params`` is given for a
-        block.
+        ``target`` cannot be traced to a Symbol, hybridized or not, is fused or quantized already, or has parameters
+        that are missing, not initialized, not FP32, not finite or not on a CPU; or there are no batches, or they do not
+        fit it, are not finite or hold ``mx.np`` arrays; or ``arg_params`` is given for a block.
     """
     batches = _batches(calibration)
     if isinstance(target, mx.sym.Symbol):
@@ -147,9 +147,9 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
 def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
     """Return a Symbol, its parameters and its calibration data as a ``Subject``, the form that ``read_target`` returns.
 
-    Arguments of the Symbol that are neither in ``args`` nor in ``auxs`` are inputs, also labels. A batch need not have
-    arrays for all inputs. Raises ``ValueError`` if the parameters, or the names in a batch, are not those of the
-    Symbol.
+    Arguments of the Symbol that are not in ``args`` are inputs, also labels. The arrays of a batch that is no dict are
+    those of the inputs that its ``provide_data`` names, else of the inputs in the order of ``list_arguments()``. Inputs
+    may lack an array. Raises ``ValueError`` if the parameters, or the names in a batch, are not those of the Symbol.
     """
     if not args and not auxs and symbol.list_auxiliary_states():
         raise ValueError("a Symbol is optimized with its parameters: pass arg_params= and aux_params=")

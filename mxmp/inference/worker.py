@@ -170,9 +170,10 @@ class Worker:
             self._graphs.pop(name, None)
 
     def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
-        """Return the ``Bound``, graph and executors, of ``graph``: the same one at each call, or a new one if ``anew``.
+        """Return the ``Bound``, graph and executors, that is kept under the name of ``graph``, if its file is the same.
 
-        A graph whose operators are observed needs a new one: MXNet cannot remove a monitor callback from an executor.
+        Otherwise make a new one and keep it. With ``anew`` make one that is not kept, so that its operators can be
+        observed: MXNet cannot remove a monitor callback from an executor.
         """
         if anew:
             return Bound(graph["symbol"], graph["params"])

@@ -136,9 +136,9 @@ def _fold(norm: Node, layer: Node, values: Params) -> Params:
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     """Compute operators that read only parameters; return a copy of the graph without them, and its parameters.
 
-    Then no run has to compute them. They are computed on the CPU: mxmp's own operators, such as casts of weights, and
-    those that only move values, such as those that join the weights of an RNN into one vector. A result that an
-    operator of the remaining graph reads becomes a new parameter. Parameters that nothing reads any more are left out.
+    Only two kinds are computed, on the CPU: operators that mxmp inserted, such as casts of weights, and those that only
+    move values, such as those that join the weights of an RNN into one vector. A result that an operator of the
+    remaining graph reads becomes a new parameter. If there is one, parameters that nothing reads any more are left out.
     """
     copy = copied(graph)
     constant: set[Node] = set()

@@ -31,12 +31,12 @@ def with_float16_sums(graph: Graph, names: set[str]) -> None:
         if node.op == "FullyConnected" and node.name in names:
             node.op = "Custom"
             flatten = node.attrs.get("flatten", "True")
-            node.attrs = {"op_type": _NAME, "flatten": flatten, "count": str(len(node.inputs))}
+            node.attrs = {"op_type": _NAME, "flatten": flatten, "num_inputs": str(len(node.inputs))}
 
 
 @lru_cache(maxsize=None)
 def register() -> None:
-    """Register the operator that ``with_float16_sums`` uses with MXNet, before a graph with it is loaded."""
+    """Register the operator that ``with_float16_sums`` uses, in each process that loads a graph with it."""
     mx.operator.register(_NAME)(_Property)
 
 
@@ -48,7 +48,7 @@ class _Sums(mx.operator.CustomOp):
         self._flatten = flatten
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
-        """Write the rounded sums, plus the bias and rounded again, to the output."""
+        """Write the sums, rounded to float16 after every four products and again after the bias, to the output."""
         data, weight, *bias = (array.asnumpy() for array in in_data)
         rows = data.reshape(len(data) if self._flatten else -1, weight.shape[1])
         total = np.zeros((len(rows), len(weight)), "float16")
@@ -63,10 +63,10 @@ class _Sums(mx.operator.CustomOp):
 class _Property(mx.operator.CustomOpProp):
     """Describes ``_Sums`` to MXNet. Its arguments are the attributes of the node, as texts."""
 
-    def __init__(self, flatten: str, count: str) -> None:
+    def __init__(self, flatten: str, num_inputs: str) -> None:
         super().__init__(need_top_grad=False)
         self._flatten = is_true(flatten)
-        self._names = ["data", "weight", "bias"][: int(count)]
+        self._names = ["data", "weight", "bias"][: int(num_inputs)]
 
     def list_arguments(self) -> list[str]:
         """Return the names of the inputs, of which the last is the bias, if there is one."""
