@@ -189,9 +189,9 @@ class TrainedNetwork(Protocol):
         """Run forward and backward of ``batch`` once, in training mode, without an update.
 
         ``batch`` holds the arguments of the Gluon net, or one ``DataBatch`` for a module. ``loss`` takes the output of
-        a net and returns the loss; a module ignores it. ``loss_scale`` multiplies the loss. Arrays that no operator of
-        the network makes, so that MXNet's monitor does not report them, are passed to ``note(name, array)``: a net's
-        inputs, loss and gradient of the loss; a module's data and labels.
+        a net and returns the loss; only a module, which ignores it, may get None. ``loss_scale`` multiplies the loss.
+        Arrays that no operator of the network makes, so that MXNet's monitor does not report them, are passed to
+        ``note(name, array)``: a net's inputs, loss and gradient of the loss; a module's data and labels.
         """
 
     def graphs(self, place: Any) -> Iterator[GraphRun]:

@@ -21,8 +21,9 @@ class Observed(NamedTuple):
     """A description of one tensor that MXNet's monitor reported: its operator, whether it is a gradient, its precision.
 
     ``ObservedGraph.observe`` makes it from the name that the monitor reports. Where several operators read a tensor,
-    MXNet adds their gradients by itself and does not say of which tensor; such a sum has ``SUM`` (``"a sum of
-    gradients"``) as its operator and label, and counts as inserted.
+    MXNet adds their gradients by itself and does not say of which tensor. For such a sum ``operator`` and ``label`` are
+    ``SUM`` (``"a sum of gradients"``), ``op`` is ``"add_n"``, ``node`` is in no graph, ``low`` and ``of_output`` are
+    False, ``backward`` and ``inserted`` True.
 
     Attributes
     ----------
@@ -131,7 +132,7 @@ class ObservedGraph:
         return self._names.get(node, node.name)
 
     def original_op(self, node: Node) -> str:
-        """Return the type in the FP32 graph, such as ``"Convolution"``, of an operator of the converted graph.
+        """Return the type in the FP32 graph, such as ``"Convolution"``, of an operator that mxmp has not inserted.
 
         It differs from ``node.op`` where a workaround has replaced the operator by one of another type. A variable has
         ``"null"``.

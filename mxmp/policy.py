@@ -26,31 +26,31 @@ class Policy:
 
     Parameters
     ----------
-    compute : {"float16", "bfloat16"}
+    compute : {"float16", "bfloat16"}, default "float16"
         The compute dtype: what convolutions, matrix products and the operators between them read and write. Within an
         operator sums are FP32.
-    params : {None, "float16", "float32"}
+    params : {None, "float16", "float32"}, default None
         Dtype in which the parameters of low-precision operators are stored. ``"float16"``: half the memory and
         all-reduce traffic, with FP32 master weights. ``"float32"``: the parameters are the master weights and are cast
         once per forward inside the graph. ``None``: ``"float16"`` for float16 on a GPU, ``"float32"`` on a CPU and for
         bfloat16 (MXNet's optimizers have no bfloat16 kernels). On one device, training gives the same numbers, bit for
         bit, either way; on several, float16 gradients are summed in float16.
-    norm : {None, "float32", "compute"}
+    norm : {None, "float32", "compute"}, default None
         What BatchNorm reads and writes. In any case it computes in FP32, with FP32 running statistics, gamma and beta.
         ``"float32"``: FP32, so that the graph has casts in front of it and after it. ``None``: the same numbers, but
         without these casts where the device's kernel has them inside: cuDNN's reads float16, computes in FP32 and
         rounds once. ``"compute"``: the compute dtype, where its input has it, so that there are no casts around it. For
         bfloat16 ``None`` means ``"compute"``, because casts would cost more than bfloat16 saves (a ResNet-50 step on a
         CPU: 0.98 times FP32's speed with them, 1.49 without).
-    output : {"float32", "compute"}
+    output : {"float32", "compute"}, default "float32"
         Dtype of the network's outputs. ``"compute"``: an output of an operator in low precision is not cast to FP32.
-    exclude : iterable of str
+    exclude : iterable of str, default ()
         Patterns, as of ``fnmatch``, for the names of nodes or blocks that stay in FP32. ``"*dense0"`` keeps every block
         whose name ends with ``dense0`` in FP32, with all that it contains.
-    low_ops : iterable of str
+    low_ops : iterable of str, default ()
         Types of operators, such as ``"softmax"``, that compute in the compute dtype whatever the rules say. Those that
         ``exclude`` matches, and those for which the device has no such kernel, stay in FP32 nevertheless.
-    full_ops : iterable of str
+    full_ops : iterable of str, default ()
         Types of operators that compute in FP32 whatever the rules say.
 
     Raises

@@ -10,6 +10,7 @@
 ``layouts``        memory layouts in which oneDNN's kernels fail or are slow
 ``padding``        wrong weight gradients around small inputs
 ``fusion``         a Symbol that binds without MXNet's oneDNN fusion
+``memory``         the order in which a backward computes gradients, so that it needs less memory
 ``unwritten``      outputs and gradients that kernels do not write
 ``cuda``           operators that fail, or sum in float16, on a GPU
 =================  ================================================================================

@@ -82,10 +82,10 @@ def use_global_pooling(fitted: FittedGraph, poolings: Sequence[Node]) -> None:
 
 
 def large_upsamplings(fitted: FittedGraph) -> list[Node]:
-    """Return the ``UpSampling`` operators of more than twofold that compute in float16 in the graph of ``fitted``.
+    """Return the ``UpSampling`` operators of scale 4, 8, 16, ... that compute in float16 in the graph of ``fitted``.
 
-    The gradient of a value is the sum over its copies, which their GPU kernel takes in float16: of 64 terms where the
-    scale is 8. Each scale is a power of 2, because operators with others stay in FP32.
+    They copy the nearest value; those with other scales, and bilinear ones, stay in FP32. The gradient of a value is
+    the sum over its copies, which their GPU kernel takes in float16: of 64 terms where the scale is 8.
     """
     return [node for node in fitted.low if node.op == "UpSampling" and node.attrs["scale"] != "2"]
 
@@ -121,8 +121,9 @@ def sums_of_casts(fitted: FittedGraph) -> list[Node]:
 def sum_float16(fitted: FittedGraph, sums: Sequence[Node]) -> None:
     """Have each ``sum`` in ``sums`` read the float16 tensor itself, in place, by ``_np_sum`` with ``dtype="float32"``.
 
-    It adds in FP32 and returns FP32, and its gradient is rounded once, like that of the cast. With ``keepdims``, as
-    without it the result of a sum over all axes would have no axis, which MXNet's other operators do not know.
+    It adds in FP32 and returns FP32, and its gradient is rounded once, like that of the cast. It keeps the axes, and a
+    new ``squeeze`` (for a sum over all axes, a ``Reshape`` to ``(1,)``) removes them, unless ``sum`` keeps them too:
+    without ``keepdims``, ``_np_sum`` over all axes has the shape ``()``, which MXNet's other operators do not know.
     """
     squeezed = [node for node in sums if not is_true(node.attrs.get("keepdims"))]
     for node in sums:

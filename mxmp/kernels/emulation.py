@@ -33,7 +33,8 @@ def round_every_node(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
 
     The operator then computes in FP32 and rounds its result once, as a Tensor Core does. Inputs and outputs that its
     rule does not take in float16 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. The outputs of the graph keep
-    their names. The new casts to FP32 are added to ``fitted.widenings``, those to float16 to ``fitted.roundings``.
+    their names, except those of an operator with several outputs. The new casts to FP32 are added to
+    ``fitted.widenings``, those to float16 to ``fitted.roundings``.
     """
     graph, low = fitted.graph, fitted.low
     heads = set(graph.heads)
@@ -46,20 +47,19 @@ def round_every_node(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
         for position, entry in enumerate(node.inputs):
             read = half.get(entry, entry)
             widen = rule is not None and position not in rule.keep
-            node.inputs[position] = _widen(fitted, read, node, position) if widen else read
+            node.inputs[position] = _widen(fitted, read, f"{node.name}_in{position}_to_{FULL}") if widen else read
         for entry in outputs.get(node, ()) if rule is not None else ():
             if entry.index not in rule.keep_outputs:  # type: ignore[union-attr]
                 half[entry] = _round(fitted, entry, is_head=entry in heads)
     graph.heads = [half.get(entry, entry) for entry in graph.heads]
 
 
-def _widen(fitted: FittedGraph, entry: Entry, node: Node, position: int) -> Entry:
-    """Return the output of a new cast to FP32 of the float16 tensor ``entry``, to be input ``position`` of ``node``.
+def _widen(fitted: FittedGraph, entry: Entry, name: str) -> Entry:
+    """Return the output of a new cast, called ``name``, of the float16 tensor ``entry`` to FP32.
 
-    The cast is added to ``fitted.widenings``. Each input gets its own cast: if several operators read one, MXNet would
-    sum their gradients in FP32 and round the sum, where a GPU rounds each gradient.
+    The cast is added to ``fitted.widenings``. Each input of an operator gets its own cast: if several operators read
+    one, MXNet would sum their gradients in FP32 and round the sum, where a GPU rounds each gradient.
     """
-    name = f"{node.name}_in{position}_to_{FULL}"
     cast = Node("Cast", name, {"dtype": FULL, MARK: "cast", APART: name}, [entry])
     fitted.widenings.add(cast)
     return Entry(cast)
@@ -68,9 +68,9 @@ def _widen(fitted: FittedGraph, entry: Entry, node: Node, position: int) -> Entr
 def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
     """Return the output of a new cast to float16 of an operator's FP32 output ``entry``.
 
-    The cast is added to ``fitted.roundings``. ``is_head`` is True if ``entry`` is an output of the graph. If it also is
-    the first output of its operator, the cast takes the operator's name, ``"fc"``, so that the graph's outputs keep
-    their names; the operator is then called ``"fc_float32"``.
+    The cast is added to ``fitted.roundings``. It is called ``"fc_rounded"``, that of a second output
+    ``"split_1_rounded"``. But if ``entry`` is an output of the graph (``is_head``) and the first of its operator, the
+    cast takes the operator's name, ``"fc"``, and the operator is called ``"fc_float32"``.
     """
     node, dtype = entry.node, fitted.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""

@@ -28,9 +28,10 @@ class Unfused(mx.sym.Symbol):
     symbol : Symbol
         Is copied, and stays as it is.
     group2ctxs : dict of str to Context, or list of such dicts, or None
-        As for ``mx.mod.Module``: from the name of a context group to its context. Nodes in these groups stay in them;
-        nodes in other groups, which MXNet ignores, are taken out. (Operators with inputs are put into no group, as a
-        Custom operator would take the name of its group for an argument.)
+        As for ``mx.mod.Module``: from the name of a context group to its context. Only the names are used; pass the
+        contexts to ``bind`` too. Nodes in these groups stay in them; nodes in other groups, which MXNet ignores, are
+        taken out. (Operators with inputs are put into no group, as a Custom operator would take the name of its group
+        for an argument.)
     """
 
     GROUP = "mxmp"

@@ -53,9 +53,10 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
 
 
 def reshapes_after_volumes(fitted: FittedGraph) -> list[Node]:
-    """Return the ``Reshape``, ``Flatten`` and ``expand_dims`` operators that depend on a 3-D convolution or pooling.
+    """Return all ``Reshape``, ``Flatten`` and ``expand_dims`` behind 3-D convolutions, deconvolutions and poolings.
 
-    In bfloat16 they fail where they read oneDNN's blocked layout of five axes; ``copy_inputs`` avoids it.
+    Those in bfloat16 fail on oneDNN's blocked layout of five axes, which ``copy_inputs`` avoids; those in FP32 are
+    returned too.
     """
     return [node for node in _after_volumes(fitted.graph) if node.op in _RESHAPES]
 
@@ -95,7 +96,7 @@ def copy_reshaped(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
 
 
 def norms_after_volumes(fitted: FittedGraph) -> list[Node]:
-    """Return the ``BatchNorm`` operators that depend on a 3-D convolution or pooling, in the graph of ``fitted``.
+    """Return the ``BatchNorm`` operators that depend on a 3-D convolution, deconvolution or pooling.
 
     The backward of BatchNorm fails on oneDNN's blocked layout of five axes; ``copy_around_norms`` avoids it.
     """
@@ -147,10 +148,10 @@ def small_block_convolutions(fitted: FittedGraph) -> list[Node]:
 def copy_around_convolutions(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
     """Insert a copy in front of and behind each of ``convolutions``, into layouts in which BatchNorm is not slow.
 
-    oneDNN stores the arrays of these convolutions in blocks of 4 or 8 channels, for which a BatchNorm before or after
-    them is slow. The copy in front has the plain (row-major) layout. The copy behind has larger blocks if the number of
-    output channels is a multiple of 16 (for an FP32 convolution: of 8), and the plain layout otherwise. A ResNeXt's
-    block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench layouts``).
+    The copy in front has the plain (row-major) layout. The copy behind has the blocks that oneDNN chooses for a
+    depthwise convolution (``_blocked_copy``) if the number of output channels is a multiple of 16 (for an FP32
+    convolution: of 8), and the plain layout otherwise. A ResNeXt's block of 128 channels in 32 groups takes 17 ms
+    instead of 280 (``scripts/dev.py bench layouts``).
     """
 
     def copied(node: Node) -> Entry:

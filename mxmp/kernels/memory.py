@@ -16,9 +16,9 @@ def write_gradients_early(graph: Graph) -> None:
     layers. Only then are the gradients of the other weights cast to FP32, which all wait in low precision until then.
     From the last weight on, each is cast when its layer is done (figures: docs/benchmarks.md, "Peak memory").
 
-    The first input gets all others as control dependencies, the last one first, which MXNet's order respects. Nothing
-    changes if fewer than two inputs are read through casts. Callers must bind inputs by name; ``mx.mod.Module`` binds
-    parameters by their order, so modules cannot use this.
+    To reverse the order, the first input gets all others as control dependencies, from the last to the second: MXNet
+    orders these before it. Nothing changes if fewer than two inputs are read through casts. Callers must bind inputs by
+    name; ``mx.mod.Module`` binds parameters by their order, so modules cannot use this.
     """
     inputs = [node for node in graph.nodes() if node.is_variable]
     cast = {entry.node for node in graph.nodes() if is_ours(node) for entry in node.inputs if entry.node.is_variable}

@@ -139,8 +139,9 @@ def _may_read_padding(graph: Graph) -> list[Node]:
 def _around_both_ends(graph: Graph) -> list[Node]:
     """Return the 3-D convolutions and deconvolutions whose kernel may cover padding at both ends of an axis at once.
 
-    oneDNN then computes a wrong weight gradient. Left out are those without padding or with a ``target_shape``, and
-    those in which, along each axis, stride is 1, padding at most 1 and the kernel at most 3 long: oneDNN is right then.
+    oneDNN then computes a wrong weight gradient. Left out are those without padding; those with a ``target_shape``, for
+    which MXNet ignores ``pad``; and those with stride 1, padding at most 1 and ``kernel`` at most 3 along each axis,
+    for which oneDNN was measured to be right (only with dilation 1).
     """
 
     def is_right(kernel: int, stride: int, pad: int, dilate: int) -> bool:

@@ -87,8 +87,8 @@ def _assigned_only(node: Node) -> Entry:
     """Rewrite one ``ROIAlign`` in place; return a tensor with its output, but 0 where a batch index is negative.
 
     A region with a negative batch index belongs to no image. ``node`` then reads a valid box in the place of each such
-    region (the kernel would write a stray zero for the region), and new nodes behind ``node`` replace by zeros what it
-    computes from that box.
+    region (for region ``n``, the kernel would set value ``n`` of the flattened output to 0 and write nothing else), and
+    new nodes behind ``node`` replace by zeros what it computes from that box.
     """
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
