@@ -92,8 +92,8 @@ def flatten(args: tuple) -> tuple[list, Any]:
     """Return the arrays in the arguments of a block's call as one flat list, None included, and how they were nested.
 
     ``(x, [y, None])`` gives ``[x, y, None]`` and MXNet's description ``[0, [0, -1]]``: 0 for an array, -1 for None, a
-    list for a list or tuple. ``regroup(flat, description)`` makes nested lists again. Raises ``ValueError`` for an
-    argument of another type, but not for a Symbol.
+    list for a list or tuple. This module's ``regroup(flat, description)`` returns the nested lists. Raises
+    ``ValueError`` for an argument of another type, but not for a Symbol: 0, or n for one with n > 1 outputs.
     """
     return _flatten(args, "input")
 
@@ -115,8 +115,8 @@ def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
     """Return the arguments that reach the graph of the hybridized ``block`` in ``block(*args)``; None if no graph runs.
 
     They are ``args`` unless the block's class overrides ``forward``. Such a ``forward`` may call
-    ``HybridBlock.forward``, which runs the graph, with other arguments. So it is run on a copy of the block, with its
-    operators, up to that call.
+    ``HybridBlock.forward``, which runs the graph, with other arguments. So it is called on a copy of the block and
+    stopped at that call; the operators and child blocks that it calls before really run.
     """
     if not overrides_forward(block):
         return args
@@ -209,10 +209,11 @@ def undo_load(block: Block) -> None:
 
 
 def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
-    """Make ``block(...)`` call ``forward``, and MXNet's own ``HybridBlock.forward`` call ``call_graph`` to run a graph.
+    """Set ``forward`` and ``call_graph`` in place of ``block.forward`` and of MXNet's ``block._call_cached_op``.
 
-    Both are set as attributes of this one block, which Python finds before the methods of its class. The graph and the
-    CachedOp that are stored on the block are deleted (a SymbolBlock keeps its graph).
+    ``HybridBlock.forward`` calls ``_call_cached_op`` if the block is active. Both get the arguments of the call and
+    must return the block's output. The graph and the CachedOp that are stored on the block are deleted (a SymbolBlock
+    keeps its graph).
     """
     block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
@@ -281,7 +282,10 @@ def is_summarized(block: Block) -> bool:
 
 
 def block_being_traced() -> Block | None:
-    """Return the block whose graph MXNet is tracing on this thread, the innermost one; None if no trace is running."""
+    """Return the block whose ``_get_graph`` (MXNet's trace) runs on this thread; None if no trace is running.
+
+    Of nested traces, the innermost one counts. In a trace of mxmp's own it is a copy of the block (``copied``).
+    """
     return next((frame.f_locals["self"] for frame in _frames() if frame.f_code.co_name == "_get_graph"), None)
 
 
@@ -326,8 +330,9 @@ def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
 
 
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
-    """Make MXNet call ``callback(name, operator, array handle)`` for each output of each node that ``op`` runs.
+    """Make MXNet call ``callback(name, operator, handle)`` for each output of each node that ``op`` runs.
 
+    ``name`` and ``operator`` are bytes. ``callback`` must free the array: ``NDArray(NDArrayHandle(handle))`` does.
     With ``monitor_all`` it is called for the nodes' inputs too. From then on only the calling thread may run ``op``:
     ``silence_removed`` relies on that to replace the callback when it is not running. Call ``remove_op_hook`` before
     the last reference to ``op`` is dropped.
@@ -458,7 +463,8 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
     A loss head writes its own gradient, so a block that ends in one does not read the head gradient of that output.
     Python cannot see the operators inside a ``_CachedOp`` node of a recorded graph; but MXNet's gradient pass
     (``MXGradient``) tells which arrays the node's backward reads. If the pass fails, as for a graph with an output that
-    has no gradient, it runs on a copy of the graph that is cut off at the node's inputs.
+    has no gradient, it runs on a copy of the graph that is cut off at the node's inputs. Raises ``MXNetError`` if it
+    fails there too.
 
     Parameters
     ----------
@@ -487,9 +493,9 @@ def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False)
     """Return for each output of the ``_CachedOp`` called ``node`` whether the node's backward reads its head gradient.
 
     The result maps the output's name to True or False; it is empty if the answer cannot be found out (see
-    ``outputs_of_cached_ops``). ``recorded`` is the graph that autograd recorded. ``cut=True`` replaces the node's
-    inputs in ``recorded`` by variables, so that MXNet's gradient pass sees this node only. Raises ``MXNetError`` if the
-    pass fails.
+    ``outputs_of_cached_ops``). ``recorded`` is the graph that autograd recorded. With ``cut=True`` it must be a copy:
+    the node's inputs in it are replaced by variables, so that MXNet's gradient pass sees this node only. Raises
+    ``MXNetError`` if the pass fails.
     """
     inner = recorded.get_internals()
     outputs = {name: i for i, name in enumerate(inner.list_outputs()) if name.startswith(f"{node}_")}
@@ -513,8 +519,8 @@ def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False)
 def _cut_off_inputs(block: mx.sym.Symbol) -> None:
     """Replace all inputs of one node of a graph by new variables, in place, so that the node is a graph of its own.
 
-    ``block`` is the Symbol of the node's outputs. It alone must have the attribute ``__subgraph_name__``, by which
-    MXNet finds where to cut.
+    ``block`` is the Symbol of the node's outputs. The caller has set the node's attribute ``__subgraph_name__`` to a
+    value that no other node has; MXNet cuts around it.
     """
     inputs, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_int()
     check_call(_LIB.MXSymbolCutSubgraph(block.handle, ctypes.byref(inputs), ctypes.byref(count)))

@@ -235,8 +235,8 @@ def _is_due(param: Parameter, weight: NDArray) -> bool:
 def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) -> None:
     """Raise ``RuntimeError`` if a backward without the loss scale wrote a gradient of ``params`` that is not all zeros.
 
-    The step would divide that gradient by ``loss_scale``, which it does not contain. Waits for the device only if there
-    was such a backward, to read the gradient.
+    The step would divide that gradient by the loss scale, which it does not contain; ``loss_scale`` is for the message.
+    Waits for the device only if there was such a backward, to read the gradient.
     """
     for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():

@@ -120,7 +120,8 @@ def with_names_of(net: Block, plan: Plan) -> Plan:
     """Return ``plan``, which was made for a net that the same code built, with the names of the operators in ``net``.
 
     Gluon numbers blocks through a process, so the same layer may be ``dense0`` where the plan was made and ``dense2``
-    here. The plan is returned unchanged if it lists more or fewer blocks than ``net`` has, or two would get one name.
+    here. The plan is returned unchanged if it lists more or fewer blocks than ``net`` has, or if two blocks, or two
+    operators, would get one name.
     """
     outermost = net
     while not isinstance(outermost, HybridBlock) and len(_mxnet.children(outermost)) == 1:

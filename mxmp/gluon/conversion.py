@@ -58,7 +58,7 @@ class NetConversion(Conversion):
     Raises
     ------
     ValueError
-        A parameter is float16 or bfloat16, or the devices of the parameters cannot run the policy or plan.
+        A parameter is float16 or bfloat16, or MXNet, or a parameter's device, cannot run the policy or plan.
 
     Attributes
     ----------
@@ -87,7 +87,8 @@ class NetConversion(Conversion):
     def _check_parameters(self, net: Block) -> None:
         """Raise ``ValueError`` if a parameter is float16 or bfloat16, or its device cannot run the policy or plan.
 
-        The policy's ``low_ops`` and ``full_ops`` are checked even if no parameter has a device yet.
+        Also if the policy's ``low_ops`` or ``full_ops`` has an operator that MXNet lacks, or ``low_ops`` one that
+        cannot run in low precision.
         """
         params = list(net.collect_params().values())
         _check_dtypes(params)
@@ -103,9 +104,9 @@ class NetConversion(Conversion):
     def _await_first_graphs(self) -> None:
         """Prepare the checks that are made as each root builds its next graph.
 
-        They are: whether a Plan is of this net, and whether any operator computes in low precision. A root is a block
-        that runs as a graph and is called from Python code. Called when the net is converted, and when ``exclude`` has
-        changed the policy.
+        They are: whether a Plan is of this net, and whether any operator computes in low precision; not whether the
+        patterns of ``exclude`` match. A root is a block that runs as a graph and is called from Python code. Called
+        when the net is converted, and when ``exclude`` has changed the policy.
         """
         self._waiting = set(self._roots)
         self._any_low = False
@@ -139,7 +140,8 @@ class NetConversion(Conversion):
         """Warn, once per conversion, if a graph computes in float16 and MXNet's own Trainer trains its parameters.
 
         That Trainer does not scale the loss, so small gradients become zero. To be called whenever autograd records a
-        call of the graph, with its plan and with the parameters that it reads, each with its ``grad_req``.
+        call of the graph. ``plan`` is the graph's; ``requested`` has its parameters, each with its ``grad_req``; only
+        the Trainer of the first whose ``grad_req`` is not ``"null"`` is examined.
         """
         if self._warned or self.policy.compute != "float16":
             return
@@ -249,8 +251,10 @@ class NetConversion(Conversion):
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one graph, which may read parameters that another converted net has stored in float16.
 
-        The arguments are those of ``Conversion._decide``. Every operator that reads such a parameter here must compute
-        in float16, even if this net's policy stores parameters in FP32; otherwise raises ``ValueError``.
+        ``decided(how, undecided, low)`` returns the graph's plan under the Policy or Plan ``how``. ``low`` are the
+        names of the parameters that are stored in float16 already, by whichever net, ``undecided`` of those that may
+        be. Raises ``ValueError`` unless all operators that read a parameter of another net in ``low`` can compute in
+        float16 here; this net's policy may store parameters in FP32.
         """
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self.stored_low)}

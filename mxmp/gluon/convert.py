@@ -27,18 +27,18 @@ def convert(
     """Make ``net`` compute in low precision where that is safe, in place; return ``net``.
 
     Neither ``hybridize`` nor a forward is needed before. From then on the net runs as a graph, whether it is hybridized
-    or not; ``hybridize(...)`` may follow with any flags. Outputs are FP32. The Parameters stay the same objects, with
-    their names, sharing, ``lr_mult``, ``wd_mult`` and ``grad_req``. Converting again replaces the policy. Nets that
-    share blocks or Parameters may each be converted, with different policies. Does not wait for the device; graphs are
-    made in the first forward.
+    or not; ``hybridize(...)`` may follow with any flags but ``backend``. Outputs are FP32, unless the policy says
+    ``output="compute"``. The Parameters stay the same objects, with their names, sharing, ``lr_mult``, ``wd_mult`` and
+    ``grad_req``. Converting again replaces the policy. Nets that share blocks or Parameters may each be converted, with
+    different policies. Does not wait for the device; graphs are made in the first forward.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
         A HybridBlock, a SymbolBlock, or any other Block, in which the outermost HybridBlocks are converted.
     policy : str, Policy or Plan
-        A recipe (``print(Policy.recipes())`` lists them), a policy string such as ``"float16,norm=compute"``, a Policy,
-        a Plan of this net (``mxmp.tune``), or the path of a saved Plan (``"plan.json"``).
+        A recipe (``print(Policy.recipes())`` lists them), a policy string (``"float16,norm=compute"``, see
+        ``Policy.parse``), a Policy, a Plan of this net (``mxmp.tune``), or the path of a saved Plan (``"plan.json"``).
     exclude : iterable of str, or callable
         Patterns such as ``"*head*"``: the operators and blocks whose names match stay in FP32, besides those that the
         policy excludes. A block of a user's own class runs as Python code if a pattern that does not end in ``*``

@@ -114,8 +114,8 @@ class Hook:
         """Build the graph for this kind of call if it is missing, run it on ``args``, and return its output.
 
         Replaces MXNet's ``_call_cached_op``, which ``HybridBlock.forward`` calls in a hybridized block. Raises
-        ``ValueError`` if ``hybridize`` got a backend, an argument is neither array nor None nor a list of them, an
-        array is in the shared or pinned memory of a DataLoader, or the block cannot be traced.
+        ``ValueError`` if ``hybridize`` got a backend, an argument is neither array nor None nor a list of them, the
+        block has parameters and an array is in shared or pinned memory, or the block cannot be traced.
         """
         block, conversion = self._block, self.conversion
         if _mxnet.backend(block):
@@ -220,7 +220,7 @@ class Hook:
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:
-    """Raise ``ValueError`` if one of ``arrays``, the block's inputs, is in the shared or pinned memory of a DataLoader.
+    """Raise ``ValueError`` if ``block`` has parameters, and one of its inputs ``arrays`` is in shared or pinned memory.
 
     A DataLoader with workers or ``pin_memory`` leaves its batches there, and a graph with parameters takes inputs from
     the parameters' device only. MXNet would raise an error too, but would not say how to move the inputs.

@@ -115,7 +115,7 @@ class LowParameter(gluon.Parameter):
     def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
         """Record the Trainer that will update this Parameter; MXNet calls this whenever a Trainer is made over it.
 
-        Raises ``TypeError`` for any Trainer but an mxmp.Trainer, which alone updates the masters.
+        Raises ``TypeError`` for any Trainer but an mxmp.Trainer, which alone updates the masters; None is accepted.
         """
         _check_trainer(self, trainer, self._low_dtype)
         super()._set_trainer(trainer)
@@ -240,7 +240,10 @@ def is_scaling(trainer: Any) -> bool:
 
 
 def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:
-    """Raise ``TypeError`` unless ``trainer`` is an mxmp.Trainer or None, as it would not update the FP32 master."""
+    """Raise ``TypeError`` unless ``trainer`` is an mxmp.Trainer or None: no other updates FP32 masters.
+
+    ``param`` and ``dtype`` are for the message.
+    """
     if trainer is not None and not is_scaling(trainer):
         raise TypeError(
             f"Parameter {param.name!r} is stored in {dtype} with an FP32 master, which a "

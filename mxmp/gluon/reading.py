@@ -20,13 +20,14 @@ __all__ = ["called_graphs", "converted_graphs", "policy_of", "unconverted_blocks
 def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
     """Return each FP32 graph that a converted net runs in low precision, with its plan. For ``mxmp.explain``.
 
-    If the net has built no graph yet, it is called with ``inputs`` (arrays) first. There is one graph for each block
-    that Python code calls and each kind of its calls so far (training or inference, device, nesting of the arguments).
+    If it was not called since ``convert``, ``hybridize`` or ``cast``, it has no graph, and is called with ``inputs``
+    (arrays) first, in the caller's mode. There is one graph for each block that Python code calls and each kind of its
+    calls so far (training or inference, device, nesting of the arguments).
 
     Raises
     ------
     ValueError
-        The net is not converted; or it was never called, and ``inputs`` is empty.
+        The net is not converted; or it has no graph, and ``inputs`` is empty or the call runs none.
     """
     if not any(hooks(net)):
         raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first, or explain a Symbol")
@@ -73,9 +74,9 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     """Return the FP32 graphs that ``net(*inputs)`` runs in inference, with the shapes and dtypes of their variables.
 
     ``inputs`` are arrays, shapes such as ``(1, 3, 224, 224)``, None or lists of these. The net need be neither
-    converted nor hybridized, and stays as it is. If the whole net is one graph, it is only traced, and no operator
-    runs. Otherwise the net is called once, and each outermost HybridBlock that can run as a graph is traced with its
-    arguments.
+    converted nor hybridized. If the whole net is one graph, it is only traced: it stays as it is, and no operator runs.
+    Otherwise the net is called once, which initializes Parameters that wait for their shape, and each call of an
+    outermost HybridBlock that can run as a graph gives one graph.
 
     Raises
     ------

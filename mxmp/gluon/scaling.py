@@ -223,10 +223,10 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
 
 
 def remember_converted_call(out: NDArray) -> None:
-    """Remember that a converted block has returned ``out``, so that ``refuse_hidden_heads`` does not look at this call.
+    """Remember the call of a converted block that has returned ``out``, so that ``refuse_hidden_heads`` ignores it.
 
-    The loss heads of a converted block take the loss scale, so they are no error. Does nothing if ``out`` was not
-    recorded.
+    Any one of the block's outputs will do. The loss heads of a converted block take the loss scale, so they are no
+    error. Does nothing if ``out`` was not recorded.
     """
     _remember(_converted_calls, out, None)
 

@@ -501,10 +501,10 @@ class Trainer(StepView, gluon.Trainer):
             share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
 
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
-        """Return the ``Weight`` (arrays and FP32 masters) of each of ``params``, in a dict by its key on the kvstore.
+        """Return the ``Weight`` (arrays, FP32 masters) of each of ``params``, by the kvstore's key of its FP32 arrays.
 
-        The key of an FP32 parameter is its index in the trainer. MXNet uses this key for the arrays, so the FP32 master
-        of a float16 parameter has a second key: the index plus the number of all parameters.
+        This is the parameter's index in the trainer if it is stored in FP32. For a float16 parameter, MXNet uses the
+        index for the float16 arrays, and the key of the masters is the index plus the number of all parameters.
         """
         weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
         return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}

@@ -117,10 +117,11 @@ class TrainedNet:
         loss : callable
             Takes the net's output and returns a loss or a list of losses. Must not be None here.
         loss_scale : float
-            Multiplies the loss and the gradients of loss heads.
+            Multiplies all gradients.
         note : callable
             Called with a name and an array: ``"the input"`` (or ``"input 0"``, ``"input 1"`` if there are several),
-            ``"the loss"``, ``"the gradient of the loss"``.
+            ``"the loss"`` (once per loss, not scaled), ``"the gradient of the loss"`` (once per output of the net,
+            scaled).
         """
         flat, structure = _mxnet.flatten(tuple(batch))
         flat = [array if array is None else array.detach() for array in flat]
@@ -190,8 +191,8 @@ class TrainedNet:
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if ``exclude`` cannot be used on this net.
 
-        That is so if several workers train, as each would exclude other operators, and if another net shares a block
-        with this one and was converted, or contains this one.
+        That is so if several workers train, as each would exclude other operators; or if a block of this net also
+        belongs to another converted net, unless that net is a part of this one.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
