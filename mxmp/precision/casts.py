@@ -47,7 +47,8 @@ FULL = "float32"
 class CastGraph:
     """A graph whose operators compute in the dtypes of a plan, with casts between them; ``insert_casts`` returns it.
 
-    The workarounds of ``mxmp.kernels`` then rewrite ``graph`` in place and add their entries to ``workarounds``.
+    The workarounds of ``mxmp.kernels`` then rewrite ``graph`` in place and add their entries to ``workarounds``. They
+    leave the other attributes as they are, so that a cast which they remove from ``graph`` is still in ``casts``.
 
     Attributes
     ----------
@@ -82,11 +83,12 @@ def insert_casts(planned: PlannedGraph) -> CastGraph:
     """Return a copy of an FP32 graph with a cast wherever the plan has an operator read another dtype than it gets.
 
     ``planned`` is the graph with its plan; it is not changed. Operators that read the same tensor in the same dtype
-    share a cast. The copy has the same arguments and auxiliary states, in the same order. Bodies of control flow get no
-    casts. Parameters that the plan stores in float16 are declared so. If the policy has ``output="float32"``, an output
-    of the graph in low precision is cast to FP32. The cast takes the name of its operator, ``"fc"``, and the operator
-    is renamed ``"fc_float16"``, so that the output is ``"fc_output"`` as before. Only the outputs of an operator that
-    has several may be renamed: ``"split_output0"`` to ``"split_output"``.
+    share a cast. The copy has the same arguments and auxiliary states, in the same order. Bodies of control flow are
+    not changed here, but by ``pipeline.emitted``. Parameters that the plan stores in float16 are declared so. If the
+    policy has ``output="float32"``, an output of the graph in low precision is cast to FP32. The cast takes the name of
+    its operator, ``"fc"``, and the operator is renamed by the compute dtype, ``"fc_bfloat16"``, so that the output is
+    ``"fc_output"`` as before. Only the outputs of an operator that has several may be renamed: ``"split_output0"`` to
+    ``"split_output"``.
     """
     return _Rewriter(planned).run()
 
@@ -105,9 +107,10 @@ def casts_to(node: Node, dtype: str) -> bool:
 
 
 def source_of(entry: Entry) -> Entry:
-    """Return the network's own tensor from which mxmp's inserted nodes computed ``entry``; for a cast, what it casts.
+    """Return the network's own tensor that inserted nodes pass on as ``entry``; for a cast, the tensor that it casts.
 
-    Returns ``entry`` itself if mxmp did not insert its node. An inserted node without inputs counts as the network's.
+    ``passed_on`` says which input a node with several passes on. Returns ``entry`` itself if mxmp did not insert its
+    node. An inserted node without inputs counts as the network's.
     """
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)
@@ -184,12 +187,12 @@ def _take_name(ours: Node, source: Node, suffix: str) -> None:
 
 
 def declare_full(graph: Graph) -> None:
-    """Declare as FP32, in place, each variable that has no declared dtype and reaches the network through casts alone.
+    """Declare as FP32, in place, each variable that has no declared dtype and that only inserted nodes read.
 
-    Such a variable is read by nodes that mxmp inserted, or by operators that only move the values of such variables
-    (``Rule.exact``) and are read so themselves. MXNet infers the dtype of a weight from the operator that reads it, but
-    not through a cast. Without the declaration (the attribute ``__dtype__``), ``bind`` fails if the caller gives dtypes
-    for some inputs only, as Module does.
+    An inserted node is, for example, a cast. Operators that only move values (``Rule.exact``) may stand in between: all
+    that they read are such variables, and all that read them are inserted nodes. MXNet infers the dtype of a weight
+    from the operator that reads it, but not through a cast. Without the declaration (the attribute ``__dtype__``),
+    ``bind`` fails if the caller gives dtypes for some inputs only, as Module does.
     """
     readers: dict[Node, set[Node]] = {}
     for entry, users in graph.consumers().items():

@@ -91,7 +91,8 @@ def decide(
         Names of parameters that are stored in float16 already, because another graph of the same network decided so.
         If the policy stores parameters in float16, the plan keeps them so, even if an operator here reads one in FP32.
     keep_output_names : bool
-        Keep an operator in FP32 if its second or a later output is a graph output, because a cast would rename that.
+        Keep an operator with several outputs in FP32 if one of them is a graph output, ``"split_output0"``, because a
+        cast would rename that. Kept even if the policy has ``output="compute"``, which casts no outputs.
     non_fp32 : mapping of str to str
         For the body of a loop or branch: the variables that hold an integer, float64 or sparse array, although the body
         does not declare it. Each name is mapped to the reason that the plan gives for not casting the variable.
@@ -217,8 +218,8 @@ def _decide_body(
 
     ``draft`` is that of the graph around the body; it knows which tensors that this graph passes into the body are
     no dense FP32 arrays. If ``fixed`` is not ``""``, it is the reason for which the whole body stays in FP32. Otherwise
-    the plan is that of ``decide``; ``decided`` has the given plan's decisions for the body, by the names in it, which
-    ``decide`` takes over. Parameters that the body reads are not stored in float16, but cast inside it.
+    the plan is that of ``decide``. ``decided`` is the part of ``decide``'s argument that is about the body, with names
+    as in the body. Parameters that the body reads are not stored in float16, but cast inside it.
     """
     non_fp32 = {v.name: draft.non_fp32[e.node] for v, e in body.outer.items() if e.node in draft.non_fp32}
     plan = decide(body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided)
@@ -299,9 +300,9 @@ class _Draft:
         - An operator that only moves the values of parameters computes in low precision if all that read its output do:
           rounding commutes with moving, and so the parameters can be stored in float16.
         - One that reads only tensors which are safe in both dtypes, such as a relu behind an FP32 BatchNorm, computes
-          in low precision if an operator that reads its output does, as that would round the output anyway; or if a
-          BatchNorm makes its input, or reads its output, whose one kernel on a GPU reads and returns float16. The first
-          of the two does not count for an output of the graph.
+          in low precision if an operator that reads its output does, as that would round the output anyway; if a
+          BatchNorm with a float16 kernel (see ``_norm_reads_float16``) reads its output; or, unless it makes a graph
+          output, if such a BatchNorm of float16 data makes one of its inputs, or an operator to which this applies.
 
         All others compute in FP32; with ``by_plan`` all do, because the other decisions are those of a plan
         (``decided``) that does not have these operators.
@@ -310,13 +311,14 @@ class _Draft:
         for entry, users in graph.consumers().items() if self._undecided or self._movers else ():
             readers.setdefault(entry.node, []).extend(users)
         heads = {entry.node for entry in graph.heads}
-        halved: set[Node] = set()
+        behind_norms: set[Node] = set()
         for node in self._undecided:
-            if node not in heads and any(entry.node in halved or self._halves(entry) for entry in node.inputs):
-                halved.add(node)
+            after_norm = (e.node in behind_norms or self._norm_returns_float16(e) for e in node.inputs)
+            if node not in heads and any(after_norm):
+                behind_norms.add(node)
         for node in reversed(list(self._undecided)):
-            wanted = (self.wants_low(*reader) or self._reads_halves(*reader) for reader in readers.get(node, ()))
-            if by_plan or not (node in halved or any(wanted)):
+            wanted = (self.wants_low(*reader) or self._norm_reads_float16(*reader) for reader in readers.get(node, ()))
+            if by_plan or not (node in behind_norms or any(wanted)):
                 why = "it follows a normalization, and nothing that reads it computes in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
         for node in reversed(list(self._movers)):
@@ -324,16 +326,17 @@ class _Draft:
                 why = "it moves the values of parameters, and not all that read it compute in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
 
-    def _halves(self, entry: Entry) -> bool:
-        """Return whether a BatchNorm makes the tensor ``entry`` by one float16 kernel on a GPU, from float16 data."""
+    def _norm_returns_float16(self, entry: Entry) -> bool:
+        """Return whether a BatchNorm as in ``_norm_reads_float16`` makes ``entry``, and its data are in float16."""
         node = entry.node
-        return node in self._normalized and self._reads_halves(node, 0) and self._is_low(node.inputs[0])
+        return node in self._normalized and self._norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
 
-    def _reads_halves(self, node: Node, position: int) -> bool:
-        """Return whether ``node`` is a BatchNorm whose kernel on a GPU reads float16 at ``position``, as its data.
+    def _norm_reads_float16(self, node: Node, position: int) -> bool:
+        """Return whether a GPU has a float16 kernel for ``node``, an FP32 BatchNorm whose data are at ``position``.
 
-        This kernel computes in FP32; see ``mxmp.kernels.norms``. Where the policy has ``norm="float32"``, casts round
-        as the kernel would.
+        cuDNN's kernel reads and writes float16, but computes in FP32, so it gives what a cast to FP32, BatchNorm and a
+        cast to float16 give. Where the policy has ``norm="float32"``, the graph has these casts, and the result is True
+        too. It is False for ``norm="compute"`` and in bfloat16.
         """
         return (
             node in self._normalized
@@ -346,8 +349,9 @@ class _Draft:
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
         """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
 
-        The dtypes of the node's inputs are not considered. ``Kind.LOW`` and ``Kind.FOLLOW`` become ``Kind.FULL`` if the
-        device has no low-precision kernel, or one that is wrong or, unless ``slow_too``, slower than FP32's.
+        The dtypes of the node's inputs are not considered. ``Kind.NORM`` becomes ``Kind.FOLLOW`` for ``norm="compute"``
+        and else stays, in FP32. ``Kind.LOW`` and ``Kind.FOLLOW`` become ``Kind.FULL`` if the device has no
+        low-precision kernel, or one that is wrong or, unless ``slow_too``, slower than FP32's.
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
@@ -369,7 +373,7 @@ class _Draft:
         return kind, reason
 
     def _is_low(self, entry: Entry) -> bool:
-        """Return whether a tensor is in low precision by the decisions so far, and ``settle`` will not change that."""
+        """Return whether ``entry`` is in low precision for certain; False for a variable, or if ``settle`` decides."""
         return entry.node not in self._undecided and entry.node not in self._movers and self._makes_low(entry)
 
     def _is_parameter(self, entry: Entry) -> bool:
@@ -380,8 +384,8 @@ class _Draft:
     def _may_be_either(self, entry: Entry) -> bool:
         """Return whether an operator may read this tensor in FP32 or in low precision, as ``settle`` decides later.
 
-        True in float16 for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, and for an
-        output of an operator for which ``settle`` decides.
+        True for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, and for an output of
+        an operator that follows only such tensors, for which ``settle`` decides. Always False in bfloat16.
         """
         if entry.node in self._normalized:
             return entry.index == 0
@@ -423,8 +427,8 @@ class _Draft:
         """Return why the outputs of ``node`` are no dense FP32 arrays, or ``""`` if they are.
 
         mxmp casts dense FP32 arrays only; integer, float64 and sparse arrays stay as they are. An operator without a
-        parameter ``dtype`` is taken to return arrays like those that it reads, apart from inputs in ``Rule.keep`` such
-        as indices. ``rule`` is the operator's rule, or None for a variable, which has its declared dtype.
+        parameter ``dtype`` is taken to return such an array if one of its inputs is one; inputs in ``Rule.keep``, such
+        as indices, do not count. ``rule`` is the operator's rule, or None for a variable, which has its declared dtype.
         """
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")

@@ -133,7 +133,7 @@ def _scales_inexactly(call: Call) -> bool:
 
 
 def _truncates_a_bound(call: Call) -> bool:
-    """Return whether the clip ``call`` has a bound that bfloat16 cannot hold exactly (``a_max=0.1``), or lacks a bound.
+    """Return whether the clip ``call`` has a bound that bfloat16 cannot hold exactly (``a_max=0.1``).
 
     MXNet's bfloat16 kernel would truncate such a bound.
     """
@@ -154,8 +154,8 @@ def _is_bfloat16(text: str) -> bool:
 def _doubles(attrs: Mapping[str, str]) -> bool:
     """Return whether an ``UpSampling`` with these attributes enlarges twofold, or one tensor 4, 8, 16, ... times.
 
-    It can then be computed twofold step by step. A step's gradients are sums of 4 terms, as exact in float16 as a sum
-    of 4 branches.
+    It can then be computed twofold step by step (``kernels.cuda.double_in_steps``), and no gradient is a float16 sum of
+    more than 4 terms.
     """
     scale = int(attrs["scale"])
     return scale == 2 or (scale > 2 and scale & (scale - 1) == 0 and attrs.get("num_args", "1") == "1")
@@ -199,7 +199,11 @@ _MANY_WEIGHTS, _FEW_ROWS = 1 << 23, 96
 
 
 def _has_few_rows(call: Call) -> bool:
-    """Return whether the FullyConnected ``call`` trains with fewer than 96 rows and has at least 2**23 weights."""
+    """Return whether the FullyConnected ``call`` trains with fewer than 96 rows and has at least 2**23 weights.
+
+    The rows are the batch; with ``flatten=False``, all axes of the data but the last. Returns False if the shape of the
+    data is not known.
+    """
     if not call.data_shape or not all(call.data_shape):
         return False
     flattens = is_true(call.attrs.get("flatten", "True"))

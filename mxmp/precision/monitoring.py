@@ -42,7 +42,8 @@ def network_names(graph: Graph, plan: Plan) -> dict[Node, str]:
 
     ``graph`` is the graph with casts that follows ``plan``. Inserted nodes, variables and the operators in bodies of
     control flow are not in the dict. An operator ``"fc"`` whose name an inserted cast has taken is called
-    ``"fc_float16"`` in ``graph``, and ``"fc"`` in the dict.
+    ``"fc_float16"`` in ``graph``, and ``"fc"`` in the dict. Two operators named ``"fc"`` both have ``"fc"`` there,
+    although the plan calls the second ``"fc:1"``.
     """
     names = {}
     for node in graph.nodes():
@@ -82,7 +83,8 @@ class Place(NamedTuple):
     what : {"output", "gradient", "input"}
         Whether the tensor is an output of the node, the gradient of one of its inputs, or an input.
     number : int or None
-        The position of that output or input, from 0; None for an input whose position is not known, ``"fc_bias"``.
+        The position of that output or input, from 0. For ``"input"``, it is 0 for the names ``data``, ``lhs`` and
+        ``input0``, 1 for ``weight``, ``rhs`` and ``input1``, and None for any other, as in ``"fc_bias"``.
     suffix : str
         What follows the node's name and an underscore: ``"output"`` in ``"fc_output"``.
     """
@@ -155,8 +157,9 @@ class NetworkView:
     def translated(self, callback: Callable) -> Callable:
         """Return a function to register with MXNet as the monitor callback in place of a user's ``callback``.
 
-        It calls ``callback`` with names of the FP32 network, and with FP32 in place of float16 and bfloat16 values. A
-        tensor of an inserted node is left out, or reported in place of the network's (see ``_read_change``).
+        It calls ``callback`` as MXNet does, with ``(name, op, handle)`` in Gluon, ``(name, handle)`` for an executor.
+        Names and types are those of the FP32 network, and float16 and bfloat16 values are in FP32. A tensor of an
+        inserted node is left out, or reported in place of the network's (see ``_read_change``).
         """
 
         def report(name: bytes, *op_and_handle: Any) -> None:
@@ -255,10 +258,11 @@ def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
 
 @lru_cache(maxsize=None)
 def _input_names(op: str, attrs: frozenset[tuple[str, str]]) -> list[str]:
-    """Return the names of an operator's inputs, such as ``["data", "gamma", "beta"]``, as MXNet declares them.
+    """Return the names of an operator's inputs, auxiliary states too, as MXNet declares them.
 
-    ``op`` and ``attrs`` are the operator's name and its parameters, as in Symbol JSON. Returns ``[]`` for an operator
-    that is neither in ``mx.sym`` nor in ``mx.sym.contrib``.
+    For a BatchNorm they are ``["data", "gamma", "beta", "moving_mean", "moving_var"]``. ``op`` and ``attrs`` are the
+    operator's name and its parameters, as in Symbol JSON. Returns ``[]`` for an operator that is neither in ``mx.sym``
+    nor in ``mx.sym.contrib``.
     """
     home, name = (mx.sym.contrib, op[len("_contrib_") :]) if op.startswith("_contrib_") else (mx.sym, op)
     if not hasattr(home, name):
@@ -285,7 +289,7 @@ def _changes(entry: Entry) -> Iterator[Node]:
     """Yield the inserted nodes that change values or shapes on the way from the network's own tensor to ``entry``.
 
     If ``entry`` is what a convolution reads, the Pad that mxmp inserted in front of it is such a node. The node nearest
-    to ``entry`` comes first. Casts, which only round, and copies are left out.
+    to ``entry`` comes first. Nodes of an operator in ``_COPIES``, such as Cast or ``_copy``, are left out.
     """
     while is_ours(entry.node) and entry.node.inputs:
         if entry.node.op not in _COPIES:

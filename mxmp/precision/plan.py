@@ -263,9 +263,10 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
     Parameters
     ----------
     policy : str, os.PathLike, Policy or Plan
-        A recipe's name, a policy string, the path of a file that ``Plan.save`` wrote, or a Policy or Plan itself. A
-        string that ends in ``.json`` is a path, unless its first word, up to a comma or ``=``, is the name of a recipe
-        or a field of Policy. For a plan, the first value returned is the plan's policy.
+        A recipe's name or other text for ``Policy.parse``, such as ``"float16-fast,exclude=*head*"``; the path of a
+        file that ``Plan.save`` wrote; or a Policy or Plan itself. A string that ends in ``.json`` is a path, unless its
+        first word, up to a comma or ``=``, is the name of a recipe or a field of Policy. For a plan, the first value
+        returned is the plan's policy.
     exclude : iterable of str
         Patterns to add to ``exclude`` of the policy.
 
@@ -401,10 +402,10 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
 def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
     """Return patterns that match, after the blocks were renamed, just what ``pattern`` matched before.
 
-    This is one pattern, ``pattern`` with the new prefix of its block, if that matches just these. Otherwise it is the
-    list of the new names of all blocks and nodes that ``pattern`` matched. ``pattern``, one of ``Policy.exclude``,
-    matches old names; ``names`` are those of all blocks and nodes. ``rename`` returns the new name of a node for its
-    old one.
+    This is one pattern, if that matches just these: ``pattern`` itself (``"*head*"``), or with the new prefix where it
+    begins with the prefix of a block (``"net0_*"``). Otherwise it is the list of the new names of all blocks and nodes
+    that ``pattern``, one of ``Policy.exclude``, matched. ``names`` are the old names of all blocks and nodes; for a
+    ``name``, ``rename(name + "_")`` returns the new one, with the underscore.
     """
     new = re.sub("_$", "", rename(pattern + "_"))
     before, after = pattern_of(pattern), pattern_of(new)
