@@ -126,9 +126,9 @@ class Monitored:
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
         """Let the executor call ``callback`` with the outputs and gradients of the user's operators, as FP32 arrays.
 
-        It is not called for operators that mxmp inserted. ``callback(name, handle)`` gets the name of a tensor in the
-        FP32 Symbol, such as ``"fc_output"``, and the handle of its array, as in MXNet. With ``monitor_all`` it is
-        called with the operators' inputs too.
+        It is not called for operators that mxmp inserted. ``callback(name, handle)`` gets the name that MXNet's monitor
+        gives the tensor in the FP32 Symbol, such as ``"fc_output"`` or ``"fc_backward_output0"``, and the handle of its
+        array. Gradients are multiplied by the loss scale. With ``monitor_all`` it is called with the inputs too.
         """
         view = NetworkView(symbol_of(self._executor), self._plan)
         self._executor.set_monitor_callback(view.translated(callback), monitor_all)
@@ -180,8 +180,7 @@ def copy_with_callback(executor: mx.executor.Executor, callback: Callable) -> mx
 
     MXNet calls it as ``callback(name, handle)``. MXNet cannot remove a callback from an executor, and an executor with
     a callback runs operator by operator, which is slow. So a second executor gets it, and ``executor`` can take its
-    place again later. Both share all arrays: arguments, gradients, auxiliary states and memory for intermediate
-    tensors.
+    place again later. Both share all memory: a forward of one may overwrite the outputs of the other.
     """
     made = executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})
     made.__class__ = _MonitoredExecutor

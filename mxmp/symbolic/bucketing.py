@@ -20,8 +20,8 @@ __all__ = ["BucketingModule"]
 class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     """``mx.mod.BucketingModule`` in mixed precision: the same constructor and methods, with three more keywords.
 
-    All buckets share the parameters, the master weights, the loss scale and the counters of steps. The default bucket's
-    graph decides which parameters are stored in float16.
+    All buckets share the parameters, the master weights, the loss scale and the counters of steps. The default bucket
+    must have all parameters, as in MXNet; its graph decides which of them are stored in float16.
 
     Parameters
     ----------
@@ -33,8 +33,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         Plan of the default bucket's Symbol, or the path of a saved Plan. In another bucket, a Plan decides for the
         operators that have the same name and type in the default bucket, and the rules decide for all others.
     exclude : iterable of str
-        Patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, such as ``["fc*"]``, besides the
-        policy's own. Must be empty with a Plan.
+        Patterns, as of ``fnmatch``, for names of operators to keep in FP32, besides the policy's own. ``["stage1"]``
+        keeps ``"stage1"`` and ``"stage1_conv0"``. Must be empty with a Plan.
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
         None is no loss scaling. A scaler is an object such as ``mxmp.DynamicLossScaler(init_scale=1024)``.
@@ -113,9 +113,9 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         """Save the FP32 parameters, and the FP32 Symbol of each bucket that was used, as MXNet's method does.
 
         For epoch 1 and a bucket with the key 10 the files are ``PREFIX-0001.params``, ``PREFIX-10-symbol.json`` and
-        ``PREFIX.buckets``, a list of the keys, which must be whole numbers. Each appears completely or not at all.
-        ``remove_amp_cast`` leaves out operators ``amp_cast`` of the user's own Symbols. Waits for the device. Raises
-        ``OSError``, which names the file, if one cannot be written.
+        ``PREFIX.buckets``, an int32 NDArray of the keys. Each appears completely or not at all. ``remove_amp_cast``
+        leaves out operators ``amp_cast`` of the user's own Symbols. Waits for the device. Raises ``OSError``, which
+        names the file, if one cannot be written, and ``TypeError``, after all other files, for a key such as ``"a"``.
         """
         self.save_params(f"{prefix}-{epoch:04d}.params")
         for key in self._buckets:
@@ -145,7 +145,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
 
     @property
     def modules(self) -> dict[Any, Module]:
-        """Return a new dict from the key of every bucket that was used so far to the bucket's module."""
+        """Return a new dict from bucket key to module: the default from ``bind`` or ``load`` on, others once used."""
         return dict(self._buckets)
 
     def _default_module(self) -> Module:

@@ -37,8 +37,8 @@ def cast_symbol(
         A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
         Plan that was made for ``sym``, or the path of a saved Plan.
     exclude : iterable of str
-        Patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, such as ``["fc*"]``, besides the
-        policy's own. A warning names those that match nothing. Must be empty with a Plan.
+        Patterns, as of ``fnmatch``, for names of operators to keep in FP32, besides the policy's own. ``["stage1"]``
+        keeps ``"stage1"`` and ``"stage1_conv0"``. A warning names those that match nothing. Must be empty with a Plan.
     ctx : mxnet.Context, optional
         The device that will run the Symbol (default: the current context). On a CPU float16 is emulated, on a GPU
         native.
@@ -66,7 +66,7 @@ def cast_symbol(
 
 
 def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
-    """Warn of patterns of ``exclude`` in the plan's policy that match no operator and no block, if there are any.
+    """Warn of patterns of ``exclude`` in the plan's policy that match no node of the graph, if there are any.
 
     ``stacklevel`` is that of ``warnings.warn``: it selects the caller whose line the warning shows.
     """

@@ -148,8 +148,8 @@ def _check_references(entries: list, count: int) -> None:
     """Raise ``ValueError`` unless each entry is a list of whole numbers from 0, the first of them below ``count``.
 
     In Symbol JSON such an entry, for example ``[3, 0, 0]``, is an input of a node or an output of the graph, and its
-    first number that of the node that makes it. ``count`` is the number of nodes in front of the reader; for an output,
-    of all.
+    first number that of the node that makes it. ``count`` is the number of nodes before the node that has this input;
+    for an output, of all.
     """
     for entry in entries:
         places = entry if isinstance(entry, list) and entry else [-1]

@@ -90,9 +90,9 @@ class Core:
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return the Symbol with casts that executors are to run for an FP32 Symbol, and the plan that it follows.
 
-        The first call, and the first after ``conversion.exclude``, decides which parameters are stored in float16. All
-        others, for other buckets, keep that; parameters that the first Symbol did not have are stored in FP32. The very
-        first call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
+        The first call decides which parameters are stored in float16, and calls for other buckets keep that, until
+        ``conversion.exclude``, by which ``guard`` moves operators to FP32: the next call decides anew. The very first
+        call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
         Parameters
         ----------
@@ -106,7 +106,8 @@ class Core:
             If True and the Symbol has loss heads, the returned Symbol has one more argument, ``heads.SCALE_NAME``, by
             which the gradients of the loss heads are multiplied.
         grad_req : mapping of str to str
-            The requested gradient, ``"write"``, ``"add"`` or ``"null"``, of each parameter; empty if not known.
+            From each parameter's name to ``"write"``, ``"add"`` or ``"null"``, for workarounds that depend on it. If
+            empty, the Symbol gets every workaround that one of the values would need.
         shapes : mapping of str to tuple
             The shapes of data and labels, by name.
 
@@ -114,7 +115,7 @@ class Core:
         ------
         ValueError
             The policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or a Plan is of another
-            device or, at the first call, of another Symbol.
+            device or Symbol (after the first call: has no operator of the Symbol).
         """
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(

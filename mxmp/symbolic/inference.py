@@ -38,7 +38,7 @@ class InferenceGraph:
         The user's FP32 Symbol.
     how : Policy or Plan
         A policy of bfloat16: the rules decide each operator's dtype in the folded graph, where more operators may be in
-        bfloat16 than in the module's plan. A Plan: the operators in it keep their dtypes.
+        bfloat16 than in the module's plan. A Plan: its operators keep their dtypes, the rules decide for all others.
     parameters : collection of str
         The names of the parameters and auxiliary states, in contrast to inputs.
     """
@@ -80,7 +80,7 @@ class InferenceGraph:
         )
 
     def _compute(self, params: Params) -> tuple[mx.sym.Symbol, Params]:
-        """Return the Symbol of the graph for inference, and its parameters, from the user's FP32 parameters."""
+        """Return the fused Symbol, and its parameters and running statistics by name, from those of the FP32 Symbol."""
         network = without_identities(strip(Graph.from_symbol(self._symbol)))
         graph, params = fold_constants(*fold_norms(network, params))
         graph, params = lower(graph, params, policy=self._policy, decided=self._decided)

@@ -53,8 +53,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
         Plan that was made for ``symbol``, or the path of a saved Plan.
     exclude : iterable of str
-        Patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, such as ``["fc*"]``, besides the
-        policy's own. Must be empty with a Plan.
+        Patterns, as of ``fnmatch``, for names of operators to keep in FP32, besides the policy's own. ``["stage1"]``
+        keeps ``"stage1"`` and ``"stage1_conv0"``. Must be empty with a Plan.
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
         None is no loss scaling. A scaler is an object such as ``mxmp.DynamicLossScaler(init_scale=1024)``. The loss
@@ -161,7 +161,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Bind executors of the FP32 Symbol with casts; the arguments are those of ``mx.mod.Module.bind``.
 
         Sets ``plan``. The first ``bind`` decides which parameters are stored in float16. It warns if no operator
-        computes in low precision, or if a pattern of ``exclude`` matches nothing.
+        computes in low precision, or if a pattern of ``exclude`` matches nothing. The policy, loss scale and master
+        weights of a ``shared_module`` replace this module's own.
 
         Raises
         ------
@@ -487,7 +488,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         RuntimeError
             ``bind``, ``init_params`` or ``init_optimizer`` was not called.
         FloatingPointError
-            Several steps in a row overflowed at the lowest loss scale; names the parameters.
+            The third overflow in a row at a loss scale that cannot fall (lowest, fixed or None); names the parameters.
         """
         _require(self, optimizer=True)
         group, kvstore = self._exec_group, self._kvstore
@@ -553,9 +554,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def save_optimizer_states(self, fname: str) -> None:
         """Save optimizer states, master weights, the loss scale and the counters of steps in one file.
 
-        A run that is resumed with ``load_optimizer_states`` continues bit for bit. The file appears completely or not
-        at all. Waits for the device. Raises ``RuntimeError`` before ``init_optimizer``, ``OSError`` if the file cannot
-        be written.
+        A run on one device continues bit for bit from this file and the parameters of ``save_checkpoint``. The file
+        appears completely or not at all. Waits for the device. Raises ``RuntimeError`` before ``init_optimizer``,
+        ``OSError`` if the file cannot be written.
         """
         _require(self, optimizer=True)
         states.save(fname, self.scaled_step, self._updater, self.core.weights(self.arrays()))
@@ -563,19 +564,20 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def load_optimizer_states(self, fname: str) -> None:
         """Load a file of ``save_optimizer_states``, or of the same method of ``mx.mod.Module``.
 
-        The number of devices may differ from that of the saved run. Optimizer states, master weights (of the parameters
-        that are stored in float16), counters and the loss scale are set to those of the file; MXNet's file has
-        optimizer states only. The learning rate, its schedule, the weight decay and the other arguments of the
-        optimizer stay those that ``init_optimizer`` got, as in MXNet. A schedule with the same settings as the saved
-        one continues where that one ended; any other begins at the next update, with the optimizer's
-        ``begin_num_update``.
+        The number of devices may differ from that of the saved run. Optimizer states and update counts (Adam's ``t``),
+        master weights (of parameters that both runs store in float16), counters of steps and the loss scale (for a
+        scaler of the same class) are set to those of the file; MXNet's file has optimizer states only. The learning
+        rate, its schedule, the weight decay and the other arguments of the optimizer stay those that ``init_optimizer``
+        got, as in MXNet. A schedule with the same settings as the saved one continues where that one ended; any other
+        starts at the next update, as in a new run.
 
         Raises
         ------
         RuntimeError
             ``bind``, ``init_params`` or ``init_optimizer`` was not called.
         ValueError
-            The file is damaged, or was saved with other parameters or another optimizer; nothing has changed.
+            The file is damaged, or is of other parameters (compared by number and shape), another optimizer, or
+            one with other states (SGD without momentum); nothing has changed.
         OSError
             The file cannot be read.
         """

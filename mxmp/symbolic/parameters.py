@@ -33,7 +33,7 @@ def check_parameters(
 
     Names are always checked. Shapes are compared with those that MXNet infers from ``shapes``. If that is empty, the
     first input is tried with one to five axes, and sizes that depend on the input may be any. The result is False if
-    the Symbol accepts none of these input shapes, for example because it takes images of one size only.
+    the Symbol accepts neither ``shapes`` nor any trial, for example because it takes images of one size only.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[s
 
 
 def _parameter_names(symbol: mx.sym.Symbol) -> Iterator[str]:
-    """Yield the names of the variables that an operator reads as a weight, bias, gamma or the like, not as data.
+    """Yield the names of variables that operators read not as data, but as weight, gamma, moving_mean or the like.
 
     A checkpoint must have these; a variable that it lacks is otherwise taken for an input. Names may be repeated.
     """
@@ -172,12 +172,11 @@ def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
 
     ``sizes``, from ``_expected_sizes``, maps a parameter's name to one pair of sizes per axis, inferred from two input
     shapes. If the two are equal, the saved size must be that number. Otherwise it depends on the input and may be any,
-    but the same on all axes with the same pair. ``saved`` has the shapes in the checkpoint.
+    but the same in all parameters that have this pair. ``saved`` has the shapes in the checkpoint.
     """
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():
         shape = saved[name]
-        # A size that depends on the inputs is any, but the same in all axes with the same pair.
         expected = [size[0] if size[0] == size[1] else known.get(size, 0) for size in axes]
         if len(shape) != len(axes) or any(want not in (0, got) for want, got in zip(expected, shape)):
             wanted = ", ".join(str(size or "any") for size in expected)

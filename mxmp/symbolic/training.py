@@ -108,7 +108,7 @@ class TrainedModule:
             Multiplies the gradients that loss heads write. The backward of all other outputs starts from a gradient in
             which every element is this number.
         note : callable
-            Called with the name and the array of each input and label, before the forward.
+            Called before the forward with the name and the array, of the whole batch, of each input and label.
         """
         (data,), module = batch, self._module
         for names, arrays in ((module.data_names, data.data), (module.label_names, data.label)):
@@ -119,7 +119,7 @@ class TrainedModule:
         _mxnet.group(module).backward([mx.nd.ones_like(out) * loss_scale for out in module.get_outputs()])
 
     def graphs(self, place: mx.executor.Executor) -> Iterator[GraphRun]:
-        """Yield a ``GraphRun`` for the one graph of the executor ``place``; nothing before ``bind``.
+        """Yield a ``GraphRun`` for the one graph of the executor ``place``.
 
         It has the Symbol with casts, the plan by which that was made, and which variables have a gradient.
         """
@@ -134,9 +134,10 @@ class TrainedModule:
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Call listeners with the outputs and gradients of all operators in training, until ``stop_listening``.
 
-        ``listener_at(executor)`` returns the listener of one of the current bucket's executors; it is called as
-        ``listener(name, array)``, and not in inference. An executor without a listener is replaced by a second one, of
-        the same graph and arrays, that has a callback and runs operator by operator.
+        ``listener_at(executor)`` returns the listener of one of the current bucket's executors. It is called as
+        ``listener(name, array)`` with what MXNet's monitor reports of the Symbol with casts: tensors of casts too, in
+        their own dtype, and gradients multiplied by the loss scale. An executor without a listener is replaced by a
+        second one, of the same graph and arrays, that has a callback and runs operator by operator.
         """
         module, execs = self._module, _mxnet.group(self._module).execs
         twins = module.core.listening_executors
@@ -180,10 +181,10 @@ class TrainedModule:
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep operators in FP32 from the next forward on, in all buckets. Call it between two steps.
 
-        ``nodes`` are the names of these operators in the FP32 Symbol; they are added to the policy's ``exclude``. All
-        buckets are bound again with that policy; parameters, master weights, auxiliary states, optimizer states and
-        outputs keep their values, gradients do not. The user must install the ``mx.mon.Monitor`` of a ``Module`` again;
-        that of a ``BucketingModule`` is installed again here.
+        ``nodes`` are the names of these operators in the FP32 Symbol; they are added to the policy's ``exclude``, which
+        also overrules a Plan. All buckets are bound again with that policy; parameters, master weights, auxiliary
+        states, optimizer states and outputs keep their values, gradients do not. The user must install the
+        ``mx.mon.Monitor`` of a ``Module`` again; that of a ``BucketingModule`` is installed again here.
         """
         target = self._target
         modules = list(target.modules.values()) if isinstance(target, BucketingModule) else [target]
