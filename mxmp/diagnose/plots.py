@@ -223,8 +223,8 @@ def _edges(form: Format) -> dict[int, str]:
 def _exponent_range(histograms: Sequence[Histogram], form: Format) -> tuple[int, int]:
     """Return the range of exponents on the x axis of ``plot_histograms``: the lowest, and one more than the highest.
 
-    It has all exponents that occur in the histograms; for float16 also all exponents of the format, and two more at
-    each end. bfloat16 has nearly all exponents of FP32, most of which would stay empty.
+    It has all exponents that occur in the histograms; for float16 also -26 to 17, two more at each end than the format
+    has. For bfloat16, which has nearly all exponents of FP32, it is (-1, 1) if no exponent occurs.
     """
     found = [e for h in histograms for e in h.exponents()[h.counts > 0]]
     narrow = form.name == "float16"  # bfloat16's range is FP32's: only the exponents that occur are drawn

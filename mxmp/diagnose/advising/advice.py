@@ -69,7 +69,7 @@ class MatrixReport:
         What the operator computes in: ``"float16"`` or ``"float32"``, as the policy says, or ``"int8"`` for an operator
         of a quantized network.
     reason : str
-        Why the policy has the operator compute in float16 or FP32.
+        Why the operator computes in this dtype (also in ``"int8"``), in one line.
     depthwise : bool
         True for a convolution of several groups with one input channel each, which is no matrix for a Tensor Core.
     """
@@ -111,8 +111,8 @@ class MatrixReport:
     def paddings(self) -> tuple[Padding, ...]:
         """Return the dimensions whose sizes are no multiples of ``multiple``, each with the size to pad it to.
 
-        Less than 4 input channels of an ungrouped convolution of stride 2, as in a first layer, are padded to 4, for
-        which there are fast kernels. Empty for a depthwise convolution, which no padding brings to Tensor Cores.
+        Ungrouped convolutions of stride 2, as in a first layer, have fast kernels for 4 input channels: fewer are
+        padded to 4, and 4 are left out. Empty for a depthwise convolution, which no padding brings to Tensor Cores.
         """
         if self.depthwise:
             return ()
@@ -145,12 +145,12 @@ class Joinable:
     ----------
     names : tuple of str
         The names of the operators.
-    op : str
-        Their type, such as ``"FullyConnected"``.
+    op : {"FullyConnected", "Convolution", "dot"}
+        Their type.
     input : str
         The name of the operator or variable that they all read.
     outputs : int
-        How many outputs (of a FullyConnected) or channels the larger operator would have.
+        How many outputs (of a FullyConnected), channels or columns (of ``dot``) the larger operator would have.
     """
 
     names: tuple[str, ...]
@@ -180,7 +180,7 @@ class Advice:
         Names of operators that no figure counts, because their shapes do not follow from those of the inputs, or
         because mxmp does not know which matrix products they compute.
     unmatched : tuple of str
-        Patterns of ``exclude`` that match no operator.
+        Patterns of ``exclude``, of the policy and of ``advise``, that match no node and no block of the graphs.
     slowed_by : tuple of str
         Sentences on settings of this process that slow down what MXNet computes on a CPU, and what to set instead.
     """
@@ -215,7 +215,7 @@ class Advice:
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu) and not m.paddings])
 
     def share_of(self, matrices: Sequence[MatrixReport]) -> float:
-        """Return the share of all matrix FLOPs, 0 to 1, that the operators ``matrices`` have; 0 if there are none."""
+        """Return the share of the network's matrix FLOPs, 0 to 1, that ``matrices`` have; 0 if the network has none."""
         return sum(m.flops for m in matrices) / self.flops if self.flops else 0.0
 
     def __str__(self) -> str:
@@ -307,7 +307,8 @@ class Advice:
 def _shape(gemms: Sequence[Gemm]) -> str:
     """Return a text for the Gemm with the most FLOPs: how many products it stands for, and their M, N and K.
 
-    For example ``"96 of 128 x 128 x 64 and 1 more"``, where the operator has one more Gemm (products of another shape).
+    For example ``"96 of 128 x 128 x 64 and 1 more"``, where the operator has one more Gemm (products of another shape);
+    ``"-"`` without a Gemm.
     """
     first = max(gemms, key=lambda gemm: gemm.flops, default=None)
     if first is None:

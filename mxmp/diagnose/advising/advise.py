@@ -43,7 +43,7 @@ def advise(
     Parameters
     ----------
     target : Block or Symbol
-        A net, converted or not, which stays as it is; or an FP32 Symbol.
+        A net, converted or not, which stays as it is; or a Symbol in FP32 or quantized to INT8.
     *inputs : NDArray or tuple of int
         For a net: the arrays that it is called with, or shapes of FP32 arrays. The net is only traced, unless a part of
         it runs as Python: then it is called once, in inference, and needs arrays with meaningful values, not shapes.
@@ -53,7 +53,8 @@ def advise(
     device : {"v100", "t4", "a100"}
         The GPU to advise on.
     exclude : iterable of str
-        Patterns of names of operators or blocks that stay in FP32, besides those of the policy. Not with a Plan.
+        Patterns, as of ``fnmatch``, for names of operators or blocks that stay in FP32, besides those of the policy.
+        Not with a Plan.
     **shapes : tuple of int
         For a Symbol: the shapes of its inputs, for example ``data=(32, 3, 224, 224)``.
 
@@ -67,8 +68,11 @@ def advise(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        The shapes do not fit the graph, or a net has no inputs; the device is not known; no GPU can follow the policy
-        (bfloat16); or the plan is of another graph, or given with ``exclude``.
+        A net has no inputs, or nothing in it runs as a graph; inputs or shapes do not fit ``target``; the policy or
+        device is not known; no GPU can follow the policy (bfloat16); or the plan is of another graph, or given with
+        ``exclude``.
+    OSError
+        The file of a Plan cannot be read.
     """
     gpu_named(device)
     called = _called_graphs(target, inputs, shapes)
@@ -180,8 +184,9 @@ _OWN = {"num_hidden", "num_filter", "no_bias"}
 def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
     """Yield each group of matrix operators that could be one larger operator, because they read the same tensor.
 
-    The operators of a group, at least two, are FullyConnected layers, ungrouped convolutions or ``dot``. Each has a
-    weight of its own; number of outputs and bias may differ, no other attribute. ``prefix`` is put before their names.
+    The operators of a group, at least two, are FullyConnected layers, ungrouped convolutions or ``dot``. The tensor is
+    the first input of each; the second is a variable that no other reads. Number of outputs and bias may differ, no
+    other attribute. ``prefix`` is put before their names.
     """
     groups: dict[tuple, list[ShapedNode]] = defaultdict(list)
     for shaped in nodes:

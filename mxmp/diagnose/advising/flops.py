@@ -121,7 +121,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Return the NumPy dtype for a name that ``dtype_name`` has returned, such as ``"float32"`` or ``"bfloat16"``."""
+    """Return the NumPy dtype with the name ``name``; for ``"bfloat16"`` MXNet's ``[("bfloat16", numpy.uint16)]``."""
     return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 

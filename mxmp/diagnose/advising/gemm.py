@@ -29,8 +29,8 @@ class Size(NamedTuple):
     """One dimension of a matrix operator whose size should be a multiple of 8, or of 16 in INT8, for Tensor Cores.
 
     ``what`` says which dimension, such as ``"output channels"``, and ``value`` is its size. ``or_else`` is a smaller
-    size for which there are fast kernels too: 4 for at most 4 input channels of a convolution of stride 2, as in a
-    first layer; otherwise 0, for none.
+    size for which there are fast kernels too: 4 for at most 4 input channels of an ungrouped convolution of stride 2,
+    as in a first layer; otherwise 0, for none.
     """
 
     what: str

@@ -43,7 +43,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     loss : callable, optional
         For a net, where it is required: takes what the net returns, and returns the loss, an NDArray or a list of them.
         Of this function only the loss and its gradient are examined, not the operators. Operators of the net that
-        compute a loss are examined like all others.
+        compute a loss are examined like all others; blocks of the net that run as Python are not.
     loss_scale : float, optional
         The loss scale of the replay. By default that of the last step if it was skipped, otherwise that of the next
         step.

@@ -90,7 +90,7 @@ class Recording:
                 self.note(weight.name, array)
 
     def note_gradients(self, gradients: Sequence[Gradient]) -> None:
-        """Record the gradients of the parameters, still multiplied by the loss scale, as ``"the gradient of NAME"``."""
+        """Record the gradient of each parameter on each device, under the name ``"the gradient of fc_weight"``."""
         for name, array in gradients:
             self.note(f"the gradient of {name}", array)
 

@@ -63,7 +63,8 @@ class Blame:
     where : {"nowhere", "input", "parameter", "forward", "loss", "backward", "update"}
         What kind of tensor it is. ``"forward"``: an output of an operator. ``"backward"``: the gradient that an
         operator sends back. ``"loss"``: the loss or its gradient, where the net does not compute the loss itself.
-        ``"update"``: the gradient of a parameter that overflowed as it was summed over devices or backwards.
+        ``"update"``: the gradient of a parameter that several calls of blocks read; the gradients of the calls are
+        finite, and their sum is not.
     name, op : str
         The operator and its type, such as ``"fc1"`` and ``"FullyConnected"``. Where ``where`` is neither ``"forward"``
         nor ``"backward"``, ``name`` is that of the tensor, and ``op`` is empty. Both are empty for ``"nowhere"``.
@@ -76,7 +77,8 @@ class Blame:
         The tensor that is not finite; None where all are finite.
     inputs : tuple of Range
         The tensors that the operator read; in backward also the gradients that were sent to it. For the loss, the last
-        output of the network. Where a tensor overflowed when it was rounded, that tensor in FP32 is the last.
+        output of the network. Where a tensor overflowed when it was rounded, that tensor in FP32 is the last. Empty
+        for any other tensor.
     loss_scale : float
         The loss scale of the replay.
     """

@@ -136,8 +136,9 @@ def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Rang
     """Return the range that a tensor had in FP32 before a cast by mxmp rounded it; None if no such tensor is known.
 
     ``observed`` and ``found`` describe the rounded tensor. Returned is the last range in ``past``, the records before
-    it, that is FP32, has the same shape, and has the same label, such as ``"fc -> relu"``, or is a sum of gradients;
-    for the gradient of a graph output, that of the gradient of the loss. None if ``found`` is FP32 itself.
+    it, that is FP32, has the same shape, and has the label of the rounded tensor, such as ``"fc -> relu"``, or that of
+    any sum of gradients, ``SUM``. For the gradient of a graph output the label must be ``"the gradient of the loss"``.
+    None if ``found`` is FP32 itself.
     """
     if found.dtype == "float32":
         return None

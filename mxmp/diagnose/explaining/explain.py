@@ -44,7 +44,8 @@ def explain(
         Inputs of a net. The net is called with them if it has not been called yet, because it has no graphs before.
     policy, exclude, ctx
         For a Symbol: the policy (a recipe, policy string, Policy, Plan or path of a Plan; default ``"float16"``); more
-        patterns of names to keep in FP32, not with a Plan; the device, by default the current context's.
+        patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, not with a Plan; the device
+        (default: the current context's), which a Plan overrides.
     **shapes : tuple of int
         Shapes of a Symbol's inputs, for example ``data=(32, 3, 224, 224)``, from which the bytes of casts are counted.
 
@@ -60,7 +61,9 @@ def explain(
         ``target`` is none of these.
     ValueError
         The net is not converted, or was never called and there are no inputs; the module is not bound; ``policy``,
-        ``exclude``, ``ctx`` or shapes are given with a net or module; or the shapes do not fit the Symbol.
+        ``exclude``, ``ctx`` or shapes are given with a net or module; or policy, Plan or shapes do not fit the Symbol.
+    OSError
+        The file of a Plan cannot be read.
     """
     if isinstance(target, mx.sym.Symbol):
         return Explanation((_report_symbol(target, *read_policy(policy or "float16", exclude), ctx, shapes),))

@@ -23,7 +23,7 @@ class NodeReport:
         Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``. An operator in the body of the loop
         ``"loop"`` has the name ``"loop/fc1"``.
     dtype : str
-        The dtype that the operator computes in: the compute dtype or ``"float32"``.
+        The compute dtype, or ``"float32"`` for every operator that does not compute in it, also one on integers.
     reason : str
         Why it computes in this dtype, in one line.
     casts : int

@@ -28,14 +28,15 @@ logger = logging.getLogger("mxmp")
 
 
 class Moved(NamedTuple):
-    """A layer that ``guard`` has moved to FP32: operators at fault, and those of their type with the same parameters.
+    """A layer that ``guard`` has moved to FP32: operators at fault, and those of their type that share a parameter.
 
     Attributes
     ----------
     step : int
-        The number, counted from 1, of the step after which the layer was moved.
+        The number of the step after which the layer was moved, counted by its Trainer or module from 1.
     operators : tuple of str
-        The names of the layer's operators in the FP32 graph, as ``Policy(exclude=)`` takes them.
+        The names of the layer's operators in the FP32 graph, as ``Policy(exclude=)`` takes them. With a Plan
+        also those that compute in low precision only because they read these operators' outputs.
     overflows : int
         In how many steps the layer was at fault for an overflow; at least ``patience`` of ``guard``.
     blame : Blame
@@ -88,7 +89,8 @@ class Guard(StepObserver):
     def policy(self) -> Policy:
         """Return the policy of the network, which excludes the operators that were moved.
 
-        Use it for the next run: ``mxmp.convert(net, str(guard.policy))``.
+        Use it for the next run: ``mxmp.convert(net, str(guard.policy))``. If a Plan converted the network, save
+        the new plan instead, as in the example of ``guard``: the policy lacks the Plan's decisions.
         """
         return self._network.policy
 
@@ -182,8 +184,8 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
 
     When an operator has been at fault ``patience`` times, it is added to the policy's ``exclude``, with the operators
     of its type that share a parameter with it, and the next forward runs the new graph. Weights, master weights,
-    momenta, running statistics and the loss scale stay as they are. Each overflow that counts puts off the
-    ``FloatingPointError`` for repeated overflow at the lowest loss scale.
+    momenta, running statistics and the loss scale stay as they are. Three skipped steps in a row at the lowest loss
+    scale raise ``FloatingPointError``; each overflow that counts starts this count again.
 
     Parameters
     ----------
@@ -192,10 +194,10 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     trainer : Trainer, optional
         For a net, and only for a net: the Trainer that updates its parameters.
     patience : int
-        In how many steps, in a row or not, an operator must be at fault before it is moved.
+        In how many steps, in a row or not, an operator must be at fault before it is moved; at least 1.
     low_scale : float
-        The loss scale up to which an overflow of a gradient counts: if the scale went down further, gradients of other
-        layers would begin to underflow.
+        The loss scale, 2**-126 to 2**127, up to which an overflow of a gradient counts: if the scale went down further,
+        gradients of other layers would begin to underflow.
 
     Returns
     -------

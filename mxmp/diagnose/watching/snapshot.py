@@ -23,7 +23,8 @@ class TensorReport:
     ----------
     kind : {"activation", "gradient", "parameter gradient", "weight", "update"}
         ``"activation"``: an output of an operator. ``"gradient"``: the gradient that an operator sends back to one of
-        its inputs. The others belong to a parameter: its gradient, its value before the step, and what the step added.
+        its inputs. The others belong to a parameter: its gradient, its value before the step, and what the step added;
+        the last two are those of the FP32 master weights where there are some.
     name : str
         The operator, ``"fc"``, of an activation; ``"fc -> relu"`` for the gradient that fc sends back to its input, the
         output of relu; ``"the loss -> fc"`` for that of a graph output; otherwise the name of the parameter.
@@ -66,7 +67,7 @@ class Snapshot:
     Attributes
     ----------
     step : int
-        The number of the step, counted from 1; skipped steps count.
+        The number of the step, counted by its Trainer or module from 1; skipped steps count.
     loss_scale : float
         The loss scale of this step, by which all gradients in ``tensors`` are multiplied, also those that
         ``Trainer.unscale`` has divided by it.
@@ -125,7 +126,7 @@ class Snapshot:
         """Return the share of the values of all ``gradients``, 0 to 1, that the compute dtype rounds to zero.
 
         They are multiplied by the loss scale of this step. Values that are zero before rounding are part of the total
-        only.
+        only. 0 if there are no gradients.
         """
         return self._underflow([t.histogram for t in self.gradients])
 
@@ -133,12 +134,12 @@ class Snapshot:
     def underflow_unscaled(self) -> float:
         """Return the share of the values of all ``gradients``, 0 to 1, that would round to zero without loss scaling.
 
-        Values that are zero before rounding are part of the total only.
+        Values that are zero before rounding are part of the total only. 0 if there are no gradients.
         """
         return self._underflow([t.true(self.loss_scale) for t in self.gradients])
 
     def _underflow(self, histograms: list[Histogram]) -> float:
-        """Return the share of the values of all ``histograms``, 0 to 1, that are not zero but are rounded to zero."""
+        """Return the share of all values that are not zero but round to zero in the compute dtype; 0 for no values."""
         lost = sum(h.between(None, self.format.tiny - 2) for h in histograms)
         return lost / max(sum(h.counted for h in histograms), 1)
 

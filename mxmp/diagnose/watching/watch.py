@@ -237,8 +237,8 @@ def watch(
     trainer : Trainer, optional
         The mxmp.Trainer that updates the parameters of a net. Required for a net, not allowed for a module.
     every : int
-        Steps whose number, counted from 1, is a multiple of ``every`` are watched; so is the first step after this
-        call.
+        Steps whose number, counted by the Trainer or module from 1, is a multiple of ``every`` are watched; so is the
+        first step after this call.
     sample : int
         The most values that are counted of one tensor. Of a larger tensor evenly spaced values are counted, but all are
         searched for the largest, and for inf and NaN.
