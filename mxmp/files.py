@@ -13,15 +13,14 @@ __all__ = ["check_writable", "read_json", "replacing", "replacing_all"]
 
 
 def check_writable(path: str) -> None:
-    """Raise ``OSError`` if ``path`` cannot be written: it is a folder, or its folder is missing or read-only.
+    """Raise ``OSError`` if ``path`` cannot be written: a folder or device, or in a missing or read-only folder.
 
     Long computations call it first, since they would otherwise fail only at their end, when they write their result.
     Creates an empty temporary file beside ``path`` and removes it; ``path`` itself is not touched.
     """
     target = os.path.realpath(path)
     with _errors_named(path):
-        if os.path.isdir(target):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _check_replaceable(target)
         temporary = _temporary_beside(target)
         open(temporary, "wb").close()
         os.unlink(temporary)
@@ -75,6 +74,7 @@ def replacing_all(*paths: str) -> Iterator[list[str]]:
     try:
         for temporary, path in zip(temporaries, paths):
             with _errors_named(path):
+                _check_replaceable(os.path.realpath(path))
                 open(temporary, "wb").close()  # MXNet's writers do not say why a file cannot be opened
         with _errors_named(*paths):
             yield temporaries
@@ -87,6 +87,14 @@ def replacing_all(*paths: str) -> Iterator[list[str]]:
     finally:
         for temporary in filter(os.path.exists, temporaries):
             os.unlink(temporary)
+
+
+def _check_replaceable(target: str) -> None:
+    """Raise ``OSError`` if ``target`` is a folder, or a device or pipe such as ``/dev/null``, which must stay."""
+    if os.path.isdir(target):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise OSError(errno.EINVAL, "a device or pipe cannot be replaced by a file")
 
 
 def _temporary_beside(target: str) -> str:

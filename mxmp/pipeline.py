@@ -87,9 +87,9 @@ def emitted(
     """Return the graph to run for an FP32 graph and its plan: with casts, and with workarounds for the plan's device.
 
     Besides the graph, the CastGraph lists the casts and the workarounds. The bodies of control flow are converted too.
-    A body reads and returns FP32, so that the states of a loop keep their dtype from one iteration to the next. Weights
-    are cast inside the body; if they were cast outside, MXNet would sum their gradients over the iterations in low
-    precision. If nothing computes in low precision, there are no casts. ``graph`` is not changed.
+    A body returns FP32, so that the states of a loop keep their dtype from one iteration to the next. What it reads is
+    cast inside it, unless ``Plan.within`` has the loop read it in float16. If nothing computes in low precision, there
+    are no casts. ``graph`` is not changed.
 
     Parameters
     ----------
@@ -115,22 +115,25 @@ def emitted(
     for copy, node in casted.source.items():
         if node.subgraphs:
             within = [(body, plan.within(body, planned.names[node])) for body in bodies(node)]
-            set_bodies(copy, [_low_body(body, inner, grad_req, avoid_slow_kernels) for body, inner in within])
+            read = {position: entry.node.name for position, entry in enumerate(node.inputs)}
+            requested = {position: grad_req[name] for position, name in read.items() if name in grad_req}
+            set_bodies(copy, [_low_body(body, inner, requested, avoid_slow_kernels) for body, inner in within])
     casted.graph = fit_to_device(
         casted, plan.device, grad_req, large_inputs=large_inputs, avoid_slow_kernels=avoid_slow_kernels
     )
     return casted
 
 
-def _low_body(body: Body, plan: Plan, grad_req: Mapping[str, str], avoid_slow_kernels: bool) -> Graph:
+def _low_body(body: Body, plan: Plan, requested: Mapping[int, str], avoid_slow_kernels: bool) -> Graph:
     """Return the graph to run for the FP32 ``body`` of a loop or branch, with casts and workarounds.
 
-    ``plan`` is the plan of this body alone, and ``grad_req`` that of the variables of the graph around the body, by
-    their names there. ``avoid_slow_kernels`` is False to leave out workarounds that only make the graph faster.
+    ``plan`` is the plan of this body alone. ``requested`` maps positions of the control-flow node's inputs to the
+    ``grad_req`` of the variables there. ``avoid_slow_kernels`` is False to leave out workarounds that only make the
+    graph faster.
     """
-    requested = {v.name: grad_req[e.node.name] for v, e in body.outer.items() if e.node.name in grad_req}
+    within = {variable.name: requested[i] for variable, i in body.positions.items() if i in requested}
     # In a body MXNet adds the gradients of the iterations.
-    added = {name: "add" if request == "write" else request for name, request in requested.items()}
+    added = {name: "add" if request == "write" else request for name, request in within.items()}
     return emitted(body.graph, plan, added, avoid_slow_kernels=avoid_slow_kernels).graph
 
 

@@ -21,6 +21,17 @@ from mxmp.tuning import table
 WIDE = 300  # some 360 kB of weights
 
 
+def test_a_pipe_or_device_is_never_replaced_by_a_file(tmp_path):
+    """As root, ``/dev/null`` would become a file."""
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="a device or pipe cannot be replaced") as caught:
+        mxmp.explain(mx.sym.var("data"), policy="float16").graphs[0].plan.save(path)
+    assert caught.value.filename == path
+    assert os.listdir(tmp_path) == ["pipe"]
+    assert not os.path.isfile(path)
+
+
 def seeded(net):
     net.initialize(mx.init.Uniform(0.5))
     return net

@@ -121,7 +121,7 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     mxmp.Trainers. ``record`` has the graphs of the losses. Raises ``ValueError`` or ``RuntimeError`` as
     ``scaled_backward`` says. Each peer notes the backward in its ``progress`` (what it has done since its last step),
     and watches (copies, so that the step can restore them) the running statistics that the backward may write. Until
-    all peers have stepped the loss scale does not change.
+    all peers whose gradients it writes have stepped the loss scale does not change.
     """
     scale = trainer.loss_scale
     if scale != 1.0:
@@ -143,7 +143,9 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     for peer in peers:
         peer.progress.note(Event.BACKWARD, scale)
         peer.watch_statistics()
-    trainer.scaled_step.group.note_backward()
+    # Each with a backward of its own, as in a GAN, reaches others or does not.
+    reached = [peer for peer in peers if len(peers) == 1 or any(_reached(_mxnet.parameters_of(peer), record))]
+    trainer.scaled_step.group.note_backward(peer.scaled_step for peer in reached)
 
 
 def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]:
@@ -222,7 +224,7 @@ def note_scaled_gradients(params: Iterable[Parameter]) -> None:
 
 
 def _note_scaled(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
-    """Record on each Parameter, as its ``mxmp_scaled``, that the gradients of ``weights`` contain the loss scale."""
+    """Append each weight array to the list ``mxmp_scaled`` of its Parameter: its gradient contains the loss scale."""
     for param, array in weights:
         param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
 

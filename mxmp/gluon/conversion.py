@@ -140,12 +140,13 @@ class NetConversion(Conversion):
         """Warn, once per conversion, if a graph computes in float16 and MXNet's own Trainer trains its parameters.
 
         That Trainer does not scale the loss, so small gradients become zero. To be called whenever autograd records a
-        call of the graph. ``plan`` is the graph's; ``requested`` has its parameters, each with its ``grad_req``; only
-        the Trainer of the first whose ``grad_req`` is not ``"null"`` is examined.
+        call of the graph. ``plan`` is the graph's; ``requested`` has its parameters, each with its ``grad_req``. Of
+        those that have a gradient and a Trainer, only the first one's Trainer is examined.
         """
         if self._warned or self.policy.compute != "float16":
             return
-        trainer = next((_mxnet.trainer_of(param) for param, request in requested if request != "null"), None)
+        trainers = (_mxnet.trainer_of(param) for param, request in requested if request != "null")
+        trainer = next(filter(None, trainers), None)
         if trainer is None or plan.num_low == 0 or is_scaling(trainer):
             return
         self._warned = True

@@ -21,6 +21,7 @@ from ..precision.graph import Graph, as_shape
 from ..precision.heads import SCALE_NAME, scale_heads
 from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
+from ..precision.subgraphs import has_control_flow
 from . import _mxnet
 from .conversion import NetConversion
 from .scaling import call_with_scale, remember_converted_call
@@ -199,7 +200,10 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     scale_heads(graph)
     if autograd.is_training():
         write_gradients_early(graph)
-    op = _LowPrecisionOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), _mxnet.flags(block))
+    flags = _mxnet.flags(block)
+    if has_control_flow(graph):  # with static_shape, MXNet may run what reads a loop's outputs before the loop
+        flags = [flag for flag in flags if flag[0] != "static_shape"]
+    op = _LowPrecisionOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), flags)
     return BuiltGraph(traced, op, plan, shapes, requested, only_for, _types_of_tuples(answer))
 
 

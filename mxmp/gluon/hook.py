@@ -87,9 +87,9 @@ class Hook:
         """Run the block on arrays or Symbols and return its output; replaces ``block.forward``.
 
         Arrays run through a low-precision graph. The ``forward`` of the block's class runs instead, as Python code, in
-        four cases: the block or one inside is excluded; a Symbol is passed, as the block is being traced; ``summary``
-        is running; or the class overrides ``forward``, which reaches the graph when it calls ``HybridBlock.forward``.
-        Raises ``ValueError`` if a graph is to run and the arrays are on several contexts.
+        four cases: the user excluded the block or one inside; a Symbol is passed, as the block is being traced;
+        ``summary`` is running; or the class overrides ``forward``, which reaches the graph when it calls
+        ``HybridBlock.forward``. Raises ``ValueError`` if a graph is to run and the arrays are on several contexts.
         """
         block = self._block
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)

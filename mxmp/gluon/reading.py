@@ -92,9 +92,13 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     def enter(block: HybridBlock, args: tuple) -> None:
         # A forward pre-hook. A block is traced, hybridized or not, unless it is excluded, overrides ``forward``, or is
         # inside a block that was traced.
-        arguments = None if inside or not _is_graph(block) else _mxnet.graph_arguments(block, args)
-        if arguments is not None:  # it does not run as Python
-            inside.append(block)
+        if inside or not _is_graph(block):
+            return
+        inside.append(block)  # also while a copy of the block runs, for its arguments
+        arguments = _mxnet.graph_arguments(block, args)
+        if arguments is None:  # it runs as Python
+            inside.clear()
+        else:
             found.append(_called_graph(block, arguments))
 
     def leave(block: HybridBlock, args: tuple, out: Any) -> None:

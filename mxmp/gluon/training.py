@@ -163,10 +163,11 @@ class TrainedNet:
         MXNet's monitor gives (``"fc1_output"``) and the array. Raises ``ValueError`` if a user has registered an op
         hook on a block, as MXNet calls one callback only.
         """
-        for block, hook in self._hooks:
-            monitor = _mxnet.monitor(block) or (Listeners(), False)
+        monitors = [_mxnet.monitor(block) or (Listeners(), False) for block, _ in self._hooks]
+        for (block, _), monitor in zip(self._hooks, monitors):
             if not isinstance(monitor[0], Listeners):
                 raise ValueError(f"{block.name!r} has an op hook (register_op_hook), and MXNet calls one callback only")
+        for (block, hook), monitor in zip(self._hooks, monitors):
             listener = in_training(listener_at(hook), autograd.is_training)
             monitor[0].add(listener)
             self._listening.append((block, hook, monitor, listener))

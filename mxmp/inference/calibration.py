@@ -12,6 +12,8 @@ __all__ = ["CALIBRATORS", "Statistics", "sqnr"]
 
 # Bins of a histogram. With MXNet's 8001, its search for the range of least entropy takes a second per tensor.
 _BINS = 2001
+# With a later batch of larger values the histogram gets more bins, of the same width, up to so many.
+_MOST_BINS = 10 * _BINS
 # At most about this many values of a tensor and batch, evenly spread, enter the histogram; smallest and largest are
 # found among all values.
 _SAMPLES = 100_000
@@ -39,18 +41,27 @@ class Statistics:
     def add(self, name: str, values: np.ndarray) -> None:
         """Add the values that the tensor ``name`` has in one more batch to the tensor's histogram.
 
-        If the batch has 200,000 or more values, 100,000 to 150,000 of them, evenly spread, are counted; the smallest
-        and the largest are found among all. Raises ``ValueError`` if there is none, or an inf or NaN.
+        Of 200,000 or more values, 100,000 to 150,000 are counted, evenly spread; the smallest and the largest are found
+        among all. An inf or NaN does not count.
         """
-        low, high = float(values.min()), float(values.max())
-        flat = values.reshape(-1)
-        flat = flat[:: max(flat.size // _SAMPLES, 1)]
+        finite = values.reshape(-1)
+        if not np.isfinite(finite).all():
+            finite = finite[np.isfinite(finite)]
+        if not finite.size:
+            return
+        low, high = float(finite.min()), float(finite.max())
+        flat = finite[:: max(finite.size // _SAMPLES, 1)]
         end = max(abs(low), abs(high), 1e-30)
-        if name in self.histograms:
-            self.histograms[name] = combine_histogram(self.histograms[name], flat, low, high, end)
-        else:
-            counts, edges = np.histogram(flat, bins=_BINS, range=(-end, end))
-            self.histograms[name] = (counts, edges, low, high, end)
+        before = self.histograms.get(name)
+        if before and end / before[4] * len(before[0]) <= _MOST_BINS:
+            self.histograms[name] = combine_histogram(before, flat, low, high, end)
+            return
+        counts, edges = np.histogram(flat, bins=_BINS, range=(-end, end))
+        if before:  # its bins are so narrow that as many as MXNet would add do not fit into memory
+            earlier, narrow, least, most, _ = before
+            counts = counts + np.histogram((narrow[1:] + narrow[:-1]) / 2, edges, weights=earlier)[0].astype(int)
+            low, high = min(low, least), max(high, most)
+        self.histograms[name] = (counts, edges, low, high, end)
 
     def ranges(self, calibrator: str) -> dict[str, tuple[float, float]]:
         """Return, for each tensor by name, the smallest and the largest value that INT8 should represent.

@@ -198,7 +198,7 @@ class Search:
     # -- bfloat16 -----------------------------------------------------------------------------------
 
     def _try_bfloat16(self) -> None:
-        """Try graphs in bfloat16: with all layers that the rules allow in it, or as few in FP32 as accuracy needs."""
+        """Run graphs in bfloat16: with all layers that the rules allow, or with as few in FP32 as accuracy needs."""
         self._tell(BFLOAT16)
 
         def build(full: Collection[str]) -> tuple[Graph, Params]:

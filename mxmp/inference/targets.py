@@ -17,6 +17,7 @@ from ..gluon.graphs import traced_alone
 from ..gluon.parameter import weight_of
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Graph
+from ..precision.subgraphs import has_control_flow
 from ..serving.folding import Params
 from ..serving.fusing import FUSED
 from ..symbolic.checkpoint import write_arrays, write_symbol
@@ -162,7 +163,13 @@ def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, 
             arrays = {name: _as_array(value) for name, value in batch.items()}
         else:
             names = [desc[0] for desc in getattr(batch, "provide_data", None) or []] or inputs
-            arrays = dict(zip(names, _flat(_as_arrays(_data_of(batch)))))
+            values = _flat(_as_arrays(_data_of(batch)))
+            if len(values) > len(names):
+                raise ValueError(
+                    f"calibration batch {number} has {len(values)} arrays, and the inputs are {names}: give dicts from "
+                    "the names of inputs to arrays, or leave out what the network does not read"
+                )
+            arrays = dict(zip(names, values))
         unknown = sorted(set(arrays) - set(inputs))
         if unknown or not arrays:
             raise ValueError(f"calibration batch {number} has {unknown or 'no arrays'}: the inputs are {inputs}")
@@ -242,12 +249,15 @@ def _check_shapes(subject: Subject) -> None:
     for number, batch in enumerate(subject.batches):
         shapes = {name: value.shape for name, value in batch.items()}
         try:
-            symbol.infer_shape(**{**known, **shapes})
+            found, _, _ = symbol.infer_shape(**{**known, **shapes})
         except mx.MXNetError as error:
             last = str(error).strip().splitlines()[-1]
             raise ValueError(
                 f"calibration batch {number} with shapes {shapes} does not fit the network: {last}"
             ) from error
+        if found is None:
+            missing = [name for name in subject.inputs if name not in batch]
+            raise ValueError(f"calibration batch {number} has no array for {missing}, which the network reads")
 
 
 class _Served:
@@ -359,7 +369,7 @@ class OptimizedBlock(_Served, SymbolBlock):
             write_arrays(file, _prefixed(self.arg_params, self.aux_params))
             self.collect_params().load(file, mx.cpu(), cast_dtype=True, dtype_source="saved")
         self.collect_params().setattr("grad_req", "null")
-        self.hybridize(static_alloc=True, static_shape=True)
+        self.hybridize(static_alloc=True, static_shape=not has_control_flow(graph))
 
     def forward(self, *inputs: Any) -> Any:
         """Run the graph and return its outputs, without recording gradients; inputs may be nested lists and tuples."""

@@ -10,7 +10,7 @@ import mxnet as mx
 from ..policy import Policy, pattern_of
 from . import _mxnet
 from .graph import TYPE_CODES, Entry, Graph, Node, output_shapes
-from .plan import Decision, Plan, rule_under
+from .plan import Decision, Plan, low_inputs, rule_under
 from .rules import RULES, Kind, Rule, missing_kernel
 from .subgraphs import Body, bodies
 
@@ -38,8 +38,11 @@ _KEEP_CHANNELS = frozenset(
 )
 
 
-def check_policy(policy: Policy, device: str) -> None:
+def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -> None:
     """Check that MXNet can compute what ``policy`` says on ``device``, which is ``"cpu"`` or ``"gpu"``.
+
+    ``operators`` are the types of a graph's operators. They need not be known to this process: those of ``mx.library``
+    are not in the process in which ``tune`` measures.
 
     Raises
     ------
@@ -53,7 +56,7 @@ def check_policy(policy: Policy, device: str) -> None:
         )
     for name in ("low_ops", "full_ops"):
         for op in getattr(policy, name):
-            if op not in RULES and not _mxnet.has_operator(op):
+            if op not in RULES and op not in operators and not _mxnet.has_operator(op):
                 raise ValueError(f"Policy({name}=[{op!r}]): MXNet has no operator {op!r}")
             rule = RULES.get(op)
             if rule and name == "low_ops" and rule.kind in (Kind.HEAD, Kind.ALONE):
@@ -110,8 +113,8 @@ def decide(
     ValueError
         ``check_policy`` refuses the policy, or ``rule_under`` an operator: without a rule, for example.
     """
-    check_policy(policy, device)
     names = graph.names()
+    check_policy(policy, device, {node.op for node in names})
     excluded = _Patterns(policy.exclude)
     draft = _Draft(policy, device, non_fp32, parameters if parameters and policy.stores_low(device) else ())
     if policy.compute == "bfloat16" and training_shapes:
@@ -125,18 +128,22 @@ def decide(
         else:
             decision = Decision(node.op, *draft.by_rule(node, rule))
         draft.rules[node], draft.decisions[node] = rule, decision
-    draft.settle(graph, by_plan=bool(decided))
-    decisions: dict[str, Decision] = {}
+    inner: dict[Node, dict[str, Decision]] = {}
     unmatched = set(excluded.unmatched())
-    for node, decision in draft.decisions.items():
-        decisions[names[node]] = decision
+    for node in filter(lambda node: node.subgraphs, draft.decisions):
+        inner[node] = {}
         for body in bodies(node):
             fixed = excluded.match(node.name) or (_STEERS if body.steers else "")
             prefix = body.prefix(names[node])
             within = {name[len(prefix) :]: d for name, d in decided.items() if name.startswith(prefix)}
-            inner = _decide_body(body, policy, device, draft, fixed, within)
-            decisions.update({prefix + name: d for name, d in inner.decisions.items()})
-            unmatched.intersection_update(inner.unmatched)
+            found = _decide_body(node, body, policy, device, draft, fixed, within)
+            inner[node].update({prefix + name: d for name, d in found.decisions.items()})
+            unmatched.intersection_update(found.unmatched)
+        draft.low_inputs[node] = low_inputs(Plan(policy, device, inner[node]), node, names[node])
+    draft.settle(graph, by_plan=bool(decided))
+    decisions: dict[str, Decision] = {}
+    for node, decision in draft.decisions.items():
+        decisions.update({names[node]: decision, **inner.get(node, {})})
     low_variables: set[Node] = set()
     if policy.stores_low(device):
         low_variables = _low_variables(graph, draft, parameters)
@@ -212,16 +219,17 @@ def _has_several_outputs(head: Entry, graph: Graph) -> bool:
 
 
 def _decide_body(
-    body: Body, policy: Policy, device: str, draft: _Draft, fixed: str, decided: Mapping[str, Decision]
+    node: Node, body: Body, policy: Policy, device: str, draft: _Draft, fixed: str, decided: Mapping[str, Decision]
 ) -> Plan:
-    """Return the plan of one body of a control-flow operator, with names as in the body: ``"fc"``, not ``"loop/fc"``.
+    """Return the plan of a body of the control-flow operator ``node``, with names as in it: ``"fc"``, no ``"loop/fc"``.
 
     ``draft`` is that of the graph around the body; it knows which tensors that this graph passes into the body are
     no dense FP32 arrays. If ``fixed`` is not ``""``, it is the reason for which the whole body stays in FP32. Otherwise
     the plan is that of ``decide``. ``decided`` is the part of ``decide``'s argument that is about the body, with names
-    as in the body. Parameters that the body reads are not stored in float16, but cast inside it.
+    as in the body.
     """
-    non_fp32 = {v.name: draft.non_fp32[e.node] for v, e in body.outer.items() if e.node in draft.non_fp32}
+    outer = {variable.name: node.inputs[position].node for variable, position in body.positions.items()}
+    non_fp32 = {name: draft.non_fp32[source] for name, source in outer.items() if source in draft.non_fp32}
     plan = decide(body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided)
     if not fixed:
         return plan
@@ -245,6 +253,8 @@ class _Draft:
         From each node whose outputs are no dense FP32 arrays to why: ``"the graph asks for int32 here"``.
     data_shapes : mapping of Node to tuple
         The shape of the data that each FullyConnected reads in training, where it is known.
+    low_inputs : dict of Node to set of int
+        From each control-flow operator to the positions of the inputs that it reads in float16.
     """
 
     def __init__(
@@ -258,6 +268,7 @@ class _Draft:
         self.decisions: dict[Node, Decision] = {}
         self.non_fp32: dict[Node, str] = {}
         self.data_shapes: Mapping[Node, tuple] = {}
+        self.low_inputs: dict[Node, set[int]] = {}
         self._channels: dict[Entry, int] = {}
         # Operators whose first output, an FP32 tensor of values near 1 or below, may be read in either dtype.
         self._normalized: set[Node] = set()
@@ -404,6 +415,8 @@ class _Draft:
 
         Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices.
         """
+        if node in self.low_inputs:
+            return position in self.low_inputs[node]
         return self.decisions[node].low and position not in self.rules[node].keep
 
     def note_channels(self, node: Node) -> None:

@@ -152,13 +152,14 @@ def _is_bfloat16(text: str) -> bool:
 
 
 def _doubles(attrs: Mapping[str, str]) -> bool:
-    """Return whether an ``UpSampling`` with these attributes enlarges twofold, or one tensor 4, 8, 16, ... times.
+    """Return whether an ``UpSampling`` enlarges twofold, or 4, 8, 16, ... times one tensor by its nearest values.
 
     It can then be computed twofold step by step (``kernels.cuda.double_in_steps``), and no gradient is a float16 sum of
     more than 4 terms.
     """
-    scale = int(attrs["scale"])
-    return scale == 2 or (scale > 2 and scale & (scale - 1) == 0 and attrs.get("num_args", "1") == "1")
+    scale, is_nearest = int(attrs["scale"]), attrs.get("sample_type") != "bilinear"
+    doubles_again = scale > 2 and scale & (scale - 1) == 0 and is_nearest
+    return scale == 2 or (doubles_again and attrs.get("num_args", "1") == "1")
 
 
 def _leaves_cudnn(call: Call) -> bool:

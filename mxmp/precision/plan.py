@@ -20,7 +20,7 @@ from .rules import REFUSED, RULES, Kind, Rule, rule_of
 from .subgraphs import Body, bodies
 from .tuned import CONVERTED, Tuned, texts
 
-__all__ = ["Decision", "Plan", "PlannedGraph", "check_fit", "read_policy", "renamed", "rule_under"]
+__all__ = ["Decision", "Plan", "PlannedGraph", "check_fit", "low_inputs", "read_policy", "renamed", "rule_under"]
 
 FORMAT = "mxmp-plan-1"
 
@@ -94,7 +94,11 @@ class Plan:
         """Return the plan of ``body``, a body of the control-flow operator ``name``: the part of this plan about it.
 
         An operator ``"loop/fc"`` of this plan is ``"fc"`` there. The policy has ``output="float32"``, because a body
-        returns FP32 to the graph around it. Its parameters are not stored in float16, but cast inside it.
+        returns FP32 to the graph around it. ``low_variables`` are the variables whose values a ``foreach`` reads in
+        float16, because all operators of its body that read them do: weights are then cast once, and not in each
+        iteration, which would also keep each copy for the backward. So MXNet sums a weight's gradients over the
+        iterations in float16, as if the loop were unrolled. In bfloat16, where such sums stop growing after 256 equal
+        terms, weights are cast in each iteration.
         """
         prefix = body.prefix(name)
         own = {prefix + inner for inner in body.graph.names().values()}
@@ -103,7 +107,8 @@ class Plan:
             for key, decision in self.decisions.items()
             if key.startswith(prefix) and (key in own or not own.isdisjoint(_parents(key)))
         }
-        return Plan(replace(self.policy, output="float32"), self.device, decisions)
+        plan = Plan(replace(self.policy, output="float32"), self.device, decisions)
+        return plan if self.policy.compute != "float16" else replace(plan, low_variables=_read_low(body, plan))
 
     def differences(self, other: Plan) -> dict[str, tuple[Decision | None, Decision | None]]:
         """Return the operators that only one of two plans has, or that compute in low precision in one of them only.
@@ -238,6 +243,7 @@ class PlannedGraph:
         self.plan = plan
         self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
         self.rules = {n: rule_under(plan.policy, n.op) for n in self.decisions}
+        self._low_inputs = {n: low_inputs(plan, n, names[n]) for n in self.decisions if n.subgraphs}
         self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
 
     def is_low(self, entry: Entry) -> bool:
@@ -252,9 +258,38 @@ class PlannedGraph:
     def wants_low(self, node: Node, position: int) -> bool:
         """Return whether ``node`` reads its input at ``position`` in low precision.
 
-        Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices.
+        Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices;
+        for a loop, what ``Plan.within`` says.
         """
+        if node in self._low_inputs:
+            return position in self._low_inputs[node]
         return self.decisions[node].low and position not in self.rules[node].keep
+
+
+def low_inputs(plan: Plan, node: Node, name: str) -> set[int]:
+    """Return the positions of the inputs that the control-flow operator ``node`` reads in float16 by ``plan``.
+
+    ``name`` is the operator's name in the plan. ``Plan.within`` says which inputs these are.
+    """
+    found: set[int] = set()
+    for body in bodies(node):
+        names, low = body.graph.names(), plan.within(body, name).low_variables
+        found.update(position for variable, position in body.positions.items() if names[variable] in low)
+    return found
+
+
+def _read_low(body: Body, plan: Plan) -> frozenset[str]:
+    """Return the names of the variables that ``body`` may get in float16, because all that reads them does so.
+
+    ``plan`` is that of ``body`` alone.
+    """
+    planned = PlannedGraph(body.graph, plan)
+    heads, readers = {entry.node for entry in body.graph.heads}, body.graph.consumers()
+    return frozenset(
+        planned.names[variable]
+        for variable in body.castable - heads
+        if readers.get(Entry(variable)) and all(planned.wants_low(*reader) for reader in readers[Entry(variable)])
+    )
 
 
 def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:

@@ -6,9 +6,9 @@ import json
 from ast import literal_eval
 from typing import Iterator, NamedTuple
 
-from .graph import Entry, Graph, Node
+from .graph import Graph, Node
 
-__all__ = ["Body", "bodies", "set_bodies"]
+__all__ = ["Body", "bodies", "has_control_flow", "set_bodies"]
 
 
 class Body(NamedTuple):
@@ -24,14 +24,19 @@ class Body(NamedTuple):
         A copy of the body. ``set_bodies`` writes a changed one into the node.
     steers : bool
         Whether the graph is a condition: it computes whether a loop goes on, or which branch runs.
-    outer : dict of Node to Entry
-        From each variable of ``graph`` to the input of the control-flow node that the variable stands for.
+    positions : dict of Node to int
+        From each variable of ``graph`` to the position of the control-flow node's input that the variable stands for.
+    castable : set of Node
+        The variables whose inputs the control-flow node may read in another dtype, if the body does. In a ``foreach``
+        these are the data that it iterates over and what all iterations read, such as weights; not the states, whose
+        dtype is the one in which the body returns them. Empty for ``while_loop`` and ``cond``.
     """
 
     role: str
     graph: Graph
     steers: bool
-    outer: dict[Node, Entry]
+    positions: dict[Node, int]
+    castable: set[Node]
 
     def prefix(self, name: str) -> str:
         """Return the beginning of a plan's names for the body's nodes, where ``name`` is the control-flow node's name.
@@ -65,8 +70,19 @@ def bodies(node: Node) -> Iterator[Body]:
         return
     for number, ((role, steers), raw) in enumerate(zip(_ROLES[node.op], node.subgraphs)):
         graph = Graph.from_json(json.dumps(raw))
-        outer = zip(_variables(graph), _positions(node, number))
-        yield Body(role, graph, steers, {variable: node.inputs[position] for variable, position in outer})
+        variables = _variables(graph)
+        castable = {variables[place] for key in ("in_data_locs", "remain_locs") for place in _numbers(node, key)}
+        yield Body(role, graph, steers, dict(zip(variables, _positions(node, number))), castable)
+
+
+def has_control_flow(graph: Graph) -> bool:
+    """Return whether ``graph`` has a ``_foreach``, ``_while_loop`` or ``_cond``.
+
+    If it has, a CachedOp must not get the flag ``static_shape``: MXNet 1.9.1 then runs the operators of the bodies in
+    an operator of its engine and counts it as done before they are (src/imperative/imperative_utils.h,
+    CreateEngineOpSeg). What reads the outputs may run before, in FP32 too.
+    """
+    return any(node.subgraphs for node in graph.nodes())
 
 
 def set_bodies(node: Node, graphs: list[Graph]) -> None:

@@ -23,7 +23,7 @@ _PRODUCTS = 4
 
 
 def with_float16_sums(graph: Graph, names: set[str]) -> None:
-    """Let the FullyConnected operators with these names sum in float16, in place.
+    """Let the FullyConnected operators with these names sum in float16 as ``_Sums`` does, in place.
 
     ``graph`` is an emulation of float16 (``lower_to_float16``); its operators read FP32 arrays of float16 numbers.
     """
@@ -48,7 +48,7 @@ class _Sums(mx.operator.CustomOp):
         self._flatten = flatten
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
-        """Write the sums, rounded to float16 after every four products and again after the bias, to the output."""
+        """Write FullyConnected's output: sums, rounded to float16 after every four products and after the bias."""
         data, weight, *bias = (array.asnumpy() for array in in_data)
         rows = data.reshape(len(data) if self._flatten else -1, weight.shape[1])
         total = np.zeros((len(rows), len(weight)), "float16")

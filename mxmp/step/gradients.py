@@ -21,6 +21,7 @@ __all__ = [
     "Gradient",
     "Overflows",
     "Scalars",
+    "concatenated",
     "fetch",
     "is_finite",
     "largest_on_cpu",
@@ -151,11 +152,16 @@ def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
     Returns two lists: first for the shares, from 0 to 1, then for the largest values. Each is a list of pairs: an FP32
     vector of one element on the gradient's device, and a list with the gradient's position in ``gradients``. ``fetch``
     copies the numbers to the host. Does not wait for a device. Of a row-sparse gradient only the stored rows count;
-    raises ``MXNetError`` if it has none.
+    both numbers are 0 if it has none.
     """
-    values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
-    zeros = [((each == 0).mean(), [i]) for i, each in enumerate(values)]
-    return [zeros, [(each.abs().max(), [i]) for i, each in enumerate(values)]]
+    shares: Scalars = []
+    peaks: Scalars = []
+    for i, gradient in enumerate(gradients):
+        values = _dense_values(gradient.array).astype("float32", copy=False)
+        nothing = mx.nd.zeros(1, values.ctx)
+        shares.append(((values == 0).mean() if values.size else nothing, [i]))
+        peaks.append((values.abs().max() if values.size else nothing, [i]))
+    return [shares, peaks]
 
 
 def largest_on_cpu(arrays: Sequence[NDArray], least: int, most: int | None = None) -> list[int]:
@@ -183,8 +189,8 @@ def fetch(*groups: Scalars) -> list[np.ndarray]:
     if not devices:
         return found
     home = next(iter(devices))
-    vectors = [_concatenated([array for array, *_ in each]).as_in_context(home) for each in devices.values()]
-    host = _concatenated(vectors).asnumpy()
+    vectors = [concatenated([array for array, *_ in each]).as_in_context(home) for each in devices.values()]
+    host = concatenated(vectors).asnumpy()
     end = 0
     for each in devices.values():
         for array, members, values in each:
@@ -298,7 +304,7 @@ def _for_squares(array: NDArray) -> NDArray:
     return values if _on_gpu(values) else values.astype("float32", copy=False)
 
 
-def _concatenated(arrays: Sequence[NDArray]) -> NDArray:
+def concatenated(arrays: Sequence[NDArray]) -> NDArray:
     """Return FP32 vectors of one device, joined into one vector; a single vector is returned as it is.
 
     On a GPU each vector is copied into a part of the result, which launches no kernel. MXNet's ``concat`` would launch

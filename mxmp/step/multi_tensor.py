@@ -45,17 +45,17 @@ class FlatCopies(NamedTuple):
         return cls(flat, [flat[a:b].reshape(array.shape) for array, a, b in zip(arrays, ends, ends[1:])])
 
 
-def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: Sequence[NDArray] = ()) -> None:
+def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: NDArray | None = None) -> None:
     """Copy each of ``arrays``, which are FP32, into the FP32 array of the same position and shape in ``copies``.
 
-    One operator copies up to ``60 - len(after)`` arrays. It also reads the arrays of ``after``, fewer than 60 and all
-    FP32, but does not use their values: MXNet's engine then starts the copies only after those arrays are computed. An
-    inf becomes NaN, because the operator is an SGD update of learning rate 0. Does not wait for the device.
+    One operator copies up to 59 arrays. It also reads the FP32 array ``after``, but does not use its values: MXNet's
+    engine then starts the copies only after that array is computed. An inf becomes NaN, because the operator is an SGD
+    update of learning rate 0. Does not wait for the device.
     """
-    unread = [mx.nd.empty(array.shape, array.ctx) for array in after]
-    for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(after)):
-        read, out = [*(array for array, _ in some), *after], [*(copy for _, copy in some), *unread]
-        _sgd([(array, array) for array in read], out, rate=0.0)
+    unused = [] if after is None else [(after, mx.nd.empty(after.shape, after.ctx))]
+    for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(unused)):
+        pairs = [*some, *unused]
+        _sgd([(array, array) for array, _ in pairs], [copy for _, copy in pairs], rate=0.0)
 
 
 def subtract_all(arrays: Sequence[NDArray], others: Sequence[NDArray]) -> None:

@@ -199,7 +199,7 @@ def class_names(described: Any) -> Any:
 
 
 def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: int) -> None:
-    """Set the attributes of the optimizer's learning-rate schedule to saved ones, and let it start at update ``start``.
+    """Set the attributes of the optimizer's learning-rate schedule to saved ones; let it count updates from ``start``.
 
     ``described`` is the saved schedule, as ``describe`` returned it; its class names are those of the optimizer's
     schedule. An optimizer without a schedule is left as it is.

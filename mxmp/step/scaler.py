@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import weakref
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping, TypeVar
 
 __all__ = [
     "DynamicLossScaler",
@@ -417,10 +417,10 @@ class ScalerGroup:
 
     The members are ScaledSteps: each trainer has one, which checks its gradients and applies or skips its updates. One
     Gluon backward may write the gradients of several trainers, which then must have the same loss scale. So from a
-    Gluon backward until all members have stepped the loss scale does not change; then the scaler's ``adjust`` is called
-    once. A Module's backward writes its own gradients only, and its step adjusts the scaler unless members must still
-    step. A scaler that only one trainer has forms a group, too. ``group_of`` makes the groups. A group has only weak
-    references to its scaler and its members.
+    Gluon backward until all members whose gradients it writes have stepped the loss scale does not change; then the
+    scaler's ``adjust`` is called once. A Module's backward writes its own gradients only, and its step adjusts the
+    scaler unless members must still step. A scaler that only one trainer has forms a group, too. ``group_of`` makes the
+    groups. A group has only weak references to its scaler and its members.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -441,21 +441,22 @@ class ScalerGroup:
         """Add ``member``, the ScaledStep of a trainer that has this group's scaler."""
         self._members.add(member)
 
-    def note_backward(self) -> None:
-        """Record that a backward begins, after which all trainers of the group must step before the scaler is adjusted.
+    def note_backward(self, reached: Iterable[Any]) -> None:
+        """Record that a backward begins; the members in ``reached`` must step before the scaler is adjusted.
 
-        The loss scale of this backward is stored in the ``scaled_by`` of each trainer's ScaledStep.
+        ``reached`` are the ScaledSteps of the trainers whose gradients the backward writes. The loss scale of this
+        backward is stored in their ``scaled_by``.
         """
         scale = self.loss_scale
-        self._waiting = weakref.WeakSet(self._members)
-        for member in self._waiting:
+        for member in reached:
+            self._waiting.add(member)
             member.scaled_by = scale
 
     def note_step(self, member: Any, finite: bool) -> None:
         """Record that ``member``, a trainer's ScaledStep, has stepped; ``finite`` is False if it had an overflow.
 
-        If no other member must still step, adjust the scaler: an overflow in any of the steps since its last adjustment
-        counts as an overflow.
+        If no other member in ``reached`` of a backward must still step, adjust the scaler: an overflow in any of the
+        steps since its last adjustment counts as an overflow.
         """
         self._finite = self._finite and finite
         self._stop_waiting(member)

@@ -14,7 +14,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from .gradients import Gradient, Scalars, is_finite, square_sums
+from .gradients import Gradient, Scalars, concatenated, is_finite, square_sums
 from .multi_tensor import FlatCopies, copy_all
 
 __all__ = ["RunningStatistics"]
@@ -64,7 +64,8 @@ class RunningStatistics:
         with autograd.pause():
             for ctx, items in self._devices.items():
                 done = [array for array, _ in after if array.ctx == ctx]
-                copy_all([item.array for item in items], self._pending[ctx].each, done)
+                last = concatenated(done) if done else None
+                copy_all([item.array for item in items], self._pending[ctx].each, last)
             return square_sums([Gradient("", copies.flat) for copies in self._pending.values()])
 
     def keep(self) -> None:
@@ -86,7 +87,7 @@ class RunningStatistics:
 
 
 def _finite_copies(items: Sequence[Gradient]) -> FlatCopies:
-    """Return FP32 copies of statistics on one device; BatchNorm's initial value replaces each inf or NaN in them.
+    """Return FP32 copies of the arrays of ``items``; BatchNorm's initial value replaces each inf or NaN in them.
 
     The initial value is 1 for a name that ends in ``"var"``, otherwise 0.
     """

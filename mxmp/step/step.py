@@ -41,7 +41,8 @@ class ScaleEvent(NamedTuple):
     loss_scale : float
         The loss scale from that step on.
     skipped : bool
-        Whether the step before was skipped. A skip makes an entry even if it leaves the loss scale as it was.
+        Whether this entry was made because the step before was skipped. A skip makes one even if it leaves the loss
+        scale as it was. False if the user set the scale, also after a skipped step.
     """
 
     step: int

@@ -34,7 +34,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         operators that have the same name and type in the default bucket, and the rules decide for all others.
     exclude : iterable of str
         Patterns, as of ``fnmatch``, for names of operators to keep in FP32, besides the policy's own. ``["stage1"]``
-        keeps ``"stage1"`` and ``"stage1_conv0"``. Must be empty with a Plan.
+        keeps ``"stage1"`` and names that begin with ``"stage1_"``. Must be empty with a Plan.
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
         None is no loss scaling. A scaler is an object such as ``mxmp.DynamicLossScaler(init_scale=1024)``.

@@ -54,7 +54,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         Plan that was made for ``symbol``, or the path of a saved Plan.
     exclude : iterable of str
         Patterns, as of ``fnmatch``, for names of operators to keep in FP32, besides the policy's own. ``["stage1"]``
-        keeps ``"stage1"`` and ``"stage1_conv0"``. Must be empty with a Plan.
+        keeps ``"stage1"`` and names that begin with ``"stage1_"``. Must be empty with a Plan.
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"`` adapts the loss scale for float16 and does not scale for bfloat16. A number is a fixed loss scale,
         None is no loss scaling. A scaler is an object such as ``mxmp.DynamicLossScaler(init_scale=1024)``. The loss

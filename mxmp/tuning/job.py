@@ -68,7 +68,7 @@ class Job:
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name; a variable that is missing has no gradient.
     parameters : list of str, optional
-        The names of a block's parameters. None if ``tune`` was called with a Symbol, whose outputs must keep their
+        The names of a block's parameters. None if ``tune`` was called with a Symbol; its outputs then keep their
         names (``choices.Task``).
     blocks : tuple of str
         The prefixes of the block and of all blocks in it, as ``Plan.blocks`` holds them; empty for a Symbol.

@@ -8,8 +8,9 @@ import select
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TextIO
 
@@ -91,12 +92,19 @@ def quartiles(values: Sequence[float]) -> list[float]:
     return statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
 
 
+@lru_cache(maxsize=None)
+def _folder() -> tempfile.TemporaryDirectory:
+    """Return a folder that is deleted when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="mxmp-profile-")
+
+
 def operators(run: Callable[[], Any]) -> dict[str, tuple[int, float]]:
     """Return how often MXNet runs each operator in ``run``, and milliseconds in all; frees and waits are none."""
     import mxnet as mx
 
     options = {"profile_symbolic": True, "profile_imperative": True, "aggregate_stats": True}
-    mx.profiler.set_config(filename=os.devnull, **options)  # a thread of MXNet's writes the file, whenever it likes
+    # MXNet deletes this file, and a thread of its own writes it anew at any time.
+    mx.profiler.set_config(filename=os.path.join(_folder().name, "profile.json"), **options)
     mx.nd.waitall()
     mx.profiler.set_state("run")
     run()

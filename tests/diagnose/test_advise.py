@@ -266,6 +266,23 @@ def test_a_block_around_graphs_is_called_once(converted):
     assert not net.first._forward_pre_hooks
 
 
+def test_a_block_that_overrides_forward_is_counted_once():
+    class Python(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(16, in_units=8)
+
+        def forward(self, x):
+            return self.dense(x) if x.shape[0] else x
+
+    net = gluon.nn.Sequential()
+    net.add(Python())
+    net.initialize()
+    found = advise(net, mx.nd.ones((4, 8)))
+    assert [matrix.op for matrix in found.matrices] == ["FullyConnected"]
+    assert found.flops == 2 * 4 * 8 * 16
+
+
 def test_cells_that_are_unrolled_in_python_are_counted():
     class Unrolled(gluon.Block):
         def __init__(self):

@@ -452,6 +452,17 @@ def test_errors_say_what_was_expected():
         watch(mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None))
 
 
+def test_a_block_with_an_op_hook_leaves_no_listener_on_the_others():
+    net = three()
+    trainer = gluon_run(net)
+    last = list(net._children.values())[-1]
+    last.register_op_hook(lambda *_: None)
+    for listen in (watch, mxmp.guard):
+        with pytest.raises(ValueError, match=r"has an op hook"):
+            listen(net, trainer)
+        assert [block for block in [net, *net._children.values()] if block._callback] == [last]
+
+
 def test_after_unscale_all_gradients_are_those_of_the_scaled_loss():
     """``unscale`` divides the gradients of parameters, and not those between operators."""
 

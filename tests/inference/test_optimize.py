@@ -365,6 +365,52 @@ def test_calibration_that_cannot_be_is_refused(net, calibration, message):
         mxmp.optimize_for_inference(net, calibration)
 
 
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([np.ones((4, 6)), np.ones(4)], r"batch 0 has 2 arrays, and the inputs are \['data'\]: give dicts"),
+        ({"other": np.ones((4, 6))}, r"batch 0 has \['other'\]: the inputs are \['data'\]"),
+    ],
+)
+def test_a_symbols_batch_that_does_not_fit_its_inputs_is_refused(batch, message):
+    symbol = S.FullyConnected(S.var("data"), num_hidden=3, name="fc")
+    with pytest.raises(ValueError, match=message):
+        mxmp.optimize_for_inference(symbol, [batch] * 2, arg_params=filled(symbol, data=(4, 6)))
+
+
+def test_a_batch_without_an_array_that_the_network_reads_is_refused():
+    symbol = S.FullyConnected(S.concat(S.var("left"), S.var("right")), num_hidden=3, name="fc")
+    params = filled(symbol, left=(4, 6), right=(4, 2))
+    with pytest.raises(ValueError, match=r"calibration batch 0 has no array for \['right'\]"):
+        mxmp.optimize_for_inference(symbol, [{"left": np.ones((4, 6))}] * 2, arg_params=params)
+
+
+@pytest.mark.parametrize("first", [0.0, 1e-9, 1e-3])
+@pytest.mark.parametrize("calibrator", calibration.CALIBRATORS)
+def test_a_later_batch_of_far_larger_values_keeps_the_histogram_small(calibrator, first):
+    """MXNet adds bins of the same width, to a tensor that was 0 throughout infinitely many."""
+    statistics = calibration.Statistics()
+    values = np.random.RandomState(0).uniform(-5, 5, 10_000).astype("float32")
+    statistics.add("x", np.full(10_000, first, "float32"))
+    statistics.add("x", values)
+    counts, edges, low, high, end = statistics.histograms["x"]
+    assert counts.sum() == 20_000
+    assert len(counts) + 1 == len(edges) < 25_000
+    assert (low, high) == (values.min(), values.max())
+    assert end >= high
+    least, most = statistics.ranges(calibrator)["x"]
+    assert 4 < most <= high
+    assert -4 > least >= low
+
+
+def test_infinite_values_of_a_tensor_do_not_count():
+    statistics = calibration.Statistics()
+    statistics.add("mask", np.array([0, -np.inf], "float32"))
+    statistics.add("mask", np.array([1, np.inf, np.nan], "float32"))
+    statistics.add("all", np.array([np.inf], "float32"))
+    assert statistics.ranges("min/max") == {"mask": (0.0, 1.0)}
+
+
 def test_what_cannot_be_optimized_is_refused(net):
     x = mx.nd.ones((2, 1, 8, 8))
     with pytest.raises(TypeError, match="takes a gluon HybridBlock or a Symbol, got int"):

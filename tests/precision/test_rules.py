@@ -271,7 +271,8 @@ def test_what_sums_in_float16_on_a_gpu_is_fp32_there_and_in_the_emulation():
                 assert missing_kernel(op, attrs, "float16", device) == row.reason
     for attrs in ({"scale": "2"}, {"scale": "2", "num_args": "3"}, {"scale": "8", "num_args": "1"}):
         assert missing_kernel("UpSampling", attrs, "float16", "gpu") == ""
-    assert missing_kernel("UpSampling", {"scale": "4", "num_args": "2"}, "float16", "gpu")
+    for attrs in ({"scale": "4", "num_args": "2"}, {"scale": "4", "sample_type": "bilinear"}, {"scale": "1"}):
+        assert missing_kernel("UpSampling", attrs, "float16", "gpu")
     assert missing_kernel("BatchNorm", {"use_global_stats": "False"}, "float16", "gpu") == ""
 
 

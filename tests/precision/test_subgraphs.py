@@ -5,9 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
-from oracle import S, agree, by_gluon, by_symbol, filled, trainable
+from oracle import S, agree, by_gluon, by_symbol, casts, filled, native, nodes, trainable
 
 import mxmp
 from mxmp.precision.decide import decide
@@ -28,6 +28,14 @@ class Loop(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):  # noqa: N803
         out, _ = F.contrib.foreach(self.cell, x, [F.zeros((4, 8))])
+        return self.head(out)
+
+
+class Unrolled(Loop):
+    """The same, unrolled."""
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        out, _ = self.cell.unroll(5, x, [F.zeros((4, 8))], layout="TNC", merge_outputs=True)
         return self.head(out)
 
 
@@ -105,6 +113,25 @@ def test_a_converted_net_is_close_to_fp32(kind, shape, dtype, flags, train):
     assert {"FullyConnected"} <= {node.op for node in low}
 
 
+class Behind(Loop):
+    """The loop reads what an operator computes."""
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return super().hybrid_forward(F, 2 * x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_static_shape_is_ignored_where_mxnet_would_run_the_backward_before_the_loop(dtype):
+    """In FP32 it fails, with "We didn't record the computation", or returns what was in memory."""
+    net, x = made(Behind, (5, 4, 6))
+    net.hybridize()
+    want = by_gluon(net, [x])
+    mxmp.convert(net, dtype)
+    net.hybridize(static_alloc=True, static_shape=True)
+    for _ in range(10):
+        agree(by_gluon(net, [x]), want, 30)
+
+
 @pytest.mark.parametrize(("kind", "shape"), [pair for pair in NETS if pair[0] is not While])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_add_up(kind, shape, dtype):
@@ -171,6 +198,66 @@ def test_gradients_of_many_iterations_are_summed_in_fp32():
         low = mxmp.cast_symbol(out, dtype)
         heads = [np.ones((1000, 1, 1), "float32")]
         assert by_symbol(low, values, grads_of=["weight"], heads=heads).grads["weight"] == 1000
+
+
+def casts_in(symbol):
+    """What is cast around loops, and what within them: sets of pairs of a tensor and a dtype."""
+    within = set()
+    for node in nodes(symbol):
+        for body in node.get("subgraphs", ()):
+            every = body["nodes"]
+            found = [n for n in every if n["op"] in ("Cast", "amp_cast")]
+            within |= {(every[n["inputs"][0][0]]["name"], n["attrs"]["dtype"]) for n in found}
+    return set(casts(symbol)), within
+
+
+def test_what_all_iterations_read_is_cast_to_float16_once_and_a_state_never():
+    symbol = Loop()(S.var("data"))
+    weights = {name for name in symbol.list_arguments() if "rnncell" in name}
+    around, within = casts_in(native(symbol, "float16,params=float32"))
+    assert {(name, "float16") for name in [*weights, "data"]} <= around
+    assert not weights & {name for name, _ in within}
+    assert [name.partition("_")[2] for name, dtype in within if dtype == "float16"] == ["_zeros0-0"]
+    around, within = casts_in(mxmp.cast_symbol(symbol, "bfloat16"))
+    assert weights <= {name for name, _ in within}
+    assert not weights & {name for name, _ in around}
+
+
+def test_what_an_fp32_operator_of_the_body_reads_too_is_cast_in_the_body():
+    weight = S.var("weight", shape=(8, 8))
+
+    def body(x, state):
+        return S.FullyConnected(x, weight, num_hidden=8, no_bias=True) + S.sum(S.exp(weight)), state
+
+    symbol, _ = S.contrib.foreach(body, S.var("data"), S.var("state"))
+    around, within = casts_in(native(symbol, "float16,params=float32"))
+    assert "weight" not in {name for name, _ in around}
+    assert ("weight", "float16") in within
+
+
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True}])
+def test_weights_that_only_a_loop_reads_are_stored_in_float16_and_train_as_if_unrolled(flags):
+    found = []
+    for kind in (Loop, Unrolled):
+        net, x = made(kind, (5, 4, 6))
+        params = net.collect_params()
+        mxmp.convert(net, "float16,params=float16")
+        net.hybridize(**flags)
+        first = by_gluon(net, [x])
+        assert {p.data().dtype for p in params.values()} == {np.float16}
+        trainer = mxmp.Trainer(params, "sgd", {"learning_rate": 0.1}, loss_scale=128)
+        for _ in range(3):
+            with autograd.record():
+                loss = net(mx.nd.array(x)).square().mean()
+            trainer.backward(loss)
+            trainer.step(1)
+        assert not trainer.skipped_steps
+        found.append((first, [p.masters()[0].asnumpy() for p in params.values()]))
+    (loop, trained), (unrolled, wanted) = found
+    np.testing.assert_array_equal(loop.outputs[0], unrolled.outputs[0])
+    agree(loop._replace(grads=dict(zip(unrolled.grads, loop.grads.values()))), unrolled, 60)
+    for value, expected in zip(trained, wanted):
+        np.testing.assert_allclose(value, expected, atol=1e-3 * np.abs(expected).max())
 
 
 def test_a_plan_names_what_is_in_bodies():

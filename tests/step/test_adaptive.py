@@ -161,6 +161,11 @@ def test_zeros_and_peaks_are_those_of_the_arrays():
     np.testing.assert_allclose(peaks, [np.abs(a).max() for a in dense], rtol=1e-3)
 
 
+def test_a_sparse_gradient_without_rows_has_neither_zeros_nor_a_peak():
+    nothing = Gradient("", mx.nd.sparse.zeros("row_sparse", (3, 2)))
+    assert [found.tolist() for found in fetch(*zeros_and_peaks([nothing]))] == [[0], [0]]
+
+
 def test_a_run_that_is_saved_and_resumed_is_the_run_that_was_not(tmp_path):
     def trainer_of(net):
         return mxmp.Trainer(net.collect_params(), "adam", loss_scale=AdaptiveLossScaler(4.0, measure_interval=3))

@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 from tiny import contexts
 
 import mxmp
-from mxmp.step.gradients import Gradient, fetch, square_sums
+from mxmp.step.gradients import FiniteSums, Gradient, fetch, square_sums
 from mxmp.step.statistics import RunningStatistics
 
 
@@ -134,6 +134,22 @@ def test_more_statistics_than_one_kernel_takes_are_kept_each_by_itself():
     assert np.isfinite(fetch(statistics.sums(after=done))[0]).tolist() == [False]
     statistics.restore()
     assert [array.asnumpy().tolist() for array in arrays] == [[1000.0 + i] * (1 + i % 3) for i in range(130)]
+
+
+@pytest.mark.parametrize("number", [59, 60, 61, 200])
+def test_statistics_are_kept_behind_any_number_of_large_gradients(number):
+    """Each of these is checked by an operator of its own: ResNet-101 has 93 of them."""
+    (mean, var), items = watched([1, 2], [3, 4])
+    statistics = RunningStatistics().watch(items)
+    done = FiniteSums([Gradient("", mx.nd.ones(1 << 16)) for _ in range(number)])()
+    mean[:] = 7
+    assert fetch(statistics.sums(after=done))[0].tolist() == [2 * 49 + 9 + 16]
+    statistics.keep()
+    mean[:] = math.nan
+    assert not np.isfinite(fetch(statistics.sums(after=done))[0]).all()
+    statistics.restore()
+    assert mean.asnumpy().tolist() == [7, 7]
+    assert var.asnumpy().tolist() == [3, 4]
 
 
 def test_keep_remembers_what_sums_saw_and_not_what_came_later():

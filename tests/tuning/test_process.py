@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import mxnet as mx
@@ -16,7 +17,10 @@ from mxnet.gluon import nn
 from oracle import S
 
 import mxmp
+from mxmp.precision.plan import Decision
+from mxmp.precision.rules import RULES
 from mxmp.tuning import process
+from mxmp.tuning.job import job_of
 
 pytestmark = pytest.mark.slow
 
@@ -237,6 +241,18 @@ def test_a_custom_head_is_tuned_and_one_in_a_loop_is_refused():
     loop, _ = S.contrib.foreach(lambda x, s: body(x, s[0]), fc, [S.var("state")], name="loop_")
     with pytest.raises(ValueError, match=r"tuned_twice 'inner' in the body of a loop.*measure=False"):
         tuned(loop, state=(4,))
+
+
+def test_an_operator_of_a_library_is_fp32_and_timed_as_a_stand_in(monkeypatch):
+    """To compile a library takes MXNet's source, so the other process gets the name of an operator that it lacks."""
+    monkeypatch.delitem(RULES, "relu")
+    policy = mxmp.Policy("bfloat16", full_ops=("my_relu",))
+    job = job_of(two(), (), {"data": (2, 6)}, policy, mx.cpu(), True, True)
+    job = replace(job, symbol=job.symbol.replace('"op": "relu"', '"op": "my_relu"'))
+    plan, _ = process.measured_apart(job, lambda part: None)
+    assert plan.decisions["r"] == Decision("my_relu", False, plan.decisions["r"].reason)
+    assert {"float32", "rules"} <= set(plan.tuned.steps)
+    assert plan.policy == policy
 
 
 # -- What reaches this process ----------------------------------------------------------------------

@@ -376,6 +376,14 @@ def test_the_warning_comes_also_where_the_trainer_is_made_after_a_forward():
         small_step(net, plain)
 
 
+def test_the_warning_comes_also_where_the_first_parameter_has_no_trainer():
+    net = mxmp.convert(dense(), "float16,params=float32")
+    some = list(net.collect_params().values())[1:]
+    plain = gluon.Trainer(some, "sgd", {"learning_rate": 0.5})
+    with pytest.warns(UserWarning, match=r"mxmp\.Trainer"):
+        small_step(net, plain)
+
+
 def silent(policy, frozen=False, recorded=True, trainer=plain_trainer_of):
     net = mxmp.convert(dense(), policy)
     if frozen:

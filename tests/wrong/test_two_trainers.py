@@ -338,6 +338,49 @@ def test_a_clean_step_of_one_does_not_undo_the_overflow_of_the_other():
     assert seen == [1024.0, 1024.0, 1024.0, 512.0, 512.0]
 
 
+@pytest.mark.parametrize("through", ["backward", "scale_loss"])
+def test_trainers_with_losses_of_their_own_adjust_a_shared_scale_at_each_step(through):
+    """As in a GAN: waiting for a step of the other would leave the scale as it is for ever."""
+    nets = [seeded(nn.Dense(4, in_units=6), seed=k) for k in (1, 2)]
+    for net in nets:
+        mxmp.convert(net, "float16")
+    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=1)
+    trainers = mixed(nets, scaler, scaler)
+    seen = []
+    for i, bad in enumerate([False, False, True, True, False]):
+        net, trainer = nets[i % 2], trainers[i % 2]
+        loss = loss_of([net], i)
+        if through == "backward":
+            trainer.backward(loss)
+        else:
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+        if bad:
+            net.weight.grad()[:] = float("inf")
+        trainer.step(4)
+        assert trainer.last_step_skipped == bad
+        seen.append(scaler.loss_scale)
+    assert seen == [2048.0, 4096.0, 2048.0, 1024.0, 2048.0]
+
+
+def test_a_loss_through_both_whose_gradients_one_drops_leaves_the_scale_until_the_other_steps():
+    """The critic's gradients of the generator's loss are overwritten by its own."""
+    nets = parts("float16")
+    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=1)
+    trainers = mixed(nets, scaler, scaler)
+    seen = []
+    for i in range(3):
+        trainers[0].backward(loss_of(nets, i))
+        trainers[0].step(4)
+        seen.append(scaler.loss_scale)
+        with autograd.record():
+            loss = LOSS(nets[1](array(i, 4, 4)), mx.nd.ones((4, 2)))
+        trainers[1].backward(loss)
+        trainers[1].step(4)
+        seen.append(scaler.loss_scale)
+    assert seen == [1024.0, 2048.0, 2048.0, 4096.0, 4096.0, 8192.0]
+
+
 def test_unscale_and_clipping_of_one_leave_the_other_alone():
     def run(policy):
         nets = parts(policy)

@@ -129,7 +129,7 @@ class MatrixReport:
     def on_tensor_cores(self, gpu: Gpu) -> bool:
         """Return whether Tensor Cores of ``gpu`` can compute the operator in its ``dtype``.
 
-        False in FP32 (TF32 does not count), if the GPU has none for INT8, for a depthwise convolution, and for a
+        False in FP32 (TF32 does not count), in INT8 if the GPU has none for it, for a depthwise convolution, and for a
         recurrent layer, for which MXNet does not request Tensor Cores from cuDNN.
         """
         return self.dtype in gpu.tensor and not self.depthwise and self.op != "RNN"  # src/operator/rnn-inl.h

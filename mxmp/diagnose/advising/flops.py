@@ -146,10 +146,9 @@ def _inner(node: Node, body: Body, ins: list[Tensor | None]) -> dict[str, Tensor
     (T, N, C), the body's variable has shape (N, C).
     """
     sliced = literal_eval(node.attrs["in_data_locs"]) if node.op == "_foreach" else ()
-    tensors = dict(zip(node.inputs, ins))
     known = {}
-    for place, (variable, entry) in enumerate(body.outer.items()):
-        tensor = tensors[entry]
+    for place, (variable, position) in enumerate(body.positions.items()):
+        tensor = ins[position]
         if tensor:
             known[variable.name] = Tensor(tensor.shape[1:], tensor.dtype) if place in sliced else tensor
     return known

@@ -6,6 +6,8 @@ from ast import literal_eval
 from math import prod
 from typing import Callable, Mapping, NamedTuple, Sequence
 
+from ...precision.rule import is_true
+
 __all__ = ["Gemm", "Products", "Size", "is_matrix", "products"]
 
 Shape = Sequence[int]
@@ -134,11 +136,6 @@ def _convolved(
 # -- Products ---------------------------------------------------------------------------------------
 
 
-def _is_true(attrs: Mapping[str, str], key: str) -> bool:
-    """Return whether the boolean attribute ``key``, such as ``"transpose_a"``, is True; False where it is missing."""
-    return attrs.get(key, "False") in ("True", "1")
-
-
 def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Products:
     """Return the Products of an operator with one Gemm, whose M, N and K should all be multiples of 8 or 16.
 
@@ -166,7 +163,7 @@ def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
     a, b = ins[:2]
     if not a or not b:
         return Products((), (), "NN")
-    axes = [0 if _is_true(attrs, "transpose_a") else len(a) - 1]
+    axes = [0 if is_true(attrs.get("transpose_a")) else len(a) - 1]
     if "a_axes_summed" in attrs:
         axes = literal_eval(attrs["a_axes_summed"])
     elif "axes" in attrs:
@@ -183,8 +180,8 @@ def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Pr
     """
     row = int(attrs.get("axis", -2))
     a, b = (shape if len(shape) > 1 else (1, *shape) if left else (*shape, 1) for shape, left in zip(ins, (1, 0)))
-    m, k = (a[-1], a[row]) if _is_true(attrs, "transpose_a") else (a[row], a[-1])
-    n = b[row] if _is_true(attrs, "transpose_b") else b[-1]
+    m, k = (a[-1], a[row]) if is_true(attrs.get("transpose_a")) else (a[row], a[-1])
+    n = b[row] if is_true(attrs.get("transpose_b")) else b[-1]
     return _product(Gemm(prod(out) // (m * n), m, n, k), _transposition(attrs))
 
 
@@ -193,7 +190,7 @@ def _transposition(attrs: Mapping[str, str]) -> str:
 
     ``attrs`` has the operator's attributes, of which ``transpose_a`` and ``transpose_b`` are read.
     """
-    return "".join("T" if _is_true(attrs, key) else "N" for key in ("transpose_a", "transpose_b"))
+    return "".join("T" if is_true(attrs.get(key)) else "N" for key in ("transpose_a", "transpose_b"))
 
 
 def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Products]:
@@ -226,7 +223,7 @@ def _rnn(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
     """
     steps, batch, inputs = ins[0]
     hidden, layers = int(attrs["state_size"]), int(attrs["num_layers"])
-    directions = 2 if _is_true(attrs, "bidirectional") else 1
+    directions = 2 if is_true(attrs.get("bidirectional")) else 1
     projection = int(attrs.get("projection_size", "None").replace("None", "0"))
     outputs = projection or hidden
     wide = _GATES[attrs["mode"]] * hidden

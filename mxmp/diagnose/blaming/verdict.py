@@ -70,7 +70,8 @@ def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], sc
     elif found.name.startswith("the gradient of the loss"):
         where, cause = "loss", f"the loss is finite, and its gradient is not. {_scale_advice(scale)}"
     elif found.name.startswith("the gradient of"):
-        where, cause = "update", "finite gradients were added up, over devices or over several backwards"
+        where = "update"
+        cause = "finite gradients of several blocks were added up, or a block that runs as Python computed it"
     else:
         where, cause = "input", "the input data are not finite"
     if where == "loss":
@@ -151,7 +152,8 @@ def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed)
     """Return the ranges of the tensors that an operator read, each once, as far as they are in ``past``.
 
     ``observed`` is a tensor that the operator made. If this is a gradient, the gradients that were sent to the operator
-    come first. If ``past`` lacks one of the operator's inputs, all inputs of the net (``"the input"``) come next.
+    come first. If ``past`` lacks one of the operator's inputs, all inputs of the net come next, since those of a Gluon
+    net are recorded under other names (``"the input"``).
     """
     known = {record.range.name: record.range for record in past}
     sent = [r for name, r in known.items() if observed.backward and name.endswith(f" -> {observed.operator}")]
@@ -162,4 +164,4 @@ def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed)
 
 def _scale_advice(scale: float) -> str:
     """Return a sentence for a report: a lower loss scale helps or, where it is 1 or less, it is not the cause."""
-    return "A lower loss scale avoids it" if scale > 1 else "The loss scale is 1, and not the cause"
+    return "A lower loss scale avoids it" if scale > 1 else f"The loss scale is {scale:g}, and not the cause"

@@ -60,7 +60,7 @@ def explain(
     TypeError
         ``target`` is none of these.
     ValueError
-        The net is not converted, or was never called and there are no inputs; the module is not bound; ``policy``,
+        The net is not converted, or has no graph yet and there are no inputs; the module is not bound; ``policy``,
         ``exclude``, ``ctx`` or shapes are given with a net or module; or policy, Plan or shapes do not fit the Symbol.
     OSError
         The file of a Plan cannot be read.

@@ -58,7 +58,7 @@ class Moved(NamedTuple):
 class Guard(StepObserver):
     """A running guard of a net or module, made by ``guard``. It ends with ``close``, or with its ``with`` block.
 
-    Layers that were moved to FP32 stay there.
+    It moves layers that overflow again and again to FP32, where they stay.
 
     Attributes
     ----------

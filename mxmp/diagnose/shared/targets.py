@@ -44,7 +44,7 @@ def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[Conve
     Raises
     ------
     ValueError
-        The net is not converted, or was never called and there are no inputs; or the module is not bound.
+        The net is not converted, or has no graph yet and there are no inputs; or the module is not bound.
     """
     if not isinstance(target, Block):
         return bound_graphs(target), []

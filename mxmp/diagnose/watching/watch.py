@@ -41,7 +41,7 @@ class _PendingReport(NamedTuple):
     size: int
 
     def report(self) -> TensorReport:
-        """Return the TensorReport with the histogram of ``values``. Waits for the device."""
+        """Return the TensorReport with the histogram of the magnitudes in ``self.values``. Waits for the device."""
         largest = math.nan if math.isnan(self.squares.asscalar()) else float(self.largest.asscalar())
         histogram = Histogram.of(self.values.asnumpy(), self.size, largest)
         return TensorReport(self.kind, self.name, self.op, self.low, histogram)
