@@ -115,15 +115,16 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         For epoch 1 and a bucket with the key 10 the files are ``PREFIX-0001.params``, ``PREFIX-10-symbol.json`` and
         ``PREFIX.buckets``, an int32 NDArray of the keys. Each appears completely or not at all. ``remove_amp_cast``
         leaves out operators ``amp_cast`` of the user's own Symbols. Waits for the device. Raises ``OSError``, which
-        names the file, if one cannot be written, and ``TypeError``, after all other files, for a key such as ``"a"``.
+        names the file, if one cannot be written, and ``TypeError``, before any file is, for a key such as ``"a"``.
         """
+        keys = mx.nd.array(list(self._buckets), dtype="int32")
         self.save_params(f"{prefix}-{epoch:04d}.params")
         for key in self._buckets:
             symbol, _, _ = self._call_sym_gen(key)
             with replacing(f"{prefix}-{key}-symbol.json") as path:
                 write_symbol(path, symbol, remove_amp_cast)
         with replacing(f"{prefix}.buckets") as path:
-            write_arrays(path, [mx.nd.array(list(self._buckets), dtype="int32")])
+            write_arrays(path, [keys])
 
     def save_optimizer_states(self, fname: str) -> None:
         """Save optimizer states, master weights, the loss scale and the counters of steps in one file.

@@ -379,7 +379,9 @@ def test_a_symbols_batch_that_does_not_fit_its_inputs_is_refused(batch, message)
 
 
 def test_a_batch_without_an_array_that_the_network_reads_is_refused():
-    symbol = S.FullyConnected(S.concat(S.var("left"), S.var("right")), num_hidden=3, name="fc")
+    symbol = S.FullyConnected(S.var("left"), num_hidden=3, name="a") + S.FullyConnected(
+        S.var("right"), num_hidden=3, name="b"
+    )
     params = filled(symbol, left=(4, 6), right=(4, 2))
     with pytest.raises(ValueError, match=r"calibration batch 0 has no array for \['right'\]"):
         mxmp.optimize_for_inference(symbol, [{"left": np.ones((4, 6))}] * 2, arg_params=params)

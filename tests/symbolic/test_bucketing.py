@@ -119,6 +119,16 @@ def test_resuming_is_bit_exact_and_files_are_plain_fp32(tmp_path):
     assert plain._curr_module._arg_params["inner_weight"].dtype == np.float32
 
 
+def test_a_key_that_cannot_be_saved_is_refused_before_a_file_is_written(tmp_path):
+    module = mxmp.BucketingModule(lambda key: sym_gen(6), default_bucket_key="long", policy=LOW_PARAMS)
+    longest = batch(6)
+    module.bind(longest.provide_data, longest.provide_label)
+    module.init_params()
+    with pytest.raises((TypeError, ValueError)):
+        module.save_checkpoint(str(tmp_path / "net"), 1)
+    assert not list(tmp_path.iterdir())
+
+
 def test_rebinding_for_prediction_keeps_the_weights():
     module = bound(policy=LOW_PARAMS)
     train(module, 4)
