@@ -52,6 +52,16 @@ class Cast(NamedTuple):
 # What a measured time belongs to: an operator of the FP32 graph, or a cast.
 Owner = Union[Node, Cast]
 
+# Operators that MXNet registers the old way (MXNET_REGISTER_OP_PROPERTY). A monitor of their backward's inputs never
+# ends: MXNet takes it to have 4 billion (src/nnvm/legacy_op_util.cc: kVarg; GraphExecutor::ExecuteMonInputCallback).
+_OF_OLD = (
+    "BatchNorm_v1 BilinearSampler Convolution_v1 Correlation Crop GridGenerator IdentityAttachKLSparseReg InstanceNorm "
+    "L2Normalization MakeLoss Pad Pooling_v1 ROIPooling SVMOutput SequenceLast SequenceMask SequenceReverse "
+    "SliceChannel SpatialTransformer SwapAxis _contrib_DeformableConvolution _contrib_DeformablePSROIPooling "
+    "_contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiProposal "
+    "_contrib_PSROIPooling _contrib_Proposal _contrib_SyncBatchNorm _contrib_count_sketch _contrib_fft _contrib_ifft"
+)
+
 
 class Arrays:
     """Arrays for a graph to be timed on: inputs, parameters, gradients and auxiliary states, all on one device.
@@ -197,6 +207,7 @@ class Timed:
                 if variable.name in held:
                     held[variable.name] = held[variable.name].astype(casted.compute)
         self._training = training
+        self._reports_backward = not any(node.op in _OF_OLD.split() for node in casted.graph.nodes())
         symbol = casted.graph.to_symbol()
         self._executor = _bind(symbol, arrays, arguments, gradients)
         outputs = self._executor.outputs
@@ -211,7 +222,7 @@ class Timed:
 
     def step(self) -> float:
         """Run one step, a forward and in training a backward, and return its seconds. Waits for the device."""
-        return self._step(self._executor)
+        return self._step(self._executor, self._training)
 
     def profile(self) -> dict[Owner, float]:
         """Run one step and return the seconds of each operator and cast in it, forward and backward together.
@@ -240,21 +251,21 @@ class Timed:
         """Run one step of ``executor``, and call ``before_each`` before each operator, and with None after the step.
 
         The argument is the operator of the FP32 graph, or mxmp's cast of one of its tensors, for which the operator
-        runs, so that the caller knows what ran if a kernel crashes the process. An ``MXNetError`` is dropped here: the
-        constructor's next step, without MXNet's monitor, raises it again unless the monitor was its cause.
+        runs, so that the caller knows what ran if a kernel crashes the process. If the graph has operators of
+        ``_OF_OLD``, there is no backward. An ``MXNetError`` is dropped here: the constructor's next step, without
+        MXNet's monitor, raises it again unless the monitor was its cause.
         """
         with suppress(mx.MXNetError):
-            self._run(executor, lambda owner: None if owner is None else before_each(owner), monitor_all=True)
+            self._run(executor, lambda owner: None if owner is None else before_each(owner), before=True)
         before_each(None)
 
-    def _run(
-        self, executor: mx.executor.Executor, note: Callable[[Owner | None], None], monitor_all: bool = False
-    ) -> None:
+    def _run(self, executor: mx.executor.Executor, note: Callable[[Owner | None], None], before: bool = False) -> None:
         """Run one step of ``executor``; after each operator, call ``note`` with what its time is counted for.
 
         That is an operator of the FP32 graph, mxmp's cast of one of its tensors, or None for an operator that MXNet
-        added by itself. ``note`` is called once for each output of an operator; with ``monitor_all`` also before each
-        operator, once for each of its inputs. An exception in ``note`` is raised when the step has ended.
+        added by itself. ``note`` is called once for each output of an operator; with ``before`` also before each
+        operator, once for each of its inputs, in a step without backward if that cannot be. An exception in ``note`` is
+        raised when the step has ended.
         """
         owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 
@@ -268,17 +279,17 @@ class Timed:
                 found = re.match(r"n(\d+)_", name.decode() if isinstance(name, bytes) else name)
                 note(owners[int(found.group(1))] if found else None)
 
-        executor.set_monitor_callback(call, monitor_all)
-        self._step(executor)
+        executor.set_monitor_callback(call, monitor_all=before)
+        self._step(executor, self._training and (self._reports_backward or not before))
         error.raise_it()
 
-    def _step(self, executor: mx.executor.Executor) -> float:
+    def _step(self, executor: mx.executor.Executor, backward: bool) -> float:
         """Run one step of an executor and return its seconds. Waits for the device; Ctrl-C acts after the step."""
         mx.nd.waitall()
         with hold_interrupts():
             start = time.perf_counter()
             executor.forward(is_train=self._training)
-            if self._training:
+            if backward:
                 executor.backward(self._head_gradients)
             mx.nd.waitall()
             return time.perf_counter() - start

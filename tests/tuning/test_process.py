@@ -94,13 +94,13 @@ def test_a_kernel_that_crashes_is_left_out_and_the_search_goes_on(monkeypatch):
 AT_A_STEP = """
 from mxmp.tuning import clock
 step = clock.Timed._step
-def crashing(self, executor):
+def crashing(self, executor, backward):
     import os, signal
     if any(owner.op == "FullyConnected" for owner in self._owners if hasattr(owner, "op")) and any(
         not hasattr(owner, "op") for owner in self._owners
     ) and executor is self._executor:
         os.kill(os.getpid(), signal.{signal})
-    return step(self, executor)
+    return step(self, executor, backward)
 clock.Timed._step = crashing
 """
 
@@ -241,6 +241,27 @@ def test_a_custom_head_is_tuned_and_one_in_a_loop_is_refused():
     loop, _ = S.contrib.foreach(lambda x, s: body(x, s[0]), fc, [S.var("state")], name="loop_")
     with pytest.raises(ValueError, match=r"tuned_twice 'inner' in the body of a loop.*measure=False"):
         tuned(loop, state=(4,))
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda x: S.add_n(*S.SliceChannel(x, num_outputs=2)),
+        lambda x: S.L2Normalization(x),
+        lambda x: S.SwapAxis(x, dim1=0, dim2=1),
+        lambda x: S.SequenceReverse(x),
+        lambda x: S.reshape(
+            S.Pad(S.reshape(x, (1, 1, -1, 8)), mode="edge", pad_width=(0, 0, 0, 0, 0, 0, 1, 1)), (2, 10)
+        ),
+    ],
+    ids=["SliceChannel", "L2Normalization", "SwapAxis", "SequenceReverse", "Pad"],
+)
+def test_an_operator_whose_backward_mxnet_monitors_without_end_is_tuned(join, monkeypatch):
+    """Of the inputs of its backward MXNet's monitor makes names until memory ends: here at 8 GiB."""
+    add_to_start(monkeypatch, "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))")
+    x = S.FullyConnected(S.var("data"), num_hidden=8, name="a")
+    plan = tuned(S.FullyConnected(join(x), num_hidden=3, name="b"))
+    assert {"float32", "rules"} <= set(plan.tuned.steps)
 
 
 def test_an_operator_of_a_library_is_fp32_and_timed_as_a_stand_in(monkeypatch):
