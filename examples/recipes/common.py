@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
@@ -77,6 +78,7 @@ class Run:
         self.random = np.random.RandomState(options.seed)  # for data: networks must not change its order
         mx.random.seed(options.seed)
         np.random.seed(options.seed)  # MXNet's initializers draw from it
+        random.seed(options.seed)  # mx.rnn.BucketSentenceIter shuffles by it
         self._start = time.time()
 
     @property
