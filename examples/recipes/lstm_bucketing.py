@@ -22,7 +22,7 @@ BATCH, HIDDEN, VOCABULARY = 16, 128, 1500
 
 
 def main(arguments: list[str] | None = None) -> dict:
-    options = parser(__doc__, epochs=5).parse_args(arguments)
+    options = parser(__doc__, epochs=12).parse_args(arguments)
     sentences = [["<s>", *sentence] for sentence in prose()]
     train = [s for n, s in enumerate(sentences) if n % 10]
     words = Vocabulary(train, VOCABULARY)

@@ -82,8 +82,10 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     """
     group = trainer.scaler_group
     others = [other for other in list(_trainers) if other is not trainer]
-    peers = [trainer, *(other for other in others if group is not None and other.scaler_group is group)]
-    others = [other for other in others if other not in peers]
+    group = [other for other in others if group is not None and other.scaler_group is group]
+    # A trainer of the group with a loss of its own, as in a GAN, is not concerned.
+    peers = [trainer, *(other for other in group if any(_reached(_mxnet.parameters_of(other), record)))]
+    others = [other for other in others if other not in group]
     _check_and_begin(trainer, peers, others, record)
     if trainer.loss_scale == 1.0:
         yield
@@ -117,11 +119,11 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
 def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
     """Do the checks of ``scaled_backward`` that come before the backward, then record in all peers that it begins.
 
-    ``peers`` are the trainers with the scaler object of ``trainer``, itself included; ``others`` are all other
-    mxmp.Trainers. ``record`` has the graphs of the losses. Raises ``ValueError`` or ``RuntimeError`` as
-    ``scaled_backward`` says. Each peer notes the backward in its ``progress`` (what it has done since its last step),
-    and watches (copies, so that the step can restore them) the running statistics that the backward may write. Until
-    all peers whose gradients it writes have stepped the loss scale does not change.
+    ``peers`` are ``trainer`` and those with its scaler object whose gradients the backward writes; ``others`` are the
+    mxmp.Trainers with other scalers. ``record`` has the graphs of the losses. Raises ``ValueError`` or ``RuntimeError``
+    as ``scaled_backward`` says. Each peer notes the backward in its ``progress`` (what it has done since its last
+    step), and watches (copies, so that the step can restore them) the running statistics that the backward may write.
+    Until all peers whose gradients it writes have stepped the loss scale does not change.
     """
     scale = trainer.loss_scale
     if scale != 1.0:
@@ -143,9 +145,7 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     for peer in peers:
         peer.progress.note(Event.BACKWARD, scale)
         peer.watch_statistics()
-    # Each with a backward of its own, as in a GAN, reaches others or does not.
-    reached = [peer for peer in peers if len(peers) == 1 or any(_reached(_mxnet.parameters_of(peer), record))]
-    trainer.scaled_step.group.note_backward(peer.scaled_step for peer in reached)
+    trainer.scaled_step.group.note_backward(peer.scaled_step for peer in peers)
 
 
 def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]:

@@ -357,7 +357,8 @@ class _LowPrecisionOp:
         """
         values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
         with engine_lock():
-            if monitor is not None:
+            # Calls that autograd does not record are of no step, so mxmp's own listeners do not hear of them.
+            if monitor is not None and (autograd.is_recording() or not isinstance(monitor[0], GraphListener)):
                 with hold_interrupts():
                     return self._monitored_op(monitor)(*values)
             if not autograd.is_recording():

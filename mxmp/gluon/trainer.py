@@ -104,8 +104,10 @@ class Trainer(StepView, gluon.Trainer):
         self._warned = False
         store = open_store(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
-        for param in self._params:
+        for number, param in enumerate(self._params):
             refuse_sparse_weight(param.name, _mxnet.storage(param))
+            if any(param is earlier for earlier in self._params[:number]):
+                raise ValueError(f"params has {param.name!r} twice, so each step would update it twice: list it once")
         self.watch_statistics()
         backward.add_trainer(self)
 
@@ -233,7 +235,10 @@ class Trainer(StepView, gluon.Trainer):
         self.progress.check(Event.CLIP, self.loss_scale)
         self.allreduce_grads()
         updates = backward.due_updates(self._params, ignore_stale=True)
-        total = grads.norm([update.gradient for update in updates if update.device == 0]) * self._gradient_factor
+        # Without a kvstore each device has gradients of its own; with one, all that are due are the same sum.
+        summed = [*{update.index: update for update in reversed(updates)}.values()][::-1]
+        counted = updates if self._kvstore is None else summed
+        total = grads.norm([update.gradient for update in counted]) * self._gradient_factor
         if max_norm < total < float("inf"):
             self.progress.clip *= float(max_norm) / total
         self.progress.note(Event.CLIP, self.loss_scale)
@@ -456,6 +461,8 @@ class Trainer(StepView, gluon.Trainer):
         """
         self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
+        if self.progress.phase is Phase.READY:  # a plain backward, at a loss scale of 1
+            self.watch_statistics()
         self._log_needless_scale()
         self._optimizer.rescale_grad = self._scale / batch_size
 
@@ -525,14 +532,15 @@ class Trainer(StepView, gluon.Trainer):
 
         try:
             if updates:
-                statistics = self._statistics if self.progress.phase is not Phase.READY else self.watch_statistics()
                 self.scaled_step.run(
                     [update.gradient for update in updates],
                     apply,
-                    statistics,
+                    self._statistics,
                     exposed=exposed_pairs(self._params[index] for index in {update.index for update in updates}),
                     unscaled=self.progress.unscaled,
                 )
+            else:
+                self.scaled_step.group.forget_backward(self.scaled_step)
         finally:
             backward.make_stale(self._params, updates)
             self.progress = Progress()

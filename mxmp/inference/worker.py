@@ -57,8 +57,8 @@ class Bound:
             if len(self._executors) >= _KEPT_SHAPES:
                 self._executors.clear()
             names = self._symbol.list_arguments()
-            sizes, _, _ = self._symbol.infer_shape(**{k: v.shape for k, v in batch.items() if k in names})
             known = {**self._params, **{name: array.copy() for name, array in batch.items()}}
+            sizes, _, _ = self._symbol.infer_shape(**{k: v.shape for k, v in known.items() if k in names})
             arguments = {n: known[n] if n in known else mx.nd.zeros(size) for n, size in zip(names, sizes)}
             states = {name: self._params[name] for name in self._symbol.list_auxiliary_states()}
             self._executors[key] = self._symbol.bind(mx.cpu(), arguments, grad_req="null", aux_states=states)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from ..precision.casts import APART, FULL, MARK
+from ..precision.casts import APART, FULL, MARK, casts_to
 from ..precision.graph import Entry, Node
 from ..precision.rules import is_volume
 from .workaround import FittedGraph
@@ -154,7 +154,7 @@ def skip_needless_roundings(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
     for node in nodes:
         for rounding in fitted.roundings[node]:
             users = readers.get(Entry(rounding), [])
-            if len(users) == 1 and Entry(rounding) not in heads and users[0][0].attrs["dtype"] == FULL:
+            if len(users) == 1 and Entry(rounding) not in heads and casts_to(users[0][0], FULL):
                 widening, position = users[0]
                 if widening in fitted.widenings:
                     ((widening, position),) = readers[Entry(widening)]

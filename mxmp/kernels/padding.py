@@ -34,7 +34,7 @@ def convolutions_with_unused_taps(fitted: FittedGraph) -> list[Node]:
     are those for which oneDNN was measured to write it at any size (``_is_written``), such as 3x3 with stride 1. The
     list is empty if ``fitted.large_inputs`` says that the inputs are large enough for all of them.
     """
-    return [] if fitted.large_inputs else [node for node in _may_read_padding(fitted.graph) if _is_bfloat16(node)]
+    return [] if fitted.large_inputs else [node for node in _may_read_padding(fitted.graph) if node in fitted.low]
 
 
 def select_used_taps(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
@@ -65,14 +65,9 @@ def pad_separately(fitted: FittedGraph, volumes: Sequence[Node]) -> None:
     """
     for node in volumes:
         if node.op == "Convolution":
-            _pad(node)
+            _pad(node, node in fitted.low and fitted.casted.compute == "bfloat16")
     deconvolutions = [node for node in volumes if node.op == "Deconvolution"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(deconvolutions, _crop))
-
-
-def _is_bfloat16(node: Node) -> bool:
-    """Return True if a convolution computes in bfloat16: its weight is a cast to bfloat16."""
-    return node.inputs[1].node.attrs.get("dtype") == "bfloat16"
 
 
 class LargeInputs:
@@ -208,12 +203,13 @@ def _read(node: Node, name: str, default: int) -> Sequence[int]:
     return literal_eval(node.attrs.get(name, "()")) or (default,) * (node.attrs["kernel"].count(",") + 1)
 
 
-def _pad(node: Node) -> None:
+def _pad(node: Node, low: bool) -> None:
     """Let a 3-D convolution read data that a new ``Pad`` has padded with zeros, and set its own padding to 0, in place.
 
-    ``Pad`` has no bfloat16 kernel, so a bfloat16 convolution's data is padded in FP32 and cast after that.
+    ``low`` says whether it computes in bfloat16. ``Pad`` has no bfloat16 kernel, so its data is then padded in FP32 and
+    cast after that.
     """
-    given, low = node.inputs[0], _is_bfloat16(node)
+    given = node.inputs[0]
     if low and is_ours(given.node):
         given = given.node.inputs[0]
     elif low:

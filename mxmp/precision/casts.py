@@ -205,7 +205,8 @@ def declare_full(graph: Graph) -> None:
 
     def is_typed(node: Node) -> bool:
         read = {entry.node for entry in node.inputs}
-        return not (read <= untyped and all(is_ours(reader) or reader in untyped for reader in readers.get(node, ())))
+        passed_on = (is_ours(each) or each in untyped or each.subgraphs for each in readers.get(node, ()))
+        return not (read <= untyped and all(passed_on))
 
     while typed := set(filter(is_typed, untyped)):
         untyped -= typed
@@ -262,7 +263,7 @@ class _Rewriter:
         if self._policy.output != FULL or not self._planned.is_low(entry):
             return self._copied(entry)
         cast = self._cast(entry, FULL)
-        if entry.index == 0:
+        if entry.index == 0 and not entry.node.is_variable:
             _take_name(cast.node, self._new[entry.node], self._policy.compute)
         return cast
 

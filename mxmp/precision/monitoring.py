@@ -34,6 +34,7 @@ _GRADIENT = re.compile(r"backward_(?:(?:output)?(\d*)|(\w+))")
 # Nodes that mxmp inserted with these operators pass their input on as it is or rounded. Convolution: a copy in another
 # layout.
 _COPIES = {"Cast", "amp_cast", "_copy", "slice_axis", "amp_multicast", "Convolution", "_identity_with_attr_like_rhs"}
+_WITH_CONDITION = {"where", "_npi_where", "_npi_where_lscalar", "_npi_where_rscalar"}
 _INPUTS = {"data": 0, "input0": 0, "lhs": 0, "weight": 1, "input1": 1, "rhs": 1}
 
 
@@ -248,7 +249,7 @@ def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
     if output:
         return Place(node, "output", int(output[1] or 0), suffix)
     if gradient and gradient[2] is None:
-        skipped = node.op == "where"  # MXNet counts from the second input: a condition has no gradient
+        skipped = node.op in _WITH_CONDITION  # MXNet counts from the second input: a condition has no gradient
         return Place(node, "gradient", int(gradient[1] or 0) + skipped, suffix)
     names = _input_names(node.op, frozenset(node.attrs.items())) if gradient else []
     if gradient and gradient[2] in names:

@@ -160,12 +160,16 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     with autograd.pause(train_mode=False):
         # Not an executor, for which MXNet logs a line each time that it might fuse.
         results = mx.nd.CachedOp(symbol)(*(params[name] for name in symbol.list_inputs()))
-    values = dict(params)
+    values, taken = dict(params), {node.name for node in copy.nodes()}
     for (entry, readers), value in zip(made.items(), results if isinstance(results, list) else [results]):
         dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
         # MXNet cannot infer the shape of an input that is broadcast from the operator that reads it.
         attrs = {"__dtype__": TYPE_CODES[dtype], "__shape__": str(value.shape)}
-        variable = Node("null", f"{entry.node.name}_{entry.index}", attrs)
+        name = f"{entry.node.name}_{entry.index}"
+        while name in taken:
+            name += "_constant"
+        taken.add(name)
+        variable = Node("null", name, attrs)
         values[variable.name] = value.copy()
         for user, position in readers:
             user.inputs[position] = Entry(variable)

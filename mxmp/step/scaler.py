@@ -480,11 +480,14 @@ class ScalerGroup:
         self._waiting.discard(member)
 
 
-# Global: the group of each scaler that exists. Trainers share one by being passed the same object, which may be of a
-# user's own class, so it is not stored there.
-_groups: weakref.WeakKeyDictionary[Scaler, ScalerGroup] = weakref.WeakKeyDictionary()
+# Global: the group of each scaler that exists, by ``id(scaler)``. Trainers share one by being passed the same object,
+# which may be of a user's own class and equal to another one: so the group is not stored there, and it is no key.
+_groups: dict[int, tuple[weakref.ref[Scaler], ScalerGroup]] = {}
 
 
 def group_of(scaler: Scaler) -> ScalerGroup:
     """Return the group of all trainers that have this very scaler object; the first call makes it."""
-    return _groups.setdefault(scaler, ScalerGroup(scaler))
+    key = id(scaler)
+    if key not in _groups:
+        _groups[key] = weakref.ref(scaler, lambda _: _groups.pop(key, None)), ScalerGroup(scaler)
+    return _groups[key][1]

@@ -150,7 +150,7 @@ class Core:
         self._names = list(arrays)
         self.numbers = {name: number for number, name in enumerate(arrays)}
         self.masters = {
-            name: [values[name].as_in_context(array.ctx).copy() for array in copies]
+            name: [values[name].as_in_context(array.ctx).astype("float32") for array in copies]
             for name, copies in arrays.items()
             if name in self.low_names
         }

@@ -169,10 +169,12 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ValueError
             An operator has no rule, or the Plan is of another Symbol or device.
         """
-        if shared_module is not None:
+        fresh, binds = self._arg_params is None, force_rebind or not self.binded
+        if shared_module is not None and binds:
             self.core = shared_module.core
             self.core.shared = True
-        fresh, binds = self._arg_params is None, force_rebind or not self.binded
+        elif binds and self.binded and self.params_initialized and self._params_dirty:
+            self._sync_params_from_devices()  # MXNet would bind the values from before the last steps
         original = self._symbol
         if binds:
             names, fixed, is_one = self._param_names, self._fixed_param_names, isinstance(grad_req, str)
@@ -226,7 +228,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Let forwards in inference mode run the module's InferenceGraphs; do nothing if it has none."""
         execs = self._exec_group.execs
         for i, graph in enumerate(self._inference_graphs):
-            execs[i] = InferenceExecutor(execs[i], graph, self._knows_parameters)
+            if not isinstance(execs[i], InferenceExecutor):  # ``reshape`` to the same shapes leaves it
+                execs[i] = InferenceExecutor(execs[i], graph, self._knows_parameters)
 
     def _knows_parameters(self) -> bool:
         """Return whether parameters can change by ``init_params`` and ``set_params`` only, and no Monitor is installed.
@@ -257,11 +260,24 @@ class Module(SavesParams, StepView, mx.mod.Module):
         for executor in self._exec_group.execs:
             mon.install(_mxnet.Monitored(executor, self._symbol, self.plan))
 
-    def init_params(self, *args: Any, **kwargs: Any) -> None:
-        """Initialize parameters in FP32, as ``mx.mod.Module.init_params``; float16 arrays get the rounded values."""
-        super().init_params(*args, **kwargs)
-        self.core.set_masters(self._arg_params, self.arrays())
-        self._forget_inference()
+    def init_params(
+        self,
+        initializer: Any = mx.init.Uniform(0.01),  # noqa: B008  MXNet's
+        arg_params: dict | None = None,
+        aux_params: dict | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """Initialize parameters in FP32, as ``mx.mod.Module.init_params``; float16 arrays get the rounded values.
+
+        Like MXNet's, it warns and does nothing if they were initialized before, unless ``force_init``.
+        """
+        ignored = self.params_initialized and not force_init
+        super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
+        if not ignored:
+            self.core.set_masters(self._arg_params, self.arrays())
+            self._forget_inference()
 
     def set_params(
         self,
@@ -276,8 +292,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         For a parameter that is stored in float16, the master weight, if there is one yet, gets the FP32 value, and the
         float16 array the rounded value.
         """
+        ignored = self.params_initialized and not force_init
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
-        if allow_missing:
+        if allow_missing and not ignored:
             low = {k: v for k, v in (arg_params or {}).items() if k in self.core.low_names}
             for name, value in low.items():
                 self._arg_params[name][:] = value

@@ -208,7 +208,9 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
     except mx.MXNetError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"the shapes {dict(known)} do not fit: {why}") from error
-    unknown = [entry.node.name for entry, shape in zip(entries, found) if not shape or not all(shape)]
+    # Of mx.np networks a scalar has the shape (), and what is not known None.
+    known_all = (shape is not None and (shape or graph.numpy) and all(size > 0 for size in shape) for shape in found)
+    unknown = [entry.node.name for entry, is_known in zip(entries, known_all) if not is_known]
     if unknown:
         missing = [name for name in unknown if name in symbol.list_inputs()]
         raise ValueError(

@@ -452,6 +452,25 @@ def test_errors_say_what_was_expected():
         watch(mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None))
 
 
+def test_a_callback_may_close_the_watch():
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net)
+    taken = []
+
+    def once(snapshot):
+        taken.append(snapshot)
+        watched.close()
+
+    watched = watch(net, trainer, every=1, callback=once)
+    for _ in range(4):
+        with mx.autograd.record():
+            loss = LOSS(net(x), y)
+        trainer.backward(loss)
+        trainer.step(1)
+    assert len(taken) == 1
+    assert net._callback is None
+
+
 def test_a_block_with_an_op_hook_leaves_no_listener_on_the_others():
     net = three()
     trainer = gluon_run(net)

@@ -1018,3 +1018,23 @@ def test_an_input_s_gradient_over_the_scale_is_the_true_one(unscaled):
         found.append((x.grad / trainer.loss_scale).asnumpy())
         trainer.step(4)
     np.testing.assert_array_equal(*found)
+
+
+def test_a_parameter_that_is_listed_twice_is_refused():
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    with pytest.raises(ValueError, match="_weight' twice"):
+        mxmp.Trainer([net.weight, net.bias, net.weight], "sgd")
+
+
+def test_clipping_counts_a_gradient_that_only_the_second_device_has():
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    first, second = (nn.Dense(1, in_units=1, use_bias=False) for _ in range(2))
+    for net in (first, second):
+        net.initialize(mx.init.One(), ctx=contexts)
+    trainer = mxmp.Trainer([first.weight, second.weight], "sgd", {"learning_rate": 1.0}, loss_scale=None)
+    with autograd.record():
+        losses = [first(mx.nd.ones((1, 1), ctx)) for ctx in contexts]
+        losses[1] = losses[1] + 100 * second(mx.nd.ones((1, 1), contexts[1]))
+    trainer.backward(losses)
+    assert trainer.clip_global_norm(1.0) == pytest.approx((2**2 + 100**2) ** 0.5)

@@ -413,6 +413,19 @@ def test_infinite_values_of_a_tensor_do_not_count():
     assert statistics.ranges("min/max") == {"mask": (0.0, 1.0)}
 
 
+def test_a_product_with_a_parameter_leaves_the_other_layers_in_int8():
+    """MXNet's full mode would quantize the product, and fail. The shape of its parameter is that of the value alone."""
+    layers = S.relu(S.FullyConnected(S.var("data"), num_hidden=16, name="first"))
+    layers = S.FullyConnected(layers, num_hidden=16, name="second")
+    params = {name: value for name, value in filled(layers, data=(32, 16)).items() if name != "data"}
+    params["scale"] = mx.nd.full((1, 16), 2)
+    data = [mx.nd.random.normal(shape=(32, 16)) for _ in range(2)]
+    symbol = S.broadcast_mul(layers, S.var("scale"), name="product")
+    found = mxmp.optimize_for_inference(symbol, data, arg_params=params)
+    (row,) = (row for row in found.report.candidates if row.name == "int8")
+    assert 15 < row.sqnr < 100
+
+
 def test_what_cannot_be_optimized_is_refused(net):
     x = mx.nd.ones((2, 1, 8, 8))
     with pytest.raises(TypeError, match="takes a gluon HybridBlock or a Symbol, got int"):

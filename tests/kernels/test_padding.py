@@ -336,3 +336,37 @@ def test_casting_a_cast_3d_convolution_again_changes_nothing():
     cast = mxmp.cast_symbol(symbol, "bfloat16")
     assert mxmp.cast_symbol(cast, "bfloat16").tojson() == cast.tojson()
     assert strip(Graph.from_symbol(cast)).to_symbol().tojson() == Graph.from_symbol(symbol).to_symbol().tojson()
+
+
+class Computed(mx.gluon.HybridBlock):
+    """A convolution whose weight another layer computes, so that no cast makes it bfloat16."""
+
+    def __init__(self, kernel, stride):
+        super().__init__()
+        self.kernel, self.stride = kernel, stride
+        self.dense = mx.gluon.nn.Dense(16 * 16 * int(np.prod(kernel)), in_units=4, use_bias=False)
+
+    def hybrid_forward(self, F, x, z):  # noqa: N803
+        weight = F.reshape(self.dense(z), shape=(16, 16, *self.kernel))
+        pad = tuple(size - 1 if self.stride > 1 else size // 2 for size in self.kernel)
+        options = {"kernel": self.kernel, "stride": (self.stride,) * len(self.kernel), "pad": pad}
+        return F.Convolution(x, weight, num_filter=16, no_bias=True, **options)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "size"), [((4,), 3, 1), ((5, 5, 5), 1, 2)], ids=["unused", "volume"])
+def test_a_convolution_whose_weight_is_computed_gets_the_workarounds(kernel, stride, size):
+    found = []
+    for dtype in (None, "bfloat16"):
+        mx.random.seed(0)
+        net = Computed(kernel, stride)
+        net.initialize(mx.init.Normal(0.1))
+        net.hybridize()
+        if dtype:
+            mxmp.convert(net, dtype)
+        x = mx.nd.array(np.random.RandomState(0).normal(size=(2, 16, *[size] * len(kernel))))
+        with mx.autograd.record():
+            y = net(x, mx.nd.ones((1, 4)))
+        y.backward()
+        found.append(net.dense.weight.grad().asnumpy())
+    assert {"unused_taps", "padded_volumes"} & set(mxmp.explain(net).graphs[0].workarounds)
+    assert np.linalg.norm(found[0] - found[1]) < 0.02 * np.linalg.norm(found[0])

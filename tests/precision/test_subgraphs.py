@@ -223,6 +223,31 @@ def test_what_all_iterations_read_is_cast_to_float16_once_and_a_state_never():
     assert not weights & {name for name, _ in around}
 
 
+def test_a_loop_reads_what_an_exact_operator_in_low_precision_returns():
+    x = S.relu(S.FullyConnected(S.var("data"), num_hidden=6, flatten=False, name="first"))
+    out, _ = S.contrib.foreach(
+        lambda q, state: (S.FullyConnected(q, num_hidden=3, name="fc"), state + 1), x, S.zeros((1,))
+    )
+    values = filled(out, data=(5, 4, 6))
+    agree(by_symbol(mxmp.cast_symbol(out, "float16"), values), by_symbol(out, values), 50)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_module_binds_a_loop_that_reads_a_weight_in_fp32(dtype):
+    weight = S.var("both_weight", shape=(3, 6))
+
+    def body(x, state):
+        y = S.FullyConnected(x, weight, num_hidden=3, no_bias=True, flatten=False, name="fc")
+        return S.broadcast_add(y, S.sum(S.relu(weight))), state + 1
+
+    out, _ = S.contrib.foreach(body, S.var("data"), S.var("start_weight", shape=(1,)))
+    module = mxmp.Module(out, policy=dtype, label_names=None)
+    module.bind([("data", (5, 4, 6))])
+    module.init_params(mx.init.One())
+    module.forward(mx.io.DataBatch([mx.nd.ones((5, 4, 6))]), is_train=False)
+    np.testing.assert_allclose(module.get_outputs()[0].asnumpy(), 24)
+
+
 def test_what_an_fp32_operator_of_the_body_reads_too_is_cast_in_the_body():
     weight = S.var("weight", shape=(8, 8))
 

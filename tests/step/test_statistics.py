@@ -106,6 +106,23 @@ def test_an_overflow_through_scale_loss_is_caught_in_the_same_way():
     assert all(np.isfinite(v).all() for v in running(net).values())
 
 
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_plain_backward_at_a_scale_of_1_keeps_the_statistics_too(deferred):
+    net = net_with_norm("bfloat16", deferred=deferred)
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=None)
+    for values in (CLEAN, CLEAN, SPOILED):
+        before = running(net) if values is SPOILED else None
+        with autograd.record():
+            loss = net(mx.nd.array(values)).sum()
+        loss.backward()
+        trainer.step(4)
+    assert trainer.last_step_skipped
+    for name, value in running(net).items():
+        assert np.isfinite(value).all()
+        spoiled = ~np.isclose(value, before[name])
+        assert not spoiled.all()
+
+
 def watched(mean, var):
     arrays = [mx.nd.array(mean), mx.nd.array(var)]
     return arrays, [Gradient("running_mean", arrays[0]), Gradient("running_var", arrays[1])]

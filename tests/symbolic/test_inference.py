@@ -238,3 +238,17 @@ def test_buckets_share_parameters(values):
     others = parameters(pre_activation(), seed=1)
     module.set_params(*others)  # in the bucket of 2 rows
     assert not np.allclose(run(4), first, atol=1e-2)
+
+
+def test_a_constant_gets_a_name_that_no_variable_has():
+    weight = S.var("w_0", shape=(8, 8))
+    first = S.FullyConnected(S.var("data"), weight, num_hidden=8, no_bias=True, name="first")
+    net = S.FullyConnected(first, S.transpose(weight, name="w"), num_hidden=8, no_bias=True, name="second")
+    values = {"w_0": np.random.RandomState(0).normal(0, 0.4, (8, 8)).astype("float32")}
+    data = np.random.RandomState(1).normal(0, 1, (4, 8)).astype("float32")
+    module = mxmp.Module(net, policy="bfloat16", label_names=None)
+    module.bind([("data", (4, 8))], for_training=False)
+    module.init_params(arg_params={"w_0": mx.nd.array(values["w_0"])})
+    module.forward(mx.io.DataBatch([mx.nd.array(data)]), is_train=False)
+    wanted = data @ values["w_0"].T @ values["w_0"]
+    assert sqnr(wanted, module.get_outputs()[0].asnumpy()) > 30

@@ -279,6 +279,34 @@ def test_set_params_reaches_the_masters_and_the_next_update_keeps_it(symbol, dig
     assert (weights(module)["net_conv0_weight"] == np.float32(value)).all()
 
 
+def test_calls_that_mxnet_ignores_change_nothing(symbol, digits):
+    """``fit`` of a module that was trained by hand begins with such an ``init_params``."""
+    module, other = (bound(symbol, policy="float16,params=float16") for _ in range(2))
+    train(module, batches(digits))
+    before, core = everything(module), module.core
+    args, auxs = ({name: 0 * value for name, value in part.items()} for part in module.get_params())
+    with pytest.warns(UserWarning, match="ignored"):
+        module.init_params()
+    with pytest.warns(UserWarning, match="ignored"):
+        module.set_params(args, auxs, force_init=False)
+    with pytest.warns(UserWarning, match="ignored"):
+        module.set_params(args, auxs, allow_missing=True, force_init=False)
+    module.bind(module.data_shapes, module.label_shapes, shared_module=other)
+    assert module.core is core
+    assert_same(everything(module), before)
+
+
+def test_a_module_that_is_bound_again_keeps_what_it_has_learnt(symbol, digits):
+    module = bound(symbol, policy="float16,params=float16")
+    data = list(batches(digits))
+    train(module, data)
+    module.forward(data[0], is_train=False)
+    wanted = module.get_outputs()[0].asnumpy()
+    module.bind(module.data_shapes, module.label_shapes, for_training=True, force_rebind=True)
+    module.forward(data[0], is_train=False)
+    np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), wanted)
+
+
 def test_a_users_write_into_an_executors_float16_weight_reaches_the_master(symbol, digits):
     module = bound(symbol, policy=LOW_PARAMS, loss_scale=8.0)
     index = module._exec_group.param_names.index("net_dense0_bias")

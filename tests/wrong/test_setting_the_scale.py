@@ -12,6 +12,7 @@ from mxnet.gluon import nn
 from twins import array, assert_close, seeded, updates, value, values
 
 import mxmp
+from mxmp.step.scaler import group_of
 
 LOSS = gluon.loss.L2Loss()
 SCALERS = {
@@ -391,3 +392,31 @@ def test_another_library_s_methods_are_answered_with_what_does_that_here():
     with pytest.raises(AttributeError, match=r"no attribute 'other'$"):
         scaler.other  # noqa: B018
     assert copy.deepcopy(scaler).state_dict() == scaler.state_dict()
+
+
+class Equal:
+    """A user's own scaler, equal to every other one and without a hash."""
+
+    def __init__(self):
+        self.loss_scale = 64.0
+
+    def __eq__(self, other):
+        return isinstance(other, Equal)
+
+    __hash__ = None
+
+    def adjust(self, finite):
+        self.loss_scale *= 2 if finite else 0.5
+
+    def state_dict(self):
+        return {"loss_scale": self.loss_scale}
+
+    def load_state_dict(self, state):
+        self.loss_scale = state["loss_scale"]
+
+
+def test_scalers_that_compare_equal_are_not_shared():
+    scalers = [Equal(), Equal()]
+    groups = [group_of(scaler) for scaler in scalers]
+    assert groups[0] is not groups[1]
+    assert group_of(scalers[0]) is groups[0]

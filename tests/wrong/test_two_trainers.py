@@ -363,6 +363,22 @@ def test_trainers_with_losses_of_their_own_adjust_a_shared_scale_at_each_step(th
     assert seen == [2048.0, 4096.0, 2048.0, 1024.0, 2048.0]
 
 
+def test_a_trainer_that_a_backward_does_not_reach_may_save_its_states(tmp_path):
+    nets = [seeded(nn.Dense(4, in_units=6), seed=k) for k in (1, 2)]
+    for net in nets:
+        mxmp.convert(net, "float16")
+    scaler = mxmp.DynamicLossScaler(1024.0)
+    trainers = mixed(nets, scaler, scaler)
+    trainers[0].backward(loss_of(nets[:1]))
+    trainers[0].step(4)
+    trainers[1].save_states(str(tmp_path / "states"))
+    trainers[0].backward(loss_of(nets[1:]))  # its own step has nothing to do
+    for trainer in trainers:
+        trainer.step(4, ignore_stale_grad=True)
+    scaler.loss_scale = 8
+    assert trainers[0].loss_scale == 8
+
+
 def test_a_loss_through_both_whose_gradients_one_drops_leaves_the_scale_until_the_other_steps():
     """The critic's gradients of the generator's loss are overwritten by its own."""
     nets = parts("float16")

@@ -120,7 +120,7 @@ class Watch(StepObserver):
         if self._probe.listens and self._network.is_stale:
             self._stop()
             due = True
-        if due and not self._probe.listens:
+        if due and not self._probe.listens and self in self._step.observers:  # a callback may have closed it
             self._start()
 
     def _low_variables(self) -> set[str]:
