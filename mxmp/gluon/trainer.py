@@ -167,10 +167,11 @@ class Trainer(StepView, gluon.Trainer):
         losses, factors, record = self._begin_backward(loss)
         for factor in factors:
             factor.attach_grad()
-        with heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record, factors):
+        with heads_scaled_by(self.loss_scale, record) as heads, backward.scaled_backward(self, record, factors):
             with autograd.record(train_mode=autograd.is_training()):
                 scaled = [item * factor for item, factor in zip(losses, factors)]
             yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
+        self.progress.has_heads = bool(heads)
 
     # -- between backward and step ------------------------------------------------------------------
 
@@ -390,6 +391,12 @@ class Trainer(StepView, gluon.Trainer):
         if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
             return
         if any(map(_mxnet.is_fresh, self.progress.factors)):  # the backward came after the block of scale_loss
+            if self.progress.has_heads:
+                self.progress.factors.clear()
+                raise RuntimeError(
+                    "a loss head in the net (SoftmaxOutput, MakeLoss, ...) is scaled within `with "
+                    "trainer.scale_loss(...)` alone, and the backward came after it: call backward in the block"
+                )
             backward.note_scaled_gradients(self._params)
         backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Mapping
 
 import mxnet as mx
+from mxnet.base import _LIB, c_str, check_call
 
-__all__ = ["custom_op_reads_gradient", "has_operator", "is_numpy"]
+__all__ = ["custom_op_reads_gradient", "has_operator", "is_numpy", "name_in_graphs"]
 
 
 def is_numpy(symbol: mx.sym.Symbol) -> bool:
@@ -17,6 +19,18 @@ def is_numpy(symbol: mx.sym.Symbol) -> bool:
 def has_operator(name: str) -> bool:
     """Return whether MXNet has an operator ``name``, such as ``"Convolution"`` or the internal ``"_plus_scalar"``."""
     return hasattr(mx.sym, name) or hasattr(mx.sym._internal, name)
+
+
+def name_in_graphs(operator: str) -> str:
+    """Return the name that an operator has in graphs: ``"Concat"`` for its alias ``"concat"``.
+
+    Returns ``operator`` itself if MXNet has no operator of this name.
+    """
+    handle, name = ctypes.c_void_p(), ctypes.c_char_p()
+    if _LIB.NNGetOpHandle(c_str(operator), ctypes.byref(handle)) != 0:
+        return operator
+    check_call(_LIB.MXSymbolGetAtomicSymbolName(handle, ctypes.byref(name)))
+    return (name.value or b"").decode()
 
 
 def custom_op_reads_gradient(attrs: Mapping[str, str], num_inputs: int) -> bool:

@@ -58,6 +58,9 @@ def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -
         for op in getattr(policy, name):
             if op not in RULES and op not in operators and not _mxnet.has_operator(op):
                 raise ValueError(f"Policy({name}=[{op!r}]): MXNet has no operator {op!r}")
+            own = _mxnet.name_in_graphs(op)
+            if own != op:
+                raise ValueError(f"Policy({name}=[{op!r}]): in graphs MXNet calls this operator {own!r}: use that name")
             rule = RULES.get(op)
             if rule and name == "low_ops" and rule.kind in (Kind.HEAD, Kind.ALONE):
                 raise ValueError(f"Policy(low_ops=[{op!r}]): {op} cannot run in {policy.compute}: {rule.reason}")

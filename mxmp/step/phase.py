@@ -90,6 +90,8 @@ class Progress:
     factors : list of NDArray
         The loss scales, as arrays, of blocks ``with scale_loss(...)`` that ended without a backward. A later backward
         of the scaled loss writes the gradient of its factor, which shows that it has run.
+    has_heads : bool
+        Whether the last ``scale_loss`` was of a net with loss heads, which are scaled only until its block ends.
     overflows : Overflows or None
         Which gradients were not finite when ``unscale()`` was called; None before that, and after its ``put_back``.
     """
@@ -99,6 +101,7 @@ class Progress:
         self.clip = 1.0
         self.accumulates = False
         self.factors: list[Any] = []
+        self.has_heads = False
         self.overflows: Any = None
 
     @property

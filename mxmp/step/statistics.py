@@ -30,6 +30,7 @@ class RunningStatistics:
     def __init__(self) -> None:
         self._watched: list[NDArray] = []
         self._devices: dict[mx.Context, list[Gradient]] = {}
+        self._keys: dict[mx.Context, list[int]] = {}  # ``id`` of the array of each item in ``_devices``
         self._pending: dict[mx.Context, FlatCopies] = {}
         self._kept: dict[mx.Context, FlatCopies] = {}
 
@@ -37,20 +38,22 @@ class RunningStatistics:
         """Keep and restore the FP32 arrays among ``statistics`` from now on, in place of earlier ones; return ``self``.
 
         Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Copies the
-        present values, so that ``restore`` can be called at once; in a copy BatchNorm's initial value replaces an inf
-        or NaN: 1 where the name ends in ``"var"``, otherwise 0. Does nothing if the arrays are the same objects as in
-        the last call.
+        present values, so that ``restore`` can be called at once; in a copy of an array that was watched before, the
+        value kept so far replaces an inf or NaN, otherwise BatchNorm's initial value: 1 where the name ends in
+        ``"var"``, else 0. Does nothing if the arrays are the same objects as in the last call.
         """
         arrays = [item.array for item in statistics]
         if len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched)):
             return self
-        self._watched = arrays
-        self._devices = {}
+        kept = {key: copy for ctx, keys in self._keys.items() for key, copy in zip(keys, self._kept[ctx].each)}
+        self._watched, self._devices, self._keys = arrays, {}, {}
         for name, array in statistics:
             if array.dtype == np.float32:
                 self._devices.setdefault(array.ctx, []).append(Gradient(name, array.as_nd_ndarray()))
-        self._pending = {ctx: _finite_copies(items) for ctx, items in self._devices.items()}
-        self._kept = {ctx: _finite_copies(items) for ctx, items in self._devices.items()}
+                self._keys.setdefault(array.ctx, []).append(id(array))
+        before = {ctx: [kept.get(key) for key in keys] for ctx, keys in self._keys.items()}
+        self._pending = {ctx: _finite_copies(items, before[ctx]) for ctx, items in self._devices.items()}
+        self._kept = {ctx: _finite_copies(items, before[ctx]) for ctx, items in self._devices.items()}
         return self
 
     def sums(self, after: Scalars) -> Scalars:
@@ -86,15 +89,17 @@ class RunningStatistics:
                     item.array[:] = _finite_or(item.array, kept)
 
 
-def _finite_copies(items: Sequence[Gradient]) -> FlatCopies:
-    """Return FP32 copies of the arrays of ``items``; BatchNorm's initial value replaces each inf or NaN in them.
+def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) -> FlatCopies:
+    """Return FP32 copies of the arrays of ``items``, in which the element of ``before`` replaces each inf or NaN.
 
-    The initial value is 1 for a name that ends in ``"var"``, otherwise 0.
+    ``before`` has the copy that was kept of each array so far. None stands for BatchNorm's initial value, which is 1
+    for a name that ends in ``"var"``, otherwise 0.
     """
     with autograd.pause():
         copies = FlatCopies.like([item.array for item in items])
-        for (name, array), copy in zip(items, copies.each):
-            copy[:] = _finite_or(array, mx.nd.full(array.shape, float(name.endswith("var")), array.ctx))
+        for (name, array), kept, copy in zip(items, before, copies.each):
+            initial = mx.nd.full(array.shape, float(name.endswith("var")), array.ctx)
+            copy[:] = _finite_or(array, initial if kept is None else kept)
     return copies
 
 

@@ -281,3 +281,12 @@ def test_both_frontends_train_a_large_product_of_few_rows_in_fp32_and_predict_in
         module.bind([("data", (2, 8))], for_training=training)
         (graph,) = [each for each in mxmp.explain(net).graphs if each.training is training]
         assert graph.plan.num_low == module.plan.num_low == (1 if training else 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "alias", "name"), [("full_ops", "concat", "Concat"), ("low_ops", "flatten", "Flatten")]
+)
+def test_an_alias_that_no_graph_has_is_refused_and_the_name_is_said(field, alias, name):
+    with pytest.raises(ValueError, match=f"MXNet calls this operator '{name}'"):
+        check_policy(Policy(**{field: [alias]}), "cpu")
+    check_policy(Policy(**{field: [name]}), "cpu")

@@ -199,3 +199,17 @@ def test_other_arrays_are_noticed():
         statistics.sums(after=square_sums([]))
         statistics.restore()
         assert mean.asscalar() == 1
+
+
+def test_other_arrays_beside_them_leave_what_was_kept():
+    (mean, var), items = watched([1, 2], [3, 4])
+    statistics = RunningStatistics().watch(items)
+    mean[:] = mx.nd.array([7, 8])
+    statistics.sums(after=square_sums([]))
+    statistics.keep()
+    mean[:] = math.nan
+    statistics.watch([*items, Gradient("other_mean", mx.nd.ones(1))])
+    statistics.sums(after=square_sums([]))
+    statistics.restore()
+    assert mean.asnumpy().tolist() == [7, 8]
+    assert var.asnumpy().tolist() == [3, 4]

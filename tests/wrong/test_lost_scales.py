@@ -454,3 +454,31 @@ def test_a_critic_that_stays_fp32_beside_a_converted_net_is_meant(caplog):
     generator = mxmp.convert(dense(), "float16")
     assert lines(caplog, dense(2)) == []
     assert lines(caplog, generator, dense(3)) == []
+
+
+class Headed(nn.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return F.MakeLoss(F.square(self.dense(x)))
+
+
+def test_a_backward_of_loss_heads_after_the_block_that_scales_them_is_refused():
+    net = Headed()
+    net.initialize()
+    mxmp.convert(net, "float16")
+    trainer = trainer_of(net)
+    for late in (False, True, False):
+        with autograd.record():
+            loss = net(array(0, 4, 6))
+        with trainer.scale_loss(loss) as scaled:
+            if not late:
+                autograd.backward(scaled)
+        if late:
+            autograd.backward(scaled)
+            with pytest.raises(RuntimeError, match="call backward in the block"):
+                trainer.step(4)
+        else:
+            trainer.step(4)
