@@ -82,10 +82,10 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     """
     group = trainer.scaler_group
     others = [other for other in list(_trainers) if other is not trainer]
-    group = [other for other in others if group is not None and other.scaler_group is group]
+    sharing = [other for other in others if group is not None and other.scaler_group is group]
     # A trainer of the group with a loss of its own, as in a GAN, is not concerned.
-    peers = [trainer, *(other for other in group if any(_reached(_mxnet.parameters_of(other), record)))]
-    others = [other for other in others if other not in group]
+    peers = [trainer, *(other for other in sharing if any(_reached(_mxnet.parameters_of(other), record)))]
+    others = [other for other in others if other not in sharing]
     _check_and_begin(trainer, peers, others, record)
     if trainer.loss_scale == 1.0:
         yield
