@@ -72,9 +72,9 @@ def replacing_all(*paths: str) -> Iterator[list[str]]:
     targets = [os.path.realpath(path) for path in paths]
     temporaries = [_temporary_beside(target) for target in targets]
     try:
-        for temporary, path in zip(temporaries, paths):
+        for temporary, target, path in zip(temporaries, targets, paths):
             with _errors_named(path):
-                _check_replaceable(os.path.realpath(path))
+                _check_replaceable(target)
                 open(temporary, "wb").close()  # MXNet's writers do not say why a file cannot be opened
         with _errors_named(*paths):
             yield temporaries

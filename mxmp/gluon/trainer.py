@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Collection, Iterator, Sequence
@@ -104,9 +105,10 @@ class Trainer(StepView, gluon.Trainer):
         self._warned = False
         store = open_store(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
-        for number, param in enumerate(self._params):
+        times = Counter(map(id, self._params))
+        for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
-            if any(param is earlier for earlier in self._params[:number]):
+            if times[id(param)] > 1:
                 raise ValueError(f"params has {param.name!r} twice, so each step would update it twice: list it once")
         self.watch_statistics()
         backward.add_trainer(self)
@@ -462,6 +464,8 @@ class Trainer(StepView, gluon.Trainer):
 
     def _begin_update(self, called: str, batch_size: float) -> None:
         """Raise an error if no update may come now; otherwise set the optimizer's ``rescale_grad`` for ``batch_size``.
+
+        After a plain backward, at a loss scale of 1, also watch the running statistics that this step may restore.
 
         ``RuntimeError`` if no scaled backward has run, unless the loss scale is 1; ``ValueError`` if ``batch_size`` is
         not positive. ``called`` is the name of the method that the user called, for the message.

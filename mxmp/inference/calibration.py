@@ -44,9 +44,8 @@ class Statistics:
         Of 200,000 or more values, 100,000 to 150,000 are counted, evenly spread; the smallest and the largest are found
         among all. An inf or NaN does not count.
         """
-        finite = values.reshape(-1)
-        if not np.isfinite(finite).all():
-            finite = finite[np.isfinite(finite)]
+        is_finite = np.isfinite(values)
+        finite = values.reshape(-1) if is_finite.all() else values[is_finite]
         if not finite.size:
             return
         low, high = float(finite.min()), float(finite.max())

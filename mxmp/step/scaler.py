@@ -425,7 +425,6 @@ class ScalerGroup:
 
     def __init__(self, scaler: Scaler) -> None:
         self._scaler = weakref.proxy(scaler)
-        self._members: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._finite = True
 
@@ -436,10 +435,6 @@ class ScalerGroup:
         After that return the scaler's own loss scale.
         """
         return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
-
-    def join(self, member: Any) -> None:
-        """Add ``member``, the ScaledStep of a trainer that has this group's scaler."""
-        self._members.add(member)
 
     def note_backward(self, reached: Iterable[Any]) -> None:
         """Record that a backward begins; the members in ``reached`` must step before the scaler is adjusted.

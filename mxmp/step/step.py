@@ -96,7 +96,6 @@ class ScaledStep:
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
         self.group = group_of(scaler)
-        self.group.join(self)
         self.scaled_by: float | None = None
         self.steps = 0
         self.skipped_steps = 0
@@ -114,7 +113,6 @@ class ScaledStep:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy: it joins the group of the scaler in ``state``, and has no gradients and no observers yet."""
         vars(self).update(state, group=group_of(state["scaler"]), scaled_by=None, _sums=None, observers=[])
-        self.group.join(self)
 
     @property
     def loss_scale(self) -> float:

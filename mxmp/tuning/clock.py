@@ -54,13 +54,14 @@ Owner = Union[Node, Cast]
 
 # Operators that MXNet registers the old way (MXNET_REGISTER_OP_PROPERTY). A monitor of their backward's inputs never
 # ends: MXNet takes it to have 4 billion (src/nnvm/legacy_op_util.cc: kVarg; GraphExecutor::ExecuteMonInputCallback).
-_OF_OLD = (
+_OF_OLD_NAMES = (
     "BatchNorm_v1 BilinearSampler Convolution_v1 Correlation Crop GridGenerator IdentityAttachKLSparseReg InstanceNorm "
     "L2Normalization MakeLoss Pad Pooling_v1 ROIPooling SVMOutput SequenceLast SequenceMask SequenceReverse "
     "SliceChannel SpatialTransformer SwapAxis _contrib_DeformableConvolution _contrib_DeformablePSROIPooling "
     "_contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiProposal "
     "_contrib_PSROIPooling _contrib_Proposal _contrib_SyncBatchNorm _contrib_count_sketch _contrib_fft _contrib_ifft"
 )
+_OF_OLD = frozenset(_OF_OLD_NAMES.split())
 
 
 class Arrays:
@@ -207,7 +208,7 @@ class Timed:
                 if variable.name in held:
                     held[variable.name] = held[variable.name].astype(casted.compute)
         self._training = training
-        self._reports_backward = not any(node.op in _OF_OLD.split() for node in casted.graph.nodes())
+        self._reports_backward = not any(node.op in _OF_OLD for node in casted.graph.nodes())
         symbol = casted.graph.to_symbol()
         self._executor = _bind(symbol, arrays, arguments, gradients)
         outputs = self._executor.outputs
