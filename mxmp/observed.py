@@ -31,8 +31,9 @@ class Observed(NamedTuple):
         The node of the converted graph that made the tensor, forward or backward; possibly a cast that mxmp inserted.
     operator, op : str
         Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``, of the operator that made the
-        tensor. If mxmp inserted ``node``, such as a cast: of the operator whose output or gradient it casts (of several
-        that send the gradient, the first); for the forward cast of a variable, the variable's name and ``"null"``.
+        tensor. Where mxmp inserted ``node``, such as a cast, they are those of the operator whose output it casts
+        (``"null"`` is the type of a variable). In the backward, they are those of the first operator that sends the
+        gradient; for the gradient of a graph output, those of the operator that makes the output.
     low : bool
         True if the tensor is rounded to the compute dtype, because an operator in low precision makes or reads it.
     backward : bool
@@ -171,7 +172,10 @@ class ObservedGraph:
         return [] if node is None else self.readers(node)
 
     def _find(self, name: str) -> Observed | None:
-        """Return what ``observe`` returns for ``name``, which must not be MXNet's name of a sum of gradients."""
+        """Return a description of the tensor that the monitor calls ``name``, or None where ``observe`` returns None.
+
+        ``name`` must not be MXNet's name of a sum of gradients (``SUMS``).
+        """
         place = place_of(self._nodes, name)
         if place is None or place.what == "input":
             return None

@@ -52,8 +52,8 @@ def low_graph(
     device : {"cpu", "gpu"}
         Where the graph will run.
     keep_output_names : bool
-        True: keep an operator in FP32 if its second or a later output is an output of the graph, which a cast behind it
-        would rename. Has no effect if ``how`` is a plan.
+        True: keep an operator with several outputs in FP32 if one of them is an output of the graph, which a cast
+        behind it would rename. Has no effect if ``how`` is a plan.
     grad_req : mapping of str to str
         From the name of a variable to its ``grad_req``: ``"write"``, ``"add"`` or ``"null"``. Some workarounds depend
         on it; a variable that is missing gets every workaround that some request would need.
@@ -88,7 +88,8 @@ def emitted(
 
     Besides the graph, the CastGraph lists the casts and the workarounds. The bodies of control flow are converted too.
     A body returns FP32, so that the states of a loop keep their dtype from one iteration to the next. What it reads is
-    cast inside it, unless ``Plan.within`` has the loop read it in float16. If nothing computes in low precision, there
+    cast inside it. The exception are data and weights of a ``foreach`` that all operators of the body read in float16:
+    these are cast once, in front of the loop (see ``Plan.within``). If nothing computes in low precision, there
     are no casts. ``graph`` is not changed.
 
     Parameters
@@ -214,7 +215,7 @@ class Conversion:
         fixed : collection of str
             Names of parameters that must stay in FP32, such as Gluon Constants, unless ``stored`` says otherwise.
         keep_output_names : bool
-            True: keep an operator in FP32 if its second or a later output is an output of the graph, which a cast
+            True: keep an operator with several outputs in FP32 if one of them is an output of the graph, which a cast
             behind it would rename, even if a plan says otherwise.
         grad_req : mapping of str to str
             From the name of a variable to its ``grad_req``, on which some workarounds depend. A missing variable gets

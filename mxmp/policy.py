@@ -197,10 +197,11 @@ class Recipes(Dict[str, Policy]):
 
 
 def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
-    """Return the Policy that a user's argument means: a Policy, a recipe's name or a policy string.
+    """Return the Policy that a user's argument means: a Policy, or a text that ``Policy.parse`` reads.
 
-    The patterns ``exclude`` are added to the policy's own. Raises ``ValueError`` if ``policy`` is none of these, or
-    ``exclude`` is a single string or holds anything but non-empty strings.
+    Such a text is a recipe's name, perhaps with changes, or ``str`` of a Policy: ``"compute=float16"``. The patterns
+    ``exclude`` are added to the policy's own. Raises ``ValueError`` if ``policy`` is none of these, or ``exclude`` is a
+    single string or holds anything but non-empty strings.
     """
     if isinstance(policy, str):
         policy = Policy.parse(policy)
@@ -216,8 +217,8 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
 def pattern_of(pattern: str) -> re.Pattern:
     """Return a regular expression that matches the names of the nodes which a pattern of ``Policy.exclude`` excludes.
 
-    For ``"net0_dense0"`` these are the node of this name, and all nodes in the block of this name, such as
-    ``"net0_dense0_fwd"``.
+    The pattern may have the wildcards of ``fnmatch``. For ``"net0_dense0"`` these are the node of this name, and all
+    whose names begin with ``"net0_dense0_"``, as those in the block of this name do.
     """
     return re.compile(f"{translate(pattern)}|{translate(pattern + '_*')}")
 

@@ -146,7 +146,10 @@ class StepObserver(Observer):
     """
 
     def __init__(self, network: TrainedNetwork) -> None:
-        """Start the probe, so that it listens from the next forward on, and register with the network's ScaledStep."""
+        """Start the probe, so that it listens from the next forward on, and register with the network's ScaledStep.
+
+        The ScaledStep then calls ``before_update`` and ``after_step`` in every step.
+        """
         self._network = network
         self._step = network.step
         self._probe = Probe(network, self._observe)

@@ -84,8 +84,9 @@ def use_global_pooling(fitted: FittedGraph, poolings: Sequence[Node]) -> None:
 def large_upsamplings(fitted: FittedGraph) -> list[Node]:
     """Return the ``UpSampling`` operators of scale 4, 8, 16, ... that compute in float16 in the graph of ``fitted``.
 
-    They copy the nearest value; those with other scales, and bilinear ones, stay in FP32. The gradient of a value is
-    the sum over its copies, which their GPU kernel takes in float16: of 64 terms where the scale is 8.
+    They copy the nearest value. The gradient of a value is the sum over its copies, which their GPU kernel takes in
+    float16: of 64 terms where the scale is 8. Scale 2, with 4 terms, needs no rewrite. Those with all other scales, and
+    bilinear ones of scale 2 too, stay in FP32.
     """
     return [node for node in fitted.low if node.op == "UpSampling" and node.attrs["scale"] != "2"]
 
@@ -93,7 +94,8 @@ def large_upsamplings(fitted: FittedGraph) -> list[Node]:
 def double_in_steps(fitted: FittedGraph, upsamplings: Sequence[Node]) -> None:
     """Replace each ``UpSampling`` in ``upsamplings`` by twofold ones in a row, in place; the last keeps its name.
 
-    All copy the nearest value, so the result is the same. But the gradient is now summed 4 by 4.
+    Its scale is 4, 8, 16, ..., and all copy the nearest value, so the result is the same. But a float16 sum in the
+    backward, as of 64 gradients where the scale is 8, loses small terms; each sum now has 4 terms.
     """
     for node in upsamplings:
         attrs = {**node.attrs, "scale": "2"}
@@ -107,7 +109,8 @@ def double_in_steps(fitted: FittedGraph, upsamplings: Sequence[Node]) -> None:
 def sums_of_casts(fitted: FittedGraph) -> list[Node]:
     """Return the ``sum`` operators of the graph in ``fitted`` that read a cast to FP32 which mxmp has inserted.
 
-    They add FP32 numbers that were float16. One kernel of MXNet's NumPy interface does the same from float16.
+    They add FP32 numbers that were float16. One kernel of MXNet's NumPy interface does the same from float16. It has no
+    parameter ``exclude``, so operators with ``exclude=True`` are left out.
     """
     return [
         node
@@ -119,11 +122,12 @@ def sums_of_casts(fitted: FittedGraph) -> list[Node]:
 
 
 def sum_float16(fitted: FittedGraph, sums: Sequence[Node]) -> None:
-    """Have each ``sum`` in ``sums`` read the float16 tensor itself, in place, by ``_np_sum`` with ``dtype="float32"``.
+    """Have each ``sum`` in ``sums`` read the float16 tensor instead of its cast to FP32, in place, as an ``_np_sum``.
 
-    It adds in FP32 and returns FP32, and its gradient is rounded once, like that of the cast. It keeps the axes, and a
-    new ``squeeze`` (for a sum over all axes, a ``Reshape`` to ``(1,)``) removes them, unless ``sum`` keeps them too:
-    without ``keepdims``, ``_np_sum`` over all axes has the shape ``()``, which MXNet's other operators do not know.
+    This saves the cast's FP32 copy. With ``dtype="float32"`` it adds in FP32 and returns FP32, and its gradient is
+    rounded once, like that of the cast. It keeps the axes, and a new ``squeeze`` (for a
+    sum over all axes, a ``Reshape`` to ``(1,)``) removes them, unless ``sum`` keeps them too: without ``keepdims``,
+    ``_np_sum`` over all axes has the shape ``()``, which MXNet's other operators do not know.
     """
     squeezed = [node for node in sums if not is_true(node.attrs.get("keepdims"))]
     for node in sums:

@@ -19,9 +19,9 @@ class Unfused(mx.sym.Symbol):
 
     That fusion gives wrong numbers for some graphs. MXNet fuses a graph on a CPU if the context that ``bind`` gets is
     ``cpu(0)``. Its only switch is an environment variable for the whole process, which prints a line at every bind. So
-    here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables and operators without
-    inputs are put into one context group, which is placed on the real context, and the other operators run where their
-    inputs are.
+    here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables, operators without
+    inputs and a few such as ``gather_nd`` are put into one context group, which is placed on the real context. The
+    other operators run where their inputs are.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Unfused(mx.sym.Symbol):
     group2ctxs : dict of str to Context, or list of such dicts, or None
         As for ``mx.mod.Module``: from the name of a context group to its context. Only the names are used; pass the
         contexts to ``bind`` too. Nodes in these groups stay in them; nodes in other groups, which MXNet ignores, are
-        taken out. (Operators with inputs are put into no group, as a Custom operator would take the name of its group
+        taken out. (The other operators are put into no group, as a Custom operator would take the name of its group
         for an argument.)
     """
 

@@ -53,10 +53,10 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
 
 
 def reshapes_after_volumes(fitted: FittedGraph) -> list[Node]:
-    """Return all ``Reshape``, ``Flatten`` and ``expand_dims`` behind 3-D convolutions, deconvolutions and poolings.
+    """Return all ``Reshape``, ``Flatten`` and ``expand_dims`` whose inputs depend on a 3-D operator.
 
-    Those in bfloat16 fail on oneDNN's blocked layout of five axes, which ``copy_inputs`` avoids; those in FP32 are
-    returned too.
+    That is a 3-D convolution, deconvolution or pooling. Reshapes in bfloat16 fail on oneDNN's blocked layout of five
+    axes, which ``copy_inputs`` avoids; those in FP32 are returned too.
     """
     return [node for node in _after_volumes(fitted.graph) if node.op in _RESHAPES]
 
@@ -171,7 +171,10 @@ def _grouped(graph: Graph) -> list[Node]:
 
 
 def _has_small_blocks(node: Node) -> bool:
-    """Return True if a convolution has several groups of 4, 8, 12, 20, ... (not 16, 32, ...) output channels each."""
+    """Return True if oneDNN stores the arrays of a convolution with several groups in blocks of 4 or 8 channels.
+
+    It does so for 4, 8, 12, 20, ... (not 16, 32, ...) output channels per group. BatchNorm is slow on such arrays.
+    """
     groups = int(node.attrs.get("num_group", "1"))
     each = int(node.attrs["num_filter"]) // groups
     return groups > 1 and each % 4 == 0 and each % 16 != 0
@@ -203,9 +206,9 @@ def block_inputs(fitted: FittedGraph, norms: Sequence[Node]) -> None:
 
 
 def _convolution_before(norm: Node) -> Node | None:
-    """Return the 2-D convolution whose output a BatchNorm reads through a cast to float16; None if there is none.
+    """Return the 2-D convolution whose output a BatchNorm reads, rounded to float16; None if there is none.
 
-    A cast back to FP32 may follow the cast to float16.
+    Two inserted casts must stand between the two: one to float16, and one back to FP32.
     """
     widened = norm.inputs[0]
     rounded = widened.node.inputs[0] if is_ours(widened.node) else widened
@@ -223,9 +226,9 @@ def _blocked_copy(entry: Entry, convolution: Node, name: str, dtype: str = FULL)
     """Return the output of a new node that copies the tensor ``entry``, of ``dtype``, into oneDNN's blocks of channels.
 
     ``entry`` is the output of ``convolution``, or a cast of it, and has as many channels. The new node, named
-    ``NAME_blocked`` after ``name``, is a depthwise 1 x 1 convolution whose weight is all ones. (Made by ``ones_like``
-    from the weight of ``convolution``, they would fail, "dimensions are invalid", or end the process where FP32
-    inference left that weight in a blocked layout.)
+    ``NAME_blocked`` after ``name``, is a depthwise 1 x 1 convolution whose weight is all ones. (They cannot be
+    made from the weight of ``convolution`` by ``slice`` and ``ones_like``. Where FP32 inference left that weight in a
+    blocked layout, ``slice`` fails, "dimensions are invalid", or ends the process.)
     """
     size = convolution.attrs["num_filter"]
     ones = Entry(Node("_ones", f"{name}_ones", {"shape": f"({size}, 1, 1, 1)", "dtype": FULL, MARK: "copy"}))

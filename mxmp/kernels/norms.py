@@ -55,8 +55,9 @@ def norms_sharing_casts(fitted: FittedGraph) -> list[Node]:
 def separate_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
     """Rewrite the casts around each BatchNorm in ``norms``, in place, so that they round what cuDNN's kernel rounds.
 
-    Each BatchNorm gets its own cast to FP32, so the gradient of its data is rounded to float16 before MXNet sums it
-    with others. FP32 operators that read its output now read it rounded to float16 and cast back to FP32.
+    The emulation on a CPU then gives a GPU's numbers; on a GPU, the kernel can then replace them (``drop_casts``). Each
+    BatchNorm gets its own cast to FP32, so the gradient of its data is rounded to float16 before MXNet sums it with
+    others. FP32 operators that read its output now read it rounded to float16 and cast back to FP32.
     """
     readers = fitted.graph.consumers()
     for node in norms:

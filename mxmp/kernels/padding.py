@@ -98,13 +98,17 @@ class LargeInputs:
         self._known: dict[tuple, bool] = {}
 
     def __bool__(self) -> bool:
-        """Return False if no input is too small: no convolution of the graph has oneDNN's faults at any input size."""
+        """Return False if no input is too small for the graph: its weight gradients are right without workarounds.
+
+        If True, ``at`` says whether inputs of given shapes are large enough.
+        """
         return bool(self._least)
 
     def at(self, shapes: Sequence[tuple]) -> bool:
         """Return True if inputs of these shapes are large enough for the graph to run without the two workarounds.
 
-        These are ``unused_taps`` and ``padded_volumes``. ``shapes`` holds one shape for each of the ``names`` of the
+        These are ``unused_taps`` and ``padded_volumes``, which avoid wrong weight gradients where the padding of a
+        convolution is not small beside its input. ``shapes`` holds one shape for each of the ``names`` of the
         constructor. False also where the sizes that a convolution reads do not follow from these shapes, or where the
         shapes do not fit the graph. The answer for ``shapes`` that fit is kept, so that a block can ask at every call.
         """
@@ -125,7 +129,7 @@ def _may_read_padding(graph: Graph) -> list[Node]:
     """Return the 1-D and 2-D convolutions, of any dtype, in which a tap (kernel position) may read only padding.
 
     Whether one does depends on the input size. Where it does, oneDNN may not write its bfloat16 weight gradient. Left
-    out are convolutions whose gradient measurements found written at any size (``_is_written``).
+    out are convolutions for which oneDNN was measured to write it at any size (``_is_written``).
     """
     flat = (node for node in graph.nodes() if node.op == "Convolution" and not is_volume(node.attrs))
     return [node for node in flat if not all(_is_written(*axis) for axis in _axes(node))]
@@ -135,8 +139,8 @@ def _around_both_ends(graph: Graph) -> list[Node]:
     """Return the 3-D convolutions and deconvolutions whose kernel may cover padding at both ends of an axis at once.
 
     oneDNN then computes a wrong weight gradient. Left out are those without padding; those with a ``target_shape``, for
-    which MXNet ignores ``pad``; and those with stride 1, padding at most 1 and ``kernel`` at most 3 along each axis,
-    for which oneDNN was measured to be right (only with dilation 1).
+    which MXNet ignores ``pad``; and those with stride 1, padding at most 1 and ``kernel`` at most 3 along each axis, at
+    any dilation, for which oneDNN was measured to be right (those with dilation in FP32; in bfloat16 mxmp has none).
     """
 
     def is_right(kernel: int, stride: int, pad: int, dilate: int) -> bool:
@@ -206,7 +210,8 @@ def _read(node: Node, name: str, default: int) -> Sequence[int]:
 def _pad(node: Node, low: bool) -> None:
     """Let a 3-D convolution read data that a new ``Pad`` has padded with zeros, and set its own padding to 0, in place.
 
-    ``low`` says whether it computes in bfloat16. ``Pad`` has no bfloat16 kernel, so its data is then padded in FP32 and
+    oneDNN's weight gradient may be wrong for a convolution that pads by itself, but not without padding. ``low`` says
+    whether the convolution computes in bfloat16. ``Pad`` has no bfloat16 kernel, so its data is then padded in FP32 and
     cast after that.
     """
     given = node.inputs[0]
@@ -232,7 +237,7 @@ def _crop(node: Node) -> Entry:
 
 
 def _drop_padding(volume: Node) -> None:
-    """Set the padding of a 3-D convolution or deconvolution to 0, in place.
+    """Set the padding of a 3-D convolution or deconvolution to 0, in place; the caller has a new node pad or crop.
 
     An attribute keeps the original value, so that ``strip``, which removes all that mxmp inserted, can restore it.
     """

@@ -45,7 +45,8 @@ def truncating_operators(fitted: FittedGraph) -> list[Node]:
 def replace_truncating_operators(fitted: FittedGraph, operators: Sequence[Node]) -> None:
     """Replace each of ``operators``, in place, by one of the same function whose oneDNN kernel rounds to nearest.
 
-    ``sigmoid`` and ``tanh`` become an ``Activation``; ``a - b`` becomes ``a + (-b)``, where the negation is exact.
+    They compute in bfloat16, by kernels that truncate. ``sigmoid`` and ``tanh`` become an ``Activation``; ``a - b``
+    becomes ``a + (-b)``, where the negation is exact.
     """
     for node in operators:
         if node.op == "elemwise_sub":

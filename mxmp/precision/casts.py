@@ -87,8 +87,8 @@ def insert_casts(planned: PlannedGraph) -> CastGraph:
     not changed here, but by ``pipeline.emitted``. Parameters that the plan stores in float16 are declared so. If the
     policy has ``output="float32"``, an output of the graph in low precision is cast to FP32. The cast takes the name of
     its operator, ``"fc"``, and the operator is renamed by the compute dtype, ``"fc_bfloat16"``, so that the output is
-    ``"fc_output"`` as before. Only the outputs of an operator that has several may be renamed: ``"split_output0"`` to
-    ``"split_output"``.
+    ``"fc_output"`` as before. Only where the operator has several outputs, the cast ones get new names:
+    ``"split_output"`` for ``"split_output0"``, ``"split_1_to_float32_output"`` for ``"split_output1"``.
     """
     return _Rewriter(planned).run()
 
@@ -102,7 +102,10 @@ def is_ours(node: Node) -> bool:
 
 
 def casts_to(node: Node, dtype: str) -> bool:
-    """Return True if ``node`` is a ``Cast`` to ``dtype`` that mxmp inserted."""
+    """Return True if ``node`` is a ``Cast`` to ``dtype`` that mxmp inserted; False for an ``amp_cast``.
+
+    mxmp inserts ``Cast`` nodes; in bfloat16 a workaround then makes them ``amp_cast`` nodes.
+    """
     return is_ours(node) and node.op == "Cast" and node.attrs["dtype"] == dtype
 
 
@@ -189,10 +192,11 @@ def _take_name(ours: Node, source: Node, suffix: str) -> None:
 def declare_full(graph: Graph) -> None:
     """Declare as FP32, in place, each variable that has no declared dtype and that only inserted nodes read.
 
-    An inserted node is, for example, a cast. Operators that only move values (``Rule.exact``) may stand in between: all
-    that they read are such variables, and all that read them are inserted nodes. MXNet infers the dtype of a weight
-    from the operator that reads it, but not through a cast. Without the declaration (the attribute ``__dtype__``),
-    ``bind`` fails if the caller gives dtypes for some inputs only, as Module does.
+    An inserted node is, for example, a cast; control flow counts as one here. Operators that only move values
+    (``Rule.exact``) may stand in between: all that they read are such variables, and all that read them are inserted
+    nodes. MXNet infers the dtype of a weight from the operator that reads it, but not through a cast. Without the
+    declaration (the attribute ``__dtype__``), ``bind`` fails if the caller gives dtypes for some inputs only, as Module
+    does.
     """
     readers: dict[Node, set[Node]] = {}
     for entry, users in graph.consumers().items():
@@ -268,7 +272,10 @@ class _Rewriter:
         return cast
 
     def _cast(self, entry: Entry, dtype: str) -> Entry:
-        """Return the copy of ``entry``, cast to ``dtype``; the first call inserts the cast, later calls share it."""
+        """Return a cast to ``dtype`` of the tensor that stands for ``entry`` in the new graph.
+
+        The first call inserts the cast, later calls share it.
+        """
         key = (entry, dtype)
         if key not in self._casts:
             suffix = f"_{entry.index}" if entry.index else ""

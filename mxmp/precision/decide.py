@@ -47,8 +47,8 @@ def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -
     Raises
     ------
     ValueError
-        bfloat16 on a GPU; an operator in ``low_ops`` or ``full_ops`` that MXNet does not have; one in ``low_ops`` that
-        is a loss head or of ``Kind.ALONE``.
+        bfloat16 on a GPU; an operator in ``low_ops`` or ``full_ops`` that MXNet does not have, or has in graphs by
+        another name (``"concat"`` is ``"Concat"``); one in ``low_ops`` that is a loss head or of ``Kind.ALONE``.
     """
     if policy.compute == "bfloat16" and device == "gpu":
         raise ValueError(
@@ -168,10 +168,10 @@ def may_compute_low(
 ) -> dict[Node, tuple[Kind, Rule]]:
     """Return the operators that can compute in low precision, each with its kind (``LOW`` or ``FOLLOW``) and its rule.
 
-    Tuning chooses among these operators. Their rules, the policy, the device's kernels and ``keep_output_names`` (see
-    ``decide``) all allow low precision; in which dtype the operators around them compute is not considered. If
-    ``slow_too``, kernels may be slower than FP32's, but must be right. Operators in bodies of control flow are not
-    returned.
+    ``LOW`` is, for example, a convolution; ``FOLLOW`` a relu, which takes the dtype of its inputs. Tuning chooses among
+    these operators. Their rules, the policy, the device's kernels and ``keep_output_names`` (see ``decide``) all allow
+    low precision; in which dtype the operators around them compute is not considered. If ``slow_too``, kernels may be
+    slower than FP32's, but must be right. Operators in bodies of control flow are not returned.
     """
     draft = _Draft(policy, device, _NOTHING)
     found: dict[Node, tuple[Kind, Rule]] = {}
@@ -211,7 +211,7 @@ def _has_several_outputs(head: Entry, graph: Graph) -> bool:
     """Return whether MXNet numbers the outputs of the operator that makes ``head``, as in ``"split_output0"``.
 
     ``head`` is an output of ``graph``. A cast in its place would make ``"split_output"``. For a Custom operator and for
-    control flow, which are never low, only the index of ``head`` is looked at.
+    control flow, which are never low, the result is True only if ``head`` is not their first output.
     """
     node = head.node
     if head.index or node.is_variable or node.op == "Custom" or node.subgraphs:
@@ -285,7 +285,8 @@ class _Draft:
 
         An operator of ``Kind.FOLLOW`` computes in low precision if each of its inputs is in low precision or may be
         read in either dtype (such as, in float16, an FP32 BatchNorm's output); the operators that make them must be
-        decided already. Inputs in ``Rule.keep`` and ``Rule.params`` do not count; without others it computes in FP32.
+        decided already. Inputs in ``Rule.keep`` (indices, for example) and ``Rule.params`` (parameters) do not count;
+        without others it computes in FP32.
 
         The result is True for now, and ``settle`` decides later, if all inputs may be read in either dtype, or if the
         operator only moves values of parameters that may be stored in float16 (``Rule.exact``).
@@ -311,12 +312,13 @@ class _Draft:
     def settle(self, graph: Graph, by_plan: bool) -> None:
         """Decide for the operators that ``by_rule`` left undecided. Call this when all others are decided.
 
-        - An operator that only moves the values of parameters computes in low precision if all that read its output do:
-          rounding commutes with moving, and so the parameters can be stored in float16.
+        - An operator that only moves the values of parameters computes in low precision if all that read its output do,
+          and it makes no graph output: rounding commutes with moving, and so the parameters can be stored in float16.
         - One that reads only tensors which are safe in both dtypes, such as a relu behind an FP32 BatchNorm, computes
-          in low precision if an operator that reads its output does, as that would round the output anyway; if a
-          BatchNorm with a float16 kernel (see ``_norm_reads_float16``) reads its output; or, unless it makes a graph
-          output, if such a BatchNorm of float16 data makes one of its inputs, or an operator to which this applies.
+          in low precision in three cases. An operator reads its output in low precision, and would round it anyway. A
+          BatchNorm with a float16 kernel (see ``_norm_reads_float16``) reads its output. Or it makes no graph output,
+          and such a BatchNorm of float16 data is in front of it, perhaps with other operators of this third case
+          between the two.
 
         All others compute in FP32; with ``by_plan`` all do, because the other decisions are those of a plan
         (``decided``) that does not have these operators.
@@ -341,16 +343,20 @@ class _Draft:
                 self.decisions[node] = Decision(node.op, False, why)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
-        """Return whether a BatchNorm as in ``_norm_reads_float16`` makes ``entry``, and its data are in float16."""
+        """Return whether ``entry`` is the output of an FP32 BatchNorm that gets float16 data, and has a float16 kernel.
+
+        ``_norm_reads_float16`` says which BatchNorms have one.
+        """
         node = entry.node
         return node in self._normalized and self._norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
 
     def _norm_reads_float16(self, node: Node, position: int) -> bool:
-        """Return whether a GPU has a float16 kernel for ``node``, an FP32 BatchNorm whose data are at ``position``.
+        """Return whether ``node`` is an FP32 BatchNorm with a float16 kernel on a GPU, and ``position`` is its data's.
 
         cuDNN's kernel reads and writes float16, but computes in FP32, so it gives what a cast to FP32, BatchNorm and a
-        cast to float16 give. Where the policy has ``norm="float32"``, the graph has these casts, and the result is True
-        too. It is False for ``norm="compute"`` and in bfloat16.
+        cast to float16 give. For the policy's ``norm=None`` it replaces these three. For ``norm="float32"`` they stay,
+        but the result is True too, so that both give the same numbers. It is False for ``norm="compute"``, by which
+        BatchNorm takes the dtype of its input, and in bfloat16.
         """
         return (
             node in self._normalized
@@ -363,9 +369,10 @@ class _Draft:
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
         """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
 
-        The dtypes of the node's inputs are not considered. ``Kind.NORM`` becomes ``Kind.FOLLOW`` for ``norm="compute"``
-        and else stays, in FP32. ``Kind.LOW`` and ``Kind.FOLLOW`` become ``Kind.FULL`` if the device has no
-        low-precision kernel, or one that is wrong or, unless ``slow_too``, slower than FP32's.
+        The dtypes of the node's inputs are not considered. ``Kind.NORM`` becomes ``Kind.FOLLOW`` (low precision if all
+        inputs are) for ``norm="compute"``; otherwise it stays ``Kind.NORM``, which computes in FP32. ``Kind.LOW`` and
+        ``Kind.FOLLOW`` become ``Kind.FULL`` if the device has no low-precision kernel, or one that is wrong or, unless
+        ``slow_too``, slower than FP32's.
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
@@ -391,15 +398,19 @@ class _Draft:
         return entry.node not in self._undecided and entry.node not in self._movers and self._makes_low(entry)
 
     def _is_parameter(self, entry: Entry) -> bool:
-        """Return whether a tensor has the values of parameters that may be stored in float16, perhaps moved."""
+        """Return whether a tensor has the values of parameters that may be stored in float16.
+
+        Operators with ``Rule.exact``, such as transpose, may have moved them.
+        """
         node = entry.node
         return node in self._movers or (node.is_variable and node.name in self._storable and node not in self.non_fp32)
 
     def _may_be_either(self, entry: Entry) -> bool:
         """Return whether an operator may read this tensor in FP32 or in low precision, as ``settle`` decides later.
 
-        True for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, and for an output of
-        an operator that follows only such tensors, for which ``settle`` decides. Always False in bfloat16.
+        True for the first output of an FP32 operator with ``Rule.normalized`` (values of about 1 or less), such as
+        BatchNorm, and for an output of an operator that follows only such tensors, for which ``settle`` decides. Always
+        False in bfloat16.
         """
         if entry.node in self._normalized:
             return entry.index == 0
@@ -408,7 +419,8 @@ class _Draft:
     def _makes_low(self, entry: Entry) -> bool:
         """Return whether the tensor ``entry`` is in low precision by the decision so far for its operator.
 
-        Returns False for a variable, and for an output that the operator's rule keeps in FP32.
+        For an operator that is left to ``settle``, this decision is low precision. Returns False for a variable, and
+        for an output that the operator's rule keeps in FP32.
         """
         decision = self.decisions.get(entry.node)
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs

@@ -77,7 +77,7 @@ class MissingKernel:
     slow: bool = False
 
     def reason_for(self, call: Call) -> str:
-        """Return ``reason`` for the operator ``call``, with its values in place of the names in braces."""
+        """Return ``reason`` with the values of ``call`` for ``{op}``, ``{channels}`` and names of its parameters."""
         return self.reason.format_map({**call.attrs, "op": call.op, "channels": call.channels})
 
 
@@ -123,7 +123,7 @@ def _scales_inexactly(call: Call) -> bool:
     """Return whether ``call``, which multiplies or divides a tensor by a constant, may have an inexact bfloat16 result.
 
     MXNet's kernel would truncate this result instead of rounding it. False only for a constant that is, up to its sign,
-    a power of two from 2**-17 to 2**15, as then only the exponent changes.
+    a power of two from 2**-17 to 2**15: then only the exponent changes, and it rarely leaves bfloat16's range.
     """
     try:
         mantissa, exponent = math.frexp(abs(float(call.attrs.get("scalar", ""))))
@@ -152,7 +152,7 @@ def _is_bfloat16(text: str) -> bool:
 
 
 def _doubles(attrs: Mapping[str, str]) -> bool:
-    """Return whether an ``UpSampling`` enlarges twofold, or 4, 8, 16, ... times one tensor by its nearest values.
+    """Return whether an ``UpSampling`` has scale 2, or enlarges one tensor 4, 8, 16, ... times by its nearest values.
 
     It can then be computed twofold step by step (``kernels.cuda.double_in_steps``), and no gradient is a float16 sum of
     more than 4 terms.

@@ -225,7 +225,10 @@ class NetworkView:
         return None
 
     def _report(self, place: Place, array: NDArray) -> _Report:
-        """Return what a user's callback gets for ``place``, a tensor of one of the network's operators."""
+        """Return name, type and values that a user's callback gets for ``place``, a tensor of the network's operators.
+
+        ``array`` has the values as MXNet reports them.
+        """
         name = self._names[place.node]
         decision = self._plan.decisions[name]
         op = None if place.what == "gradient" else decision.op

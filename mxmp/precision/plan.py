@@ -258,8 +258,8 @@ class PlannedGraph:
     def wants_low(self, node: Node, position: int) -> bool:
         """Return whether ``node`` reads its input at ``position`` in low precision.
 
-        Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices;
-        for a loop, what ``Plan.within`` says.
+        Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices.
+        For control flow, returns True for the inputs that ``low_inputs`` returns.
         """
         if node in self._low_inputs:
             return position in self._low_inputs[node]
@@ -269,7 +269,8 @@ class PlannedGraph:
 def low_inputs(plan: Plan, node: Node, name: str) -> set[int]:
     """Return the positions of the inputs that the control-flow operator ``node`` reads in float16 by ``plan``.
 
-    ``name`` is the operator's name in the plan. ``Plan.within`` says which inputs these are.
+    ``name`` is the operator's name in the plan. The inputs are data and weights of a ``foreach`` that all operators of
+    its body read in float16 (see ``Plan.within``). In bfloat16, and for other control flow, there are none.
     """
     found: set[int] = set()
     for body in bodies(node):

@@ -60,7 +60,10 @@ class When:
     reason: str
 
     def holds(self, attrs: Mapping[str, str]) -> bool:
-        """Return whether the exception applies to an operator with the parameters ``attrs``, as in Symbol JSON."""
+        """Return whether this exception to a rule applies to an operator with the parameters ``attrs``.
+
+        These are strings as in Symbol JSON.
+        """
         return attrs.get(self.attr) in self.values
 
 
@@ -87,7 +90,8 @@ class Rule:
     normalized : bool
         Whether the values of the first output are about 1 or less, as after a normalization or softmax, and so are safe
         in float16. A ``Kind.FOLLOW`` operator that reads such an FP32 output beside float16 inputs still computes in
-        float16; one that reads only such outputs, if an operator reads its output in float16. Unused in bfloat16.
+        float16. One that reads only such outputs does so if, for example, an operator reads its output in float16.
+        Unused in bfloat16.
     exact : bool
         Whether each output value is an input value, perhaps with another sign, or zero, and gradients likewise (relu,
         reshape, transpose, concat, slice...). Rounding before such an operator gives what rounding after it gives.

@@ -41,7 +41,8 @@ class Body(NamedTuple):
     def prefix(self, name: str) -> str:
         """Return the beginning of a plan's names for the body's nodes, where ``name`` is the control-flow node's name.
 
-        For ``"loop"`` it is ``"loop/"`` for the body and ``"loop/while/"`` for the condition.
+        For a loop ``"loop"`` it is ``"loop/"`` or, for the condition, ``"loop/while/"``; for a ``cond`` of the name
+        ``"a"`` it is ``"a/if/"`` (the condition), ``"a/then/"`` or ``"a/else/"``.
         """
         return f"{name}/{self.role}"
 

@@ -47,7 +47,7 @@ def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str,
     """Return a copy of a dict that was read from JSON, with ``read(value)`` in place of each value.
 
     ``read`` checks one value and raises for a wrong one, as ``_number`` does. Raises ``ValueError`` for a key that
-    ``texts`` refuses.
+    cannot be encoded in UTF-8 (see ``texts``).
     """
     return dict(zip(texts(list(values)), map(read, values.values())))
 
