@@ -11,7 +11,7 @@ from typing import Sequence
 
 from ..precision.casts import APART, FULL, MARK, casts_to
 from ..precision.graph import Entry, Node
-from ..precision.rules import is_volume
+from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
 __all__ = [
@@ -89,7 +89,7 @@ def failing_deconvolutions(fitted: FittedGraph) -> list[Node]:
     3-D ones, which stay in FP32, are left out.
     """
     operators = ("Deconvolution", "_npx_deconvolution")
-    return [node for node in fitted.low if node.op in operators and not is_volume(node.attrs)]
+    return [node for node in fitted.low if node.op in operators and spatial_axes(node.attrs) != 3]
 
 
 def compute_in_float64(fitted: FittedGraph, deconvolutions: Sequence[Node]) -> None:

@@ -10,7 +10,7 @@ from typing import Iterator, Sequence
 
 from ..precision.casts import FULL, MARK, is_ours
 from ..precision.graph import Entry, Graph, Node
-from ..precision.rules import is_volume
+from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
 __all__ = [
@@ -47,7 +47,7 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
     """
     volumes: set[Node] = set()
     for node in list(graph.nodes()):
-        if any(e.node in volumes for e in node.inputs) or is_volume(node.attrs):
+        if any(e.node in volumes for e in node.inputs) or spatial_axes(node.attrs) == 3:
             volumes.add(node)
             yield node
 
@@ -219,7 +219,7 @@ def _convolution_before(norm: Node) -> Node | None:
 def _is_2d(convolution: Node) -> bool:
     """Return True if a convolution has two spatial axes and the layout NCHW, the default."""
     attrs = convolution.attrs
-    return attrs["kernel"].count(",") == 1 and attrs.get("layout", "NCHW") in ("NCHW", "None")
+    return spatial_axes(attrs) == 2 and attrs.get("layout", "NCHW") in ("NCHW", "None")
 
 
 def _blocked_copy(entry: Entry, convolution: Node, name: str, dtype: str = FULL) -> Entry:

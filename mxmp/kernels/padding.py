@@ -15,7 +15,7 @@ import mxnet as mx
 
 from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads, replace_operator
 from ..precision.graph import Entry, Graph, Node, output_shapes
-from ..precision.rules import is_volume
+from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
 __all__ = [
@@ -131,7 +131,7 @@ def _may_read_padding(graph: Graph) -> list[Node]:
     Whether one does depends on the input size. Where it does, oneDNN may not write its bfloat16 weight gradient. Left
     out are convolutions for which oneDNN was measured to write it at any size (``_is_written``).
     """
-    flat = (node for node in graph.nodes() if node.op == "Convolution" and not is_volume(node.attrs))
+    flat = (node for node in graph.nodes() if node.op == "Convolution" and spatial_axes(node.attrs) != 3)
     return [node for node in flat if not all(_is_written(*axis) for axis in _axes(node))]
 
 
@@ -148,7 +148,7 @@ def _around_both_ends(graph: Graph) -> list[Node]:
 
     found = []
     for node in graph.nodes():
-        if node.op in ("Convolution", "Deconvolution") and is_volume(node.attrs):
+        if node.op in ("Convolution", "Deconvolution") and spatial_axes(node.attrs) == 3:
             padded = any(pad for _, _, pad, _ in _axes(node)) and not _read(node, "target_shape", 0)[0]
             if padded and not all(is_right(*axis) for axis in _axes(node)):
                 found.append(node)
@@ -161,7 +161,7 @@ def _least_sizes(node: Node) -> list[int]:
     For a deconvolution: the least size of its output.
     """
     seen = [max(least_inputs(*axis)) for axis in _axes(node)]
-    if not is_volume(node.attrs):
+    if spatial_axes(node.attrs) != 3:
         return seen
     # With a stride of 1, oneDNN counts the taps rightly if each reads some of the input.
     apart = [kernel - 1 + stride if pad and stride > 1 else 1 for kernel, stride, pad, _ in _axes(node)]
@@ -204,7 +204,7 @@ def _read(node: Node, name: str, default: int) -> Sequence[int]:
 
     ``default`` is the number along each axis where the attribute is missing or empty.
     """
-    return literal_eval(node.attrs.get(name, "()")) or (default,) * (node.attrs["kernel"].count(",") + 1)
+    return literal_eval(node.attrs.get(name, "()")) or (default,) * spatial_axes(node.attrs)
 
 
 def _pad(node: Node, low: bool) -> None:

@@ -17,7 +17,7 @@ from .rule import is_true
 
 __all__ = [
     *("BFLOAT16_CPU", "CHANNEL_BLOCK", "TABLE", "Call", "HasAttribute", "MissingKernel", "is_global_average"),
-    "is_volume",
+    "spatial_axes",
 ]
 
 
@@ -99,9 +99,9 @@ class HasAttribute:
         return call.attrs.get(self.attr) in self.values
 
 
-def is_volume(attrs: Mapping[str, str]) -> bool:
-    """Return whether an operator's parameter ``kernel`` has 3 sizes, as for a 3-D convolution; False without it."""
-    return attrs.get("kernel", "").count(",") == 2
+def spatial_axes(attrs: Mapping[str, str]) -> int:
+    """Return how many sizes an operator's parameter ``kernel`` has, such as 2 for a 2-D convolution; 0 without it."""
+    return len(re.findall("[0-9]+", attrs.get("kernel", "")))  # MXNet writes "(3,)" for one axis, and reads "3" too
 
 
 def is_global_average(attrs: Mapping[str, str]) -> bool:
@@ -115,8 +115,10 @@ def _is_unmeasured_volume(call: Call) -> bool:
     It then stays in FP32, because oneDNN's bfloat16 gradients of such convolutions were never checked. Those of other
     3-D convolutions are right, for small inputs with the workarounds of ``kernels/padding.py``.
     """
-    dilated = set(re.findall(r"\d+", call.attrs.get("dilate", ""))) - {"1"}
-    return is_volume(call.attrs) and (bool(dilated) or max(map(int, re.findall(r"\d+", call.attrs["kernel"]))) > 7)
+    if spatial_axes(call.attrs) != 3:
+        return False
+    kernel, dilate = (re.findall(r"\d+", call.attrs.get(name, "")) for name in ("kernel", "dilate"))
+    return bool(set(dilate) - {"1"}) or max(map(int, kernel)) > 7
 
 
 def _scales_inexactly(call: Call) -> bool:
@@ -297,7 +299,7 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
         MissingKernel(
             "the backward of a 3-D deconvolution fails on a CPU where the graph computes its weight, as a cast does",
             _names("Deconvolution _npx_deconvolution"),
-            lambda call: is_volume(call.attrs),
+            lambda call: spatial_axes(call.attrs) == 3,
         ),
         *_FLOAT16_GPU,
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Iterable, Mapping
 
 from . import missing_kernels, rule_table
-from .missing_kernels import Call, is_volume
+from .missing_kernels import Call, spatial_axes
 from .rule import Kind, Rule, When
 from .rule_table import CUDA_BUILD_ONLY, REFUSED
 
@@ -20,9 +20,9 @@ __all__ = [
     "Rule",
     "UnknownOperator",
     "When",
-    "is_volume",
     "missing_kernel",
     "rule_of",
+    "spatial_axes",
 ]
 
 

@@ -41,8 +41,8 @@ class Task:
         The names of the variables that may be stored in float16, if the policy stores parameters so. None stands for
         the weights and biases of convolutions, FullyConnected and RNN.
     keep_output_names : bool
-        True keeps an operator in FP32 if its second or a later output is an output of the graph, because a cast behind
-        that output would change the output's name.
+        True keeps an operator with several outputs in FP32 if one of them is an output of the graph, because a cast
+        behind it would change its name.
     slow_too : bool
         True lets operators compute in low precision whose low-precision kernel is correct but known to be slow; False
         keeps them in FP32.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mxnet.gluon import nn
 from oracle import S, assert_same_bits, by_gluon, by_symbol, filled, nodes, sqnr
-from twins import seeded
+from twins import array, seeded
 
 import mxmp
 from mxmp import Policy
@@ -89,6 +89,26 @@ def test_a_grouped_convolution_may_be_a_head_and_read_a_variable():
     assert low.list_outputs() == symbol.list_outputs()
     values = filled(symbol, data=(2, 16, 5, 5))
     assert sqnr(*(by_symbol(s, values).outputs[0] for s in (symbol, low))) > 40
+
+
+@pytest.mark.parametrize(("policy", "groups"), [("float16", 1), ("float16", 4), ("bfloat16", 4)])
+def test_a_one_dimensional_convolution_behind_a_norm_trains_as_a_flat_two_dimensional_one_in_float32(policy, groups):
+    """MXNet's own FP32 cannot train the first of them: "Check failed: !is_view"."""
+
+    def gradients(axes, kind, **more):
+        x = S.Convolution(S.var("data"), kernel=(3, 1)[:axes], num_filter=16, num_group=groups, no_bias=True)
+        out = S.LinearRegressionOutput(S.flatten(S.mean(S.sin(S.BatchNorm(x, name="norm")), axis=2)), name="out")
+        shape = (2, 4, 10, 1)[: 2 + axes]
+        module = kind(out, label_names=["out_label"], **more)
+        module.bind([("data", shape)], [("out_label", (2, 16))])
+        shapes = dict(zip(out.list_arguments(), out.infer_shape(data=shape)[0]))
+        names = [name for name in shapes if name not in ("data", "out_label")]
+        module.init_params(arg_params={name: array(i, *shapes[name]) for i, name in enumerate(names)})
+        module.forward_backward(mx.io.DataBatch([array(8, *shape)], [array(9, 2, 16)]))
+        return [arrays[0].asnumpy().ravel() for arrays in module._exec_group.grad_arrays]
+
+    for low, full in zip(gradients(1, mxmp.Module, policy=policy, loss_scale=1.0), gradients(2, mx.mod.Module)):
+        np.testing.assert_allclose(low, full, rtol=0, atol=0.02 * np.abs(full).max() + 1e-4)
 
 
 def test_the_copies_are_taken_out_again():
