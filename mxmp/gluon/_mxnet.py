@@ -166,8 +166,8 @@ def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     """Infer the shapes of the Parameters of ``clone`` from ``args``, and initialize those that wait for their shape.
 
     ``clone`` is a copy of a block (``copied``) on which ``trace`` has stored the graph of a call with ``args``. Copy
-    and block have the same Parameter objects, so the block's Parameters are initialized. Also sets the ``op_args`` of
-    the graph on ``clone``.
+    and block have the same Parameter objects, so the block's Parameters are initialized. Afterwards
+    ``traced_graph(clone).op_args`` says which argument or Parameter each input of the graph is.
     """
     clone._build_cache(*args)
 

@@ -117,13 +117,13 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
 
 
 def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
-    """Do the checks of ``scaled_backward`` that come before the backward, then record in all peers that it begins.
+    """Do the checks of ``scaled_backward`` that come before the backward, then note it in the trainers that it serves.
 
     ``peers`` are ``trainer`` and those with its scaler object whose gradients the backward writes; ``others`` are the
     mxmp.Trainers with other scalers. ``record`` has the graphs of the losses. Raises ``ValueError`` or ``RuntimeError``
     as ``scaled_backward`` says. Each peer notes the backward in its ``progress`` (what it has done since its last
     step), and watches (copies, so that the step can restore them) the running statistics that the backward may write.
-    Until all peers whose gradients it writes have stepped the loss scale does not change.
+    The loss scale does not change until all peers have stepped.
     """
     scale = trainer.loss_scale
     if scale != 1.0:

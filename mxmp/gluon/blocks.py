@@ -62,8 +62,9 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     """Return which blocks of ``net`` run as low-precision graphs and which as Python code, as a ``Division``.
 
     ``exclude`` is a filter ``(name, block) -> bool``, True for a block that is to run as Python code. Or it is a
-    policy: then a block of the user's own class runs as Python code if a pattern of ``policy.exclude`` that does not
-    end in ``*`` matches its name. Raises ``ValueError`` if no HybridBlock is left to run as a graph.
+    policy: then a block of a class from outside MXNet (a user's or GluonCV's) runs as Python code if a pattern of
+    ``policy.exclude`` that does not end in ``*`` matches its name. Raises ``ValueError`` if no HybridBlock is left to
+    run as a graph.
     """
     is_excluded = exclude if callable(exclude) else _filter_of(exclude)
     python: set[int] = set()
@@ -104,8 +105,8 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
 def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
     """Return a filter ``(name, block) -> bool``: True if the block is to run as Python code under ``policy``.
 
-    That is so for a block of the user's own class, which may do what no graph can, such as branch on an array's values,
-    if a pattern of ``policy.exclude`` names it. MXNet's own layers can all be traced: a pattern that names one keeps
+    That is so for a block of a class from outside MXNet, if a pattern of ``policy.exclude`` names it: it may do what no
+    graph can, such as branch on an array's values. MXNet's own layers can all be traced: a pattern that names one keeps
     its operators in FP32 within the graph, and so does any pattern that ends in ``*``.
     """
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]

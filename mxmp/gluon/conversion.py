@@ -193,10 +193,10 @@ class NetConversion(Conversion):
         ------
         ValueError
             A parameter is float16, bfloat16 or a float64 that is trained, or is needed in FP32 here and stored in
-            float16 for another net. Or the conversion has a Plan that was made for another net: the first graph that is
-            called from Python code, in the mode (training or inference) for which the plan was tuned or in any mode if
-            it was not tuned, must have exactly the operators of the plan. Any other graph follows the plan where it has
-            operators of the same names and types.
+            float16 for another net. Or the conversion has a Plan that was made for another net. A tuned plan must have
+            exactly the operators of the first graph that Python code calls in the mode (training or inference) for
+            which it was tuned; another plan, those of the first in any mode. Any other graph follows the plan where it
+            has operators of the same names and types.
         TypeError
             A parameter would be stored in float16, and MXNet's own Trainer holds it.
         """
@@ -254,8 +254,8 @@ class NetConversion(Conversion):
 
         ``decided(how, undecided, low)`` returns the graph's plan under the Policy or Plan ``how``. ``low`` are the
         names of the parameters that are stored in float16 already, by whichever net, ``undecided`` of those that may
-        be. Raises ``ValueError`` unless all operators that read a parameter of another net in ``low`` can compute in
-        float16 here; this net's policy may store parameters in FP32.
+        be. A parameter of another net in ``low`` stays float16, even if this net's policy stores its own in FP32.
+        Raises ``ValueError`` unless all operators that read it can compute in float16 here.
         """
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self.stored_low)}

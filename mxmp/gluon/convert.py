@@ -41,10 +41,10 @@ def convert(
         ``Policy.parse``), a Policy, a Plan of this net (``mxmp.tune``), or the path of a saved Plan (``"plan.json"``).
     exclude : iterable of str, or callable
         Patterns such as ``"*head*"``: the operators and blocks whose names match stay in FP32, besides those that the
-        policy excludes. A block of a user's own class runs as Python code if a pattern that does not end in ``*``
-        matches its name. Or a filter ``(name, block) -> bool``: the blocks for which it is True run as Python code in
-        FP32, with all blocks inside them. A block around one that runs as Python code runs as Python code too; its
-        other children still run as graphs. Neither can be given with a Plan.
+        policy excludes. A block of a class from outside MXNet runs as Python code if a pattern that does not end in
+        ``*`` matches its name. Or a filter ``(name, block) -> bool``: the blocks for which it is True run as Python
+        code in FP32, with all blocks inside them. A block around one that runs as Python code runs as Python code too;
+        its other children still run as graphs. Neither can be given with a Plan.
 
     Returns
     -------

@@ -115,8 +115,8 @@ class BuiltGraph(NamedTuple):
     def serves(self, inputs: list) -> bool:
         """Return whether the graph is right for the shapes of ``inputs``, and no parameter's ``grad_req`` has changed.
 
-        ``grad_req`` is compared with the one for which the graph was built. If False, the hook builds a graph in its
-        place.
+        A graph without the workarounds for small inputs (``only_for``) is right only for large ones. ``grad_req`` is
+        compared with the one for which the graph was built. If False, the hook builds a graph in its place.
         """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
@@ -149,7 +149,10 @@ def is_tracing() -> bool:
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Make ``is_tracing()`` True on this thread within the ``with`` block, and afterwards what it was before."""
+    """Make ``is_tracing()`` True on this thread within the ``with`` block, and afterwards what it was before.
+
+    In the block mxmp traces a Gluon block; hooks of converted blocks accept Symbols while ``is_tracing()`` is True.
+    """
     before, _local.tracing = is_tracing(), True
     try:
         yield

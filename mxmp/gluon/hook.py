@@ -76,7 +76,8 @@ class Hook:
     def undo(self) -> None:
         """Make the block run as if it had never been converted: by its own ``forward``, and hybridized as it was.
 
-        Also restores the names that ``block.load(prefix)`` has changed, and deletes the block's graphs.
+        Also restores the block's name and the keys of ``block.params`` if ``block.load(prefix)`` has changed them to
+        those in its file, and deletes the block's graphs.
         """
         if self._active is not None and not self._has_no_graphs():
             _mxnet.set_active(self._block, self._active)
@@ -152,8 +153,8 @@ class Hook:
         """Store the FP32 graph of ``built`` on the block, so that ``export`` writes the graph that was called last.
 
         ``graphs`` are all graphs that were built for the block. If the block has an FP32 graph that is of none of them,
-        it comes from MXNet's ``block.load(prefix)``. Then the names that ``load`` has changed are restored first, since
-        ``built`` has the former ones.
+        it comes from MXNet's ``block.load(prefix)``, which has changed the names of blocks, and the keys of their
+        ``params``, to those in its file. They are restored first, since ``built`` has the former ones.
         """
         shown = _mxnet.traced_graph(self._block).graph
         if shown is built.traced.graph:
@@ -235,7 +236,10 @@ def _check_memory(block: HybridBlock, arrays: list) -> None:
 
 
 def _undo_load(block: HybridBlock) -> None:
-    """Restore the names that MXNet's ``load(prefix)`` has changed in ``block`` and all blocks inside it."""
+    """Undo the renaming by MXNet's ``load(prefix)`` in ``block`` and all blocks inside it.
+
+    ``load`` changes the names of the blocks, and the keys of their ``params``, to those in its file.
+    """
     for each in blocks_of(block):
         _mxnet.undo_load(each)
 
@@ -322,7 +326,8 @@ def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mappi
     """Take ``block`` out of the conversions ``old`` and put it into the conversions ``new``, with a new hook.
 
     It stays in its other conversions. ``new`` maps each conversion to True if the block runs as Python code in it. The
-    block's graphs are deleted. A block that is in no conversion afterwards has no hook.
+    block's graphs are deleted. A block that is in no conversion afterwards has no hook. Nothing happens if ``new`` is
+    empty and the block is in none of ``old``.
     """
     before = hook_of(block)
     had = before.conversions if before is not None else {}

@@ -162,7 +162,7 @@ class LowParameter(gluon.Parameter):
                 _mxnet.set_arrays(self, masters)
 
     def _make_masters(self) -> None:
-        """Make the FP32 arrays the masters, and float16 copies of them the arrays, with new gradients of zeros."""
+        """Keep the FP32 arrays as masters, and replace them by float16 copies, with new gradients of zeros."""
         self._exposed = False
         with autograd.pause():
             self._masters = [a.detach() for a in self._data]
@@ -207,7 +207,10 @@ def _full_class(low: type) -> type:
 
 
 def _empty(kind: type) -> gluon.Parameter:
-    """Return a Parameter of the class ``_low_class(kind)`` without attributes, for ``copy`` and ``pickle`` to fill."""
+    """Return a Parameter of the class ``_low_class(kind)`` without attributes, for ``copy`` and ``pickle`` to fill.
+
+    ``kind`` is the class of the Parameter before it was stored in float16, ``_low_class(kind)`` its class since.
+    """
     return object.__new__(_low_class(kind))
 
 

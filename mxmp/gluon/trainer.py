@@ -420,7 +420,7 @@ class Trainer(StepView, gluon.Trainer):
     def scaler_group(self) -> ScalerGroup | None:
         """Return the group of all trainers with the same scaler object; None before this trainer has a scaler.
 
-        The loss scale is adjusted once all of them have stepped.
+        The loss scale is adjusted once all of them whose gradients a backward has written have stepped.
         """
         return self._step.group if self._step is not None else None
 
@@ -478,10 +478,11 @@ class Trainer(StepView, gluon.Trainer):
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
-        """Do what must come before gradients are summed: refuse unscaled ones, restore overflows, open the kvstore.
+        """Do what must come before gradients are summed: check them, restore overflows, open the kvstore.
 
-        A gradient that had an inf or NaN when the user called ``unscale``, and that the user may have changed since,
-        gets a NaN again, so that every worker finds the overflow and skips this step.
+        Raises ``RuntimeError`` if ``loss.backward()`` has written some of them, which lack the loss scale. A gradient
+        that had an inf or NaN when the user called ``unscale``, and that the user may have changed since, gets a NaN
+        again, so that every worker finds the overflow and skips this step.
         """
         self._refuse_unscaled_gradients()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.

@@ -71,7 +71,10 @@ class TrainedNet:
         return [weight_of(param) for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
 
     def gradients(self) -> list[Gradient]:
-        """Return a ``Gradient`` (name, array) per device for each trained parameter, of the trainer or of the net."""
+        """Return a ``Gradient`` (name, array) per device for each trained parameter that the trainer or the net has.
+
+        The trainer may also update another net, and another trainer may update a part of this one.
+        """
         trained = [param for param in self._params() if param.grad_req != "null"]
         return [Gradient(param.name, grad) for param in trained for grad in param.list_grad()]
 
@@ -157,7 +160,7 @@ class TrainedNet:
         return sum(key.training for key in place.graphs)
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
-        """Call ``listener_at(hook)`` once per block, and the listener that it returns with each operator's outputs.
+        """Call ``listener_at(hook)`` once per block; pass each operator's outputs to the listener that it returns.
 
         The outputs are those of later forwards and backwards, in training only. A listener is called with the name that
         MXNet's monitor gives (``"fc1_output"``) and the array. Raises ``ValueError`` if a user has registered an op
@@ -190,10 +193,11 @@ class TrainedNet:
         return any(hook_of(block) is not hook for block, hook, _, _ in self._listening)
 
     def check_excludable(self) -> None:
-        """Raise ``ValueError`` if ``exclude`` cannot be used on this net.
+        """Raise ``ValueError`` if the method ``exclude`` cannot be used on this net.
 
-        That is so if several workers train, as each would exclude other operators; or if a block of this net also
-        belongs to another converted net, unless that net is a part of this one.
+        That is so if several workers train, as each has other data, finds other overflows and would exclude other
+        operators; or if a block of this net also belongs to another converted net, unless that net is a part of this
+        one.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)

@@ -123,7 +123,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def _set(self, scale: float) -> None:
         """Set the loss scale to ``scale``; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``.
 
-        Forgets measurements at the old scale, and permits rises again. The next step measures.
+        Forgets measurements at the old scale, and permits rises again if a useless one had stopped them. The next step
+        measures.
         """
         super()._set(scale)
         # Earlier measurements were made at another scale.
@@ -160,8 +161,9 @@ class AdaptiveLossScaler(DynamicLossScaler):
         ``finite`` is False if the step was skipped for an overflow, which lowers the scale, except for the first
         ``hysteresis - 1`` overflows (counted anew after ``growth_interval`` steps in a row without one). It is True if
         the update was applied. Then the scale changes only by a measurement that ``note_gradients`` has recorded in
-        this step: it falls if the largest gradient is above half of float16's maximum, and otherwise rises if more than
-        ``max_zeros`` of the elements are 0 and rule 4 of the class permits it.
+        this step. It falls if the largest gradient is above half of float16's maximum. Otherwise it rises if more than
+        ``max_zeros`` of the elements are 0; but not if the largest gradient would come too near to that maximum, or an
+        earlier rise was useless (rule 4 of the class).
         """
         measured, self._measured = self._measured, []
         self._until_measured = max(self._until_measured - 1, 0)
@@ -180,9 +182,12 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._follow(fmean(zeros), max(largest))
 
     def _note_overflow(self) -> None:
-        """Lower the loss scale and raise the headroom by rule 1 of the class; let the next step measure the gradients.
+        """Lower the loss scale after an overflow, raise the headroom if it was too small; let the next step measure.
 
-        If nothing was measured since the start, or since a user set the scale, the headroom stays.
+        The scale is multiplied by ``backoff_factor``, except for the first ``hysteresis - 1`` overflows. The headroom
+        is the factor by which the largest gradient must stay below 65504 after a rise. If the last measurement,
+        converted to the present scale, was a factor ``f`` below 65504, the headroom becomes at least ``2 * f``. It
+        stays if nothing was measured since the start, or since a user set the scale.
         """
         if self._largest:
             had = _LARGEST / (self._largest * self._scale)
@@ -192,12 +197,13 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._until_measured = 0
 
     def _follow(self, zeros: float, largest: float) -> None:
-        """Lower or raise the loss scale by a measurement of the gradients, or leave it as it is.
+        """Multiply the loss scale by ``backoff_factor`` or ``growth_factor``, or leave it, after a measurement.
 
         ``largest``, the largest absolute value of an element with the loss scale in it, lowers the scale if above half
-        of 65504. Otherwise ``zeros``, the share of elements that are 0, raises it if above ``max_zeros``; but not if
-        ``largest`` would then exceed 65504 divided by the headroom (``_room``), nor if an earlier rise made ``zeros``
-        less than 2 % smaller and ``growth_interval`` steps in a row without overflow have not passed since.
+        of 65504. Otherwise ``zeros``, the share of elements that are 0, raises it if above ``max_zeros``, with two
+        exceptions. The first: ``largest`` would then exceed 65504 divided by the headroom (``_room``), which is
+        ``2**margin``, or more after overflows that no measurement foresaw. The second: an earlier rise made ``zeros``
+        less than 2 % smaller, and the count of steps without overflow has not reached ``growth_interval`` since.
         """
         before, self._before_rise = self._before_rise, None
         self._largest = largest / self._scale

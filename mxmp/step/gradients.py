@@ -115,10 +115,10 @@ class FiniteSums:
     def __call__(self) -> Scalars:
         """Compute for each gradient a number that is inf or NaN if the gradient holds an inf or NaN. Does not wait.
 
-        The number is the sum of the squares of the present values, which is inf also where it exceeds FP32's range; but
-        0 or -inf for float16 gradients on a CPU with ``check_only``. Returns a list of pairs: an FP32 vector on a
-        device, and for each element of the vector the position of its gradient in ``gradients``, the constructor's
-        argument. ``fetch`` copies the numbers to the host.
+        The number is the sum of the squares of the present values, which is inf also where it exceeds FP32's range. For
+        float16 gradients on a CPU it is 0 or -inf, unless the constructor got ``check_only=False``. Returns a list of
+        pairs: an FP32 vector on a device, and for each element of the vector the position of its gradient in
+        ``gradients``, the constructor's argument. ``fetch`` copies the numbers to the host.
         """
         found: Scalars = []
         for array, i in self._alone:

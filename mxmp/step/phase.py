@@ -93,7 +93,8 @@ class Progress:
     has_heads : bool
         Whether the last ``scale_loss`` was of a net with loss heads, which are scaled only until its block ends.
     overflows : Overflows or None
-        Which gradients were not finite when ``unscale()`` was called; None before that, and after its ``put_back``.
+        Which gradients were not finite when ``unscale()`` was called. None before that, and once the Trainer has put
+        a NaN into these again, which it does before it sums gradients.
     """
 
     def __init__(self) -> None:
@@ -106,7 +107,7 @@ class Progress:
 
     @property
     def reduced(self) -> bool:
-        """Return whether the gradients are summed over devices and workers."""
+        """Return whether the present gradients have been summed over devices and workers already."""
         return self.phase in _SUMMED
 
     @property
@@ -139,16 +140,17 @@ class Progress:
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
-        """Set ``phase`` to the one after ``event``, a method of the Trainer that ``check`` has permitted.
+        """Set ``phase``, which says what was done with the gradients, to the one after ``event``.
 
-        ``loss_scale`` is the Trainer's; at 1 a plain ``loss.backward()`` counts as a scaled backward.
+        ``event`` is a method of the Trainer that ``check`` has permitted. At a ``loss_scale`` of 1, ``READY`` (no
+        scaled backward has run) counts as ``SCALED``: the gradients of a plain ``loss.backward()`` are the same.
         """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         if event is Event.UPDATE:
             self.clip = 1.0
 
     def _effective_phase(self, loss_scale: float) -> Phase:
-        """Return the present phase, or ``SCALED`` in place of ``READY`` if ``loss_scale`` is 1.
+        """Return ``phase``, but ``SCALED`` in place of ``READY`` (no scaled backward has run) if ``loss_scale`` is 1.
 
         A plain ``loss.backward()``, which the Trainer does not notice, has the same gradients then as a scaled one.
         """

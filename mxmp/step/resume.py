@@ -199,10 +199,11 @@ def class_names(described: Any) -> Any:
 
 
 def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: int) -> None:
-    """Set the attributes of the optimizer's learning-rate schedule to saved ones; let it count updates from ``start``.
+    """Set the attributes of the optimizer's learning-rate schedule to saved ones; let it start at update ``start``.
 
-    ``described`` is the saved schedule, as ``describe`` returned it; its class names are those of the optimizer's
-    schedule. An optimizer without a schedule is left as it is.
+    At update ``n`` the optimizer then gets ``schedule(n - start)``. ``described`` is the saved schedule, as
+    ``describe`` returned it; its class names are those of the optimizer's schedule. An optimizer without a schedule is
+    left as it is.
     """
     schedule, _ = without_start(optimizer.lr_scheduler)
     _set_attributes(schedule, described)
@@ -224,8 +225,8 @@ def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, 
     own : object
         The user's schedule before its first update, as ``describe`` returned it.
     saved : list
-        The saved schedule, described as ``own``: before its first update, if the file has that, and, as last item, when
-        it was saved. If ``own`` equals an item, the user's schedule is the saved one.
+        The saved schedule as ``describe`` returned it, twice: before its first update (missing if the file is MXNet's),
+        and last, when it was saved. If ``own`` equals one of them, the user's schedule is the saved one.
     start : int
         The number of the update at which the saved schedule started.
     """

@@ -151,7 +151,7 @@ class StaticLossScaler:
     def _set(self, scale: float) -> None:
         """Set the loss scale to ``scale``, which the caller has checked with ``check_scale``.
 
-        Subclasses raise an error for further values.
+        Subclasses refuse more values.
         """
         self._scale = scale
 
@@ -416,8 +416,8 @@ class ScalerGroup:
     """The trainers that have the same scaler object; the scaler is adjusted once for all of them.
 
     The members are ScaledSteps: each trainer has one, which checks its gradients and applies or skips its updates. One
-    Gluon backward may write the gradients of several trainers, which then must have the same loss scale. So from a
-    Gluon backward until all members whose gradients it writes have stepped the loss scale does not change; then the
+    Gluon backward may write the gradients of several trainers, which then must have the same loss scale. So the loss
+    scale does not change from a Gluon backward until all members whose gradients it writes have stepped. Then the
     scaler's ``adjust`` is called once. A Module's backward writes its own gradients only, and its step adjusts the
     scaler unless members must still step. A scaler that only one trainer has forms a group, too. ``group_of`` makes the
     groups. A group has only weak references to its scaler and its members.
@@ -430,7 +430,7 @@ class ScalerGroup:
 
     @property
     def loss_scale(self) -> float:
-        """Return the loss scale of the last backward, until all trainers of the group have stepped.
+        """Return the loss scale of the last backward, until all trainers whose gradients it writes have stepped.
 
         After that return the scaler's own loss scale.
         """
@@ -450,8 +450,8 @@ class ScalerGroup:
     def note_step(self, member: Any, finite: bool) -> None:
         """Record that ``member``, a trainer's ScaledStep, has stepped; ``finite`` is False if it had an overflow.
 
-        If no other member in ``reached`` of a backward must still step, adjust the scaler: an overflow in any of the
-        steps since its last adjustment counts as an overflow.
+        If no other member whose gradients a backward has written must still step, adjust the scaler: an overflow in any
+        of the steps since its last adjustment counts as an overflow.
         """
         self._finite = self._finite and finite
         self._stop_waiting(member)
@@ -460,10 +460,10 @@ class ScalerGroup:
             self._finite = True
 
     def forget_backward(self, member: Any) -> None:
-        """Record that ``member``, a trainer's ScaledStep, will not step: ``load_states`` has discarded its gradients.
+        """Record that ``member``, a trainer's ScaledStep, has no gradients: ``load_states`` may have dropped them.
 
-        If others must still step, the last of them adjusts the scaler. If all have stepped, the scaler is not adjusted
-        for these steps, and their overflows are forgotten.
+        If others must still step, the last of them adjusts the scaler. If all others have stepped, nothing adjusts it
+        for their steps, and their overflows are forgotten: a state that was just loaded stays as it was saved.
         """
         self._stop_waiting(member)
         if not self._waiting:

@@ -114,10 +114,10 @@ def load(
         The device of each Updater.
     settings : {"file", "caller"}
         Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them.
-        With ``"caller"`` the caller's schedule continues where the file's was saved if it was made with the class and
-        attributes that the file's had before its first update or when saved; any other schedule starts at the saved
-        update count. ``"caller"`` also reads the file of MXNet's ``Module``; that has no update counts and no schedule,
-        so those stay as they are.
+        With ``"caller"``, a schedule that equals the file's continues where that was saved; any other starts at the
+        saved update count. Equal means: as the caller made it, it has the class and attributes that the file's had
+        before its first update, or when it was saved. ``"caller"`` also reads the file of MXNet's ``Module``; that has
+        no update counts and no schedule, so those stay as they are.
 
     Raises
     ------

@@ -24,7 +24,8 @@ class RunningStatistics:
     """Keeps a finite copy of each of BatchNorm's running means and variances, to restore them after an overflow.
 
     A Trainer or Module has one object, and passes it the arrays by ``watch``. In each training step ``sums`` copies the
-    present values. Then ``keep`` is called if the copies and all gradients are finite, otherwise ``restore``.
+    present values, and returns sums of their squares, which show whether the copies are finite. Then ``keep`` is called
+    if the copies and all gradients are finite, otherwise ``restore``.
     """
 
     def __init__(self) -> None:
@@ -38,9 +39,9 @@ class RunningStatistics:
         """Keep and restore the FP32 arrays among ``statistics`` from now on, in place of earlier ones; return ``self``.
 
         Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Copies the
-        present values, so that ``restore`` can be called at once; in a copy of an array that was watched before, the
-        value kept so far replaces an inf or NaN, otherwise BatchNorm's initial value: 1 where the name ends in
-        ``"var"``, else 0. Does nothing if the arrays are the same objects as in the last call.
+        present values, so that ``restore`` can be called at once. An inf or NaN in a copy is replaced by the value kept
+        so far if the array was watched before. Otherwise it is replaced by BatchNorm's initial value: 1 where the name
+        ends in ``"var"``, else 0. Does nothing if the arrays are the same objects as in the last call.
         """
         arrays = [item.array for item in statistics]
         if len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched)):

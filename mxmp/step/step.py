@@ -65,7 +65,11 @@ class Observer(Protocol):
         """
 
     def after_step(self) -> None:
-        """Read the trainer's state after a training step: after an applied or skipped update, or an error in it."""
+        """Read what a training step has changed, such as counters, loss scale and weights.
+
+        Called at the end of each step: the update was applied or skipped, or an exception was raised, which goes on
+        afterwards.
+        """
 
 
 class ScaledStep:
@@ -107,7 +111,10 @@ class ScaledStep:
         self._sums: FiniteSums | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for ``copy`` and ``pickle``, without group, observers and operators of the check."""
+        """Return the attributes for ``copy`` and ``pickle``, without ``group``, observers and the check of gradients.
+
+        A copy joins the group of its own scaler, and prepares its check for overflows in its first step.
+        """
         return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -205,7 +212,7 @@ class ScaledStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set scaler, step counters and history to a state that ``state_dict`` returned.
+        """Set scaler, step counters and the history of loss scales to a state that ``state_dict`` returned.
 
         If the state is of another class of scaler, a warning is logged, and only the scaler stays as it is.
 

@@ -97,9 +97,10 @@ class Updater(mx.optimizer.Updater):
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
         """Update ``weights``, FP32 masters and weights that have no master, to the same bits as MXNet's Updater.
 
-        On a CPU, large FP32 arrays get states that begin at other offsets in memory than the array (``_zeros_apart``).
-        If the optimizer is SGD with momentum, those with a dense gradient are updated one by one: MXNet's operator for
-        many arrays takes about three times as long for them.
+        Large FP32 arrays on a CPU are updated faster. For SGD with momentum and for Adam, new states begin at
+        another offset in a page of memory than the weight: with equal offsets an AMD core can take several times as
+        long (``_zeros_apart``). For SGD with momentum, weights with a dense gradient are updated one by one: MXNet's
+        operator for many arrays takes about three times as long for them.
         """
         alone: set[int] = set()
         kind = type(self.optimizer)
@@ -132,9 +133,9 @@ class Updater(mx.optimizer.Updater):
         """Return whether MXNet's ``multi_precision`` kernels give these weights the same result as FP32 kernels.
 
         If so, they are used, as they update the FP32 master and the float16 weight at once. It is so for SGD and NAG,
-        if exactly the float16 ``weights`` have a master in ``masters``, by the parameter's index, and the optimizer
-        needs no unscaled gradients. The kernels of LAMB, LARS and LBSGD differ: they take norms of the float16 arrays,
-        and on a CPU square in float16.
+        if exactly the float16 ``weights`` have a master in ``masters``, by the parameter's index. But the optimizer
+        must divide the loss scale out itself, which it cannot at a ``rescale_grad`` below 1e-10. The kernels of LAMB,
+        LARS and LBSGD differ: they take norms of the float16 arrays, and on a CPU square in float16.
         """
         if type(self.optimizer) not in _MASTER_KERNELS or self._needs_true_gradients():
             return False
@@ -174,8 +175,9 @@ class Updater(mx.optimizer.Updater):
     def _true_gradients(self, grads: Sequence[NDArray]) -> Iterator[list[NDArray]]:
         """Yield the gradients for the optimizer as a list: ``grads``, or unscaled copies if the optimizer needs those.
 
-        With copies the optimizer's ``rescale_grad`` is the user's own within the ``with`` block, without the loss
-        scale.
+        LBSGD needs them where it reads gradients before it applies ``rescale_grad``; so does any optimizer at a
+        ``rescale_grad`` below 1e-10, of which MXNet loses digits. With copies the optimizer's ``rescale_grad`` is the
+        user's own within the ``with`` block, without the loss scale.
         """
         if not self._needs_true_gradients():
             yield list(grads)
