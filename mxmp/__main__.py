@@ -149,7 +149,8 @@ def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation
 def _tune(args: argparse.Namespace) -> None:
     """Run ``tune``: find the plan (the dtype of every operator) that is fastest on this machine; write and print it.
 
-    With ``--bytes`` nothing is measured, and the plan is the one whose casts move the fewest bytes.
+    With ``--bytes`` nothing is measured. Then all matrix operators for which that is safe are in low precision. Of such
+    plans, this is the one whose casts move the fewest bytes.
     """
     symbol = read_symbol(args.symbol)
     shapes: dict[str, Any] = dict(_shapes(args))

@@ -169,7 +169,7 @@ class TrainedNetwork(Protocol):
         """
 
     def gradients(self) -> list[Gradient]:
-        """Return the gradient of each trained parameter on each device, as the last backward left it."""
+        """Return the gradient of each trained parameter on each device, still multiplied by ``gradient_scale``."""
 
     def unchanged(self) -> ContextManager[None]:
         """Return a context manager within which ``replay`` may run a batch without changing the user's training.
@@ -201,7 +201,7 @@ class TrainedNetwork(Protocol):
         """
 
     def count_graphs(self, place: Any) -> int:
-        """Return how many graphs ``graphs(place)`` would yield, without reading them.
+        """Return how many graphs ``graphs(place)`` would yield, without reading them; ``place`` is a hook or executor.
 
         A probe that does not know a tensor's name reads the graphs again if this number has grown.
         """
@@ -278,7 +278,10 @@ class Listeners(GraphListener):
         return not self._listeners
 
     def add(self, listener: Listener) -> None:
-        """Call ``listener(name, array)`` for each tensor from now on."""
+        """Call ``listener(name, array)`` from now on for each tensor that MXNet's monitor reports.
+
+        These are the outputs of operators, in training and in inference, and the gradients of a backward.
+        """
         self._listeners.append(listener)
 
     def remove(self, listener: Listener) -> None:

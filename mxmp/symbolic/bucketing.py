@@ -85,7 +85,10 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
 
     def bind(self, *args: Any, **kwargs: Any) -> None:
-        """Bind the default bucket as ``Module.bind`` does; takes the arguments of MXNet's ``BucketingModule.bind``."""
+        """Bind executors of the default bucket with casts; takes the arguments of MXNet's ``BucketingModule.bind``.
+
+        As in ``mxmp.Module.bind``, the first call decides which parameters are stored in float16.
+        """
         if self._default_bucket_key not in self._buckets:
             self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
         super().bind(*args, **kwargs)
@@ -115,7 +118,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         For epoch 1 and a bucket with the key 10 the files are ``PREFIX-0001.params``, ``PREFIX-10-symbol.json`` and
         ``PREFIX.buckets``, an int32 NDArray of the keys. Each appears completely or not at all. ``remove_amp_cast``
         leaves out operators ``amp_cast`` of the user's own Symbols. Waits for the device. Raises ``OSError``, which
-        names the file, if one cannot be written, and ``TypeError``, before any file is, for a key such as ``"a"``.
+        names the file, if one cannot be written. Raises ``TypeError``, and writes nothing, if an int32 array cannot
+        hold the keys, as ``"a"``.
         """
         keys = mx.nd.array(list(self._buckets), dtype="int32")
         self.save_params(f"{prefix}-{epoch:04d}.params")

@@ -192,11 +192,11 @@ class Core:
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
-        """Return a ``Weight``, its arrays and master weights, for each parameter in ``arrays``, in optimizer order.
+        """Return a ``Weight``, its arrays and master weights, for each parameter in ``arrays``.
 
-        Empty before ``make_masters``. What a user has written into float16 arrays is copied into the master weights
-        first. ``arrays`` maps each parameter's name to its arrays in the executors, one per device; a bucket may lack
-        parameters of the default one.
+        They are in the order of their indices in the optimizer (``numbers``). Empty before ``make_masters``. What a
+        user has written into float16 arrays is copied into the master weights first. ``arrays`` maps each parameter's
+        name to its arrays in the executors, one per device; a bucket may lack parameters of the default one.
         """
         for pair in self.exposed_pairs(arrays):
             take_over(*pair)

@@ -51,18 +51,18 @@ class InferenceGraph:
 
     @property
     def is_computed(self) -> bool:
-        """Return whether the parameters were computed, and ``forget`` was not called since."""
+        """Return whether there are folded and cast parameters: False before ``bind``, and after ``forget``."""
         return self._computed is not None
 
     def forget(self) -> None:
-        """Drop the computed parameters, since those of the module's executor have changed."""
+        """Drop the folded and cast parameters, since those of the module, from which they were made, have changed."""
         self._computed = None
 
     def bind(self, executor: mx.executor.Executor) -> mx.executor.Executor:
         """Return a new executor of the graph for inference, which reads the input arrays of the module's ``executor``.
 
-        It shares ``executor``'s memory for intermediate tensors. If its parameters have to be computed, waits for those
-        of ``executor``.
+        It shares ``executor``'s memory for intermediate tensors. The first call, and the first after ``forget``, waits
+        for the parameters of ``executor``, folds BatchNorm into copies of them and casts these.
         """
         arrays = {**executor.arg_dict, **executor.aux_dict}
         if self._computed is None:
@@ -90,6 +90,9 @@ class InferenceGraph:
 class InferenceExecutor:
     """Stands in for a module's executor, and runs forwards in inference mode in its faster ``InferenceGraph``.
 
+    That graph is fused. It reads parameters of its own: the module's, with BatchNorm folded into them and cast once.
+    When the module's change, ``InferenceGraph.forget`` must drop them.
+
     Parameters
     ----------
     executor : Executor
@@ -113,11 +116,15 @@ class InferenceExecutor:
 
     @property
     def outputs(self) -> list[NDArray]:
-        """Return the outputs of the last forward, of whichever graph ran."""
+        """Return the outputs of the last forward, by the module's executor or by the InferenceGraph."""
         return self._latest.outputs
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
-        """Run forward, in inference mode in the InferenceGraph if ``is_safe``; takes ``Executor.forward`` arguments."""
+        """Run forward, in inference mode by the fused InferenceGraph; takes the arguments of ``Executor.forward``.
+
+        The module's executor runs instead for inputs as keyword arguments, and where its parameters may have changed
+        without ``InferenceGraph.forget`` (``is_safe`` returns False).
+        """
         if is_train:
             self._graph.forget()
         self._latest = self._executor
@@ -126,7 +133,7 @@ class InferenceExecutor:
         return self._latest.forward(is_train, **kwargs)
 
     def _current(self) -> mx.executor.Executor:
-        """Return the executor of the InferenceGraph, bound anew if its parameters were forgotten.
+        """Return the executor of the InferenceGraph, bound anew if the module's parameters have changed.
 
         If MXNet cannot bind it, logs a warning and returns the module's executor, and so for all later forwards.
         """

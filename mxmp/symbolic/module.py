@@ -143,7 +143,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
     @property
     def policy(self) -> Policy:
-        """Return the policy of the module, or the policy that its Plan was made for."""
+        """Return the policy of the module, or of its Plan; ``guard`` adds what it moves to FP32 to ``exclude``."""
         return self.core.conversion.policy
 
     # -- binding and parameters ---------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         return not (self._monitored or self.core.exposed or self.core.shared or self.optimizer_initialized)
 
     def _forget_inference(self) -> None:
-        """Let the InferenceGraphs compute their parameters anew before they run, as the module's have changed."""
+        """Let the InferenceGraphs fold and cast the module's parameters anew before they run, as these have changed."""
         for graph in self._inference_graphs:
             graph.forget()
 

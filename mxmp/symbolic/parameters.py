@@ -100,7 +100,7 @@ def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[s
 def _parameter_names(symbol: mx.sym.Symbol) -> Iterator[str]:
     """Yield the names of variables that operators read not as data, but as weight, gamma, moving_mean or the like.
 
-    A checkpoint must have these; a variable that it lacks is otherwise taken for an input. Names may be repeated.
+    A checkpoint must have these; any other variable that it lacks is taken for an input. Names may be repeated.
     """
     for node in Graph.from_symbol(symbol).nodes():
         for position, entry in enumerate(node.inputs):
@@ -119,9 +119,10 @@ def _expected_sizes(
 ) -> Iterator[_Sizes]:
     """Yield, for each trial of input shapes, the sizes that each parameter should have on its axes.
 
-    An item maps a parameter's name to one pair of sizes per axis, inferred from two shapes of the input. For example,
-    ``{"fc_weight": [(10, 10), (512, 1024)]}`` says that the weight has 10 rows, and that the number of columns depends
-    on the input.
+    A trial infers them twice: from a small and a large shape of the first input, such as (512, 576) and (1024, 1088).
+    Other inputs get the shapes that MXNet infers. An item maps a parameter's name to one pair of sizes, small and
+    large, per axis. For example, ``{"fc_weight": [(10, 10), (576, 1088)]}`` says that the weight has 10 rows. The
+    number of columns depends on the input, so in the checkpoint it may be any.
 
     Parameters
     ----------

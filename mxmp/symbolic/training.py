@@ -49,7 +49,7 @@ class TrainedModule:
 
     @property
     def policy(self) -> Policy:
-        """Return the policy of the module, or the policy that its Plan was made for."""
+        """Return the policy of the module, or of its Plan, with all operators that ``exclude`` was given."""
         return self._module.policy
 
     @property
@@ -70,7 +70,7 @@ class TrainedModule:
         return [weight for weight in self._module.core.weights(arrays) if weight.name in trained]
 
     def gradients(self) -> list[Gradient]:
-        """Return the gradient of each parameter on each device, still multiplied by ``gradient_scale``."""
+        """Return the gradient of each trained parameter per device, multiplied by the loss scale ``gradient_scale``."""
         group = _mxnet.group(self._module)
         pairs = zip(group.param_names, group.grad_arrays)
         return [Gradient(name, array) for name, arrays in pairs for array in arrays if array is not None]

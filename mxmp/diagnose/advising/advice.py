@@ -123,7 +123,10 @@ class MatrixReport:
 
     @property
     def padding_cost(self) -> float:
-        """Return by which share padding all dimensions in ``paddings`` raises the operator's FLOPs; 0.1 is 10 %."""
+        """Return by which share the operator's FLOPs rise if all ``paddings`` are done; 0.1 is 10 %.
+
+        Each pads one dimension, such as 30 output channels to 32, the next multiple of 8.
+        """
         return prod(1 + padding.cost for padding in self.paddings) - 1
 
     def on_tensor_cores(self, gpu: Gpu) -> bool:

@@ -43,9 +43,10 @@ class _PendingRecord(NamedTuple):
 
 
 class Recording:
-    """The ranges of the tensors of one step, with the operators that made them, in the order of recording.
+    """The value ranges of the tensors of one step, with the operators that made them, in the order of recording.
 
-    ``blame`` makes one for the step that it replays, and ``guard`` one for each step that it looks into.
+    A range is the lowest and the highest finite value, and the numbers of infs and NaNs. ``blame`` makes a Recording of
+    the step that it replays, and ``guard`` one of each step that it looks into.
     """
 
     def __init__(self) -> None:

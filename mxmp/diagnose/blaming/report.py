@@ -63,8 +63,8 @@ class Blame:
     where : {"nowhere", "input", "parameter", "forward", "loss", "backward", "update"}
         What kind of tensor it is. ``"forward"``: an output of an operator. ``"backward"``: the gradient that an
         operator sends back. ``"loss"``: the loss or its gradient, where the net does not compute the loss itself.
-        ``"update"``: the gradient of a parameter, where no gradient before it was inf or NaN. The parameter is read
-        by several calls of blocks, whose gradients were added up, or by a block that runs as Python.
+        ``"update"``: the gradient of a parameter, where no gradient before it was inf or NaN. It is the sum over
+        several calls of blocks that read the parameter, or a block that runs as Python computed it.
     name, op : str
         The operator and its type, such as ``"fc1"`` and ``"FullyConnected"``. Where ``where`` is neither ``"forward"``
         nor ``"backward"``, ``name`` is that of the tensor, and ``op`` is empty. Both are empty for ``"nowhere"``.

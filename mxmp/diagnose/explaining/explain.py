@@ -123,7 +123,8 @@ def _workarounds(fitted: CastGraph) -> dict[str, list[str]]:
     """Return a dict from the name of each workaround applied to a graph to the names of the nodes that needed it.
 
     The nodes are operators and variables of the FP32 graph; for a workaround that concerns a cast, the operator or
-    variable whose tensor is cast. ``fitted`` is the converted graph. Workarounds within its bodies are left out.
+    variable whose tensor is cast. ``fitted`` is the converted graph. Workarounds in the bodies of its loops and
+    branches are left out.
     """
 
     def source(node: Node) -> str:

@@ -71,10 +71,11 @@ class Guard(StepObserver):
     def __init__(self, network: TrainedNetwork, patience: int, low_scale: float) -> None:
         """Start to guard a network.
 
-        ``patience`` is in how many steps, in a row or not, an operator must be at fault before it is moved to FP32.
-        ``low_scale`` is the loss scale up to which the overflow of a gradient counts; it always counts where the scaler
-        cannot lower the scale. Raises ``ValueError`` if several workers train the network, or it is a part of a net
-        that was converted as a whole.
+        An operator is moved to FP32 when it was at fault in ``patience`` steps, in a row or not. At fault is the one
+        that made the first tensor with an inf or NaN. If that tensor overflowed in a cast from FP32, those that read it
+        are. If it is a gradient, the step counts only at a loss scale of at most ``low_scale``, or where the scaler
+        cannot lower it. Raises ``ValueError`` if several workers train the network, or it is a part of a net that was
+        converted as a whole.
         """
         network.check_excludable()
         self.moved: list[Moved] = []
@@ -177,10 +178,10 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     The guard looks into the first step, each step after a skipped one, and each step after the loss scale was raised to
     ``low_scale`` or less. It records the range of each operator's tensors while the step trains, as ``watch`` does;
     other steps cost nothing. If the step overflows, the operator that made the first tensor with an inf or NaN is at
-    fault; where a tensor overflowed in its cast from FP32, the operators that read it in low precision or, of a
-    gradient, the one that gets it. An activation does not depend on the loss scale, and always counts. A gradient
-    counts only where the loss scale is at most ``low_scale``, or where the scaler cannot lower it. An inf or NaN that
-    appears in FP32 moves nothing.
+    fault. If that tensor overflowed in a cast from FP32, the operators that read it in low precision are at fault. For
+    a gradient it is the one whose backward reads it. An activation does not depend on the loss scale, and always
+    counts. A gradient counts only where the loss scale is at most ``low_scale``, or where the scaler cannot lower it.
+    An inf or NaN that appears in FP32 moves nothing.
 
     When an operator has been at fault ``patience`` times, it is added to the policy's ``exclude``, with the operators
     of its type that share a parameter with it, and the next forward runs the new graph. Weights, master weights,

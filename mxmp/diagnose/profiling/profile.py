@@ -56,9 +56,10 @@ def profile(path: str) -> Profile:
 
 
 def _read(path: str) -> tuple[KernelReport, ...]:
-    """Return one report for each triple of kernel, operator and device in an export, longest total time first.
+    """Return one report for each triple of kernel, operator and device, longest total time first.
 
-    Raises ``ValueError`` if the file is damaged or holds no kernels; ``profile`` puts the path before the message.
+    ``path`` is an SQLite export of Nsight Systems. Raises ``ValueError`` if the file is damaged or holds no kernels;
+    ``profile`` puts the path before the message.
     """
     import sqlite3  # which not every Python has
 

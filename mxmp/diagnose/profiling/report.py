@@ -92,12 +92,12 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Profile:
-    """The GPU kernels of a recording, as ``profile`` returns them. ``print`` it, or read the fields. Plain data.
+    """The GPU kernels that Nsight Systems recorded, read by ``profile``. ``print`` it, or read the fields. Plain data.
 
     Attributes
     ----------
     path : str
-        The file that was read.
+        The file that ``nsys export --type sqlite`` wrote.
     kernels : tuple of KernelReport
         One report for each kernel, operator and device; longest total time first.
     """

@@ -46,7 +46,7 @@ class TensorReport:
 
     @property
     def is_scaled(self) -> bool:
-        """Return whether the tensor's values are multiplied by the loss scale: True for both kinds of gradients."""
+        """Return whether the loss scale multiplies the values: for kind ``"gradient"`` or ``"parameter gradient"``."""
         return self.kind in _SCALED
 
     def true(self, loss_scale: float) -> Histogram:

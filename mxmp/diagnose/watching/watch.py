@@ -48,9 +48,10 @@ class _PendingReport(NamedTuple):
 
 
 class Watch(StepObserver):
-    """Records the values of all tensors in some training steps of a net or module; ``watch`` makes it.
+    """Records a histogram of each tensor's values in some training steps of a net or module; ``watch`` makes it.
 
-    It works until ``close``, or until its ``with`` block ends.
+    The steps are the next one, and each whose number is a multiple of ``every`` of ``watch``. It works until ``close``,
+    or until its ``with`` block ends.
 
     Attributes
     ----------
@@ -89,9 +90,10 @@ class Watch(StepObserver):
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         """Record the gradients of the parameters, and copy the weights, if this is a watched step.
 
-        A step is watched if the probe has reported tensors in it; it reports none if the step ran another bucket. The
-        network's ScaledStep calls this method in every step, before the update. ``gradients`` are as the update gets
-        them: multiplied by the loss scale. If ``Trainer.unscale`` has divided them by it, they are multiplied again.
+        A step is watched if the probe has reported tensors in it. It listens to one bucket of a BucketingModule, and
+        reports none in a step of another. The network's ScaledStep calls this method in every step, before the update.
+        ``gradients`` are as the update gets them: multiplied by the loss scale. If ``Trainer.unscale`` has divided them
+        by it, they are multiplied again.
         """
         if not self._reported:  # another bucket ran, or a batch of another size
             return
@@ -128,10 +130,10 @@ class Watch(StepObserver):
         return {name for graph in self._probe.graphs for name in graph.low_variables}
 
     def _finish(self, low: set[str]) -> None:
-        """Stop the probe, record the updates of the weights, and append the Snapshot of the step to ``snapshots``.
+        """Stop the probe, record what the step added to each weight, and append the step's Snapshot to ``snapshots``.
 
-        ``low`` holds the names of the variables that operators in low precision read. Waits for the device. Also calls
-        the callback that ``watch`` was given.
+        ``low`` holds the names of the variables that operators in low precision read: the reports on their updates have
+        ``low=True``. Waits for the device. Also calls the callback that ``watch`` was given.
         """
         self._probe.stop()
         if not self._step.last_step_skipped:
