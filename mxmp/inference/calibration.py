@@ -90,10 +90,10 @@ def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end
 
 
 def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the range for INT8, symmetric around 0, that holds at least 99.99 % of the values that were counted.
+    """Return a range for INT8 that holds at least 99.99 % of the values of a tensor that were counted.
 
-    The range is cut at the smallest and the largest value of the tensor. The arguments are the items of
-    ``Statistics.histograms[name]`` for the tensor.
+    It reaches equally far to both sides of 0, but not below ``low`` or above ``high``, the tensor's smallest and
+    largest value. The arguments are the items of ``Statistics.histograms[name]``; ``edges`` reach from -end to end.
     """
     half = len(counts) // 2
     folded = counts[half + 1 :] + counts[:half][::-1]

@@ -124,8 +124,9 @@ def _quantized(
 def _fused(symbol: mx.sym.Symbol) -> Graph:
     """Return the graph of a quantized Symbol, with conversions to FP32 moved into operators by MXNet's pass.
 
-    The pass moves a ``_contrib_dequantize`` into the operator that it reads, and forgets the other readers. Where there
-    are others, a copy between the two, which is taken out again, prevents it.
+    The pass moves a ``_contrib_dequantize`` into the operator that it reads, and forgets that operator's other readers.
+    If it has others, a copy of its output in front of the ``_contrib_dequantize`` prevents the move, and is removed
+    afterwards.
     """
     graph = Graph.from_symbol(symbol)
     readers, copies = graph.consumers(), set()

@@ -21,8 +21,8 @@ class Candidate(NamedTuple):
     name : str
         Such as ``"float32, fused"``, or ``"int8, 3 in float32"``: INT8 but for three layers.
     milliseconds : float or None
-        Median time of a run on the first batch. None if the graph was not timed: it is not accurate enough, fails, or
-        was tried for a GPU.
+        Median time of a run on the first batch. None if the graph was not timed: it is not accurate enough, or fails,
+        or ``dtypes`` is ``"float16"``, with which no graph is timed.
     gain : tuple of float or None
         How many times as fast as the report's baseline: lower quartile, median and upper quartile over the rounds, in
         each of which every timed graph runs once. None if the graph was not timed.
@@ -34,7 +34,8 @@ class Candidate(NamedTuple):
         for the unchanged FP32 network, if this output is not of shape (N, C) with C > 1, or if the graph could not run.
     score : float or None
         What ``evaluate`` returned for the graph. None if there is no ``evaluate``, if the graph could not run, and for
-        every FP32 graph except ``"float32, folded"``.
+        every FP32 graph except ``"float32, folded"``, where BatchNorm is folded into the layers before it; the
+        others are compared with its score.
     verdict : str
         Why the graph may not be returned, such as ``"below 20 dB"``; empty if it may.
     """

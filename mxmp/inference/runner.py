@@ -90,7 +90,7 @@ class Runner:
         self._graphs[name] = {"name": name, "symbol": symbol, "params": found}
 
     def outputs(self, name: str, batches: Sequence[int]) -> list[list[np.ndarray]]:
-        """Run the graph ``name`` on the batches at these positions; return, for each batch, its outputs in FP32."""
+        """Run the graph ``name`` on the runner's batches at these positions; return, for each, its outputs in FP32."""
         out = self._path("out.params")
         self._ask("run", graph=self._graphs[name], batches=list(batches), out=out)
         found: dict[int, list[np.ndarray]] = {number: [] for number in batches}

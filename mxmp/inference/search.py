@@ -128,9 +128,10 @@ class Search:
     def run(self, dtypes: Collection[str]) -> Found:
         """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough.
 
-        All such graphs are timed in rounds, each once per round. An FP32 graph is returned unless the fastest of the
-        others beats it in at least three quarters of the rounds. With float16 in ``dtypes``, the graph is for a GPU and
-        nothing is timed: as many layers are in float16 as the accuracy of the emulation on this CPU allows.
+        All graphs that are accurate enough are timed in rounds, each once per round. An FP32 graph is returned unless
+        the fastest of the others beats it in at least three quarters of the rounds. With float16 in ``dtypes``, the
+        graph is for a GPU and nothing is timed: as many layers are in float16 as the accuracy of the emulation on this
+        CPU allows.
 
         Raises
         ------
@@ -331,8 +332,8 @@ class Search:
     ) -> Any:
         """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR, or None if it fails with all.
 
-        SQNR is the signal to quantization noise ratio of the outputs, here on the batches that measure; the report
-        shows it for each calibrator. ``ranges`` has the ranges by calibrator, the way to choose them, such as
+        SQNR is the signal to quantization noise ratio of the outputs, here on the batches that measure accuracy; the
+        report shows it for each calibrator. ``ranges`` has the ranges by calibrator, the way to choose them, such as
         ``"entropy"``. ``fused`` is the FP32 graph for ``quantize``. The operators in ``failing``, which maps names to
         reasons, cannot be in INT8 and stay in FP32; all others that can be are in INT8.
         """
@@ -354,11 +355,11 @@ class Search:
     def _measure_alone(self, dtype: str, layers: Sequence[str], build: Build) -> dict[str, str]:
         """Run, for each of the ``layers``, a graph in which this layer alone is in ``dtype``.
 
-        Keeps the SQNR in dB of the graph's outputs on the first batch that measures in ``self._alone[dtype]``, by the
-        layer's name: it shows how much accuracy the layer costs. Returns a dict from the name of each layer that cannot
-        run in ``dtype`` to the reason. After two crashes of one type of operator, the other layers of that type are put
-        in that dict without a run. ``build`` takes the names of the layers that must not be in ``dtype``, and returns a
-        graph and its parameters.
+        Keeps in ``self._alone[dtype]``, by the layer's name, the SQNR in dB of the graph's outputs on the first of the
+        batches that measure accuracy. It shows how much accuracy the layer costs. Returns a dict from the name of each
+        layer that cannot run in ``dtype`` to the reason. After two crashes of one type of operator, the other layers of
+        that type are put in that dict without a run. ``build`` takes the names of the layers that must not be in
+        ``dtype``, and returns a graph and its parameters.
         """
         alone = self._alone[dtype] = {}
         failing: dict[str, str] = {}
@@ -393,8 +394,9 @@ class Search:
 
         The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
         is run for this is a candidate. If this SQNR is needed and was not measured, ``_measure_alone`` does it. The
-        list is empty if no layer has to be in FP32; also if no graph with a layer in ``dtype`` is accurate enough, but
-        then a note says so, and the candidate ``dtype`` has a verdict.
+        list is empty if no layer has to be in FP32, and also if no graph with a layer in ``dtype`` is accurate enough.
+        In the second case only, the candidate named ``dtype``, with all ``layers`` in it, has a verdict; a note says so
+        too.
 
         Parameters
         ----------
@@ -438,9 +440,10 @@ class Search:
         return order[:count]
 
     def _by_cost(self, dtype: str, layers: Sequence[str]) -> list[str]:
-        """Return the layers, those first that cannot run in ``dtype`` alone, then those with the lowest SQNR in it.
+        """Return the layers, those first that cannot run in ``dtype``, then the others from the lowest SQNR upwards.
 
-        Before ``_measure_alone`` has run for ``dtype``, they stay in the given order.
+        A layer's SQNR is that of a graph with this layer in ``dtype`` and the other ``layers`` in FP32. Before
+        ``_measure_alone`` has run for ``dtype``, the layers stay in the given order.
         """
         alone = self._alone.get(dtype, {})
         return sorted(layers, key=lambda name: alone.get(name, -np.inf))

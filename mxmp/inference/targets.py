@@ -71,9 +71,9 @@ def read_target(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        ``target`` cannot be traced to a Symbol, hybridized or not, is fused or quantized already, or has parameters
-        that are missing, not initialized, not FP32, not finite or not on a CPU; or there are no batches, or they do not
-        fit it, are not finite or hold ``mx.np`` arrays; or ``arg_params`` is given for a block.
+        ``target`` cannot be traced to a Symbol; it need not be hybridized. Or it is fused or quantized already, or has
+        parameters that are missing, not initialized, not FP32, not finite or not on a CPU. Or there are no batches, or
+        they do not fit it, are not finite or hold ``mx.np`` arrays. Or ``arg_params`` is given for a block.
     """
     batches = _batches(calibration)
     if isinstance(target, mx.sym.Symbol):
@@ -189,9 +189,10 @@ def _arguments(batch: Any) -> tuple:
 
 
 def _as_arrays(value: Any) -> Any:
-    """Return nested lists and tuples as nested lists, with each array in them replaced by ``_as_array(array)``.
+    """Return nested lists and tuples as nested lists, with each array in them as an ``NDArray`` on the CPU.
 
-    None stays None. All returned arrays are different objects, so that they can be told apart by ``id``.
+    float16 and float64 become FP32; None stays None. All returned arrays are different objects, so that they can be
+    told apart by ``id``.
     """
     if isinstance(value, (list, tuple)):
         return [_as_arrays(item) for item in value]

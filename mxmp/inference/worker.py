@@ -72,8 +72,9 @@ class Bound:
 class Worker:
     """Carries out the requests of a ``Runner`` in the other process: each public method answers one kind of request.
 
-    The process has one object. In all methods, ``graph`` is a dict with the keys "name", "symbol" and "params", the
-    last two as for ``Bound``. A number stands for the batch at this position in the file that ``data`` read.
+    The process has one object. In all methods, ``graph`` is a dict with the keys "name", "symbol" (the path of its JSON
+    file) and "params" (where its arrays are, as for ``Bound``). A number stands for the batch at this position in the
+    file that ``data`` read.
     """
 
     def __init__(self) -> None:
@@ -109,9 +110,10 @@ class Worker:
     ) -> dict[str, dict[str, tuple[float, float]]]:
         """Run a graph on some batches; return, by calibrator and tensor, the range of values for INT8.
 
-        ``graph`` has the graph's name and files. A range is the smallest and the largest value that INT8 should
-        represent: ``{"entropy": {"fc1_output": (-1.5, 2.0)}}``. ``CALIBRATORS`` lists the calibrators, the ways to
-        choose it. ``tensors`` are names of inputs, ``"data"``, and of outputs of operators, ``"fc1_output"``.
+        ``graph`` has the graph's name and files; ``batches`` are positions in the file that ``data`` read. A range is
+        the smallest and the largest value that INT8 should represent: ``{"entropy": {"fc1_output": (-1.5, 2.0)}}``.
+        ``CALIBRATORS`` lists the calibrators, the ways to choose it. ``tensors`` are names of inputs, ``"data"``, and
+        of outputs of operators, ``"fc1_output"``.
         """
         statistics = Statistics()
         wanted = set(tensors)
@@ -170,10 +172,10 @@ class Worker:
             self._graphs.pop(name, None)
 
     def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
-        """Return the ``Bound``, graph and executors, that is kept under the name of ``graph``, if its file is the same.
+        """Return the ``Bound`` that is kept under the name of ``graph``, if it was read from the same path.
 
-        Otherwise make a new one and keep it. With ``anew`` make one that is not kept, so that its operators can be
-        observed: MXNet cannot remove a monitor callback from an executor.
+        Otherwise make a new one and keep it. A ``Runner`` writes each graph to a new path. With ``anew`` make one that
+        is not kept, so that its operators can be observed: MXNet cannot remove a monitor callback from an executor.
         """
         if anew:
             return Bound(graph["symbol"], graph["params"])

@@ -65,9 +65,10 @@ def inner_operators(node: Node) -> list[str]:
 def _insert_barriers(graph: Graph, apart: bool) -> None:
     """Insert identity operators, "barriers", in place, after operators that MXNet must not fuse with their readers.
 
-    These are operators whose output has several readers, or one reader and is an output of the graph too; operators
-    whose output a BatchNorm normalizes, which MXNet would fold wrongly; and, with ``apart``, all convolutions and
-    FullyConnected.
+    These are operators whose output has several readers, or one reader and is an output of the graph too; and operators
+    whose output a BatchNorm normalizes. A BatchNorm that is still in the graph is one that ``fold_norms`` could not
+    fold, and MXNet might fold it wrongly. With ``apart``, they are also all convolutions and FullyConnected, so that
+    each is fused with no other operator.
     """
     readers = graph.consumers()
     reads: dict[Node, int] = {}
@@ -87,7 +88,7 @@ def _insert_barriers(graph: Graph, apart: bool) -> None:
 
 
 def _remove_barriers(graph: Graph) -> None:
-    """Remove, in place, the identity operators that ``_insert_barriers`` inserted, after MXNet fused the graph."""
+    """Remove, in place, the identity operators with which ``_insert_barriers`` kept MXNet from fusing wrongly."""
 
     def source(entry: Entry) -> Entry:
         while _BARRIER in entry.node.attrs:

@@ -115,7 +115,10 @@ def _casted(graph: Graph, plan: Plan) -> CastGraph:
 
 
 def _without_marks(graph: Graph) -> Graph:
-    """Remove, in place, the attributes with which mxmp marks operators that it inserted; return the same graph."""
+    """Remove, in place, the attributes with which mxmp marks operators that it inserted; return the same graph.
+
+    ``strip`` then takes these operators for the network's own, and leaves them in the graph.
+    """
     for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
     return graph

@@ -23,9 +23,10 @@ _PRODUCTS = 4
 
 
 def with_float16_sums(graph: Graph, names: set[str]) -> None:
-    """Let the FullyConnected operators with these names sum in float16 as ``_Sums`` does, in place.
+    """Let the FullyConnected operators with these names sum as a V100 does with ``MXNET_FC_TRUE_FP16=1``, in place.
 
-    ``graph`` is an emulation of float16 (``lower_to_float16``); its operators read FP32 arrays of float16 numbers.
+    Sums are rounded to float16 after every four products. ``graph`` is an emulation of float16 (``lower_to_float16``);
+    its operators read FP32 arrays of float16 numbers.
     """
     for node in graph.nodes():
         if node.op == "FullyConnected" and node.name in names:
@@ -41,14 +42,17 @@ def register() -> None:
 
 
 class _Sums(mx.operator.CustomOp):
-    """Computes a FullyConnected with float16 sums."""
+    """Computes FullyConnected, forward only, as a V100 does with ``MXNET_FC_TRUE_FP16=1``: with float16 sums."""
 
     def __init__(self, flatten: bool) -> None:
         super().__init__()
         self._flatten = flatten
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
-        """Write FullyConnected's output: sums, rounded to float16 after every four products and after the bias."""
+        """Write FullyConnected's output: sums, rounded to float16 after every four products and after the bias.
+
+        This emulates a Tensor Core of a V100 if the user sets ``MXNET_FC_TRUE_FP16=1``.
+        """
         data, weight, *bias = (array.asnumpy() for array in in_data)
         rows = data.reshape(len(data) if self._flatten else -1, weight.shape[1])
         total = np.zeros((len(rows), len(weight)), "float16")
@@ -69,7 +73,7 @@ class _Property(mx.operator.CustomOpProp):
         self._names = ["data", "weight", "bias"][: int(num_inputs)]
 
     def list_arguments(self) -> list[str]:
-        """Return the names of the inputs, of which the last is the bias, if there is one."""
+        """Return the names of FullyConnected's inputs: "data", "weight" and, if it has one, "bias"."""
         return self._names
 
     def infer_shape(self, in_shape: list) -> tuple:

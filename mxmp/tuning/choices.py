@@ -231,8 +231,8 @@ def cast_bytes(shapes: Mapping[Entry, tuple[int, ...]]) -> dict[Entry, float]:
 def signature(node: Node, shapes: Mapping[Entry, tuple[int, ...]]) -> str:
     """Return a text with an operator's type, parameters and input shapes: ``'Activation {"act_type": "relu"} 8x64'``.
 
-    Operators with equal texts and the same dtype run the same kernel on equally large arrays, so one measured time
-    serves them all. ``shapes`` maps every tensor that ``node`` reads to its shape.
+    Operators with equal texts and the same dtype run the same kernel on equally large arrays, so ``Table`` keeps one
+    time for all of them. ``shapes`` maps every tensor that ``node`` reads to its shape.
     """
     attrs = {name: value for name, value in sorted(node.attrs.items()) if not name.startswith("__")}
     inputs = ["x".join(map(str, shapes[entry])) for entry in node.inputs]

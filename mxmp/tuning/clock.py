@@ -54,14 +54,14 @@ Owner = Union[Node, Cast]
 
 # Operators that MXNet registers the old way (MXNET_REGISTER_OP_PROPERTY). A monitor of their backward's inputs never
 # ends: MXNet takes it to have 4 billion (src/nnvm/legacy_op_util.cc: kVarg; GraphExecutor::ExecuteMonInputCallback).
-_OF_OLD_NAMES = (
+_LEGACY_NAMES = (
     "BatchNorm_v1 BilinearSampler Convolution_v1 Correlation Crop GridGenerator IdentityAttachKLSparseReg InstanceNorm "
     "L2Normalization MakeLoss Pad Pooling_v1 ROIPooling SVMOutput SequenceLast SequenceMask SequenceReverse "
     "SliceChannel SpatialTransformer SwapAxis _contrib_DeformableConvolution _contrib_DeformablePSROIPooling "
     "_contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiProposal "
     "_contrib_PSROIPooling _contrib_Proposal _contrib_SyncBatchNorm _contrib_count_sketch _contrib_fft _contrib_ifft"
 )
-_OF_OLD = frozenset(_OF_OLD_NAMES.split())
+_LEGACY = frozenset(_LEGACY_NAMES.split())
 
 
 class Arrays:
@@ -208,7 +208,7 @@ class Timed:
                 if variable.name in held:
                     held[variable.name] = held[variable.name].astype(casted.compute)
         self._training = training
-        self._reports_backward = not any(node.op in _OF_OLD for node in casted.graph.nodes())
+        self._reports_backward = not any(node.op in _LEGACY for node in casted.graph.nodes())
         symbol = casted.graph.to_symbol()
         self._executor = _bind(symbol, arrays, arguments, gradients)
         outputs = self._executor.outputs
@@ -252,9 +252,10 @@ class Timed:
         """Run one step of ``executor``, and call ``before_each`` before each operator, and with None after the step.
 
         The argument is the operator of the FP32 graph, or mxmp's cast of one of its tensors, for which the operator
-        runs, so that the caller knows what ran if a kernel crashes the process. If the graph has operators of
-        ``_OF_OLD``, there is no backward. An ``MXNetError`` is dropped here: the constructor's next step, without
-        MXNet's monitor, raises it again unless the monitor was its cause.
+        runs, so that the caller knows what ran if a kernel crashes the process. If the graph has an operator that
+        MXNet registers the old way (``_LEGACY``), there is no backward, whose inputs MXNet's monitor could not report.
+        An ``MXNetError`` is dropped here: the constructor's next step, without the monitor, raises it again unless the
+        monitor was its cause.
         """
         with suppress(mx.MXNetError):
             self._run(executor, lambda owner: None if owner is None else before_each(owner), before=True)
@@ -265,8 +266,9 @@ class Timed:
 
         That is an operator of the FP32 graph, mxmp's cast of one of its tensors, or None for an operator that MXNet
         added by itself. ``note`` is called once for each output of an operator; with ``before`` also before each
-        operator, once for each of its inputs, in a step without backward if that cannot be. An exception in ``note`` is
-        raised when the step has ended.
+        operator, once for each of its inputs. With ``before``, the step has no backward if the graph has an operator
+        that MXNet registers the old way (``_LEGACY``): the monitor cannot report the inputs of such a backward. An
+        exception in ``note`` is raised when the step has ended.
         """
         owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 

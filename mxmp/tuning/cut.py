@@ -46,8 +46,8 @@ class Costs:
     """What each operator costs in each dtype, and each tensor's cast in each direction.
 
     ``cheapest`` finds the dtypes with the lowest sum of these costs. All are in one unit, for example seconds or bytes.
-    An operator or tensor that a mapping lacks costs 0 there. Costs of operators may be negative, and so may that of a
-    cast on which one operator alone decides (``Choice.sole_decider``): the time of a cast that makes the operators
+    An operator or tensor that a mapping lacks costs 0 there. Costs of operators may be negative. So may that of a cast
+    whose presence depends on one operator alone (``Choice.sole_decider``): the time of a cast that makes the operators
     beside it faster can be less than 0.
 
     Attributes
@@ -175,7 +175,7 @@ def cheapest(choice: Choice, costs: Costs) -> frozenset[Node]:
     Raises
     ------
     ValueError
-        A cast on which several operators decide has a negative cost; a cut cannot minimise such a sum.
+        A cast whose presence depends on several operators has a negative cost; a cut cannot minimise such a sum.
     ImportError
         python-igraph, which finds the cut, is not installed.
     """
@@ -254,7 +254,10 @@ class _Network:
         return frozenset(what for what, number in self._numbers.items() if number in cut)
 
     def _add(self, low: Any, fp32: Any, capacity: float | None) -> None:
-        """Add an edge from vertex ``low`` to vertex ``fp32``; a ``capacity`` of None stands for an infinite one."""
+        """Add ``capacity`` to each cut that has ``low`` on the low-precision side and ``fp32`` on the FP32 side.
+
+        Both are vertices, and the capacity is that of a new edge between them; None stands for an infinite one.
+        """
         numbers = (self._numbers.setdefault(each, len(self._numbers)) for each in (low, fp32))
         first, second = numbers
         self._edges.append((first, second))

@@ -23,8 +23,8 @@ __all__ = ["Crash", "Job", "job_of"]
 class Crash(NamedTuple):
     """One crash of the process in which ``tune`` measures: the plan that ran, where in it, and how the process ended.
 
-    Made in the user's process, which starts another one. In that one ``operators`` compute in FP32 or, if there are
-    none, this plan is not run again.
+    Made in the user's process, which starts another one. That one does not run this plan again, and keeps in FP32 those
+    of ``operators`` that are in ``low``.
 
     Attributes
     ----------
@@ -198,10 +198,11 @@ class _Subject(NamedTuple):
 
 
 def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, named: Mapping[str, Any]) -> _Subject:
-    """Return what ``job_of`` needs to know of a Symbol that ``tune`` was called with.
+    """Return a Symbol that ``tune`` was called with, and the shapes and arrays of its inputs, for ``job_of``.
 
-    ``named`` maps the names of inputs to shapes or arrays. Raises ``ValueError`` where ``inputs``, the positional
-    arguments of ``tune`` after the Symbol, is not empty, or a value of ``named`` is neither a shape nor an array.
+    ``named`` maps the names of inputs to shapes or arrays; all other variables are parameters and auxiliary states.
+    Raises ``ValueError`` where ``inputs``, the positional arguments of ``tune`` after the Symbol, is not empty, or a
+    value of ``named`` is neither a shape nor an array.
     """
     if inputs:
         raise ValueError("name the inputs of a Symbol: tune(symbol, data=(32, 3, 224, 224))")
@@ -211,7 +212,7 @@ def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, named: Mapping[str, Any]) -
 
 
 def _of_block(block: Any, inputs: tuple, named: Mapping[str, Any], training: bool) -> _Subject:
-    """Return what ``job_of`` needs to know of a block that ``tune`` was called with.
+    """Return the graph, inputs, parameters and prefixes of a block that ``tune`` was called with, for ``job_of``.
 
     The block's graph is traced in training mode if ``training``. ``inputs`` are the positional arguments that ``tune``
     got after the block: arrays or shapes, or lists of them. ``named`` are its keywords, which a block must not have.

@@ -46,7 +46,10 @@ def describe(ctx: mx.Context) -> dict[str, Any]:
 
 
 def processors() -> int:
-    """Return how many processors this process may use."""
+    """Return how many processors this process may use by its CPU affinity, or else how many the machine has.
+
+    A container's quota and ``OMP_NUM_THREADS`` do not change it.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -44,8 +44,9 @@ _PARALLEL_COPY = 200_000
 def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[str, float]]:
     """Measure a job in a process of its own; return the fastest plan and ``job.seconds``.
 
-    If the process crashes, another one starts, in which the operators whose low-precision kernels crashed compute in
-    FP32, and the plan that ran is not run again. Blocks until the plan is found.
+    If the process crashes, in one operator or in a whole step, another one starts. In that one the operators whose
+    low-precision kernels crashed compute in FP32, and the plan that ran is not run again. Blocks until the plan is
+    found.
 
     Parameters
     ----------
@@ -88,8 +89,8 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
 
     Return the plan, or a ``Crash`` if the process ended without one. Until then, the process's warnings are issued
     here, the times that it measured are added to ``job.seconds``, and ``show`` is called with the name of each part of
-    the search that begins. Raises an exception that the process reports, and ``RuntimeError`` where a process without
-    the crashed operators would not get further (``_crash``).
+    the search that begins. Raises an exception that the process reports, and ``RuntimeError`` if another process could
+    not do better, for example after a crash in FP32 (``_crash`` lists the cases).
     """
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]

@@ -93,7 +93,10 @@ def fewest_bytes(job: Job) -> Plan:
 
 
 def _task(job: Job, graph: Graph, **options: Any) -> Task:
-    """Return the ``Task`` for ``graph``, the FP32 graph of ``job``; ``options`` are further keywords of ``Task``."""
+    """Return the ``Task``, the plans among which to choose, for ``graph``, the FP32 graph of ``job``.
+
+    ``options`` are further keywords of ``Task``.
+    """
     return Task(
         graph,
         job.policy,
@@ -206,8 +209,8 @@ class Search:
         """Time each operator and cast of the plan with the operators ``low`` in low precision, for the table.
 
         Does nothing if the table has all of these times already. The time of an operator or cast is the least of 4 to
-        12 runs, less the waiting (``without_waiting``). The runs end when two in a row lower the sum of these least
-        times by less than 2 % each.
+        12 runs, without what it takes to wait for the device after each operator (``without_waiting``). The runs end
+        when two in a row lower the sum of these least times by less than 2 % each.
         """
         if self._table.knows(low):
             return
@@ -228,7 +231,7 @@ class Search:
         self._tell("seconds", self._table.seconds)
 
     def _timed(self, low: frozenset[Node]) -> Timed:
-        """Return the graph of the plan in which the operators ``low`` compute in low precision, bound to be timed.
+        """Return the graph of the plan in which the operators ``low`` compute in low precision, ready for timing.
 
         If ``low`` is empty, it is FP32 with the workarounds against slow kernels (``CONVERTED``) and not plain FP32,
         because every graph with operators in low precision has these workarounds.
@@ -237,7 +240,7 @@ class Search:
         return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))
 
     def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
-        """Return the graph of ``plan``, in which the operators ``low`` compute in low precision, bound to be timed.
+        """Return the graph of ``plan``, in which the operators ``low`` compute in low precision, ready for timing.
 
         Its first step has then run, operator by operator; before each operator, ``tell`` got its name, so that the
         user's process knows what ran if a kernel crashes this one. Raises ``mxnet.MXNetError`` if the plan cannot run,
@@ -431,8 +434,8 @@ def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """Return, for a note, the last 120 characters of the first line of an error's text with "error" or "Error".
+    """Return, for a note, the first line of an error's text that contains "error" or "Error"; else the whole text.
 
-    If no line has either word, the last 120 characters of the whole text.
+    Of more than 120 characters, only the last 120.
     """
     return next((line for line in str(error).splitlines() if "rror" in line), str(error))[-120:]

@@ -62,7 +62,8 @@ def with_stand_ins(graph: Graph) -> Graph:
 
     Such operators are Custom ones and those of ``mx.library``. A stand-in reads the same tensors and returns tensors of
     the same shapes by operators of MXNet's own, so every process can bind the copy. ``graph`` was read from JSON that
-    ``described`` wrote. It is not changed; if it has no such operator, it is returned instead of a copy.
+    ``described`` wrote: there, such an operator has an attribute with the shapes of its outputs. ``graph`` is not
+    changed; if no operator has this attribute, it is returned instead of a copy.
     """
     if not any(_SHAPES in node.attrs for node in graph.nodes()):
         return graph
@@ -109,7 +110,10 @@ def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Ent
 
 
 def _runs_here_only(node: Mapping[str, Any]) -> bool:
-    """Return whether a node of Symbol JSON is a Custom or a library operator, which another process cannot run."""
+    """Return whether a node of Symbol JSON is a Custom operator, or one of a library that ``mx.library`` loaded.
+
+    Another process cannot run it.
+    """
     op = node["op"]
     return op != "null" and (op in _PYTHON or op not in RULES)
 
@@ -123,10 +127,10 @@ def _title(node: Mapping[str, Any]) -> str:
 
 
 def _in_bodies(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the Custom and library operators, which another process cannot run, in the bodies of loops and conditions.
+    """Yield the operators in the bodies of loops and conditions that are Custom, or of ``mx.library``'s libraries.
 
-    Nested bodies are searched too. ``raw`` is parsed Symbol JSON, and an operator is an entry of "nodes" in the JSON of
-    its body.
+    Another process cannot run them. Nested bodies are searched too. ``raw`` is parsed Symbol JSON, and an operator is
+    an entry of "nodes" in the JSON of its body.
     """
     for body in [body for node in raw["nodes"] for body in node.get("subgraphs", ())]:
         yield from filter(_runs_here_only, body["nodes"])

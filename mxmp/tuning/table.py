@@ -65,7 +65,7 @@ class Table:
         self._mode = mode
 
     def knows(self, low: Collection[Node]) -> bool:
-        """Return whether the table has all times of the plan in which the operators ``low`` are in low precision."""
+        """Return whether all operators and casts of the plan with ``low`` in low precision have times in the table."""
         operators = all(self._key(node, node in low) in self.seconds for node in self._signatures)
         return operators and all(self._cast_key(Cast(*cast)) in self.seconds for cast in self._task.choice.casts(low))
 
@@ -73,9 +73,9 @@ class Table:
         """Add the measured seconds of one plan's operators and casts to the table.
 
         ``low`` are the operators that compute in low precision under the plan. ``profile`` maps each operator and cast
-        to its seconds in one step; one that is missing took 0. An operator whose time the table has keeps that; where
-        it took longer or shorter now, the difference is added to the casts beside it (``_beside``) in equal shares, or
-        dropped if there are none. A cast gets its new time.
+        to its seconds in one step; one that is missing took 0. An operator whose time the table has keeps that. Where
+        it took longer or shorter now, the difference is added in equal shares to the casts of its inputs and outputs
+        (``_beside``), or dropped if there are none. A cast gets its new time.
         """
         found: dict[str, list[float]] = {}
         for node in self._signatures:
@@ -98,9 +98,9 @@ class Table:
         """Return the costs, in seconds, of all operators and casts of the graph, for ``cut.cheapest``.
 
         A cast that no measured plan had is given the median seconds per element of the known casts in its direction
-        (1e-9 if there are none), times its size. The cost of a cast on which several operators decide is at least 0,
-        because a minimum cut allows no negative one there. Raises ``KeyError`` if an operator was not measured in FP32,
-        or one for which ``tune`` may choose low precision was not measured in it.
+        (1e-9 if there are none), times its size. The cost of a cast is at least 0 unless its presence depends on one
+        operator alone (``Choice.sole_decider``): a minimum cut allows no other negative one. Raises ``KeyError`` if an
+        operator was not measured in FP32, or one for which ``tune`` may choose low precision was not measured in it.
         """
         rates: dict[bool, list[float]] = {True: [], False: []}
         casts = [Cast(e, to_fp32) for e in self._task.choice.tensors for to_fp32 in rates if not e.node.is_variable]
@@ -123,7 +123,10 @@ class Table:
         )
 
     def predict(self, low: Collection[Node]) -> float:
-        """Return the seconds of a step in which the operators ``low`` are in low precision: the sum of all times."""
+        """Return the seconds of a step with the operators ``low`` in low precision: the sum of all operators and casts.
+
+        A cast that was not measured counts as in ``costs``.
+        """
         costs = self.costs()
         others = sum(costs.fp32[node] for node in self._signatures if node not in self._task.may_be_low)
         return others + self._task.choice.cost(low, costs)
@@ -163,8 +166,9 @@ class Table:
     def _cast_key(self, cast: Cast) -> str:
         """Return the key of a cast's time in ``seconds``: ``"training Convolution -> float32 8x64 -> BatchNorm"``.
 
-        It has the type of the operator that returns the tensor ("null" for a variable), the dtype that the tensor is
-        cast to, its shape, and the types of all operators that read it, those that do so without the cast included.
+        It begins with "training" or "inference". It has the type of the operator that returns the tensor ("null" for a
+        variable), the dtype that the tensor is cast to, its shape, and the types of all operators that read it, those
+        that do so without the cast included.
         """
         maker = cast.entry.node.op
         readers = sorted({node.op for node, _ in self._readers.get(cast.entry, ())})
