@@ -83,8 +83,9 @@ def restore(net: Block) -> Block:
     """Undo ``convert`` in place; return ``net`` in FP32.
 
     Parameters that were stored in float16 get the values of their master weights. A net that is not converted stays as
-    it is. Blocks and Parameters that ``net`` shares with another converted net stay converted for that net. Does not
-    wait for the device.
+    it is. A block that ``net`` contained when it was converted, and that was replaced since, is restored too. Blocks
+    and Parameters that ``net`` shares with another converted net stay converted for that net. Does not wait for the
+    device.
 
     Raises
     ------

@@ -8,10 +8,11 @@ stored on the block as well, so exports and checkpoints stay FP32.
 
 from __future__ import annotations
 
+import gc
 from typing import Any, Collection, Iterator, Mapping
 
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block, HybridBlock, Parameter
 
 from ..kernels.fit import device_of
 from . import _mxnet
@@ -21,6 +22,9 @@ from .graphs import BUILDING, BuiltGraph, GraphKey, Graphs, UntraceableError, bu
 from .parameter import conversions_of, replace_conversions
 
 __all__ = ["Hook", "conversions_in", "exclude_more", "hook_of", "hooks", "install", "remove"]
+
+# The attribute of a block for which ``convert`` was called: its NetConversion. A copy of the block has a copy of it.
+CALLED = "mxmp_conversion"
 
 
 class Hook:
@@ -268,17 +272,20 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]]:
     """Return the conversions (calls of ``convert``) of blocks in ``net``, in two lists.
 
-    The first holds those all of whose blocks are in ``net``, so that ``restore(net)`` can undo them. The second holds
-    the others, which also convert blocks outside ``net``.
+    The first holds those that ``restore(net)`` can undo: ``convert`` was called with ``net`` or a block in it, or all
+    their blocks are in ``net``. The second holds the others, which also convert blocks outside ``net``.
     """
-    inside = {id(block) for block in hybrid_blocks(net)}
-    found = dict.fromkeys(conversion for _, hook in hooks(net) for conversion in hook.conversions)
-    complete = [c for c in found if all(id(block) in inside for block in c.blocks)]
+    inside = {id(block): block for block in blocks_of(net)}
+    called = [vars(block)[CALLED] for block in inside.values() if CALLED in vars(block)]
+    found = dict.fromkeys([*called, *(conversion for _, hook in hooks(net) for conversion in hook.conversions)])
+    if not {*found, *conversions_of(net.collect_params().values())} <= {*called}:
+        gc.collect()  # blocks refer to themselves, so a net that was deleted counts until Python collects such cycles
+    complete = [c for c in found if c in called or all(id(block) in inside for block in c.blocks)]
     return complete, [c for c in found if c not in complete]
 
 
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
-    """Put hooks of the new ``conversion`` on the blocks of ``net``; end conversions all of whose blocks are in ``net``.
+    """Put hooks of the new ``conversion`` on the blocks of ``net``; end the conversions that ``restore`` would undo.
 
     ``division`` says which blocks run as graphs and which as Python code. Each Parameter of ``net`` lists the
     conversion too. Nothing changes if one conversion, with the same policy or plan and the same division, converts all
@@ -290,21 +297,28 @@ def install(net: Block, conversion: NetConversion, division: Division) -> None:
     installed = {id(block): hook.runs_as_python for block, hook in hooks(net)}
     if [each.how for each in complete] == [conversion.how] and not partial and installed == runs_as_python:
         return
-    for block in hybrid_blocks(net):
-        _change_block(block, complete, {conversion: runs_as_python[id(block)]} if id(block) in runs_as_python else {})
+    remove(net, complete)
+    for block in [*division.graphs, *division.python]:
+        if isinstance(block, HybridBlock):
+            _change_block(block, (), {conversion: runs_as_python[id(block)]})
     for param in net.collect_params().values():
-        replace_conversions(param, complete, [conversion])
+        replace_conversions(param, (), [conversion])
+    vars(net)[CALLED] = conversion
 
 
 def remove(net: Block, conversions: Collection[NetConversion]) -> None:
-    """Take the blocks and Parameters of ``net`` out of ``conversions``; ``net`` must contain all their blocks.
+    """End ``conversions``, all those that ``conversions_in(net)`` returns as its first list.
 
-    A block that is then in no conversion loses its hook; a Parameter that is in none is stored in FP32 again.
+    A block that is then in no conversion loses its hook; a Parameter that is in none is stored in FP32 again. So it is
+    for blocks that ``net`` no longer contains, too.
     """
-    for block in hybrid_blocks(net):
+    blocks, params = _parts(net, conversions)
+    for block in blocks:
         _change_block(block, conversions, {})
-    for param in net.collect_params().values():
+    for param in params:
         replace_conversions(param, conversions)
+    for block in blocks_of(net):
+        vars(block).pop(CALLED, None)
 
 
 def exclude_more(net: Block, nodes: Collection[str]) -> None:
@@ -316,10 +330,24 @@ def exclude_more(net: Block, nodes: Collection[str]) -> None:
     complete, _ = conversions_in(net)
     for conversion in complete:
         conversion.exclude(nodes)
-    for block, hook in hooks(net):
-        _change_block(block, complete, {c: python for c, python in hook.conversions.items() if c in complete})
-    for param in net.collect_params().values():
+    blocks, params = _parts(net, complete)
+    for block in blocks:
+        hook = hook_of(block)
+        if hook is not None:
+            _change_block(block, complete, {c: python for c, python in hook.conversions.items() if c in complete})
+    for param in params:
         replace_conversions(param, complete, [each for each in conversions_of([param]) if each in complete])
+
+
+def _parts(net: Block, conversions: Collection[NetConversion]) -> tuple[list[HybridBlock], list[Parameter]]:
+    """Return the HybridBlocks that are in ``net`` or in one of ``conversions``, and the Parameters of both.
+
+    A conversion has the blocks that ``net`` contained when it was converted, also those that were replaced since.
+    """
+    blocks = {id(block): block for block in [*hybrid_blocks(net), *(b for c in conversions for b in c.blocks)]}
+    dicts = [net.collect_params(), *(block.params for block in blocks.values())]
+    params = {id(param): param for each in dicts for param in each.values()}
+    return list(blocks.values()), list(params.values())
 
 
 def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
@@ -334,6 +362,8 @@ def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mappi
     after = Hook(block, {**{c: python for c, python in had.items() if c not in old}, **new})
     if after.conversions.keys() == had.keys() and not new:
         return
+    for conversion in had.keys() - after.conversions.keys():
+        conversion.blocks.discard(block)
     if before is not None:
         before.undo()
     if after.conversions:

@@ -217,22 +217,23 @@ def _empty(kind: type) -> gluon.Parameter:
 def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
     """Return the NetConversions (calls of ``convert``) of all nets that have one of ``params``, each once.
 
-    Those of one parameter are in the order of the calls.
+    Those of one parameter are in the order of the calls. Conversions of nets that were deleted have no blocks, and are
+    left out.
     """
-    return list(dict.fromkeys(found for param in params for found in getattr(param, "mxmp_conversions", ())))
+    listed = dict.fromkeys(found for param in params for found in getattr(param, "mxmp_conversions", ()))
+    return [conversion for conversion in listed if conversion.blocks]
 
 
 def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
-    """Remove the conversions ``old`` from those that ``param`` lists, and add ``new``.
+    """Remove the conversions ``old``, and those of deleted nets, from those that ``param`` lists, and add ``new``.
 
-    A Parameter lists the conversions (calls of ``convert``) of the nets that it belongs to. If all that it listed are
-    in ``old``, it is stored in FP32 again, even if there are ``new`` ones: the next graph that reads it decides anew.
+    A Parameter lists the conversions (calls of ``convert``) of the nets that it belongs to. If none of these is left,
+    it is stored in FP32 again, even if there are ``new`` ones: the next graph that reads it decides anew.
     """
-    before = conversions_of([param])
-    kept = [conversion for conversion in before if conversion not in old]
-    if before and not kept:
+    kept = [conversion for conversion in conversions_of([param]) if conversion not in old]
+    if not kept:
         store_full(param)
-        del param.mxmp_conversions
+    vars(param).pop("mxmp_conversions", None)
     if kept or new:
         param.mxmp_conversions = (*kept, *new)
 

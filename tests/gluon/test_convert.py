@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any, Callable
 
@@ -170,7 +171,7 @@ def test_convert_keeps_objects_names_sharing_settings_and_hooks(policy):
     before = picture(net)
     assert mxmp.convert(net, policy) is net
     by_gluon(net, [x])
-    assert picture(net, ours=frozenset({"forward", "_call_cached_op"})) == before
+    assert picture(net, ours=frozenset({"forward", "_call_cached_op", "mxmp_conversion"})) == before
     assert calls == ["before", "after"]
     assert net[1].weight is weight
 
@@ -488,6 +489,43 @@ def test_converting_the_parent_takes_a_converted_child_over():
     mxmp.convert(net[0], "bfloat16")
     net[0](mx.nd.array(x))
     assert_same_bits(by_gluon(mxmp.convert(net), [x]), want)
+
+
+class Headed(gluon.Block):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body, self.head = nn.Dense(4, in_units=3), nn.Dense(2, in_units=4)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def copied(net: gluon.Block) -> gluon.Block:
+    return pickle.loads(pickle.dumps(net))
+
+
+@pytest.mark.parametrize("policy", [*DTYPES, "params=float16"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
+@pytest.mark.parametrize("of", [lambda net: net, copied], ids=["net", "copy"])
+def test_restore_undoes_convert_also_where_a_block_was_replaced_since(policy, again, of):
+    net, x = Headed(), mx.nd.random.uniform(shape=(2, 3))
+    net.initialize()
+    net(x)
+    net = of(mxmp.convert(net, policy))
+    net(x)
+    former, net.head = net.head, nn.Dense(5, in_units=4)
+    net.head.initialize()
+    if again:
+        mxmp.convert(net, policy)
+        net(x)
+    mxmp.restore(net)
+    for block in (net.body, net.head, former):
+        assert not vars(block).keys() & {"forward", "_call_cached_op"}
+        assert {type(param) for param in block.params.values()} == {gluon.Parameter}
+        data = x if block is net.body else net.body(x)
+        want = mx.nd.FullyConnected(data, block.weight.data(), block.bias.data(), num_hidden=block.bias.shape[0])
+        np.testing.assert_array_equal(block(data).asnumpy(), want.asnumpy())
 
 
 def test_exclude_keeps_a_block_in_fp32():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from mxnet.gluon import nn
 from twins import MASTERS, array, assert_close, equal_or_refused, seeded, value
 
 import mxmp
+from mxmp.gluon.parameter import conversions_of
 
 POLICIES = {"float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloat16"}
 LOSS = gluon.loss.L2Loss()
@@ -174,6 +178,21 @@ def test_restore_of_both_gives_fp32(kind, policy):
     for found, expected in zip(outputs(nets), outputs(pair(kind))):
         np.testing.assert_array_equal(found, expected)
     assert all(type(p) is gluon.Parameter for p in parameters(nets))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_deleted_net_keeps_neither_its_conversion_nor_the_parameters_that_it_shared_in_float16(policy):
+    nets = pair("parameters")  # MXNet itself keeps a net alive whose blocks another one contains
+    for net in nets:
+        mxmp.convert(net, POLICIES[policy])
+        net(array(9, 4, 6))
+    ended = [weakref.ref(conversion) for conversion in conversions_of(nets[1].collect_params().values())]
+    del net, nets[1]
+    mxmp.restore(nets[0])
+    np.testing.assert_array_equal(nets[0](array(9, 4, 6)).asnumpy(), pair("parameters")[0](array(9, 4, 6)).asnumpy())
+    assert all(type(p) is gluon.Parameter for p in parameters(nets))
+    gc.collect()
+    assert [conversion() for conversion in ended] == [None] * len(ended)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
