@@ -334,8 +334,8 @@ class _LowPrecisionOp:
         self._flags = [("data_indices", indices[True]), ("param_indices", indices[False]), *flags]
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
-        # The keys: the thread's number, and the monitor.
-        self._monitored: dict[tuple, mx.nd.CachedOp] = {}
+        # From a thread's number to its CachedOp with an op hook, and the monitor that the hook was registered with.
+        self._monitored: dict[int, tuple[mx.nd.CachedOp, tuple]] = {}
         weakref.finalize(self, _remove_monitored, self._monitored).atexit = False
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
@@ -375,23 +375,25 @@ class _LowPrecisionOp:
         return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
     def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
-        """Return this thread's CachedOp with the op hook ``monitor``; make it at the first call.
+        """Return this thread's CachedOp for calls with an op hook, which is now ``monitor``; make it at the first call.
 
-        ``monitor`` is a pair ``(callback, monitor_all)`` as for ``register_op_hook``. The CachedOp ignores
+        ``monitor`` is a pair ``(callback, monitor_all)`` as for ``register_op_hook``. It also gets what the backward of
+        an earlier call computes, as in MXNet. The CachedOp ignores
         ``static_alloc`` and ``static_shape``, with which MXNet would call the callback for few outputs. A user's
         callback gets the names of the net before conversion, and values in FP32; a listener of mxmp's (GraphListener)
         gets those of the graph with casts.
         """
-        key = (threading.get_ident(), monitor)
-        if key not in self._monitored:
+        thread, (callback, monitor_all) = threading.get_ident(), monitor
+        op, registered = self._monitored.get(thread, (None, (None, False)))
+        if op is None:
             _mxnet.silence_removed()
             op = self._make([flag for flag in self._flags if not flag[0].startswith("static_")])
-            self._monitored[key] = op
-            callback, monitor_all = monitor
+        if callback is not registered[0] or monitor_all != registered[1]:
+            self._monitored[thread] = op, monitor
             if not isinstance(callback, GraphListener):
                 callback = NetworkView(self.symbol, self._plan).translated(callback)
             _mxnet.register_op_hook(op, callback, monitor_all)
-        return self._monitored[key]
+        return op
 
     def forget(self, monitor: tuple) -> None:
         """Drop the CachedOps, of all threads, with the op hook ``monitor``, to which nobody listens any more.
@@ -402,16 +404,16 @@ class _LowPrecisionOp:
         _mxnet.silence_removed()
 
 
-def _remove_monitored(monitored: dict[tuple, mx.nd.CachedOp], monitor: tuple | None = None) -> None:
+def _remove_monitored(monitored: dict[int, tuple[mx.nd.CachedOp, tuple]], monitor: tuple | None = None) -> None:
     """Remove from ``monitored`` the CachedOps that have the op hook ``monitor``; all of them if ``monitor`` is None.
 
-    ``monitored`` maps a pair (number of a thread, op hook) to the CachedOp that this thread runs with this op hook. The
-    callbacks stop at the next ``silence_removed``.
+    ``monitored`` maps the number of a thread to the CachedOp that this thread runs with an op hook, and this op hook.
+    The callbacks stop at the next ``silence_removed``.
     """
-    for key in list(monitored):
-        op = monitored.pop(key, None) if monitor in (None, key[1]) else None
-        if op is not None:
-            _mxnet.remove_op_hook(op, thread=key[0])
+    for thread, (op, registered) in list(monitored.items()):
+        if monitor is None or registered[0] is monitor[0]:
+            del monitored[thread]
+            _mxnet.remove_op_hook(op, thread=thread)
 
 
 def _types_of_tuples(answer: Any) -> Any:

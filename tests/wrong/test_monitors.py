@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
+import weakref
+from dataclasses import dataclass, field
 
 import mxnet as mx
 import numpy as np
@@ -291,3 +294,43 @@ def test_a_hook_after_a_watch_hears_of_the_network_alone():
     mx.nd.waitall()
     assert found
     assert not [name for name in found if b"_to_float" in name]
+
+
+@dataclass
+class Heard:
+    """An op hook that, as any dataclass, has no hash and equals others."""
+
+    names: list = field(default_factory=list, compare=False)
+
+    def __call__(self, name, kind, handle):
+        NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees it
+        self.names.append(name)
+
+
+@pytest.mark.filterwarnings("ignore:register_op_hook is experimental")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_new_hook_takes_the_place_of_the_last_one_as_in_mxnet(policy):
+    def hooked(convert):
+        net = seeded(nn.Dense(3, in_units=6, prefix="fc_"))
+        convert(net)
+        found, ended = [], []
+        for _ in range(3):
+            hooks = [Heard() for _ in range(3)]
+            net.register_op_hook(hooks[0])
+            net(array(0, 2, 6))
+            net.register_op_hook(hooks[1], True)
+            net(array(0, 2, 6))
+            net.register_op_hook(hooks[2])
+            net(array(0, 2, 6))
+            net(array(0, 2, 6))
+            mx.nd.waitall()
+            found.append([sorted(hook.names) for hook in hooks])
+            ended.append(weakref.ref(hooks[0]))
+        del hooks
+        gc.collect()
+        return found, [hook() for hook in ended]
+
+    full = hooked(lambda net: net.hybridize())
+    low = hooked(lambda net: mxmp.convert(net, POLICIES[policy]))
+    assert full[1] == [None] * 3
+    assert low == full
