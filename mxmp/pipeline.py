@@ -19,7 +19,7 @@ from .precision.casts import CastGraph, insert_casts, strip
 from .precision.decide import NO_SHAPES, decide
 from .precision.graph import Graph
 from .precision.plan import Plan, PlannedGraph, check_fit
-from .precision.subgraphs import Body, bodies, set_bodies
+from .precision.subgraphs import Body, set_bodies
 
 __all__ = ["Conversion", "Decider", "emitted", "low_graph"]
 
@@ -115,7 +115,7 @@ def emitted(
     casted = insert_casts(planned)
     for copy, node in casted.source.items():
         if node.subgraphs:
-            within = [(body, plan.within(body, planned.names[node])) for body in bodies(node)]
+            within = planned.within[node]
             read = {position: entry.node.name for position, entry in enumerate(node.inputs)}
             requested = {position: grad_req[name] for position, name in read.items() if name in grad_req}
             set_bodies(copy, [_low_body(body, inner, requested, avoid_slow_kernels) for body, inner in within])

@@ -142,7 +142,8 @@ def decide(
             found = _decide_body(node, body, policy, device, draft, fixed, within)
             inner[node].update({prefix + name: d for name, d in found.decisions.items()})
             unmatched.intersection_update(found.unmatched)
-        draft.low_inputs[node] = low_inputs(Plan(policy, device, inner[node]), node, names[node])
+        plan = Plan(policy, device, inner[node])
+        draft.low_inputs[node] = low_inputs((body, plan.within(body, names[node])) for body in bodies(node))
     draft.settle(graph, by_plan=bool(decided))
     decisions: dict[str, Decision] = {}
     for node, decision in draft.decisions.items():

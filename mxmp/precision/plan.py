@@ -227,6 +227,8 @@ class PlannedGraph:
         From each operator to its decision. Operators in bodies of control flow are not in it.
     rules : dict of Node to Rule
         From each operator to its rule.
+    within : dict of Node to list of (Body, Plan)
+        From each control-flow operator to its bodies, each with its own plan (``Plan.within``).
     low_variables : set of Node
         The parameters that are stored in float16.
 
@@ -243,7 +245,9 @@ class PlannedGraph:
         self.plan = plan
         self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
         self.rules = {n: rule_under(plan.policy, n.op) for n in self.decisions}
-        self._low_inputs = {n: low_inputs(plan, n, names[n]) for n in self.decisions if n.subgraphs}
+        loops = [n for n in self.decisions if n.subgraphs]
+        self.within = {n: [(body, plan.within(body, names[n])) for body in bodies(n)] for n in loops}
+        self._low_inputs = {n: low_inputs(within) for n, within in self.within.items()}
         self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
 
     def is_low(self, entry: Entry) -> bool:
@@ -266,16 +270,16 @@ class PlannedGraph:
         return self.decisions[node].low and position not in self.rules[node].keep
 
 
-def low_inputs(plan: Plan, node: Node, name: str) -> set[int]:
-    """Return the positions of the inputs that the control-flow operator ``node`` reads in float16 by ``plan``.
+def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
+    """Return the positions of the inputs that a control-flow operator reads in float16, as ``Plan.within`` says.
 
-    ``name`` is the operator's name in the plan. The inputs are data and weights of a ``foreach`` that all operators of
-    its body read in float16 (see ``Plan.within``). In bfloat16, and for other control flow, there are none.
+    ``within`` are the operator's bodies, each with its own plan. The inputs are data and weights of a ``foreach`` that
+    all operators of its body read in float16. In bfloat16, and for other control flow, there are none.
     """
     found: set[int] = set()
-    for body in bodies(node):
-        names, low = body.graph.names(), plan.within(body, name).low_variables
-        found.update(position for variable, position in body.positions.items() if names[variable] in low)
+    for body, plan in within:
+        names = body.graph.names()
+        found.update(at for variable, at in body.positions.items() if names[variable] in plan.low_variables)
     return found
 
 

@@ -53,8 +53,9 @@ class RunningStatistics:
                 self._devices.setdefault(array.ctx, []).append(Gradient(name, array.as_nd_ndarray()))
                 self._keys.setdefault(array.ctx, []).append(id(array))
         before = {ctx: [kept.get(key) for key in keys] for ctx, keys in self._keys.items()}
-        self._pending = {ctx: _finite_copies(items, before[ctx]) for ctx, items in self._devices.items()}
         self._kept = {ctx: _finite_copies(items, before[ctx]) for ctx, items in self._devices.items()}
+        with autograd.pause():  # a pause keeps autograd from recording the slices
+            self._pending = {ctx: FlatCopies.like(copies.each) for ctx, copies in self._kept.items()}
         return self
 
     def sums(self, after: Scalars) -> Scalars:

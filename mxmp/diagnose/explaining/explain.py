@@ -16,7 +16,6 @@ from ...precision.decide import decide
 from ...precision.graph import Graph, Node, check_shapes
 from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under
 from ...precision.rules import Kind
-from ...precision.subgraphs import bodies
 from ...precision.traffic import CastSize, cast_sizes
 from ..shared.targets import Network, converted_graphs, is_network
 from .report import Explanation, GraphReport, NodeReport
@@ -147,11 +146,12 @@ def _described(
     removed from ``fitted``, because a kernel of the device casts inside, do not count. ``shapes`` maps the names of the
     graph's inputs to their shapes. ``prefix``, ``"loop/"`` in the body of a loop, is put before each name.
     """
-    casted = insert_casts(PlannedGraph(graph, plan))
+    planned = PlannedGraph(graph, plan)
+    casted = insert_casts(planned)
     left = set(fitted.graph.nodes())
     casted.casts = [cast for cast, same in zip(casted.casts, fitted.casts) if same in left]
     inserted = set(casted.casts)
-    names = graph.names()
+    names = planned.names
     casts = [cast._replace(tensor=prefix + cast.tensor) for cast in cast_sizes(casted, shapes)]
     workarounds = {name: [prefix + place for place in places] for name, places in _workarounds(fitted).items()}
     nodes = []
@@ -169,8 +169,8 @@ def _described(
                 rule_under(plan.policy, old.op).kind is Kind.ALONE,
             )
         )
-        for body in bodies(old):
-            inner_prefix, inner_plan = prefix + body.prefix(names[old]), plan.within(body, names[old])
+        for body, inner_plan in planned.within.get(old, ()):
+            inner_prefix = prefix + body.prefix(names[old])
             inner = _described(body.graph, inner_plan, emitted(body.graph, inner_plan), {}, inner_prefix)
             nodes += inner[0]
             casts += inner[1]
