@@ -29,15 +29,7 @@ logger = logging.getLogger("mxmp")
 Decider = Callable[[Union[Policy, Plan], Set[str], Set[str]], Plan]
 
 
-def low_graph(
-    graph: Graph,
-    how: Policy | Plan,
-    device: str,
-    *,
-    keep_output_names: bool = False,
-    grad_req: Mapping[str, str] = UNKNOWN,
-    large_inputs: bool = False,
-) -> tuple[Graph, Plan]:
+def low_graph(graph: Graph, how: Policy | Plan, device: str, *, keep_output_names: bool = False) -> tuple[Graph, Plan]:
     """Return a copy of an FP32 graph that computes in low precision, and the plan (every operator's dtype) it follows.
 
     The copy has the casts of the plan and the workarounds for the device's kernels. Those of an earlier conversion are
@@ -54,13 +46,6 @@ def low_graph(
     keep_output_names : bool
         True: keep an operator with several outputs in FP32 if one of them is an output of the graph, which a cast
         behind it would rename. Has no effect if ``how`` is a plan.
-    grad_req : mapping of str to str
-        From the name of a variable to its ``grad_req``: ``"write"``, ``"add"`` or ``"null"``. Some workarounds depend
-        on it; a variable that is missing gets every workaround that some request would need.
-    large_inputs : bool
-        True if the caller runs the graph only with inputs so large, compared with the padding of its convolutions, that
-        oneDNN computes their weight gradients right (``LargeInputs.at`` in ``kernels/padding.py``). The workarounds for
-        its faults at small inputs are then left out.
 
     Raises
     ------
@@ -73,7 +58,7 @@ def low_graph(
         plan = _planned_for(device, how)
     else:
         plan = decide(original, how, device, keep_output_names=keep_output_names)
-    return emitted(original, plan, grad_req, large_inputs=large_inputs).graph, plan
+    return emitted(original, plan).graph, plan
 
 
 def emitted(
@@ -99,11 +84,11 @@ def emitted(
     plan : Plan
         A plan of this graph; otherwise ``ValueError`` is raised.
     grad_req : mapping of str to str
-        From the name of a variable to its ``grad_req``, on which some workarounds depend. A variable that is missing
-        gets every workaround that one of the values would need.
+        From the name of a variable to its ``grad_req``, on which some workarounds depend: ``"write"``, ``"add"`` or
+        ``"null"``. A variable that is missing gets every workaround that one of the values would need.
     large_inputs : bool
         True: leave out the workarounds for oneDNN's wrong weight gradients at inputs that are small beside the
-        padding. Has no effect in bodies.
+        padding (``LargeInputs.at`` in ``kernels/padding.py``). Has no effect in bodies.
     avoid_slow_kernels : bool, optional
         False applies only the workarounds without which the graph fails or is wrong, and none of those that only make
         it faster. Default: ``plan.avoids_slow_kernels``, which is True if an operator computes in low precision, or if

@@ -164,14 +164,13 @@ def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
     return [shares, peaks]
 
 
-def largest_on_cpu(arrays: Sequence[NDArray], least: int, most: int | None = None) -> list[int]:
+def largest_on_cpu(arrays: Sequence[NDArray], least: int) -> list[int]:
     """Return the positions in ``arrays`` of the dense CPU arrays of at least ``least`` elements, the largest first.
 
-    MXNet's operators for many arrays are slow for these, so the caller gives each an operator of its own. ``most``
-    limits the number of positions; None: no limit.
+    MXNet's operators for many arrays are slow for these, so the caller gives each an operator of its own.
     """
     dense = [i for i, array in enumerate(arrays) if array.stype == "default" and not _on_gpu(array)]
-    return sorted((i for i in dense if arrays[i].size >= least), key=lambda i: -arrays[i].size)[:most]
+    return sorted((i for i in dense if arrays[i].size >= least), key=lambda i: -arrays[i].size)
 
 
 def fetch(*groups: Scalars) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ import mxmp
 from mxmp import Policy
 from mxmp.kernels import fit, rounding
 from mxmp.kernels.workaround import FittedGraph
-from mxmp.pipeline import low_graph
+from mxmp.pipeline import emitted, low_graph
 from mxmp.precision.casts import CastGraph
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
@@ -179,7 +179,8 @@ def test_bfloat16_sums_the_gradients_of_a_shared_weight_in_fp32(times, request_)
     parts, w = S.split(S.var("data"), times, axis=0), S.var("w")
     steps = [S.FullyConnected(parts[i], w, num_hidden=1, no_bias=True) for i in range(times)]
     asked = {"w": request_}
-    graph, _ = low_graph(Graph.from_symbol(S.concat(*steps, dim=0)), Policy("bfloat16"), "cpu", grad_req=asked)
+    full = Graph.from_symbol(S.concat(*steps, dim=0))
+    graph = emitted(full, decide(full, Policy("bfloat16"), "cpu"), asked).graph
     ones = np.ones((times, 1), "float32")
     got = by_symbol(graph.to_symbol(), {"data": ones, "w": np.ones((1, 1), "float32")}, grads_of=["w"], heads=[ones])
     assert got.grads["w"] == times

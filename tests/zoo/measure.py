@@ -13,7 +13,8 @@ import mxmp
 from mxmp import Policy
 from mxmp.kernels.fit import device_of
 from mxmp.kernels.padding import LargeInputs
-from mxmp.pipeline import low_graph
+from mxmp.pipeline import emitted
+from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.rules import missing_kernel
 
@@ -302,4 +303,4 @@ def cast(called: Call, policy: str, context: mx.Context) -> mx.sym.Symbol:
     graph, parsed = Graph.from_symbol(called.symbol), mxmp.Policy.parse(policy)
     shapes = [shape for shape, _ in called.known.values()]
     large = LargeInputs(graph, list(called.known), parsed.compute).at(shapes)
-    return low_graph(graph, parsed, device_of(context), large_inputs=large)[0].to_symbol()
+    return emitted(graph, decide(graph, parsed, device_of(context)), large_inputs=large).graph.to_symbol()
