@@ -160,10 +160,11 @@ class Hook:
         it comes from MXNet's ``block.load(prefix)``, which has changed the names of blocks, and the keys of their
         ``params``, to those in its file. They are restored first, since ``built`` has the former ones.
         """
-        shown = _mxnet.traced_graph(self._block).graph
-        if shown is built.traced.graph:
+        shown = _mxnet.traced_graph(self._block)
+        # A SymbolBlock has its graph before any call, and ``op_args``, with the Parameters to export, only after one.
+        if shown.graph is built.traced.graph and shown.op_args is built.traced.op_args:
             return
-        if shown and all(shown is not each.traced.graph for each in graphs.values()):
+        if shown.graph and all(shown.graph is not each.traced.graph for each in graphs.values()):
             _undo_load(self._block)
         _mxnet.set_traced_graph(self._block, built.traced)
 

@@ -576,6 +576,20 @@ def test_files_of_a_converted_net_are_plain_fp32(policy, tmp_path):
     np.testing.assert_array_equal(block(mx.nd.array(x)).asnumpy(), want)
 
 
+@pytest.mark.filterwarnings("ignore:Cannot decide type for:UserWarning")  # SymbolBlock.imports, of any file
+@pytest.mark.parametrize("policy", [*DTYPES, "params=float16"])
+def test_a_converted_symbol_block_exports_the_files_it_was_made_of(policy, tmp_path):
+    net, x = made("convnet")
+    symbol, params = exported(net, x, tmp_path / "plain")
+    block = mxmp.convert(gluon.SymbolBlock.imports(symbol, ["data"], params), policy)
+    again, found = exported(block, x, tmp_path / "low")
+    assert without_versions(again) == without_versions(symbol)
+    found, want = mx.nd.load(found), mx.nd.load(params)
+    assert found.keys() == want.keys()
+    for name, value in want.items():
+        np.testing.assert_array_equal(found[name].asnumpy(), value.asnumpy())
+
+
 @pytest.mark.parametrize("policy", ["float16", "params=float16"])
 def test_block_save_writes_the_fp32_graph(policy, tmp_path):
     net, x = made("mlp")
