@@ -14,6 +14,7 @@ from __future__ import annotations
 from . import _mxnet
 from .graph import TYPE_CODES, Entry, Graph, Node
 from .rules import RULES, Kind, rule_of
+from .subgraphs import bodies, feed_bodies
 
 __all__ = ["HEAD_OPERATORS", "SCALE_NAME", "is_unscaled", "scale_heads"]
 
@@ -29,17 +30,21 @@ def scale_heads(graph: Graph) -> bool:
 
     A loss head ignores the gradient of its output, so scaling the loss does not scale what it writes. The inserted
     nodes pass the head's input on unchanged in the forward. The loss scale becomes an input of the graph: an FP32
-    variable of shape (1,), called ``SCALE_NAME``. A second call would multiply twice. Returns whether the graph has a
-    loss head; if not, nothing changes.
+    variable of shape (1,), called ``SCALE_NAME``, also of the bodies of control flow with loss heads. A second call
+    would multiply twice. Returns whether the graph has a loss head; if not, nothing changes.
     """
-    heads = [(node, positions) for node in graph.nodes() if (positions := _own_gradients(node))]
-    if not heads:
-        return False
     scale = Entry(Node("null", SCALE_NAME, {"__shape__": "(1,)", "__dtype__": TYPE_CODES["float32"]}))
-    for head, positions in heads:
-        for position in positions:
-            head.inputs[position] = _scaled(head.inputs[position], scale, f"{head.name}_in{position}")
-    return True
+    found = False
+    for node in list(graph.nodes()):
+        for position in _own_gradients(node):
+            node.inputs[position] = _scaled(node.inputs[position], scale, f"{node.name}_in{position}")
+            found = True
+        inner = [body.graph for body in bodies(node)]
+        have_heads = [scale_heads(each) for each in inner]
+        if any(have_heads):
+            feed_bodies(node, inner, SCALE_NAME, scale)
+            found = True
+    return found
 
 
 def is_unscaled(node: Node) -> bool:

@@ -6,9 +6,9 @@ import json
 from ast import literal_eval
 from typing import Iterator, NamedTuple
 
-from .graph import Graph, Node
+from .graph import Entry, Graph, Node
 
-__all__ = ["Body", "bodies", "has_control_flow", "set_bodies"]
+__all__ = ["Body", "bodies", "feed_bodies", "has_control_flow", "set_bodies"]
 
 
 class Body(NamedTuple):
@@ -59,6 +59,12 @@ _INPUTS = {
     "_while_loop": ["cond_input_locs", "func_input_locs"],
     "_cond": ["cond_input_locs", "then_input_locs", "else_input_locs"],
 }
+# For each body, the attributes that number its variables, in the order of ``_variables``.
+_PLACES: dict[str, list[list[str]]] = {
+    "_foreach": [["in_data_locs", "in_state_locs", "remain_locs"]],
+    "_while_loop": [[], ["func_var_locs"]],
+    "_cond": [[], [], []],
+}
 
 
 def bodies(node: Node) -> Iterator[Body]:
@@ -98,6 +104,32 @@ def set_bodies(node: Node, graphs: list[Graph]) -> None:
         before, after = ([v.name for v in _variables(g)] for g in (Graph.from_json(json.dumps(raw)), graph))
         if before != after:
             raise RuntimeError(f"{node.name}: the variables of a body were {before}, and are {after}")
+    node.subgraphs = [json.loads(graph.to_json()) for graph in graphs]
+
+
+def feed_bodies(node: Node, graphs: list[Graph], variable: str, value: Entry) -> None:
+    """Replace the bodies of a control-flow node, in place, by ``graphs``, where ``variable`` stands for ``value``.
+
+    ``graphs`` are those of ``bodies(node)``, in this order, of which some may also read a new variable of the name
+    ``variable``. ``value``, a tensor of the graph of ``node``, becomes the last input of the node; all iterations of a
+    loop read it.
+    """
+    end = len(node.inputs)
+    node.inputs.append(value)
+    node.attrs["num_args"] = str(int(node.attrs["num_args"]) + 1)
+    for number, graph in enumerate(graphs):
+        names = [each.name for each in _variables(graph)]
+        if variable not in names:
+            continue
+        at = names.index(variable)
+        moved = {key: [place + (place >= at) for place in _numbers(node, key)] for key in _PLACES[node.op][number]}
+        if node.op == "_foreach":
+            moved["remain_locs"].append(at)
+        else:
+            key = _INPUTS[node.op][number]
+            moved[key] = _numbers(node, key)
+            moved[key].insert(at, end)
+        node.attrs.update({key: str(places) for key, places in moved.items()})
     node.subgraphs = [json.loads(graph.to_json()) for graph in graphs]
 
 

@@ -69,6 +69,72 @@ def test_a_graph_without_such_heads_is_untouched():
     assert graph.to_json() == before
 
 
+def foreach(states: int):
+    """A loop over ``data`` whose body has a head and a plain output, with so many states."""
+
+    def body(row, state):
+        x = S.FullyConnected(S.expand_dims(row, axis=0), S.var("fc_weight"), no_bias=True, num_hidden=3)
+        return S.sum(HEADS["MakeLoss"](x)) + sum(map(S.sum, state)) + S.sum(S.sin(x)), [
+            each + S.sum(x) for each in state
+        ]
+
+    return S.contrib.foreach(body, S.var("data"), [S.var(f"state{i}") for i in range(states)])[0]
+
+
+def while_loop():
+    def step(i, x):
+        new = HEADS["MakeLoss"](S.broadcast_mul(S.sin(x), S.sum(S.var("fc_weight")))) + S.broadcast_mul(S.sin(x), i)
+        return new, [i + 1, new]
+
+    return S.contrib.while_loop(lambda i, x: i < 3, step, [S.var("state0"), S.var("data")], max_iterations=4)[1][1]
+
+
+def cond(branch: bool):
+    def taken():
+        return HEADS["MakeLoss"](S.sum(S.sin(S.broadcast_mul(S.var("data"), S.sum(S.var("fc_weight")))))) + S.sum(
+            S.var("data")
+        )
+
+    def other():
+        return S.sum(S.var("data"))
+
+    return S.contrib.cond(S.sum(S.var("state0")) < 9 * branch, *((taken, other) if branch else (other, taken)))
+
+
+def nested():
+    """A loop in a loop, of which the inner one alone has a head."""
+
+    def body(row, state):
+        x = S.sin(S.broadcast_mul(row, S.sum(S.var("fc_weight"))))
+        return S.contrib.foreach(lambda each, s: (HEADS["MakeLoss"](each * s) + S.sin(each), s + each), x, state)
+
+    return S.contrib.foreach(body, S.var("data"), S.var("state0"))[0]
+
+
+LOOPS = {
+    **{f"foreach, {n} states": lambda n=n: foreach(n) for n in range(3)},
+    "while_loop": while_loop,
+    "then": lambda: cond(True),
+    "else": lambda: cond(False),
+    "nested": nested,
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_head_in_a_body_of_control_flow_is_scaled_where_it_is(loop):
+    symbol = S.sum(S.sin(LOOPS[loop]()))
+    values = {**VALUES, "state0": np.ones(1, "float32"), "state1": np.full(1, 2, "float32")}
+    grads = [name for name in symbol.list_arguments() if not name.startswith("state")]
+    plain = by_symbol(symbol, values, grads_of=grads, heads=[np.ones(1, "float32")])
+    for scale in (1.0, 1024.0, 0.125):
+        fed = {**values, SCALE_NAME: np.array([scale], "float32")}
+        got = by_symbol(scaled(symbol), fed, grads_of=grads, heads=[np.float32([scale])])
+        np.testing.assert_array_equal(got.outputs[0], plain.outputs[0])
+        for name in grads:
+            assert np.any(plain.grads[name])
+            np.testing.assert_allclose(got.grads[name], plain.grads[name] * np.float32(scale), rtol=1e-6)
+
+
 @mx.operator.register("mxmp_test_head")
 class HeadProp(mx.operator.CustomOpProp):
     def __init__(self, top: str = "False") -> None:

@@ -179,6 +179,53 @@ def test_a_head_of_another_net_beside_a_plain_loss():
     compare(a_head_and_a_plain_loss, "float16")
 
 
+class HeadInLoop(gluon.HybridBlock):
+    """A loop whose body has a weight, a loss head and, beside it, a loss that is none."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        def step(row, state):
+            out = self.body(row)
+            return F.MakeLoss(F.sum(F.square(out))) + F.sum(F.sin(out)), state
+
+        return F.contrib.foreach(step, x, F.zeros((1,)))[0]
+
+
+def head_in_a_loop(policy, flags):
+    net = seeded(HeadInLoop())
+    (net if policy is None else mxmp.convert(net, policy)).hybridize(**flags)
+    return updates(net, stepping(trainer_of(policy, net), lambda: net(array(0, 3, 4, 6))))
+
+
+@pytest.mark.parametrize("flags", ["hybridized", "static"])
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_head_inside_a_loop(policy, flags):
+    compare(head_in_a_loop, policy, FLAGS[flags])
+
+
+def head_in_the_loop_of_a_module(policy):
+    symbol = mx.sym.MakeLoss(mx.sym.sum(HeadInLoop()(mx.sym.var("data"))))
+    kind, more = (mx.mod.Module, {}) if policy is None else (mxmp.Module, {"policy": policy, "loss_scale": SCALE})
+    module = kind(symbol, label_names=None, **more)
+    module.bind([("data", (3, 4, 6))])
+    mx.random.seed(3)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    before = {k: v.asnumpy() for k, v in module.get_params()[0].items()}
+    module.forward_backward(mx.io.DataBatch([array(0, 3, 4, 6)]))
+    module.update()
+    return [v.asnumpy() - before[k] for k, v in module.get_params()[0].items()]
+
+
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_head_inside_a_loop_of_a_module(policy):
+    compare(head_in_the_loop_of_a_module, policy)
+
+
 def on_two_devices(policy, flags):
     contexts = [mx.cpu(0), mx.cpu(1)]
     body, head = seeded(nn.Dense(3, in_units=6), contexts), MadeHead()
