@@ -193,14 +193,15 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
     requested = [(param, param.grad_req) for param in params.values()]
-    shapes = {name: array.shape for name, array in _named_inputs(data, args).items()}
+    inputs = _named_inputs(data, args)
+    shapes = {name: array.shape for name, array in inputs.items()}
     large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
     # Restricted to large inputs only if a convolution would need a workaround for small ones, and these are large.
     only_for = large if large and large.at(list(shapes.values())) else None
     graph, plan = conversion.build_graph(
         block, symbol, params, device, large_inputs=only_for is not None, shapes=shapes
     )
-    scale_heads(graph)
+    scale_heads(graph, {name: array.dtype for name, array in inputs.items()})
     if autograd.is_training():
         write_gradients_early(graph)
     flags = _mxnet.flags(block)

@@ -11,6 +11,11 @@ an input of the graph, so a new loss scale needs no new bind.
 
 from __future__ import annotations
 
+from typing import Any, Mapping
+
+import mxnet as mx
+import numpy as np
+
 from . import _mxnet
 from .graph import TYPE_CODES, Entry, Graph, Node
 from .rules import RULES, Kind, rule_of
@@ -25,26 +30,42 @@ HEAD_OPERATORS = {"Custom"}
 HEAD_OPERATORS |= {op for op, rule in RULES.items() if Kind.HEAD in (rule.kind, *(w.kind for w in rule.when))}
 
 
-def scale_heads(graph: Graph) -> bool:
+def scale_heads(graph: Graph, dtypes: Mapping[str, Any]) -> bool:
     """Insert nodes, in place, that multiply the gradients written by the loss heads of ``graph`` by the loss scale.
 
     A loss head ignores the gradient of its output, so scaling the loss does not scale what it writes. The inserted
     nodes pass the head's input on unchanged in the forward. The loss scale becomes an input of the graph: an FP32
     variable of shape (1,), called ``SCALE_NAME``, also of the bodies of control flow with loss heads. A second call
     would multiply twice. Returns whether the graph has a loss head; if not, nothing changes.
+
+    ``dtypes`` are those of the graph's inputs, by name. Where a head reads another dtype than FP32, such as int32
+    labels of a Custom operator, the gradient is multiplied in FP32.
     """
     scale = Entry(Node("null", SCALE_NAME, {"__shape__": "(1,)", "__dtype__": TYPE_CODES["float32"]}))
-    found = False
-    for node in list(graph.nodes()):
-        for position in _own_gradients(node):
-            node.inputs[position] = _scaled(node.inputs[position], scale, f"{node.name}_in{position}")
-            found = True
-        inner = [body.graph for body in bodies(node)]
-        have_heads = [scale_heads(each) for each in inner]
+    read = [(node, position) for node in graph.nodes() for position in _own_gradients(node)]
+    inner = [(node, [body.graph for body in bodies(node)]) for node in graph.nodes() if node.subgraphs]
+    for (head, position), dtype in zip(read, _dtypes(graph, [node.inputs[i] for node, i in read], dtypes)):
+        head.inputs[position] = _scaled(head.inputs[position], dtype, scale, f"{head.name}_in{position}")
+    found = bool(read)
+    for node, graphs in inner:
+        have_heads = [scale_heads(each, {}) for each in graphs]
         if any(have_heads):
-            feed_bodies(node, inner, SCALE_NAME, scale)
+            feed_bodies(node, graphs, SCALE_NAME, scale)
             found = True
     return found
+
+
+def _dtypes(graph: Graph, tensors: list[Entry], known: Mapping[str, Any]) -> list[str]:
+    """Return the names of the dtypes of ``tensors`` of ``graph``, given those of inputs by name; FP32 if unknown."""
+    if not tensors:
+        return []
+    symbol = Graph([*tensors, *graph.heads], graph.attrs, numpy=graph.numpy).to_symbol()
+    names = set(symbol.list_inputs())
+    try:
+        found = symbol.infer_type_partial(**{name: known[name] for name in known.keys() & names})[1]
+    except mx.MXNetError:  # an operator asks for a dtype that is not known here; or binding will raise this error again
+        return ["float32"] * len(tensors)
+    return [np.dtype(dtype or "float32").name for dtype in found[: len(tensors)]]
 
 
 def is_unscaled(node: Node) -> bool:
@@ -59,6 +80,8 @@ def _is_scaled(x: Entry) -> bool:
     """
     steps = ("elemwise_add", "broadcast_mul", "elemwise_sub", "_contrib_sign_ste")
     for op, position in zip(steps, (1, 0, 0, 0)):
+        while x.node.op == "Cast":
+            x = x.node.inputs[0]
         if x.node.op != op:
             return False
         x = x.node.inputs[position]
@@ -80,16 +103,21 @@ def _own_gradients(node: Node) -> tuple[int, ...]:
     return (0,) if rule is not None and rule.resolve(node.attrs)[0] is Kind.HEAD else ()
 
 
-def _scaled(x: Entry, scale: Entry, name: str) -> Entry:
+def _scaled(x: Entry, dtype: str, scale: Entry, name: str) -> Entry:
     """Return a tensor that equals ``x`` in the forward; in the backward its gradient, times ``scale``, goes to ``x``.
 
     It is ``BlockGrad(x) + (t - BlockGrad(t)) * scale`` with ``t = sign_ste(x)``, exact for infinities and NaN too.
-    ``name`` is the prefix of the names of the new nodes.
+    ``dtype`` is that of ``x``. If it is not FP32, the product is cast, and not ``scale``: a cast of ``scale`` would run
+    in the forward, before the backward's loss scale is set. ``name`` is the prefix of the names of the new nodes.
     """
 
-    def op(kind: str, role: str, *inputs: Entry) -> Entry:
-        return Entry(Node(kind, f"{name}_scale_{role}", {}, list(inputs)))
+    def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
+        return Entry(Node(kind, f"{name}_scale_{role}", attrs, list(inputs)))
+
+    def cast(tensor: Entry, role: str, to: str) -> Entry:
+        return tensor if dtype == "float32" else op("Cast", role, tensor, dtype=to)
 
     step = op("_contrib_sign_ste", "step", x)
-    zero = op("elemwise_sub", "zero", step, op("BlockGrad", "frozen", step))
-    return op("elemwise_add", "sum", op("BlockGrad", "value", x), op("broadcast_mul", "gradient", zero, scale))
+    zero = cast(op("elemwise_sub", "zero", step, op("BlockGrad", "frozen", step)), "full", "float32")
+    gradient = cast(op("broadcast_mul", "gradient", zero, scale), "cast", dtype)
+    return op("elemwise_add", "sum", op("BlockGrad", "value", x), gradient)

@@ -87,6 +87,7 @@ class Core:
         for_training: bool,
         grad_req: Mapping[str, str],
         shapes: Mapping[str, tuple],
+        dtypes: Mapping[str, Any],
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return the Symbol with casts that executors are to run for an FP32 Symbol, and the plan that it follows.
 
@@ -110,6 +111,8 @@ class Core:
             empty, the Symbol gets every workaround that one of the values would need.
         shapes : mapping of str to tuple
             The shapes of data and labels, by name.
+        dtypes : mapping of str to dtype
+            Their dtypes, by name.
 
         Raises
         ------
@@ -136,7 +139,7 @@ class Core:
             if useless:
                 warnings.warn(useless, stacklevel=3)
         if for_training:
-            scale_heads(graph)
+            scale_heads(graph, dtypes)
         declare_full(graph)
         return graph.to_symbol(), plan
 

@@ -180,8 +180,12 @@ class Module(SavesParams, StepView, mx.mod.Module):
             names, fixed, is_one = self._param_names, self._fixed_param_names, isinstance(grad_req, str)
             requested = {each: "null" if each in fixed else grad_req for each in names} if is_one else UNKNOWN
             self.requested_gradients = requested
-            shapes = {desc[0]: tuple(desc[1]) for desc in [*data_shapes, *(label_shapes or ())]}
-            low, self.plan = self.core.low_symbol(original, self._device, names, for_training, requested, shapes)
+            inputs = [*data_shapes, *(label_shapes or ())]
+            shapes = {desc[0]: tuple(desc[1]) for desc in inputs}
+            dtypes = {desc.name: desc.dtype for desc in inputs if isinstance(desc, mx.io.DataDesc)}
+            low, self.plan = self.core.low_symbol(
+                original, self._device, names, for_training, requested, shapes, dtypes
+            )
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
             fuses = mx.cpu(0) in self._context and "MXNET_SUBGRAPH_BACKEND" not in os.environ

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from oracle import S, by_symbol
+from oracle import Result, S, by_symbol
 
 from mxmp.precision.graph import Graph
 from mxmp.precision.heads import SCALE_NAME, scale_heads
@@ -32,8 +32,21 @@ GRADS = ["data", "fc_weight", "fc_bias"]
 
 def scaled(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     graph = Graph.from_symbol(symbol)
-    assert scale_heads(graph)
+    assert scale_heads(graph, {})
     return graph.to_symbol()
+
+
+def run(symbol: mx.sym.Symbol, values: dict, grads_of: list[str], scale: float, heads: list | None = None) -> Result:
+    """Run the scaled graph; the loss scale gets its value between the forward and the backward, as in training."""
+    symbol = scaled(symbol)
+    values = {**values, SCALE_NAME: np.ones(1, "float32")}
+    args = {name: mx.nd.array(values[name], dtype=values[name].dtype) for name in symbol.list_arguments()}
+    grads = {name: mx.nd.zeros_like(args[name]) for name in grads_of}
+    executor = symbol.bind(mx.cpu(), args, grads)
+    outputs = [out.asnumpy() for out in executor.forward(is_train=True)]
+    args[SCALE_NAME][:] = scale
+    executor.backward(None if heads is None else [mx.nd.array(head) for head in heads])
+    return Result(outputs, {name: grad.asnumpy() for name, grad in grads.items()})
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -41,10 +54,35 @@ def test_the_forward_keeps_its_bits_and_the_gradient_is_multiplied_exactly(head)
     symbol = HEADS[head](FC)
     plain = by_symbol(symbol, VALUES, grads_of=GRADS)
     for scale in (1.0, 1024.0, 0.125):
-        got = by_symbol(scaled(symbol), {**VALUES, SCALE_NAME: np.array([scale], "float32")}, grads_of=GRADS)
+        got = run(symbol, VALUES, GRADS, scale)
         np.testing.assert_array_equal(got.outputs[0], plain.outputs[0])
         for name in GRADS:
             np.testing.assert_array_equal(got.grads[name], plain.grads[name] * np.float32(scale))
+
+
+OTHER_DTYPES = {
+    "MakeLoss in float64": lambda: S.MakeLoss(S.cast(S.square(FC), "float64")),
+    "MakeLoss in float16": lambda: S.MakeLoss(S.cast(S.square(FC), "float16")),
+    "SoftmaxOutput in float64": lambda: S.SoftmaxOutput(S.cast(FC, "float64"), S.cast(S.var("label"), "float64")),
+    "in a loop": lambda: S.contrib.foreach(
+        lambda row, state: (S.cast(S.MakeLoss(S.cast(S.sum(S.square(row)), "float64")), "float32") + S.sum(row), state),
+        FC,
+        S.var("state"),
+    )[0],
+}
+
+
+@pytest.mark.parametrize("head", OTHER_DTYPES)
+def test_a_head_that_the_user_s_cast_feeds_is_scaled_in_its_dtype(head):
+    symbol = OTHER_DTYPES[head]()
+    values = {**VALUES, "state": np.zeros(1, "float32")}
+    ones = [np.ones((4, 1), "float32")] if head == "in a loop" else None
+    plain = by_symbol(symbol, values, grads_of=GRADS, heads=ones)
+    for scale in (1.0, 1024.0, 0.125):
+        got = run(symbol, values, GRADS, scale, ones and [scale * ones[0]])
+        np.testing.assert_array_equal(got.outputs[0], plain.outputs[0])
+        for name in GRADS:
+            np.testing.assert_allclose(got.grads[name], plain.grads[name] * np.float32(scale), rtol=1e-5, atol=1e-7)
 
 
 def test_infinities_and_nan_pass_through():
@@ -65,7 +103,7 @@ def test_several_heads_share_one_scale_and_plain_heads_are_left_alone():
 def test_a_graph_without_such_heads_is_untouched():
     graph = Graph.from_symbol(S.softmax(FC))
     before = graph.to_json()
-    assert not scale_heads(graph)
+    assert not scale_heads(graph, {})
     assert graph.to_json() == before
 
 
@@ -127,8 +165,7 @@ def test_a_head_in_a_body_of_control_flow_is_scaled_where_it_is(loop):
     grads = [name for name in symbol.list_arguments() if not name.startswith("state")]
     plain = by_symbol(symbol, values, grads_of=grads, heads=[np.ones(1, "float32")])
     for scale in (1.0, 1024.0, 0.125):
-        fed = {**values, SCALE_NAME: np.array([scale], "float32")}
-        got = by_symbol(scaled(symbol), fed, grads_of=grads, heads=[np.float32([scale])])
+        got = run(symbol, values, grads, scale, [np.float32([scale])])
         np.testing.assert_array_equal(got.outputs[0], plain.outputs[0])
         for name in grads:
             assert np.any(plain.grads[name])
@@ -156,5 +193,5 @@ class Head(mx.operator.CustomOp):
 def test_a_custom_operator_is_a_head_where_it_says_that_it_needs_no_gradient(top, is_head):
     symbol = S.Custom(FC, op_type="mxmp_test_head", top=top, name="head")
     graph = Graph.from_symbol(symbol)
-    assert scale_heads(graph) is is_head
+    assert scale_heads(graph, {}) is is_head
     assert (SCALE_NAME in graph.to_symbol().list_arguments()) is is_head

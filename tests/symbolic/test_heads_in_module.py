@@ -105,6 +105,35 @@ def test_gradients_are_those_of_fp32_times_the_scale(head, policy):
             np.testing.assert_allclose(low, full, rtol=2e-2, atol=2e-2)
 
 
+@mx.operator.register("mxmp_test_typed_loss")
+class TypedLossProp(OwnLossProp):
+    """The same, whose labels have a dtype of their own."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = np.dtype(dtype).type
+
+    def infer_type(self, in_type):
+        return [in_type[0], self.dtype], [in_type[0]], []
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "float16", "float64"])
+def test_a_head_with_labels_of_another_dtype_trains_as_in_fp32(dtype):
+    symbol = mx.sym.Custom(body(), label(), op_type="mxmp_test_typed_loss", dtype=dtype)
+
+    def gradients_of(kind, **mixed):
+        module = kind(symbol, label_names=["label"], **mixed)
+        module.bind([("data", (BATCH, 5))], [mx.io.DataDesc("label", (BATCH,), dtype=dtype)])
+        mx.random.seed(0)
+        module.init_params(mx.init.Xavier())
+        labels = mx.nd.array(np.arange(BATCH) % CLASSES, dtype=dtype)
+        module.forward_backward(mx.io.DataBatch([mx.nd.ones((BATCH, 5))], [labels]))
+        return [arrays[0].asnumpy() for arrays in module._exec_group.grad_arrays]
+
+    for low, full in zip(gradients_of(mxmp.Module, loss_scale=256.0), gradients_of(mx.mod.Module)):
+        np.testing.assert_allclose(low / 256, full, rtol=0, atol=4e-3 * np.abs(full).max())
+
+
 def backward_with(symbol, head_gradient, kind, **mixed):
     module = kind(symbol, label_names=["label"] if "label" in symbol.list_arguments() else None, **mixed)
     labels = [("label", (BATCH,))] if module.label_names else None
@@ -138,7 +167,7 @@ def test_the_scaling_identity_keeps_every_forward_value(value):
     from mxmp.precision.heads import SCALE_NAME, scale_heads
 
     graph = Graph.from_symbol(mx.sym.MakeLoss(mx.sym.var("x")))
-    assert scale_heads(graph)
+    assert scale_heads(graph, {})
     x = mx.nd.array([value])
     out = graph.to_symbol().bind(mx.cpu(), {"x": x, SCALE_NAME: mx.nd.array([1e4])}).forward()[0]
     np.testing.assert_array_equal(out.asnumpy(), x.asnumpy())
