@@ -167,9 +167,18 @@ class Module(SavesParams, StepView, mx.mod.Module):
         Raises
         ------
         ValueError
-            An operator has no rule, or the Plan is of another Symbol or device.
+            An operator has no rule, the Plan is of another Symbol or device, or ``grad_req`` is a list with another
+            number of values than the Symbol has arguments.
         """
         fresh, binds = self._arg_params is None, force_rebind or not self.binded
+        if binds and isinstance(grad_req, (list, tuple)):
+            arguments = self._symbol.list_arguments()
+            if len(grad_req) != len(arguments):
+                raise ValueError(
+                    f"grad_req has {len(grad_req)} values for the {len(arguments)} arguments of the Symbol "
+                    f"({', '.join(arguments[:5])}, ...): give one for each, in the order of list_arguments()"
+                )
+            grad_req = dict(zip(arguments, grad_req))  # executors have one argument more, the loss scale
         if shared_module is not None and binds:
             self.core = shared_module.core
             self.core.shared = True

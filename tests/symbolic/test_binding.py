@@ -205,3 +205,36 @@ def test_weights_that_are_joined_before_a_layer_reads_them_bind(policy):
     module, plain = bound(symbol, policy=policy), bound(symbol, kind=mx.mod.Module)
     np.testing.assert_allclose(answer(module), answer(plain), atol=3e-2)
     assert {array.dtype for array in module.get_params()[0].values()} == {np.float32}
+
+
+def gradients_under(kind, grad_req, **mixed):
+    symbol = S.SoftmaxOutput(S.FullyConnected(S.var("data"), num_hidden=3, name="fc"), name="softmax")
+    module = kind(symbol, **mixed)
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))], grad_req=grad_req)
+    mx.random.seed(1)
+    module.init_params(mx.init.Xavier())
+    for _ in range(2):
+        module.forward_backward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.array([0, 1, 2, 0])]))
+    return {name: grads[0] for name, grads in zip(module._exec_group.param_names, module._exec_group.grad_arrays)}
+
+
+@pytest.mark.parametrize(
+    "grad_req",
+    [["null", "add", "null", "null"], ("null", "write", "add", "null"), {"fc_weight": "add"}, {"fc_bias": "null"}],
+    ids=str,
+)
+def test_a_request_for_each_gradient_is_mxnet_s(grad_req):
+    full = gradients_under(mx.mod.Module, grad_req)
+    low = gradients_under(mxmp.Module, grad_req, loss_scale=256.0)
+    for name, gradient in full.items():
+        assert (gradient is None) is (low[name] is None), name
+        if gradient is not None:
+            np.testing.assert_allclose(low[name].asnumpy() / 256, gradient.asnumpy(), atol=4e-3, rtol=4e-3)
+
+
+def test_a_list_of_too_few_requests_is_refused_and_changes_nothing():
+    module = mxmp.Module(residual())
+    with pytest.raises(ValueError, match=r"grad_req has 2 values for the 10 arguments .*list_arguments"):
+        module.bind(*SHAPES, grad_req=["write", "null"])
+    assert not module.binded
+    assert module.plan is None
