@@ -15,7 +15,7 @@ from ..serving.folding import Params
 from .report import InferenceReport
 from .runner import Runner
 from .search import BFLOAT16, FLOAT16, INT8, Limits, Search
-from .targets import Batch, OptimizedBlock, OptimizedSymbol, read_target, served
+from .targets import Batch, OptimizedBlock, OptimizedSymbol, Subject, read_target, refusal, served
 
 __all__ = ["optimize_for_inference"]
 
@@ -54,9 +54,9 @@ def optimize_for_inference(
     calibration : iterable of batches
         Inputs of the network, without labels. A batch is an array, a tuple of arrays, a ``DataBatch`` or, for a Symbol,
         a dict from the names of inputs to arrays. Arrays without names go to the inputs of a Symbol in the order of
-        ``list_arguments()``; its labels need no array. The last third of the batches, at least one, measures accuracy,
-        the others calibrate INT8; a single batch is cut in two, or does both if it has one row. The first batch is
-        timed, so it should have the shape with which you will call the network.
+        ``list_arguments()``; labels that only its loss heads read need no array. The last third of the batches, at
+        least one, measures accuracy, the others calibrate INT8; a single batch is cut in two, or does both if it cannot
+        be cut. The first batch is timed, so it should have the shape with which you will call the network.
     dtypes : iterable of str
         The dtypes to try, of ``"int8"`` and ``"bfloat16"``, or ``"float16"`` alone. FP32 is always tried; with ``()``
         nothing else is.
@@ -100,7 +100,7 @@ def optimize_for_inference(
     """
     requested = _checked(dtypes, max_drop)
     subject = read_target(target, calibration, arg_params, aux_params, any_device=FLOAT16 in requested)
-    batches, calibrating, held, notes = _split(subject.batches)
+    batches, calibrating, held, notes = _split(subject)
 
     def score(graph: Graph, params: Params) -> float:
         assert evaluate is not None
@@ -143,13 +143,15 @@ def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
     return requested
 
 
-def _split(batches: Sequence[Batch]) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
-    """Return the batches, the positions of those that calibrate INT8 and of those that measure accuracy, and notes.
+def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
+    """Return all batches, the positions of those that calibrate INT8 and of those that measure accuracy, and notes.
 
     Of several batches, the last third, at least one, measures, and the others calibrate. A single batch is cut into two
     halves, one for each purpose, which are added after it; the whole batch stays the first, which is timed. A batch
-    that cannot be cut, for example because it has one row, does both, and a note for the report says so.
+    that cannot be cut, because it has one row or the network takes one batch size only, does both, and a note for the
+    report says so.
     """
+    batches = subject.batches
     if len(batches) > 1:
         held = max(len(batches) // 3, 1)
         return batches, list(range(len(batches) - held)), list(range(len(batches) - held, len(batches))), []
@@ -158,7 +160,8 @@ def _split(batches: Sequence[Batch]) -> tuple[Sequence[Batch], list[int], list[i
     if len(rows) == 1 and min(rows) > 1:
         half = min(rows) // 2
         parts = [{name: array[:half] for name, array in batch.items()}, {n: a[half:] for n, a in batch.items()}]
-        return [batch, *parts], [1], [2], []
+        if not any(refusal(subject, part) for part in parts):
+            return [batch, *parts], [1], [2], []
     return batches, [0], [0], ["one batch both calibrated and measured: SQNR is that of data that was seen"]
 
 

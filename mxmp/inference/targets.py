@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from math import prod
 from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
@@ -17,7 +18,8 @@ from ..files import replacing_all
 from ..gluon.graphs import traced_alone
 from ..gluon.parameter import weight_of
 from ..precision.casts import strip
-from ..precision.graph import TYPE_CODES, Graph
+from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes
+from ..precision.heads import HEAD_OPERATORS
 from ..precision.subgraphs import has_control_flow
 from ..serving.folding import Params
 from ..serving.fusing import FUSED
@@ -25,7 +27,7 @@ from ..symbolic.checkpoint import write_arrays, write_symbol
 from ..symbolic.parameters import check_parameters
 from .report import InferenceReport
 
-__all__ = ["OptimizedBlock", "OptimizedSymbol", "Subject", "read_target", "served"]
+__all__ = ["OptimizedBlock", "OptimizedSymbol", "Subject", "read_target", "refusal", "served"]
 
 # From the names of a network's inputs to arrays.
 Batch = Mapping[str, NDArray]
@@ -44,6 +46,9 @@ class Subject(NamedTuple):
         Its parameters and running statistics by name, in FP32 on the CPU.
     inputs : list of str
         The names of its inputs, in the order in which the network takes them.
+    places : list of int
+        For a block, the place of each of ``inputs`` among the arrays that a call takes, of which the block may read
+        fewer. Empty for a Symbol.
     batches : sequence of mapping of str to NDArray
         The calibration data: for each batch, from the names of inputs to arrays on the CPU.
     is_block : bool
@@ -53,6 +58,7 @@ class Subject(NamedTuple):
     graph: Graph
     params: Params
     inputs: list[str]
+    places: list[int]
     batches: Sequence[Batch]
     is_block: bool
 
@@ -86,7 +92,9 @@ def read_target(
     if done:
         raise ValueError(f"{done[0]!r} is fused or quantized already: give the network as it was before")
     _check_values(subject, any_device)
-    _check_shapes(subject)
+    for number, batch in enumerate(subject.batches):
+        if reason := refusal(subject, batch):
+            raise ValueError(f"calibration batch {number} {reason}")
     for node in subject.graph.nodes():
         if node.is_variable and node.name in subject.batches[0]:
             # MXNet infers the dtype of an input from the operator that reads it, which casts and INT8 do not fix.
@@ -143,7 +151,7 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
         if len(batch) != len(values[0]):
             raise ValueError(f"calibration batch {number} has {len(batch)} arrays, and the first one {len(values[0])}")
     fed = [{name: batch[place] for name, place in zip(inputs, places)} for batch in values]
-    return Subject(strip(Graph.from_symbol(symbol)), full, inputs, fed, True)
+    return Subject(strip(Graph.from_symbol(symbol)), full, inputs, places, fed, True)
 
 
 def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
@@ -175,7 +183,7 @@ def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, 
         if unknown or not arrays:
             raise ValueError(f"calibration batch {number} has {unknown or 'no arrays'}: the inputs are {inputs}")
         fed.append(arrays)
-    return Subject(strip(Graph.from_symbol(symbol)), params, inputs, fed, False)
+    return Subject(strip(Graph.from_symbol(symbol)), params, inputs, [], fed, False)
 
 
 def _data_of(batch: Any) -> Any:
@@ -244,24 +252,45 @@ def _check_values(subject: Subject, any_device: bool) -> None:
             )
 
 
-def _check_shapes(subject: Subject) -> None:
-    """Raise ``ValueError`` if the arrays of a calibration batch have shapes that the network cannot take."""
-    symbol = subject.graph.to_symbol()
-    known = {name: value.shape for name, value in subject.params.items()}
-    for number, batch in enumerate(subject.batches):
-        shapes = {name: value.shape for name, value in batch.items()}
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that shapes are missing: the error below says it
-                found, _, _ = symbol.infer_shape(**{**known, **shapes})
-        except mx.MXNetError as error:
-            last = str(error).strip().splitlines()[-1]
-            raise ValueError(
-                f"calibration batch {number} with shapes {shapes} does not fit the network: {last}"
-            ) from error
-        if found is None:
-            missing = [name for name in subject.inputs if name not in batch]
-            raise ValueError(f"calibration batch {number} has no array for {missing}, which the network reads")
+def refusal(subject: Subject, batch: Batch) -> str:
+    """Return why the network cannot run on ``batch``: an array that it reads is missing, or a shape does not fit.
+
+    The text follows a name of the batch in a message; it is ``""`` if the network can run on the batch.
+    """
+    missing = [name for name in subject.inputs if name not in batch and name in _read_names(subject.graph)]
+    if missing:
+        return f"has no array for {missing}, which the network reads (a parameter belongs into arg_params)"
+    shapes = {name: value.shape for name, value in batch.items()}
+    known = {**{name: value.shape for name, value in subject.params.items()}, **shapes}
+    # MXNet lets a reshape to another number of elements pass, and then reads what lies behind the array.
+    reshapes = [node for node in subject.graph.nodes() if node.op == "Reshape"]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that shapes are missing: the text below says it
+            found, _, _ = subject.graph.to_symbol().infer_shape(**known)
+        ends = Graph([end for node in reshapes for end in (node.inputs[0], Entry(node))], subject.graph.attrs)
+        sizes = [*map(prod, output_shapes(ends.to_symbol(), known))] if reshapes else []
+    except mx.MXNetError as error:
+        return f"with shapes {shapes} does not fit the network: {str(error).strip().splitlines()[-1]}"
+    if found is None:
+        return f"has no array for {[name for name in subject.inputs if name not in batch]}, which the network reads"
+    for node, before, after in zip(reshapes, sizes[::2], sizes[1::2]):
+        if before != after:
+            return f"with shapes {shapes} does not fit the network: {node.name} makes {after} elements of {before}"
+    return ""
+
+
+def _read_names(graph: Graph) -> set[str]:
+    """Return the names of the variables on which the outputs of ``graph`` depend: all but labels of loss heads."""
+    labelled = HEAD_OPERATORS - {"Custom"}  # they copy their first input, or its softmax
+    found: set[Node] = set()
+    open_nodes = [entry.node for entry in graph.heads]
+    while open_nodes:
+        node = open_nodes.pop()
+        if node not in found:
+            found.add(node)
+            open_nodes += [entry.node for entry in (node.inputs[:1] if node.op in labelled else node.inputs)]
+    return {node.name for node in found if node.is_variable}
 
 
 class _Served:
@@ -353,6 +382,8 @@ class OptimizedBlock(_Served, SymbolBlock):
         The graph for inference, its parameters by name, and how it was found.
     inputs : mapping of str to dtype
         The dtypes of the graph's inputs by name, in the order in which calls take them.
+    places : list of int
+        The place of each of these inputs among the arrays of a call.
 
     Attributes
     ----------
@@ -364,10 +395,13 @@ class OptimizedBlock(_Served, SymbolBlock):
         How the graph was found.
     """
 
-    def __init__(self, graph: Graph, params: Params, inputs: Mapping[str, Any], report: InferenceReport) -> None:
+    def __init__(
+        self, graph: Graph, params: Params, inputs: Mapping[str, Any], places: list[int], report: InferenceReport
+    ) -> None:
         symbol = graph.to_symbol()
         super().__init__(symbol, [mx.sym.var(name, dtype=dtype) for name, dtype in inputs.items()])
         self._take(graph, params, report)
+        self._places = places
         with tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder, "params"))
             write_arrays(file, _prefixed(self.arg_params, self.aux_params))
@@ -376,9 +410,16 @@ class OptimizedBlock(_Served, SymbolBlock):
         self.hybridize(static_alloc=True, static_shape=not has_control_flow(graph))
 
     def forward(self, *inputs: Any) -> Any:
-        """Run the graph and return its outputs, without recording gradients; inputs may be nested lists and tuples."""
+        """Run the graph and return its outputs, without recording gradients; inputs may be nested lists and tuples.
+
+        Arrays that the network does not read are ignored. Raises ``ValueError`` if one that it reads is missing.
+        """
         with autograd.pause(train_mode=False):
-            return super().forward(*_flat(inputs))
+            arrays = _flat(inputs)
+            needed = max(self._places, default=-1) + 1
+            if len(arrays) < needed:
+                raise ValueError(f"{self.name!r} takes at least {needed} arrays, got {len(arrays)}")
+            return super().forward(*(arrays[place] for place in self._places))
 
 
 def _prefixed(args: Batch, auxs: Batch) -> Params:
@@ -393,5 +434,5 @@ def served(subject: Subject, graph: Graph, params: Params, report: InferenceRepo
     """
     if subject.is_block:
         inputs = {name: subject.batches[0][name].dtype for name in subject.inputs}
-        return OptimizedBlock(graph, params, inputs, report)
+        return OptimizedBlock(graph, params, inputs, subject.places, report)
     return OptimizedSymbol(graph, params, report)

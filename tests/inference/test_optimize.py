@@ -387,6 +387,65 @@ def test_a_batch_without_an_array_that_the_network_reads_is_refused():
         mxmp.optimize_for_inference(symbol, [{"left": np.ones((4, 6))}] * 2, arg_params=params)
 
 
+@pytest.mark.parametrize("batch", [[np.ones((4, 6))], {"data": np.ones((4, 6))}], ids=["list", "dict"])
+def test_a_parameter_of_no_layer_that_is_missing_is_named_and_not_zero(batch):
+    symbol = S.broadcast_mul(S.FullyConnected(S.var("data"), num_hidden=3, name="fc"), S.var("gain", shape=(1, 3)))
+    symbol = S.SoftmaxOutput(symbol, S.var("label"), name="softmax")
+    params = filled(symbol, data=(4, 6))
+    args = {name: params[name] for name in ("fc_weight", "fc_bias")}
+    with pytest.raises(ValueError, match=r"calibration batch 0 has no array for \['gain'\].* into arg_params"):
+        mxmp.optimize_for_inference(symbol, [batch] * 2, dtypes=(), arg_params=args)
+    args["gain"] = params["gain"]
+    found = mxmp.optimize_for_inference(symbol, [batch] * 2, dtypes=(), arg_params=args)  # without a label
+    (wanted,) = forward(symbol, {**args, "label": mx.nd.zeros(4)}, data=mx.nd.ones((4, 6)))
+    (got,) = forward(found.symbol, {**found.arg_params, "label": mx.nd.zeros(4)}, data=mx.nd.ones((4, 6)))
+    assert sqnr(wanted, got) > 100
+
+
+class OneOfThree(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F, first, second, third):  # noqa: N803
+        return self.dense(second)
+
+
+def test_an_input_that_the_block_does_not_read_is_taken_and_ignored():
+    net = OneOfThree()
+    net.initialize()
+    arrays = [mx.nd.random.normal(shape=(4, size)) for size in (2, 6, 3)]
+    found = mxmp.optimize_for_inference(net, [arrays] * 2, dtypes=())
+    assert sqnr(net(*arrays).asnumpy(), found(*arrays).asnumpy()) > 100
+    assert sqnr(net(*arrays).asnumpy(), found(arrays[0], [arrays[1], arrays[2]]).asnumpy()) > 100
+    with pytest.raises(ValueError, match="takes at least 2 arrays, got 1"):
+        found(arrays[1])
+
+
+class OfOneSize(gluon.HybridBlock):
+    """MXNet lets the reshape of a smaller batch pass, and reads behind its end."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.dense(F.reshape(x, (8, 6)))
+
+
+def test_a_single_batch_of_a_network_that_takes_one_size_calibrates_and_measures():
+    net = OfOneSize()
+    net.initialize()
+    x = mx.nd.random.normal(shape=(8, 6))
+    found = mxmp.optimize_for_inference(net, [x], dtypes=["bfloat16"])
+    assert any("one batch both calibrated and measured" in note for note in found.report.notes)
+    assert all(row.sqnr > 30 for row in found.report.candidates)
+    with pytest.raises(
+        ValueError, match=r"batch 1 with shapes .* does not fit the network: .* makes 48 elements of 24"
+    ):
+        mxmp.optimize_for_inference(net, [x, x[:4]], dtypes=())
+
+
 @pytest.mark.parametrize("first", [0.0, 1e-9, 1e-3])
 @pytest.mark.parametrize("calibrator", calibration.CALIBRATORS)
 def test_a_later_batch_of_far_larger_values_keeps_the_histogram_small(calibrator, first):
