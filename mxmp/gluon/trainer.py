@@ -300,7 +300,8 @@ class Trainer(StepView, gluon.Trainer):
 
         May be called before or after the first step, with another number of devices, with parameters in FP32 or
         float16. If the file has master weights, their values become those of the parameters, in whatever dtype these
-        are stored. Gradients that were not applied yet are dropped.
+        are stored. Gradients that were not applied yet are dropped. Parameters may have other numbers in their names,
+        as in a net that the same code builds again in one process; a file of MXNet's is read by position.
 
         Raises
         ------

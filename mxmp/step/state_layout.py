@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import re
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-__all__ = ["Layout", "check_shapes", "check_states", "for_weight", "map_leaves", "with_attributes"]
+__all__ = ["Layout", "check_shapes", "check_states", "for_weight", "map_leaves", "positions", "with_attributes"]
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
@@ -121,6 +123,41 @@ def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
         raise ValueError(f"the states are of other parameters: {len(saved)} of them, here are {len(own)}")
     for index, (a, b) in enumerate(zip(saved, own)):
         _check_shape(index, a, b)
+
+
+def positions(saved: Sequence[str], own: Sequence[str]) -> list[int]:
+    """Return, for each of the parameters with the names ``saved``, the index in ``own`` of the name that it has here.
+
+    MXNet numbers the blocks of a process, and a Trainer sorts parameters by name: ``dense8_`` and ``dense9_`` become
+    ``dense9_`` and ``dense10_`` when the same code builds the net again, and ``"dense10_"`` sorts before ``"dense9_"``.
+    The numbers keep their order, so names are paired in the order in which numbers count as numbers. Raises
+    ``ValueError`` if two names of a pair differ in more than their numbers and the beginning that all names share.
+    """
+    pairs = list(zip(_numerically(saved), _numerically(own)))
+    kinds, own_kinds = map(_without_numbers, (saved, own))
+    for i, k in pairs if len(saved) == len(own) else ():
+        if kinds[i] != own_kinds[k]:
+            raise ValueError(
+                f"the states are of other parameters: {saved[i]!r}, and here is {own[k]!r} in its place; give the "
+                "blocks and variables the names that they had in the saved run"
+            )
+    return [k for _, k in sorted(pairs)]
+
+
+def _numerically(names: Sequence[str]) -> list[int]:
+    """Return the positions of ``names`` in their sorted order, where numbers in a name are compared as numbers."""
+
+    def key(i: int) -> list:
+        return [int(part) if k % 2 else part for k, part in enumerate(re.split("([0-9]+)", names[i]))]
+
+    return sorted(range(len(names)), key=key)
+
+
+def _without_numbers(names: Sequence[str]) -> list[str]:
+    """Return ``names`` without the numbers in them, and without the beginning that all of them share."""
+    plain = [re.sub("[0-9]+", "", name) for name in names]
+    shared = [*itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*plain))]
+    return [name[len(shared) :] for name in plain]
 
 
 def _check_shape(index: int, saved: Sequence[int], own: Sequence[int]) -> None:

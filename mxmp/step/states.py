@@ -21,7 +21,7 @@ from .resume import (
     to_host,
     without_start,
 )
-from .state_layout import Layout, check_shapes, check_states, for_weight, map_leaves, with_attributes
+from .state_layout import Layout, check_shapes, check_states, for_weight, map_leaves, positions, with_attributes
 from .step import ScaledStep
 from .updater import Updaters
 
@@ -56,6 +56,8 @@ class OptimizerStates(NamedTuple):
         ``scheduler`` before its first update; None in a file that MXNet wrote.
     scheduler_start : int
         The number of the update at which the schedule started; above 0 if a resumed run began a new schedule.
+    names : list or None
+        The name of every parameter, in the order of indices; None in a file that MXNet wrote.
     """
 
     step: dict | None
@@ -68,6 +70,7 @@ class OptimizerStates(NamedTuple):
     accumulated: list | None = None
     scheduler_as_made: Any = None
     scheduler_start: int = 0
+    names: list | None = None
 
 
 def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weight]) -> None:
@@ -84,6 +87,7 @@ def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weig
         shapes=[tuple(weight.shape or ()) for weight in weights],
         accumulated=updaters.initial.accumulated(updaters.optimizer),
         scheduler_as_made=updaters.initial.schedule,
+        names=[weight.name for weight in weights],
     )
     state_file.write(path, found._asdict())
 
@@ -132,6 +136,7 @@ def load(
         if settings == "file":
             raise ValueError(f"{path!r} is of a plain Module and holds no optimizer; mxmp.Module reads it")
         found = _of_module(found.states, updaters.optimizer, weights)
+    found = _in_order_of(found, [weight.name for weight in weights])
     commit = _check(found, updaters, [tuple(weight.shape or ()) for weight in weights], contexts, settings)
     if found.step is not None:
         step.load_state_dict(found.step)
@@ -214,6 +219,30 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
     mine = {key // count: state for key, state in states.items() if key % count == 0}
     # A pair may be Adam's two moments, or momentum and FP32 master of a float16 weight: it is not divided.
     return OptimizerStates(None, type(optimizer).__name__, {}, None, mine, {}, None)
+
+
+def _in_order_of(found: OptimizerStates, names: Sequence[str]) -> OptimizerStates:
+    """Return the content of a file with the indices that its parameters have here, where they have these ``names``.
+
+    A file without names, or of another number of parameters, is returned as it is. Raises ``ValueError`` for names
+    that do not fit.
+    """
+    if found.names is None or found.shapes is None or len(found.names) != len(names):
+        return found
+    here = positions(found.names, names)
+    moved: dict[Any, Any] = {**dict(enumerate(here)), **dict(zip(found.names, (names[k] for k in here)))}
+
+    def rekeyed(value: Any) -> Any:
+        # The optimizer's update counts, and what LBSGD has accumulated, are by index; multipliers may be by name.
+        return {moved.get(k, k): rekeyed(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    return found._replace(
+        progress={name: rekeyed(value) for name, value in found.progress.items()},
+        states={here[i]: state for i, state in found.states.items()},
+        masters={here[i]: master for i, master in found.masters.items()},
+        shapes=[shape for _, shape in sorted(zip(here, found.shapes))],
+        names=list(names),
+    )
 
 
 def _check(

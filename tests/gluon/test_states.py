@@ -386,6 +386,95 @@ def test_the_users_own_float16_parameters_resume_in_their_own_layout(name, multi
     assert whole(resumed) == whole(trainer)
 
 
+# -- parameters that have other names or another order ----------------------------------------------
+
+
+def numbered(first, stored=None, seed=7, layers=4, prefix="dense"):
+    """Layers of equal shapes, whose names begin with the number that MXNet's counter has reached in the process."""
+    net = nn.HybridSequential(prefix="")
+    for i in range(layers):
+        net.add(nn.Dense(3, in_units=3, use_bias=False, activation="tanh", prefix=f"{prefix}{first + i}_"))
+    mx.random.seed(seed)
+    net.initialize(mx.init.Uniform(0.5))
+    return mxmp.convert(net, stored) if stored else net
+
+
+def rounds(net, trainer, which):
+    """Every second step leaves the last layer out, so that the parameters' update counts differ."""
+    for step in which:
+        x = mx.nd.array(np.random.RandomState(step).randn(4, 3))
+        with mx.autograd.record():
+            out = x
+            for layer in list(net)[: len(net) - step % 2]:
+                out = layer(out)
+            loss = (out**2).sum()
+        trainer.backward(loss)
+        trainer.step(4, ignore_stale_grad=True)
+
+
+@pytest.mark.parametrize("stored", PRECISIONS)
+@pytest.mark.parametrize("more", [("adam", {}), ("lbsgd", {"batch_scale": 3})], ids=lambda more: more[0])
+@pytest.mark.parametrize("given", ["dict", "list", "dict then list"])
+@pytest.mark.parametrize(("saved", "loaded"), [(8, 12), (12, 98)])
+def test_a_net_that_the_same_code_builds_again_resumes_under_its_new_numbers(
+    given, more, stored, saved, loaded, tmp_path
+):
+    _, fname = files(tmp_path)
+
+    def trainer_over(net, given):
+        params = net.collect_params()
+        return mxmp.Trainer(
+            params if given == "dict" else list(params.values()), more[0], {**OPTIMIZERS[more[0]], **more[1]}
+        )
+
+    net = numbered(saved, PRECISIONS[stored])
+    trainer = trainer_over(net, given.split()[0])
+    rounds(net, trainer, range(5))
+    net.save_parameters(fname + ".params")
+    trainer.save_states(fname)
+    rounds(net, trainer, range(5, 9))
+    other = numbered(loaded, PRECISIONS[stored], seed=99)
+    other.load_parameters(fname + ".params")
+    resumed = trainer_over(other, given.split()[-1])
+    resumed.load_states(fname)
+    rounds(other, resumed, range(5, 9))
+    for mine, theirs in zip(other, net):
+        assert tree(mine.weight.data()) == tree(theirs.weight.data())
+    assert resumed.scaled_step.state_dict() == trainer.scaled_step.state_dict()
+
+
+def test_a_file_whose_parameters_have_other_names_is_refused_unless_only_their_beginning_differs(tmp_path):
+    _, fname = files(tmp_path)
+    net = numbered(8)
+    trainer = trainer_of(net)
+    rounds(net, trainer, range(3))
+    trainer.save_states(fname)
+    trainer_of(numbered(0, prefix="net_dense")).load_states(fname)
+    other = nn.HybridSequential(prefix="")
+    other.add(*(nn.Dense(3, in_units=3, use_bias=False, prefix=name) for name in ("body_", "head_", "neck_", "top_")))
+    other.initialize()
+    refused = trainer_of(other)
+    before = whole(refused)
+    with pytest.raises(ValueError, match="other parameters: 'dense8_weight', and here is 'body_weight' in its place"):
+        refused.load_states(fname)
+    assert whole(refused) == before
+
+
+def test_a_file_without_names_goes_by_the_parameters_order(tmp_path):
+    """As files of MXNet's own Trainer do."""
+    _, fname = files(tmp_path)
+    net, other = numbered(0), numbered(1)
+    trainer, resumed = trainer_of(net), trainer_of(other)
+    rounds(net, trainer, range(3))
+    trainer.save_states(fname)
+    with open(fname, "rb") as file:
+        content = state_file.read(file.read())
+    del content["names"]
+    state_file.write(fname, content)
+    resumed.load_states(fname)
+    assert tree(resumed._updaters[0].states) == tree(trainer._updaters[0].states)
+
+
 # -- damaged, foreign and malicious files -----------------------------------------------------------
 
 
