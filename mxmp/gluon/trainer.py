@@ -311,6 +311,8 @@ class Trainer(StepView, gluon.Trainer):
         states.load(
             fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params], self._contexts
         )
+        self._statistics = RunningStatistics()  # those of before belong to another run
+        self.watch_statistics()
         self.progress = Progress()  # earlier gradients belong to another scale
         self.scaled_step.group.forget_backward(self.scaled_step)
         ready = list(filter(_mxnet.is_initialized, self._params))

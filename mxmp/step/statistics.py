@@ -34,6 +34,7 @@ class RunningStatistics:
         self._keys: dict[mx.Context, list[int]] = {}  # ``id`` of the array of each item in ``_devices``
         self._pending: dict[mx.Context, FlatCopies] = {}
         self._kept: dict[mx.Context, FlatCopies] = {}
+        self._any_kept = False
 
     def watch(self, statistics: Sequence[Gradient]) -> RunningStatistics:
         """Keep and restore the FP32 arrays among ``statistics`` from now on, in place of earlier ones; return ``self``.
@@ -41,10 +42,12 @@ class RunningStatistics:
         Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Copies the
         present values, so that ``restore`` can be called at once. An inf or NaN in a copy is replaced by the value kept
         so far if the array was watched before. Otherwise it is replaced by BatchNorm's initial value: 1 where the name
-        ends in ``"var"``, else 0. Does nothing if the arrays are the same objects as in the last call.
+        ends in ``"var"``, else 0. Does nothing if the arrays are the same objects as in the last call and ``keep`` was
+        called before; until then a user may still load pretrained values.
         """
         arrays = [item.array for item in statistics]
-        if len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched)):
+        same = len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched))
+        if same and (self._any_kept or not arrays):
             return self
         kept = {key: copy for ctx, keys in self._keys.items() for key, copy in zip(keys, self._kept[ctx].each)}
         self._watched, self._devices, self._keys = arrays, {}, {}
@@ -75,6 +78,7 @@ class RunningStatistics:
 
     def keep(self) -> None:
         """Let ``restore`` use the copies that the last ``sums`` made, which the caller has found finite."""
+        self._any_kept = True
         self._kept, self._pending = self._pending, self._kept
 
     def restore(self) -> None:
@@ -101,7 +105,8 @@ def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) 
         copies = FlatCopies.like([item.array for item in items])
         for (name, array), kept, copy in zip(items, before, copies.each):
             initial = mx.nd.full(array.shape, float(name.endswith("var")), array.ctx)
-            copy[:] = _finite_or(array, initial if kept is None else kept)
+            copy[:] = array  # an earlier backward may still write the array, and it is read only once here
+            copy[:] = _finite_or(copy, initial if kept is None else kept)
     return copies
 
 

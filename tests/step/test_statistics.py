@@ -213,3 +213,25 @@ def test_other_arrays_beside_them_leave_what_was_kept():
     statistics.restore()
     assert mean.asnumpy().tolist() == [7, 8]
     assert var.asnumpy().tolist() == [3, 4]
+
+
+def set_statistics(net):
+    net[1].running_mean.set_data(mx.nd.full(4, 5))
+    net[1].running_var.set_data(mx.nd.full(4, 3))
+
+
+@pytest.mark.parametrize("policy", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("when", ["before the first step", "after a skipped one", "before load_states"])
+def test_an_overflow_leaves_the_values_that_a_user_has_loaded(policy, when, tmp_path):
+    net = net_with_norm(policy)
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=mxmp.DynamicLossScaler(64.0))
+    for values in {"before the first step": [], "after a skipped one": [SPOILED]}.get(when, [CLEAN, CLEAN]):
+        step(net, trainer, values)
+    trainer.save_states(str(tmp_path / "states"))
+    set_statistics(net)
+    if when == "before load_states":
+        trainer.load_states(str(tmp_path / "states"))
+    step(net, trainer, np.full((4, 3), np.inf))
+    assert trainer.last_step_skipped
+    mean, var = (p.data().asnumpy().tolist() for p in (net[1].running_mean, net[1].running_var))
+    assert (mean, var) == ([5] * 4, [3] * 4)
