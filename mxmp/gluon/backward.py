@@ -29,7 +29,6 @@ __all__ = [
     "due_updates",
     "make_stale",
     "mark_fresh",
-    "note_scaled_gradients",
     "refuse_unscaled_gradients",
     "scaled_backward",
     "zero_stale",
@@ -67,7 +66,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     factors : sequence of NDArray
         For ``scale_loss``, where the user calls backward: the arrays by which the losses were multiplied, each with a
         gradient of its own. A backward of the scaled losses writes these gradients, and so can be told from a backward
-        of other losses. It may also run after the block. Empty for ``Trainer.backward``.
+        of other losses. Empty for ``Trainer.backward``.
 
     Raises
     ------
@@ -99,7 +98,8 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         written = _mxnet.fresh_weights(own, clear=True)
         scaled = not factors or any(map(_mxnet.is_fresh, factors))
         if scaled:
-            _note_scaled(written)
+            for param, array in written:
+                param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
             _mxnet.fresh_weights(of_others, clear=True)  # at this scale, which is not their trainer's
             names = {id(array) for _, array in written}
             mark_fresh(array for _, array in before if id(array) not in names)
@@ -112,8 +112,6 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
             "a backward within scale_loss was not of the scaled loss, so its gradients are not scaled, and the update "
             f"would divide them by {trainer.loss_scale:g}: with trainer.scale_loss(loss) as scaled: scaled.backward()"
         )
-    for peer in peers if not scaled else ():
-        peer.progress.factors += factors  # the backward is still to come
 
 
 def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
@@ -214,21 +212,6 @@ def mark_fresh(weights: Iterable[NDArray]) -> None:
         _mxnet.set_fresh(array, fresh=True)
 
 
-def note_scaled_gradients(params: Iterable[Parameter]) -> None:
-    """Record that all gradients of ``params`` which a backward has just written contain the loss scale.
-
-    They are found by MXNet's fresh marks, which are then removed: a mark that is found later is that of a backward
-    without the loss scale, whose gradients the step must refuse.
-    """
-    _note_scaled(_mxnet.fresh_weights(params, clear=True))
-
-
-def _note_scaled(weights: Iterable[tuple[Parameter, NDArray]]) -> None:
-    """Append each weight array to the list ``mxmp_scaled`` of its Parameter: its gradient contains the loss scale."""
-    for param, array in weights:
-        param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
-
-
 def _is_due(param: Parameter, weight: NDArray) -> bool:
     """Return whether a backward, scaled or not, has written the gradient of ``weight`` since the last step."""
     return _mxnet.is_fresh(weight) or any(array is weight for array in getattr(param, "mxmp_scaled", ()))
@@ -245,6 +228,6 @@ def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) ->
             raise RuntimeError(
                 f"a plain backward has written the gradient of {param.name!r} on {data.context}, and the update "
                 f"would divide it by the loss scale {loss_scale:g}, as it does with those of trainer.backward: "
-                "use trainer.backward(loss) for every loss of the step (several add up with grad_req='add'), or "
-                "autograd.grad for gradients that are no part of it"
+                "use trainer.backward(loss) for every loss of the step (several add up with grad_req='add'; with "
+                "scale_loss, call backward in the block), or autograd.grad for gradients that are no part of it"
             )

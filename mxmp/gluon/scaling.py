@@ -204,13 +204,13 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
 
 
 @contextmanager
-def heads_scaled_by(value: float, record: Record) -> Iterator[Sequence[NDArray]]:
+def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
     """Multiply the gradients that loss heads write by ``value``, during a backward from ``record.losses``.
 
     The loss heads of a converted block read their scale from an array, a new one in each forward (``call_with_scale``).
     The arrays of those forwards that the backward reaches are set to ``value`` when the ``with`` block begins, and to 1
-    when it ends; it does not matter which trainer updates the parameters. The block gets these arrays. MXNet's engine
-    orders these writes and the backward's reads, so nothing waits. Raises ``RuntimeError`` inside another such ``with``
+    when it ends; it does not matter which trainer updates the parameters. MXNet's engine orders these writes and the
+    backward's reads, so nothing waits. Raises ``RuntimeError`` inside another such ``with``
     block on this thread, because the loss would be scaled twice.
     """
     if getattr(_local, "open", False):
@@ -225,7 +225,7 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[Sequence[NDArray]]
     _local.open = True
     try:
         _set(reached, value)
-        yield reached
+        yield
     finally:
         _set(reached, 1.0)
         _local.open = False

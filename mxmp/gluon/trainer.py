@@ -164,16 +164,16 @@ class Trainer(StepView, gluon.Trainer):
         ------
         ValueError, RuntimeError, TypeError
             As ``backward`` does. Also ``RuntimeError`` if backward is called in the block on another loss than
-            ``scaled``, such as the unscaled one; ``step`` refuses the gradients then.
+            ``scaled``, such as the unscaled one; ``step`` refuses the gradients then. It refuses those of a backward
+            after the block, too, which it cannot tell from those of an unscaled loss.
         """
         losses, factors, record = self._begin_backward(loss)
         for factor in factors:
             factor.attach_grad()
-        with heads_scaled_by(self.loss_scale, record) as heads, backward.scaled_backward(self, record, factors):
+        with heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record, factors):
             with autograd.record(train_mode=autograd.is_training()):
                 scaled = [item * factor for item, factor in zip(losses, factors)]
             yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
-        self.progress.has_heads = bool(heads)
 
     # -- between backward and step ------------------------------------------------------------------
 
@@ -388,22 +388,11 @@ class Trainer(StepView, gluon.Trainer):
     def _refuse_unscaled_gradients(self) -> None:
         """Raise ``RuntimeError`` if a backward without the loss scale, by ``loss.backward()``, has written gradients.
 
-        The update would divide them by the loss scale, which they do not contain. The user may have run the backward of
-        ``scale_loss`` after its ``with`` block; its gradients do contain the loss scale, and this method records that
-        first. It does nothing in three cases: the loss scale is 1, no scaled backward has run since the last step, or
-        ``unscale`` was called.
+        The update would divide them by the loss scale, which they do not contain. Does nothing in three cases: the loss
+        scale is 1, no scaled backward has run since the last step, or ``unscale`` was called.
         """
-        if self.loss_scale == 1.0 or self.progress.phase is Phase.READY or self.progress.unscaled:
-            return
-        if any(map(_mxnet.is_fresh, self.progress.factors)):  # the backward came after the block of scale_loss
-            if self.progress.has_heads:
-                self.progress.factors.clear()
-                raise RuntimeError(
-                    "a loss head in the net (SoftmaxOutput, MakeLoss, ...) is scaled within `with "
-                    "trainer.scale_loss(...)` alone, and the backward came after it: call backward in the block"
-                )
-            backward.note_scaled_gradients(self._params)
-        backward.refuse_unscaled_gradients(self._params, self.loss_scale)
+        if self.loss_scale != 1.0 and self.progress.phase is not Phase.READY and not self.progress.unscaled:
+            backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 
     def _log_needless_scale(self) -> None:
         """Log a warning, before the first step, if losses are scaled by default and no net of the process is converted.

@@ -87,11 +87,6 @@ class Progress:
     accumulates : bool
         Whether a parameter has ``grad_req="add"``, so that another backward would add to gradients that are summed over
         devices already. Set when the gradients are reduced.
-    factors : list of NDArray
-        The loss scales, as arrays, of blocks ``with scale_loss(...)`` that ended without a backward. A later backward
-        of the scaled loss writes the gradient of its factor, which shows that it has run.
-    has_heads : bool
-        Whether the last ``scale_loss`` was of a net with loss heads, which are scaled only until its block ends.
     overflows : Overflows or None
         Which gradients were not finite when ``unscale()`` was called. None before that, and once the Trainer has put
         a NaN into these again, which it does before it sums gradients.
@@ -101,8 +96,6 @@ class Progress:
         self.phase = Phase.READY
         self.clip = 1.0
         self.accumulates = False
-        self.factors: list[Any] = []
-        self.has_heads = False
         self.overflows: Any = None
 
     @property

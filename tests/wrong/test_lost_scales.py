@@ -107,7 +107,7 @@ def test_after_that_error_training_goes_on():
     assert_close(updates(net, run), plain_step(twin, 0), "float16")
 
 
-@pytest.mark.parametrize("how", ["twice", "kept", "of a list", "a sum", "after the block", "autograd.grad before"])
+@pytest.mark.parametrize("how", ["twice", "kept", "of a list", "a sum", "autograd.grad before"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_other_backwards_of_the_scaled_loss_are_right(policy, how):
     net, twin = converted(policy), dense()
@@ -130,13 +130,34 @@ def test_other_backwards_of_the_scaled_loss_are_right(policy, how):
                 found = autograd.grad(scaled, weights, retain_graph=True)
                 assert all(np.isfinite(each.asnumpy()).all() for each in found)
                 autograd.backward(scaled)
-            elif how != "after the block":
+            else:
                 autograd.backward(scaled)
-        if how == "after the block":
-            scaled.backward()
         trainer.step(4)
 
     assert_close(updates(net, run), plain_step(twin, 0))
+
+
+@pytest.mark.parametrize("plain", ["no", "before", "after"])
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_backward_after_the_block_is_refused_as_it_looks_like_a_plain_one(policy, request_, plain):
+    net, twin = converted(policy), dense()
+    net.collect_params().setattr("grad_req", request_)
+    trainer = trainer_of(net)
+    loss, other = loss_of(net, 3), loss_of(net, 5)
+    with trainer.scale_loss(loss) as scaled:
+        pass
+    for each in {"no": [scaled], "before": [other, scaled], "after": [scaled, other]}[plain]:
+        each.backward()
+    refused(net, lambda: trainer.step(4), saying="call backward in the block")
+    net.collect_params().zero_grad()
+
+    def run():
+        with trainer.scale_loss(loss_of(net)) as scaled:
+            scaled.backward()
+        trainer.step(4)
+
+    assert_close(updates(net, run), plain_step(twin, 0), "float16")
 
 
 def test_autograd_grad_alone_within_scale_loss_is_no_backward():
