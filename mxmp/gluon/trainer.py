@@ -316,7 +316,10 @@ class Trainer(StepView, gluon.Trainer):
         self.progress = Progress()  # earlier gradients belong to another scale
         self.scaled_step.group.forget_backward(self.scaled_step)
         ready = list(filter(_mxnet.is_initialized, self._params))
-        backward.make_stale(ready, backward.due_updates(ready, ignore_stale=True))
+        dropped = backward.due_updates(ready, ignore_stale=True)
+        for update in dropped:
+            update.grad[:] = 0  # the next backward may add to it
+        backward.make_stale(ready, dropped)
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
 

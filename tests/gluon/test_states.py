@@ -162,6 +162,29 @@ def test_loading_between_backward_and_step_forgets_the_gradients(tmp_path):
     steps(net, trainer, [2])
 
 
+@pytest.mark.parametrize("stored", [None, MASTERS])
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_backwards_that_add_up_begin_anew_after_loading(devices, scaled, stored, tmp_path):
+    """The pending gradients have another scale, or none."""
+    _, fname = files(tmp_path)
+    nets = [two_layers(stored, devices, grad_req="add") for _ in range(3)]
+    scalers = map(mxmp.DynamicLossScaler, (64.0, 1024.0, 64.0))
+    saved, trainer, other = (trainer_of(net, loss_scale=scaler) for net, scaler in zip(nets, scalers))
+    saved.save_states(fname)
+    losses = forward(nets[1], 2, devices)
+    if scaled:
+        trainer.backward(losses)
+    else:
+        mx.autograd.backward(losses)
+    trainer.load_states(fname)
+    other.load_states(fname)
+    assert trainer.loss_scale == other.loss_scale
+    for net, each in zip(nets[1:], (trainer, other)):
+        train(net, each, [5], devices)
+    assert full_weights(trainer) == full_weights(other)
+
+
 @pytest.mark.parametrize("name", ["adam", "lamb", "nag", "ftml"])
 @pytest.mark.parametrize(("saved_on", "loaded_on"), [(1, 2), (2, 1), (2, 3)])
 def test_update_counts_and_states_reach_another_number_of_devices(name, saved_on, loaded_on, tmp_path):
