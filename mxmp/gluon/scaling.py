@@ -13,6 +13,7 @@ the user gave.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from mxnet.ndarray import NDArray
 from ..precision.graph import Entry, Graph, Node
 from ..precision.heads import HEAD_OPERATORS, is_unscaled
 from . import _mxnet
+from .parameter import BFLOAT16
 
 __all__ = [
     "Record",
@@ -159,18 +161,24 @@ class Record:
 # -- loss heads in converted blocks ------------------------------------------------------------------
 
 
+# How many binary digits a number of these dtypes has.
+_NARROW = {np.dtype(np.float16): ("float16", 11), BFLOAT16: ("bfloat16", 8)}
+
+
 def head_gradient(loss: NDArray, scale: float) -> NDArray:
     """Return an array full of ``scale``: with this head gradient, a backward of ``loss`` is one of ``loss * scale``.
 
     It has the shape, dtype, context and kind (``mx.nd`` or ``mx.np``) of ``loss``. Does not wait for the device. Raises
-    ``TypeError`` if ``loss`` is no NDArray, and ``ValueError`` if it is float16 and ``scale`` is above 2**15.
+    ``TypeError`` if ``loss`` is no NDArray. Raises ``ValueError`` if it is float16 and ``scale`` is above 2**15, or if
+    its dtype would round ``scale``, since the update divides by the exact one.
     """
     if not isinstance(loss, NDArray):
         raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
-    if loss.dtype == np.float16 and scale > 2.0**15:
+    name, digits = _NARROW.get(np.dtype(loss.dtype), ("", 53))
+    if (name == "float16" and scale > 2.0**15) or not (math.frexp(scale)[0] * 2.0**digits).is_integer():
         raise ValueError(
-            f"the loss is float16, which cannot hold the loss scale {scale:g}: compute the loss in FP32 "
-            "(loss_fn(net(x).astype('float32'), y))"
+            f"the loss is {name}, which cannot hold the loss scale {scale:g}: compute the loss in FP32 "
+            "(loss_fn(net(x).astype('float32'), y)), or use a power of two up to 2**15"
         )
     kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
     return kind.ones_like(loss) * scale

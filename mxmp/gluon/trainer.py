@@ -55,8 +55,9 @@ class Trainer(StepView, gluon.Trainer):
         trainer.backward(loss)
         trainer.step(batch_size)
 
-    No step applies a gradient with an inf or NaN, whatever the scaler. Gradients are checked after they are summed over
-    devices and workers, so all of these decide alike: to update or to skip.
+    No step applies a gradient with an inf or NaN, whatever the scaler, nor a float64 one beyond FP32's
+    range. Gradients are checked after they are summed over devices and workers, so all of these decide alike: to update
+    or to skip.
 
     Parameters
     ----------
@@ -136,8 +137,9 @@ class Trainer(StepView, gluon.Trainer):
         Raises
         ------
         ValueError
-            A loss is float16 and the loss scale above 2**15: compute the loss in FP32. Or a loss head outside any
-            converted net would ignore the loss scale. Or the sequence is empty.
+            A loss is float16 and the loss scale above 2**15, or a loss is float16 or bfloat16 and cannot hold the loss
+            scale exactly, as it can hold powers of two: compute the loss in FP32. Or a loss head outside any converted
+            net would ignore the loss scale. Or the sequence is empty.
         RuntimeError
             The call comes after ``unscale`` or ``clip_global_norm``, or after ``allreduce_grads`` if a parameter has
             ``grad_req="add"``: step first. Or inside ``scale_loss``. Or the loss was computed outside

@@ -606,8 +606,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         RuntimeError
             ``bind``, ``init_params`` or ``init_optimizer`` was not called.
         ValueError
-            The file is damaged, or is of other parameters (compared by number and shape), another optimizer, or
-            one with other states (SGD without momentum); nothing has changed.
+            The file is damaged, or is of other parameters (compared by shape, and by name without the numbers in it),
+            another optimizer, or one with other states (SGD without momentum); nothing has changed.
         OSError
             The file cannot be read.
         """

@@ -6,7 +6,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import mxmp
 from mxmp.gluon import scaling
+from mxmp.gluon.parameter import BFLOAT16
 from mxmp.gluon.scaling import Record, call_with_scale, heads_scaled_by
 
 
@@ -45,3 +47,27 @@ def test_forwards_that_no_backward_reaches_do_not_pile_up(monkeypatch):
     assert len(scaling._scales) <= 5
     with heads_scaled_by(256.0, Record(outs[-1:])):
         assert last.asscalar() == 256
+
+
+@pytest.mark.parametrize("by", ["backward", "scale_loss"])
+@pytest.mark.parametrize(
+    ("dtype", "good", "bad"), [("float16", 3002.0, 3001.0), (BFLOAT16, 302.0, 301.0)], ids=("half", "bf16")
+)
+def test_a_loss_that_would_round_the_scale_is_refused_and_one_that_holds_it_is_not(dtype, good, bad, by):
+    def step(scale):
+        weight = mx.gluon.Parameter("weight", shape=(3,))
+        weight.initialize(mx.init.One())
+        trainer = mxmp.Trainer([weight], "sgd", {"learning_rate": 1.0}, loss_scale=scale)
+        with mx.autograd.record():
+            loss = mx.nd.amp_cast(weight.data() * 1, dtype=dtype)
+        if by == "backward":
+            trainer.backward(loss)
+        else:
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+        trainer.step(1)
+        return weight.data().asnumpy()
+
+    np.testing.assert_allclose(step(good), 0, atol=1e-6)
+    with pytest.raises(ValueError, match=f"cannot hold the loss scale {bad:g}"):
+        step(bad)
