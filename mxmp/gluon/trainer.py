@@ -291,7 +291,8 @@ class Trainer(StepView, gluon.Trainer):
         """Save the optimizer's states, master weights, scaler and step counters to the file ``fname``.
 
         Waits for the device. An existing file is replaced only when the new one is complete. Raises ``RuntimeError``
-        between a backward and its step, because the gradients would be missing from the file.
+        between a backward and its step, because the gradients would be missing from the file, and ``TypeError`` if an
+        optimizer of the user's own keeps states that are not NDArrays, numbers and strings, in dicts, lists and tuples.
         """
         if self.progress.phase is not Phase.READY:
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")

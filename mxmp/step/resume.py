@@ -106,11 +106,11 @@ def _is_data(value: Any) -> bool:
     """Return whether ``value`` is one that a states file can hold.
 
     That is an NDArray, a NumPy array, a bool, number (of NumPy too), string or None, or a list, tuple or dict of such
-    values, with keys of str or int.
+    values, with keys of str or int. A namedtuple is none.
     """
     if isinstance(value, dict):
         return all(isinstance(k, (str, int)) and _is_data(v) for k, v in value.items())
-    if isinstance(value, (list, tuple)):
+    if type(value) in (list, tuple):
         return all(map(_is_data, value))
     return isinstance(value, (*_PLAIN, NDArray, np.ndarray, np.generic))
 

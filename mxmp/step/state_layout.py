@@ -17,11 +17,11 @@ __all__ = ["Layout", "check_shapes", "check_states", "for_weight", "map_leaves",
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Return a copy of nested dicts, lists and tuples, with every other value in them replaced by ``function(value)``.
 
-    A ``value`` that is no container itself is replaced likewise, also None.
+    A ``value`` that is no container itself is replaced likewise, also None; so is a namedtuple.
     """
     if isinstance(value, dict):
         return {k: map_leaves(function, v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
+    if type(value) in (list, tuple):
         return type(value)(map_leaves(function, v) for v in value)
     return function(value)
 
@@ -75,10 +75,15 @@ class Layout:
 
 
 def _nesting(state: Any) -> Any:
-    """Return how a state is nested, with ``"array"`` in place of each array: ``("array", ("array", None))``."""
+    """Return how a state is nested, with ``"array"`` in place of each array: ``("array", ("array", None))``.
+
+    A dict is ``"dict"``, whatever it holds, since an optimizer may fill it later. A number or string is ``"value"``.
+    """
     if isinstance(state, (list, tuple)):
         return tuple(map(_nesting, state))
-    return None if state is None else "array"
+    if isinstance(state, (NDArray, np.ndarray)):
+        return "array"
+    return None if state is None else "dict" if isinstance(state, dict) else "value"
 
 
 def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.optimizer.Optimizer:
@@ -108,7 +113,7 @@ def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer,
                 f"the state of parameter number {index} is not what {type(optimizer).__name__} makes with these options"
             )
         for leaf, like in zip(_leaves(state), _leaves(model)):
-            if like.shape == (2, 3):
+            if getattr(like, "shape", None) == (2, 3):
                 _check_shape(index, leaf.shape, shapes[index])
     for index, master in masters.items():
         _check_shape(index, master.shape, shapes[index])
@@ -173,7 +178,7 @@ def _check_shape(index: int, saved: Sequence[int], own: Sequence[int]) -> None:
 
 
 def _leaves(state: Any) -> list:
-    """Return the arrays of an optimizer's state, which may be nested, as one list in their order, without None."""
+    """Return the arrays, numbers and dicts of an optimizer's state as one list in their order, without None."""
     if isinstance(state, (list, tuple)):
         return [leaf for item in state for leaf in _leaves(item)]
     return [] if state is None else [state]

@@ -179,8 +179,10 @@ def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates
 
     The argument ``states`` maps a parameter's index to its state on one device. FP32 masters that MXNet's
     ``multi_precision`` keeps inside a state go to the result's ``masters``, and float16 states become FP32, so that all
-    states are those of FP32 weights. Fields that do not come from the optimizer are None. Waits for the device.
+    states are those of FP32 weights. Fields that do not come from the optimizer are None. Waits for the device. Raises
+    ``TypeError`` for a state that a file cannot hold.
     """
+    map_leaves(_check_leaf, states)
     schedule, start = without_start(optimizer.lr_scheduler)
     layout = Layout(optimizer)
     apart = {index: layout.split(state) for index, state in states.items()}
@@ -310,6 +312,14 @@ def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index:
 def _check_array(leaf: Any) -> None:
     if not isinstance(leaf, (NDArray, type(None))):
         raise TypeError(f"it holds a {type(leaf).__name__}, no array")
+
+
+def _check_leaf(leaf: Any) -> None:
+    if not isinstance(leaf, (NDArray, bool, int, float, str, np.generic, type(None))):
+        raise TypeError(
+            f"the optimizer keeps a {type(leaf).__name__} in its state of a weight, which a states file cannot hold: "
+            "use NDArrays, numbers and strings, in dicts, lists and tuples"
+        )
 
 
 def _in_float32(leaf: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import json
 import os
@@ -407,6 +408,80 @@ def test_the_users_own_float16_parameters_resume_in_their_own_layout(name, multi
         step(weight, trainer)
         step(other, resumed)
     assert whole(resumed) == whole(trainer)
+
+
+# -- optimizers of a user's own -----------------------------------------------------------------------
+
+
+Moments = collections.namedtuple("Moments", "mean")
+
+
+@mx.optimizer.Optimizer.register
+class OwnMomentum(mx.optimizer.Optimizer):
+    """Momentum that fades with the number of updates, kept in the form ``kept``."""
+
+    def __init__(self, kept="dict", **kwargs):
+        super().__init__(**kwargs)
+        self.kept = kept
+        self.at = Moments(3)
+
+    def create_state(self, index, weight):
+        zeros = mx.nd.zeros_like(weight)
+        forms = {"list": [zeros, 0.0], "number": 1.0, "namedtuple": Moments(zeros), "numpy": zeros.asnumpy()}
+        return {"mean": zeros, "t": 0, "more": {}} if self.kept == "dict" else forms[self.kept]
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        moved = grad * self.rescale_grad
+        if self.kept == "dict":
+            state["t"] += 1
+            state["more"]["last"] = state["mean"] + moved
+            state["mean"][:] = state["mean"] * 0.9 + state["more"]["last"] / state["t"]
+            moved = state["mean"]
+        elif self.kept == "list":
+            state[1] += 0.5
+            state[0][:] = state[0] * 0.9 + moved / state[1]
+            moved = state[0]
+        elif self.kept == "number":
+            moved = moved * state
+        weight[:] = weight - self.lr * moved
+
+
+@pytest.mark.parametrize("stored", PRECISIONS)
+@pytest.mark.parametrize("kept", ["dict", "list", "number"])
+def test_states_with_dicts_and_numbers_resume_bit_for_bit(kept, stored, tmp_path):
+    params, fname = files(tmp_path)
+
+    def fresh(seed):
+        net = two_layers(PRECISIONS[stored], seed=seed)
+        return net, mxmp.Trainer(net.collect_params(), "ownmomentum", {"kept": kept}, loss_scale=scaler())
+
+    net, trainer = fresh(1)
+    steps(net, trainer, range(3))
+    net.save_parameters(params)
+    trainer.save_states(fname)
+    other, resumed = fresh(2)
+    other.load_parameters(params)
+    resumed.load_states(fname)
+    for each in ((net, trainer), (other, resumed)):
+        steps(*each, range(3, 7))
+    assert full_weights(resumed) == full_weights(trainer)
+    assert tree(resumed._updaters[0].states) == tree(trainer._updaters[0].states)
+
+
+@pytest.mark.parametrize(("kept", "name"), [("namedtuple", "Moments"), ("numpy", "ndarray")])
+def test_a_state_that_a_file_cannot_hold_is_refused_when_it_is_saved(kept, name, tmp_path):
+    _, fname = files(tmp_path)
+    net = two_layers()
+    trainer = mxmp.Trainer(net.collect_params(), "ownmomentum", {"kept": kept}, loss_scale=scaler())
+    trainer.save_states(fname)
+    with open(fname, "rb") as file:
+        before = file.read()
+    steps(net, trainer, range(2))
+    with pytest.raises(TypeError, match=f"keeps a {name} in its state"):
+        trainer.save_states(fname)
+    with open(fname, "rb") as file:
+        assert file.read() == before
 
 
 # -- parameters that have other names or another order ----------------------------------------------
