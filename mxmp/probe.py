@@ -195,11 +195,12 @@ def values_of(array: NDArray, *, magnitude: bool = False) -> NDArray | None:
     """Return an FP32 copy of the values of a float array, on its device; None for an integer array and an empty one.
 
     Float is float16, bfloat16, float32 or float64. The copy is dense: of a row-sparse array it has the rows that are
-    stored. With ``magnitude=True`` it has the absolute values. Does not wait for the device.
+    stored. With ``magnitude=True`` it has the absolute values. Waits for a sparse array, and not for a dense one.
     """
-    if not array.size:
+    # detach returns an array of the right class: MXNet's monitor passes a row-sparse array as a plain NDArray
+    dense = array.as_nd_ndarray() if array.stype == "default" else array.detach().data
+    if not dense.size:
         return None
-    dense = array.as_nd_ndarray() if array.stype == "default" else array.data
     if dense.dtype in (np.float16, np.float64):
         dense = dense.astype("float32")
     elif np.dtype(dense.dtype).names == ("bfloat16",):

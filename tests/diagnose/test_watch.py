@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet.gluon import nn
 from networks import (
     LOSS,
     Chain,
@@ -25,7 +26,7 @@ from networks import (
 )
 
 import mxmp
-from mxmp.diagnose import watch
+from mxmp.diagnose import guard, watch
 
 IMAGE = (4, 3, 6, 6)
 FLAGS = [{}, {"static_alloc": True, "static_shape": True}]
@@ -144,6 +145,38 @@ def test_what_is_counted_are_the_tensors_of_that_step(door):
     assert snapshot.loss_scale == 64
     sent = tensors(snapshot, "gradient")["last_fwd -> last_weight"]
     assert sent.true(64.0).largest == pytest.approx(np.abs(gradients["last_weight"]).max() / 64, rel=1e-3)
+
+
+@pytest.mark.parametrize("door", ["gluon", "module"])
+def test_of_a_row_sparse_gradient_the_stored_rows_are_counted_and_training_goes_on(door):
+    def run(sparse, watched):
+        net = Chain(
+            ("table", nn.Embedding(20, 8, sparse_grad=sparse, prefix="table_")),
+            ("flat", lambda ops, x: ops.Flatten(x, name="flat")),
+            dense("last", 4, 40),
+        )
+        values(net)
+        x, y = mx.nd.array(np.random.RandomState(0).randint(0, 20, (4, 5))), batch()[1]
+        runs = gluon_run(net) if door == "gluon" else module_of(net, x, y)
+        observers = [watch, guard] if watched else []
+        observers = [each(*((net, runs) if door == "gluon" else (runs,))) for each in observers]
+        for _ in range(2):
+            if door == "gluon":
+                gluon_step(net, runs, x, y)
+            else:
+                module_step(runs, x, y)
+        read = {p.name: p.data() for p in net.collect_params().values()} if door == "gluon" else runs.get_params()[0]
+        return [each.asnumpy() for _, each in sorted(read.items())], observers, x
+
+    wanted, _, x = run(True, False)
+    found, (watched, _), _ = run(True, True)
+    _, (dense_watched, _), _ = run(False, True)
+    for one, other in zip(wanted, found):
+        np.testing.assert_array_equal(one, other)
+    for kind, name in (("parameter gradient", "table_weight"), ("gradient", "table_fwd -> table_weight")):
+        sparse, full = (tensors(each.latest, kind)[name].histogram for each in (watched, dense_watched))
+        np.testing.assert_array_equal(sparse.counts, full.counts)
+        assert sparse.size == len(np.unique(x.asnumpy())) * 8
 
 
 @pytest.mark.parametrize("door", ["gluon", "module"])
