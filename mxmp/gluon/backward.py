@@ -27,6 +27,7 @@ from .scaling import Record, recorded_name, refuse_hidden_heads, refuse_unscaled
 __all__ = [
     "add_trainer",
     "due_updates",
+    "living_trainers",
     "make_stale",
     "mark_fresh",
     "refuse_unscaled_gradients",
@@ -46,6 +47,11 @@ def add_trainer(trainer: Any) -> None:
     to apply. The reference is weak and does not keep the trainer alive.
     """
     _trainers.add(trainer)
+
+
+def living_trainers() -> list[Any]:
+    """Return all trainers that were passed to ``add_trainer`` and have not been freed."""
+    return list(_trainers)
 
 
 @contextmanager
@@ -80,7 +86,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         but by a backward of other losses than the scaled ones, so they do not contain the loss scale.
     """
     group = trainer.scaler_group
-    others = [other for other in list(_trainers) if other is not trainer]
+    others = [other for other in living_trainers() if other is not trainer]
     sharing = [other for other in others if group is not None and other.scaler_group is group]
     # A trainer of the group with a loss of its own, as in a GAN, is not concerned.
     peers = [trainer, *(other for other in sharing if any(_reached(_mxnet.parameters_of(other), record)))]

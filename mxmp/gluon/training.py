@@ -5,10 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any, Callable, Collection, Iterator, Sequence
 
-import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
-from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
 from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_training, unchanged
@@ -17,9 +15,10 @@ from ..step.gradients import Gradient
 from ..step.masters import Weight
 from ..step.step import ScaledStep
 from . import _mxnet
+from .backward import living_trainers
 from .hook import Hook, conversions_in, exclude_more, hook_of, hooks
 from .parameter import weight_of
-from .scaling import Record, head_gradient, heads_scaled_by
+from .scaling import Record, head_gradient, heads_scaled_by, recorded_name
 from .trainer import Trainer
 
 __all__ = ["TrainedNet"]
@@ -41,6 +40,7 @@ class TrainedNet:
         if not self._hooks:
             raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first")
         self._listening: list[tuple] = []
+        self._read: Collection[str] = ()  # what the loss of the last replay read, by the names that autograd gave it
 
     @property
     def _hooks(self) -> list[tuple[HybridBlock, Hook]]:
@@ -83,15 +83,25 @@ class TrainedNet:
         """Set all gradients to zero; when the ``with`` block ends, restore them and the running statistics.
 
         Backwards may run within the block without changing what the next step does, so MXNet's fresh marks, which say
-        that a backward has written a gradient, are restored too. Waits for the device at the end.
+        that a backward has written a gradient, are restored too; and the running statistics of other trainers' nets
+        that the loss of ``replay`` has called. Waits for the device at the end.
         """
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
         stale = [array for array in trained if not _mxnet.is_fresh(array)]
+        self._read = ()
+        params = [param for trainer in living_trainers() for param in _mxnet.parameters_of(trainer)]
+        of_others = [array for p in params if p.grad_req == "null" for array in _mxnet.arrays(p)]
+        with autograd.pause():
+            before = [(array, array.copy()) for array in of_others]
         try:
             with unchanged([array for _, array in self.gradients()], running):
                 yield
         finally:
+            with autograd.pause():  # only those that the loss has read, since another thread may train the others
+                for array, copy in before:
+                    if recorded_name(array) in self._read:
+                        copy.copyto(array)
             for array in stale:
                 _mxnet.set_fresh(array, fresh=False)
 
@@ -111,7 +121,7 @@ class TrainedNet:
 
         These are the arrays that no operator of the net makes, so that listeners do not get them. Net and loss get a
         backward each, because the gradient of the loss with respect to the net's output can be read in no other way.
-        Gradients are written as in any backward.
+        The gradients of the trainer's and the net's parameters are written as in any backward, and no others.
 
         Parameters
         ----------
@@ -124,7 +134,7 @@ class TrainedNet:
         note : callable
             Called with a name and an array: ``"the input"`` (or ``"input 0"``, ``"input 1"`` if there are several),
             ``"the loss"`` (once per loss, not scaled), ``"the gradient of the loss"`` (once per output of the net,
-            scaled).
+            scaled), ``"the gradient of the loss with respect to fc_weight"`` (for each parameter that ``loss`` reads).
         """
         flat, structure = _mxnet.flatten(tuple(batch))
         flat = [array if array is None else array.detach() for array in flat]
@@ -142,10 +152,23 @@ class TrainedNet:
         losses = list(found) if isinstance(found, (list, tuple)) else [found]
         for each in losses:
             note("the loss", each)
-        _backward(losses, [head_gradient(each, loss_scale) for each in losses], loss_scale)
-        for array in apart:
-            note("the gradient of the loss", array.grad)
-        _backward(outs, [array.grad for array in apart], loss_scale)
+        record = Record(losses)
+        self._read = record.leaves
+        # Not a backward, which would also write the gradients of other nets that the loss calls.
+        own = {id(a): (p.name, a) for p in self._params() if p.grad_req != "null" for a in _mxnet.arrays(p)}
+        read = [a for a in [*apart, *(a for _, a in own.values())] if recorded_name(a) in self._read]
+        heads = [head_gradient(each, loss_scale) for each in losses]
+        with heads_scaled_by(loss_scale, record), hold_interrupts():
+            sent = dict(zip(map(id, read), autograd.grad(losses, read, heads, retain_graph=True))) if read else {}
+        gradients = [sent.pop(id(array), array.grad) for array in apart]
+        for gradient in gradients:
+            note("the gradient of the loss", gradient)
+        for key, gradient in sent.items():  # the loss itself reads the parameter, as a penalty does
+            note(f"the gradient of the loss with respect to {own[key][0]}", gradient)
+        outs, gradients = [*outs, *(own[key][1] for key in sent)], [*gradients, *sent.values()]
+        with heads_scaled_by(loss_scale, Record(outs)), hold_interrupts():
+            # Without retain_graph MXNet would free labels that a graph which the user has recorded still reads.
+            autograd.backward(outs, gradients, retain_graph=True)
 
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
         """Yield a ``GraphRun`` for each graph for training that the block whose hook is ``place`` has built so far.
@@ -218,13 +241,3 @@ class TrainedNet:
         trainers = [_mxnet.trainer_of(param) for param in self._params()]
         for trainer in {id(each): each for each in trainers if isinstance(each, Trainer)}.values():
             trainer.renew_store()
-
-
-def _backward(heads: Sequence[mx.nd.NDArray], gradients: Sequence[NDArray], loss_scale: float) -> None:
-    """Run backward from ``heads`` with the head gradients ``gradients``, with ``retain_graph=True``.
-
-    ``loss_scale`` multiplies the gradients that loss heads write. Without ``retain_graph`` MXNet would free labels that
-    a graph which the user has recorded still reads.
-    """
-    with heads_scaled_by(loss_scale, Record(heads)), hold_interrupts():
-        autograd.backward(heads, gradients, retain_graph=True)

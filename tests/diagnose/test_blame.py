@@ -23,6 +23,7 @@ from networks import (
 
 import mxmp
 from mxmp.diagnose import blame
+from mxmp.gluon.training import TrainedNet
 
 DOORS = ["gluon", "module"]
 
@@ -262,6 +263,71 @@ def test_a_module_goes_on_as_if_nobody_had_asked():
         return {n: value.asnumpy().tobytes() for n, value in {**args, **aux}.items()}, module.loss_scale
 
     assert trained(True) == trained(False)
+
+
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["plain", "static"])
+def test_of_a_gan_the_other_net_trains_on_as_if_nobody_had_asked(flags):
+    def trained(asked):
+        nets = [nn.HybridSequential(prefix=prefix) for prefix in ("g_", "d_")]
+        mx.random.seed(7)
+        for net in nets:
+            with net.name_scope():
+                net.add(nn.Dense(6, in_units=6), nn.BatchNorm(in_channels=6), nn.Dense(6, in_units=6))
+            net.initialize(mx.init.Xavier())
+        (generator, of_generator), (judge, of_judge) = runs = [(net, gluon_run(net)) for net in nets]
+        for net in nets:
+            net.hybridize(**flags)
+
+        def ask(i):
+            if asked:
+                x = batch(i, (4, 6))[0]
+                assert not blame(generator, of_generator, x, loss=lambda out: judge(out) ** 2).reproduced
+
+        for i in range(3):
+            x = batch(i)[0]
+            with autograd.record():
+                loss = judge(generator(x).detach()) ** 2
+            ask(i)
+            of_judge.backward(loss)
+            ask(i)
+            of_judge.step(4)
+            with autograd.record():
+                loss = judge(generator(x)) ** 2
+            of_generator.backward(loss)
+            of_generator.step(4)
+            ask(i)
+        return [p.data().asnumpy().tobytes() for net, _ in runs for p in net.collect_params().values()]
+
+    assert trained(True) == trained(False)
+
+
+def test_the_gradient_of_a_penalty_is_part_of_the_replay():
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net)
+    weight = net.last.weight
+    network = TrainedNet(net, trainer)
+    noted = {}
+
+    def loss(out):
+        return LOSS(out, y).sum() + (weight.data() ** 2).sum()
+
+    with autograd.record():
+        whole = loss(net(x))
+    trainer.backward(whole)
+    wanted = weight.grad().asnumpy()
+    with network.unchanged():
+        network.replay([x], loss, 8.0, lambda name, array: noted.setdefault(name, array.asnumpy()))
+        np.testing.assert_array_equal(weight.grad().asnumpy(), wanted)
+    penalty = noted["the gradient of the loss with respect to last_weight"]
+    np.testing.assert_array_equal(penalty, 2 * weight.data().asnumpy() * 8)
+
+
+def test_a_penalty_whose_gradient_overflows_is_the_losss():
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net)
+    found = blame(net, trainer, x, loss=lambda out: LOSS(out, y).sum() + (net.last.weight.data() * 1e38).sum())
+    assert (found.where, found.name) == ("loss", "the gradient of the loss with respect to last_weight")
+    assert "the loss is finite, and its gradient is not" in found.cause
 
 
 def test_errors_say_how_it_is_called():
