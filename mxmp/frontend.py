@@ -175,14 +175,15 @@ class TrainedNetwork(Protocol):
         """Return a context manager within which ``replay`` may run a batch without changing the user's training.
 
         On entry it sets all gradients to zero, so that a backward with ``grad_req="add"`` does not add to those of the
-        last step. When the block ends, it restores gradients and running statistics, and waits for the device.
+        last step. When the block ends, it restores gradients and running statistics, and waits for the device. Call
+        ``prepare`` first.
         """
 
     def prepare(self, batch: Sequence[Any]) -> None:
-        """Switch a BucketingModule to the bucket of ``batch``; do nothing for any other network.
+        """Switch a BucketingModule to the bucket of ``batch``; let a net that was never called infer its shapes.
 
-        Call it before ``listen``, which listens to the current bucket alone. ``batch`` holds the arguments of the
-        Gluon net, or one ``DataBatch`` for a module.
+        Call it before ``listen``, which listens to the current bucket alone, and before ``unchanged``, which restores
+        the arrays that there are. ``batch`` holds the arguments of the Gluon net, or one ``DataBatch`` for a module.
         """
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:

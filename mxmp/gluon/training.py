@@ -111,10 +111,10 @@ class TrainedNet:
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any]) -> None:
-        """Do nothing: a converted block finds the graph for a batch when it is called.
-
-        The protocol has this method for a BucketingModule, which must switch to the batch's bucket.
-        """
+        """Call the net once in inference, if a Parameter has no shape yet, so that ``unchanged`` finds its arrays."""
+        if any(map(_mxnet.is_deferred, self._net.collect_params().values())):
+            with autograd.pause(train_mode=False):
+                self._net(*batch)
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
         """Run one forward and backward of ``batch``; pass its inputs, the loss and the loss's gradient to ``note``.

@@ -265,6 +265,25 @@ def test_a_module_goes_on_as_if_nobody_had_asked():
     assert trained(True) == trained(False)
 
 
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_asked_before_the_first_forward_it_changes_nothing(grad_req):
+    def trained(asked):
+        mx.random.seed(7)
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Dense(6), nn.BatchNorm(), nn.Dense(4))
+        net.initialize(mx.init.Xavier())
+        net.collect_params().setattr("grad_req", grad_req)
+        trainer = gluon_run(net)
+        x, y = batch()
+        if asked:
+            assert not blame(net, trainer, x, loss=lambda out: LOSS(out, y)).reproduced
+        gluon_step(net, trainer, x, y)
+        return [p.data().asnumpy().tobytes() for p in net.collect_params().values()]
+
+    assert trained(True) == trained(False)
+
+
 @pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["plain", "static"])
 def test_of_a_gan_the_other_net_trains_on_as_if_nobody_had_asked(flags):
     def trained(asked):
