@@ -162,10 +162,10 @@ class TrainedNetwork(Protocol):
         It is the loss scale, or 1 if ``Trainer.unscale()`` has divided this step's gradients by the loss scale.
         """
 
-    def weights(self) -> list[Weight]:
+    def weights(self, *, frozen: bool = False) -> list[Weight]:
         """Return the parameters that are trained, each with its arrays and FP32 master weights on all devices.
 
-        Those with ``grad_req="null"`` are left out.
+        With ``frozen=True``, those with ``grad_req="null"`` follow; constants and running statistics are left out.
         """
 
     def gradients(self) -> list[Gradient]:

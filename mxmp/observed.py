@@ -42,10 +42,10 @@ class Observed(NamedTuple):
         True if mxmp inserted ``node``.
     of_output : bool
         True for the gradient of a graph output where mxmp inserted a cast behind the output. The cast makes this
-        gradient, and no operator of the FP32 graph does.
+        gradient, from that of the loss and those of operators that read the cast too.
     label : str
         A text for reports: ``"fc"`` for an output of fc, ``"fc -> relu"`` for the gradient that fc sends back to relu,
-        ``"the loss -> fc"`` for the gradient of a graph output.
+        ``"the loss -> fc"`` for the gradient of a graph output, ``"the loss, out -> fc"`` if an operator reads it too.
     """
 
     node: Node
@@ -192,8 +192,9 @@ class ObservedGraph:
         receiver = self.source(node.inputs[index]).node
         made = (senders or [receiver])[0]
         low = any(map(self.is_low, [receiver, *senders]))
-        of_output = node.attrs.get(MARK) == "head" and not senders
-        label = f"{', '.join(map(self.original_name, senders)) or 'the loss'} -> {self.original_name(receiver)}"
+        of_output = node.attrs.get(MARK) == "head"
+        names = [*(["the loss"] if of_output else []), *map(self.original_name, senders)]
+        label = f"{', '.join(names) or 'the loss'} -> {self.original_name(receiver)}"
         return Observed(node, self.original_name(made), self.original_op(made), low, True, inserted, of_output, label)
 
 

@@ -66,9 +66,15 @@ class TrainedNet:
         """Return the factor that the stored gradients contain: the loss scale, or 1 after ``Trainer.unscale``."""
         return 1.0 if self._trainer.progress.unscaled else self._trainer.loss_scale
 
-    def weights(self) -> list[Weight]:
-        """Return a ``Weight`` (arrays and FP32 masters on all devices) for each parameter that the trainer updates."""
-        return [weight_of(param) for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
+    def weights(self, *, frozen: bool = False) -> list[Weight]:
+        """Return a ``Weight`` (arrays and FP32 masters on all devices) for each parameter that the trainer updates.
+
+        With ``frozen=True``, those of trainer and net follow that have no gradient only because the user froze them.
+        """
+        found = [param for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
+        if frozen:
+            found += [p for p in self._params() if p.grad_req == "null" and _mxnet.is_differentiable(p)]
+        return [weight_of(param) for param in found]
 
     def gradients(self) -> list[Gradient]:
         """Return a ``Gradient`` (name, array) per device for each trained parameter that the trainer or the net has.
@@ -111,8 +117,8 @@ class TrainedNet:
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any]) -> None:
-        """Call the net once in inference, if a Parameter has no shape yet, so that ``unchanged`` finds its arrays."""
-        if any(map(_mxnet.is_deferred, self._net.collect_params().values())):
+        """Call a net without graphs once in inference: ``unchanged`` must find its arrays, as they are stored then."""
+        if not any(hook.graphs for _, hook in self._hooks):
             with autograd.pause(train_mode=False):
                 self._net(*batch)
 

@@ -62,11 +62,11 @@ class TrainedModule:
         """Return the loss scale of the last backward, by which the gradients in the executors are multiplied."""
         return self._module.core.scaled_by
 
-    def weights(self) -> list[Weight]:
-        """Return the parameters that have a gradient, with their arrays and master weights on every device."""
+    def weights(self, *, frozen: bool = False) -> list[Weight]:
+        """Return the parameters that have a gradient, or with ``frozen=True`` all, with arrays and master weights."""
         arrays = self._module.arrays()
         gradients = _mxnet.group(self._module).grad_arrays
-        trained = {name for name, grads in zip(arrays, gradients) if grads[0] is not None}
+        trained = {name for name, grads in zip(arrays, gradients) if frozen or grads[0] is not None}
         return [weight for weight in self._module.core.weights(arrays) if weight.name in trained]
 
     def gradients(self) -> list[Gradient]:

@@ -146,6 +146,63 @@ def test_data_and_parameters_that_are_not_finite_are_named(door):
     assert (found.where, found.name) == ("parameter", "middle_weight")
 
 
+@pytest.mark.parametrize("value", [np.nan, 1e6], ids=["NaN", "beyond float16"])
+@pytest.mark.parametrize("policy", ["float16", "params=float16"])
+@pytest.mark.parametrize("door", DOORS)
+def test_a_frozen_weight_is_named_and_not_its_reader(door, policy, value):
+    net, (x, y) = three(), batch()
+    middle = net.collect_params()["middle_weight"]
+    middle.set_data(mx.nd.full(middle.shape, value))
+    if door == "gluon":
+        middle.grad_req = "null"
+        found = blame(net, gluon_run(net, policy=policy), x, loss=lambda out: LOSS(out, y))
+    else:
+        loss = mx.sym.MakeLoss(mx.sym.square(net(mx.sym.var("data")) - mx.sym.var("label")))
+        module = mxmp.Module(loss, ["data"], ["label"], policy=policy, fixed_param_names=["middle_weight"])
+        module.bind([("data", x.shape)], [("label", y.shape)])
+        module.init_params(arg_params={name: p.data() for name, p in net.collect_params().items()})
+        module.init_optimizer()
+        found = blame(module, mx.io.DataBatch([x], [y]))
+    assert (found.where, found.name, found.op) == ("parameter", "middle_weight", "")
+    assert ("not finite before" if np.isnan(value) else "overflow: 1e+06 is rounded to float16") in found.cause
+
+
+class TwoOutputs(gluon.HybridBlock):
+    """The output of ``first``, which ``last`` reads too, and the output of ``last``, of the same shape."""
+
+    def __init__(self):
+        super().__init__(prefix="")
+        with self.name_scope():
+            self.first = nn.Dense(4, in_units=6, use_bias=False, prefix="first_")
+            self.last = nn.Dense(4, in_units=4, use_bias=False, prefix="last_")
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        x = self.first(x)
+        return x, self.last(x)
+
+
+@pytest.mark.parametrize("low", [True, False], ids=["in float16", "in float32"])
+def test_an_output_that_another_operator_reads_too_is_the_losss_where_the_losss_gradient_does_not_fit(low):
+    net, (x, y) = values(TwoOutputs()), batch()
+    trainer = gluon_run(net, policy="float16" if low else "float16,exclude=last_fwd")
+    found = blame(net, trainer, x, loss=lambda out: LOSS(out[0], y) * 1e7 + LOSS(out[1], y))
+    assert (found.where, found.name) == ("loss", "the loss")
+    before = found.inputs[-1]
+    assert before.name == "the gradient of the loss, unrounded"
+    assert before.largest > 65504
+    assert f"its gradient has an overflow: {before.largest:.4g} is rounded" in found.cause
+
+
+def test_an_output_that_another_operator_reads_too_is_the_readers_where_only_the_sum_does_not_fit():
+    net, x = values(TwoOutputs()), batch()[0]
+    net.last.weight.set_data(mx.nd.full((4, 4), 0.25))
+    trainer = gluon_run(net, policy="float16,exclude=last_fwd")
+    found = blame(net, trainer, x, loss=lambda out: (out[0] + out[1]).sum(), loss_scale=40000)
+    assert (found.where, found.name, found.dtype) == ("backward", "last_fwd", "float16")
+    assert "a sum of gradients, its own among them, has an overflow: 8e+04" in found.cause
+    assert found.output.name == "the loss, last_fwd -> first_fwd"
+
+
 class Fan(gluon.HybridBlock):
     """Two readers of one tensor, which compute in low precision or, as ``exp``, in FP32."""
 
@@ -265,16 +322,18 @@ def test_a_module_goes_on_as_if_nobody_had_asked():
     assert trained(True) == trained(False)
 
 
+@pytest.mark.parametrize("policy", ["float16", "params=float16"])
+@pytest.mark.parametrize("inputs", [0, 6], ids=["deferred", "initialized"])
 @pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_asked_before_the_first_forward_it_changes_nothing(grad_req):
+def test_asked_before_the_first_forward_it_changes_nothing(grad_req, inputs, policy):
     def trained(asked):
         mx.random.seed(7)
         net = nn.HybridSequential(prefix="net_")
         with net.name_scope():
-            net.add(nn.Dense(6), nn.BatchNorm(), nn.Dense(4))
+            net.add(nn.Dense(6, in_units=inputs), nn.BatchNorm(in_channels=inputs), nn.Dense(4, in_units=inputs))
         net.initialize(mx.init.Xavier())
         net.collect_params().setattr("grad_req", grad_req)
-        trainer = gluon_run(net)
+        trainer = gluon_run(net, policy=policy)
         x, y = batch()
         if asked:
             assert not blame(net, trainer, x, loss=lambda out: LOSS(out, y)).reproduced

@@ -80,7 +80,8 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     recording = Recording()
     probe = Probe(network, recording.note_observed)
     network.prepare(batch)
-    recording.note_weights(network.weights())
+    weights = network.weights(frozen=True)
+    recording.note_weights(weights)
     with network.unchanged(), autograd.pause():
         try:
             probe.start()
@@ -90,7 +91,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
         recording.note_gradients(network.gradients())
     if not recording.has_operators:
         raise ValueError("no operator ran: the batch must have the shapes that the module is bound to")
-    return verdict(recording.records(), probe.graphs, [weight.name for weight in network.weights()], scale)
+    return verdict(recording.records(), probe.graphs, [weight.name for weight in weights], scale)
 
 
 def _scale_of_last(step: ScaledStep) -> float:

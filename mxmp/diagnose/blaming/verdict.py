@@ -12,6 +12,8 @@ from .report import Blame, Range
 
 __all__ = ["Record", "verdict"]
 
+_OF_LOSS = "the gradient of the loss"
+
 
 class Record(NamedTuple):
     """The range of the values of one tensor of a step, and which operator made the tensor.
@@ -36,7 +38,7 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
     graphs : sequence of ObservedGraph
         The converted graphs in which the tensors were computed.
     params : sequence of str
-        The names of the trained parameters.
+        The names of the parameters, frozen ones too.
     scale : float
         The loss scale of the step.
     """
@@ -57,14 +59,15 @@ def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], sc
     """Return the report on a tensor that is not finite and that neither an operator nor a cast made, such as the loss.
 
     ``found`` is the range of the tensor, ``past`` has the records before it in the step, ``params`` are the names
-    of the trained parameters, and ``scale`` is the loss scale.
+    of the parameters, and ``scale`` is the loss scale.
     """
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
         inputs = (replace(past[-1].range, name=f"{found.name}, unrounded"),)
         where, cause = "parameter", _overflow_text(inputs[0], found.dtype)
     elif found.name in params:
-        where, cause = "parameter", "it was not finite before this step: an earlier step went wrong"
+        where = "parameter"
+        cause = "it was not finite before this step: an earlier step went wrong, or it was given this value"
     elif found.name.startswith("the loss"):
         where, cause = "loss", "the loss is not finite, and what the net returned is"
     elif found.name.startswith("the gradient of the loss"):
@@ -90,8 +93,8 @@ def _blame_operator(
     """Return the report on a tensor that is not finite and that an operator of the network, or a cast by mxmp, made.
 
     ``observed`` says which one, ``found`` is the range of the tensor, ``past`` has the records before it in the step,
-    ``graphs`` are the converted graphs that ran, ``params`` are the names of the trained parameters, and ``scale`` is
-    the loss scale.
+    ``graphs`` are the converted graphs that ran, ``params`` are the names of the parameters, and ``scale`` is the
+    loss scale.
     """
     graph = next((graph for graph in graphs if observed.node in graph), None)
     low = graphs[0].plan.policy.compute
@@ -105,7 +108,7 @@ def _blame_operator(
         cause, dtype = _overflow_text(unrounded, low), low
         if unrounded.name == SUM:
             cause = f"a sum of gradients, its own among them, has an {cause}"
-        if observed.of_output:
+        if unrounded.name == _OF_LOSS:
             where, name, op = "loss", "the loss", ""
             cause = f"its gradient has an {cause}"
         if op == VARIABLE:
@@ -136,16 +139,17 @@ def _overflow_text(unrounded: Range, dtype: str) -> str:
 def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Range | None:
     """Return the range that a tensor had in FP32 before a cast by mxmp rounded it; None if no such tensor is known.
 
-    ``observed`` and ``found`` describe the rounded tensor. Returned is the last range in ``past``, the records before
-    it, that is FP32, has the same shape, and has the label of the rounded tensor, such as ``"fc -> relu"``, or that of
-    any sum of gradients, ``SUM``. For the gradient of a graph output the label must be ``"the gradient of the loss"``.
-    None if ``found`` is FP32 itself.
+    ``observed`` and ``found`` describe the rounded tensor. Returned is a range in ``past``, the records before it, that
+    is FP32, has the same shape and is beyond the dtype of ``found``: for the gradient of a graph output that of the
+    loss, or else one with the label of the rounded tensor, such as ``"fc -> relu"``, or else a sum of gradients,
+    ``SUM``; of several the last. None if ``found`` is FP32 itself.
     """
     if found.dtype == "float32":
         return None
-    labels = ("the gradient of the loss",) if observed.of_output else (observed.label, SUM)
-    fitting = (r.range for r in reversed(past) if r.range.shape == found.shape and r.range.dtype == "float32")
-    return next((r for r in fitting if r.name in labels), None)
+    fitting = [r.range for r in reversed(past) if r.range.shape == found.shape and r.range.dtype == "float32"]
+    beyond = [r for r in fitting if r.largest > FORMATS[found.dtype].largest]
+    labels = [_OF_LOSS] if observed.of_output else []
+    return next((r for label in [*labels, observed.label, SUM] for r in beyond if r.name == label), None)
 
 
 def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:

@@ -108,7 +108,7 @@ class Guard(StepObserver):
             return
         self._recording.note_gradients(gradients)
         records, graphs = self._recording.records(), self._probe.graphs
-        params = [weight.name for weight in self._network.weights()]
+        params = [weight.name for weight in self._network.weights(frozen=True)]
         first = next((record for record in records if not record.range.finite), None)
         if first is None or not self._counts_against_layer(first.observed):
             return
@@ -156,7 +156,7 @@ class Guard(StepObserver):
     def _start(self) -> None:
         """Let the probe listen from the next forward on, with a new recording that begins with the weights."""
         super()._start()
-        self._recording.note_weights(self._network.weights())
+        self._recording.note_weights(self._network.weights(frozen=True))
 
     def _forget(self) -> None:
         self._recording = Recording()
@@ -224,7 +224,7 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
 def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str], *, with_followers: bool) -> list[str]:
     """Return the names in the FP32 graph of the operators to move to FP32 because a tensor was not finite.
 
-    ``first`` is the record of the first tensor that was not finite, ``params`` are the names of the trained parameters.
+    ``first`` is the record of the first tensor that was not finite, ``params`` are the names of the parameters.
     The names are those of the operators at fault, and of the operators of the same type that share a parameter with one
     of them, such as the other time steps of an unrolled cell. Operators in FP32 are left out: the list is empty where
     the tensor became inf or NaN in FP32, and where ``graph`` does not have the tensor.
@@ -260,7 +260,7 @@ def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
 def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:
     """Yield ``node``, and the operators of the same type in low precision that read one of its parameters too.
 
-    For example, all time steps of an unrolled cell read one weight. ``params`` are the names of the trained parameters.
+    For example, all time steps of an unrolled cell read one weight. ``params`` are the names of the parameters.
     ``node`` may be yielded twice.
     """
     own = _parameters_read(graph, node, params)
