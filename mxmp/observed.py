@@ -93,6 +93,7 @@ class ObservedGraph:
         for entry, users in graph.consumers().items():
             self._users.setdefault(entry.node, []).extend(user for user, _ in users)
         self._observed: dict[str, Observed | None] = {}
+        self._outputs = {self.source(head).node for head in graph.heads}
         sources = [self.source(entry).node for node in self._names if self.is_low(node) for entry in node.inputs]
         self.low_variables = {node.name for node in sources if node.is_variable}
 
@@ -144,6 +145,10 @@ class ObservedGraph:
     def is_low(self, node: Node) -> bool:
         """Return whether ``node`` computes in low precision; False for variables and nodes that mxmp inserted."""
         return node in self._names and self.plan.decisions[self._names[node]].low
+
+    def is_output(self, node: Node) -> bool:
+        """Return whether ``node``, or the operator whose output it casts, makes an output of the graph."""
+        return self.source(Entry(node)).node in self._outputs
 
     def inputs(self, operator: str) -> list[Entry]:
         """Return the tensors that an operator reads in the FP32 graph, in the order of its inputs.

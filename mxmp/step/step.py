@@ -61,7 +61,8 @@ class Observer(Protocol):
         """Read the gradients after the check for overflows, and before the update is applied or skipped.
 
         ``gradients`` are those on all devices, as the optimizer receives them: summed over devices and workers. They
-        still contain the loss scale, unless the user called ``Trainer.unscale()``.
+        still contain the loss scale, unless the user called ``Trainer.unscale()``. The ``overflow_params`` of the
+        ScaledStep are those of this step already, and empty if the update will be applied.
         """
 
     def after_step(self) -> None:
@@ -173,6 +174,7 @@ class ScaledStep:
             any of a StaticLossScaler; names the parameters.
         """
         bad, written = self._check(gradients, statistics or RunningStatistics(), exposed, unscaled)
+        self.overflow_params = tuple(str(g) for g in bad)
         for observer in self.observers:
             observer.before_update(gradients)
         try:
@@ -284,7 +286,6 @@ class ScaledStep:
         """
         self.steps += 1
         self.last_step_skipped = bool(bad)
-        self.overflow_params = tuple(str(g) for g in bad)
         at_floor, before = self.at_floor, self.loss_scale
         if before != self.history[-1].loss_scale:  # a user set it, or the step of another trainer
             self.history.append(ScaleEvent(self.steps, before, False))

@@ -162,6 +162,52 @@ def test_what_fp32_cannot_compute_moves_nothing_and_the_error_comes_as_ever(door
     assert str(guarded) == "nothing was moved to FP32"
 
 
+def saturated():
+    """A layer beyond float16 whose inf a sigmoid turns into 1, as it does with the finite value in FP32."""
+    layers = [dense("first", 8, 6), ("sigmoid", lambda ops, x: ops.sigmoid(x, name="sigmoid")), dense("last", 4, 8)]
+    return values(Chain(*layers), first=1e5)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_overflow_without_consequences_moves_nothing_where_the_step_is_applied(door):
+    run = Run(door, saturated())
+    assert np.abs(mx.nd.dot(batch(0)[0], run.net.first.weight.data().T).asnumpy()).max() > 65520
+    with guard(*run.target, patience=1) as guarded:
+        assert not any(run.step(0) for _ in range(3))
+    assert guarded.moved == []
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_overflow_without_consequences_moves_nothing_where_the_scale_made_the_step_skip(door):
+    run = Run(door, saturated(), loss_scale=mxmp.DynamicLossScaler(2.0**24))
+    with guard(*run.target, patience=1) as guarded:
+        skipped = [run.step(0) for _ in range(12)]
+    assert skipped[:3] == [True] * 3
+    assert not skipped[-1]
+    assert guarded.moved == []
+
+
+def test_an_overflow_of_an_output_is_not_without_consequences_if_a_sigmoid_reads_it_too():
+    class Both(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="")
+            with self.name_scope():
+                self.first = nn.Dense(4, in_units=6, use_bias=False, prefix="first_")
+
+        def hybrid_forward(self, F, x):  # noqa: N803
+            x = self.first(x)
+            return x, F.sigmoid(x, name="sigmoid")
+
+    net, (x, y) = values(Both(), first=1e5), batch()
+    trainer = gluon_run(net)
+    with guard(net, trainer, patience=1) as guarded:
+        with autograd.record():
+            loss = sum(LOSS(each, y) for each in net(x))
+        trainer.backward(loss)
+        trainer.step(4)
+    assert [(moved.operators, moved.blame.where) for moved in guarded.moved] == [(("first_fwd",), "forward")]
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_under_a_plan_what_follows_goes_along(door):
     plan = Run(door, always())

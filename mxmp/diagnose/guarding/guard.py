@@ -83,6 +83,7 @@ class Guard(StepObserver):
         self._patience = patience
         self._low_scale = low_scale
         self._to_move: Moved | None = None
+        self._harmful: set[str] = set()  # operators at fault for a skipped step
         self._scale = network.step.loss_scale
         super().__init__(network)
 
@@ -101,13 +102,15 @@ class Guard(StepObserver):
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         """Find out which layer overflowed in this step, if the probe listened to it, and count the overflow against it.
 
-        If it is the ``patience``-th of this layer, ``after_step`` moves the layer. The network's ScaledStep, which does
-        each training step, calls this with the gradients of the parameters before the update. Waits for the device.
+        An overflow counts in an applied step too, but only a layer that has made a step skip is moved. If it is the
+        ``patience``-th of such a layer, ``after_step`` moves the layer. The network's ScaledStep, which does each
+        training step, calls this with the gradients of the parameters before the update. Waits for the device.
         """
         if not self._recording.has_operators:
             return
         self._recording.note_gradients(gradients)
-        records, graphs = self._recording.records(), self._probe.graphs
+        records, graphs, skips = self._recording.records(), self._probe.graphs, bool(self._step.overflow_params)
+        records = _without_harmless(records, graphs) if skips else records
         params = [weight.name for weight in self._network.weights(frozen=True)]
         first = next((record for record in records if not record.range.finite), None)
         if first is None or not self._counts_against_layer(first.observed):
@@ -121,8 +124,9 @@ class Guard(StepObserver):
         found = verdict(records, graphs, params, self._step.loss_scale)
         for name in layer:
             self.overflows[name] = self.overflows.get(name, 0) + 1
+        self._harmful.update(layer if skips else ())
         overflows = max(self.overflows[name] for name in layer)
-        if overflows >= self._patience:
+        if overflows >= self._patience and not self._harmful.isdisjoint(layer):
             self._to_move = Moved(self._step.steps + 1, tuple(layer), overflows, found)
 
     def after_step(self) -> None:
@@ -181,12 +185,12 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     fault. If that tensor overflowed in a cast from FP32, the operators that read it in low precision are at fault. For
     a gradient it is the one whose backward reads it. An activation does not depend on the loss scale, and always
     counts. A gradient counts only where the loss scale is at most ``low_scale``, or where the scaler cannot lower it.
-    An inf or NaN that appears in FP32 moves nothing.
+    An inf or NaN that appears in FP32 moves nothing, nor does one without consequences, as before a sigmoid.
 
-    When an operator has been at fault ``patience`` times, it is added to the policy's ``exclude``, with the operators
-    of its type that share a parameter with it, and the next forward runs the new graph. Weights, master weights,
-    momenta, running statistics and the loss scale stay as they are. Three skipped steps in a row at the lowest loss
-    scale raise ``FloatingPointError``; each overflow that counts starts this count again.
+    When an operator has been at fault ``patience`` times, at least once in a skipped step, it is added to the policy's
+    ``exclude``, with the operators of its type that share a parameter with it, and the next forward runs the new graph.
+    Weights, master weights, momenta, running statistics and the loss scale stay as they are. Three skipped steps in a
+    row at the lowest loss scale raise ``FloatingPointError``; each overflow that counts starts this count again.
 
     Parameters
     ----------
@@ -219,6 +223,27 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
 
 
 # -- The layer at fault --------------------------------------------------------------------------------
+
+
+def _without_harmless(records: Sequence[Record], graphs: Sequence[ObservedGraph]) -> list[Record]:
+    """Return the ``records`` of a skipped step without outputs that are not finite and did no harm.
+
+    Such an output is none of the graph's. The operators that read it, as a sigmoid reads inf, returned finite values,
+    and none of them sent back the first gradient that is not finite. ``graphs`` are the converted graphs that ran.
+    """
+    bad = [observed for observed, found in records if observed is not None and not found.finite]
+    harmed = {observed.operator for observed in bad if not observed.backward}
+    harmed.update([observed.operator for observed in bad if observed.backward][:1])
+
+    def is_harmless(record: Record) -> bool:
+        observed, found = record
+        if found.finite or observed is None or observed.backward:
+            return False
+        graph = next(graph for graph in graphs if observed.node in graph)
+        readers = {graph.original_name(node) for node in graph.readers(observed.node)}
+        return not graph.is_output(observed.node) and harmed.isdisjoint(readers)
+
+    return [record for record in records if not is_harmless(record)]
 
 
 def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str], *, with_followers: bool) -> list[str]:
