@@ -273,6 +273,10 @@ class Listeners(GraphListener):
     def __bool__(self) -> bool:
         return True  # MXNet asks whether there is a callback
 
+    def __reduce__(self) -> tuple:
+        """Return how ``copy`` and ``pickle`` make a copy: as None, so that a copy of a watched block is not watched."""
+        return type(None), ()
+
     @property
     def idle(self) -> bool:
         """Return whether no listener is left, so that the callback can be removed from the block or executor."""

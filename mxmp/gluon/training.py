@@ -16,7 +16,7 @@ from ..step.masters import Weight
 from ..step.step import ScaledStep
 from . import _mxnet
 from .backward import living_trainers
-from .hook import Hook, conversions_in, exclude_more, hook_of, hooks
+from .hook import Hook, conversions_in, exclude_more, hooks
 from .parameter import weight_of
 from .scaling import Record, head_gradient, heads_scaled_by, recorded_name
 from .trainer import Trainer
@@ -218,8 +218,8 @@ class TrainedNet:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether a block was converted again or restored since ``listen``, so that it calls no listener."""
-        return any(hook_of(block) is not hook for block, hook, _, _ in self._listening)
+        """Return whether blocks were converted again or restored since ``listen``, so that not all call a listener."""
+        return [hook for _, hook in self._hooks] != [hook for _, hook, _, _ in self._listening]
 
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if the method ``exclude`` cannot be used on this net.

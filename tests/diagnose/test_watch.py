@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -433,6 +435,50 @@ def test_a_copy_of_a_watched_trainer_is_not_watched():
     with watch(net, trainer):
         twin = copy.deepcopy(trainer.scaled_step)
     assert twin.observers == []
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2], ids="after {} FP32 steps".format)
+def test_a_net_that_was_restored_is_watched_again_when_it_is_converted_again(steps):
+    net = three()
+    trainer = gluon_run(net)
+    with watch(net, trainer, every=2) as watched:
+        gluon_step(net, trainer, *batch())
+        mxmp.restore(net)
+        for _ in range(steps):
+            gluon_step(net, trainer, *batch())
+        mxmp.convert(net, "bfloat16")
+        for _ in range(5):
+            gluon_step(net, trainer, *batch())
+    assert [each.compute for each in watched.snapshots] == ["float16"] + ["bfloat16"] * (len(watched.snapshots) - 1)
+    assert watched.latest.step >= steps + 5
+    assert {"first_fwd", "middle_fwd", "last_fwd"} <= set(tensors(watched.latest, "activation"))
+
+
+def test_a_net_that_is_restored_between_backward_and_step_does_not_end_the_training():
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net)
+    with watch(net, trainer) as watched:
+        with mx.autograd.record():
+            loss = LOSS(net(x), y)
+        trainer.backward(loss)
+        mxmp.restore(net)
+        trainer.step(4)
+    assert (watched.latest.step, watched.latest.compute) == (1, "float16")
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["copy", "pickle"])
+def test_a_copy_of_a_watched_net_is_not_watched(copied):
+    net, (x, y) = three(), batch()
+    trainer = gluon_run(net)
+    with watch(net, trainer, every=1) as watched:
+        gluon_step(net, trainer, x, y)
+        teacher = copied(net)
+        with mx.autograd.record():
+            loss = LOSS(net(x), y) + LOSS(teacher(x), y)
+        trainer.backward(loss)
+        trainer.step(4)
+    alone, beside = (tensors(each, "activation")["first_fwd"].histogram.counted for each in watched.snapshots)
+    assert alone == beside
 
 
 def test_an_error_in_the_callback_reaches_the_step_and_a_full_memory_drops_the_oldest():

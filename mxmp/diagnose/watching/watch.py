@@ -145,7 +145,7 @@ class Watch(StepObserver):
                             self._note_tensor("update", weight.name, "", weight.name in low, new - old)
         reports = merged(pending.report() for pending in self._pending)
         self._forget()
-        compute = self._network.policy.compute
+        compute = self._probe.graphs[0].plan.policy.compute  # the net may be restored by now
         snapshot = Snapshot(self._step.steps, self._scale, self._step.last_step_skipped, compute, reports)
         self.snapshots.append(snapshot)
         if self._callback is not None:
