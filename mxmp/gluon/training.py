@@ -17,7 +17,7 @@ from ..step.step import ScaledStep
 from . import _mxnet
 from .backward import living_trainers
 from .hook import Hook, conversions_in, exclude_more, hooks
-from .parameter import weight_of
+from .parameter import conversions_of, weight_of
 from .scaling import Record, head_gradient, heads_scaled_by, recorded_name
 from .trainer import Trainer
 
@@ -226,14 +226,30 @@ class TrainedNet:
 
         That is so if several workers train, as each has other data, finds other overflows and would exclude other
         operators; or if a block of this net also belongs to another converted net, unless that net is a part of this
-        one.
+        one. Also if Parameters are stored in float16 and another converted net reads one of them, or another trainer
+        updates one: ``exclude`` stores them anew, which that net's graphs do not know, and its trainer may have
+        gradients to apply.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
-        if conversions_in(self._net)[1]:
+        complete, partial = conversions_in(self._net)
+        if partial:
             raise ValueError(
                 f"{self._net.name!r} is a part of a net that was converted as a whole, or shares a block with one: "
                 "pass that net"
+            )
+        for param in self._net.collect_params().values():
+            if not any(self.policy.stores_low(ctx.device_type) for ctx in _mxnet.contexts(param)):
+                continue
+            if param.grad_req != "null" and _mxnet.trainer_of(param) not in (self._trainer, None):
+                other = "is updated by another trainer than the one given"
+            elif any(conversion not in complete for conversion in conversions_of([param])):
+                other = "is shared with another converted net"
+            else:
+                continue
+            raise ValueError(
+                f"{param.name!r} may be stored in float16, and {other}: a layer that moves to FP32 would be stored "
+                "anew between its steps. Convert with params='float32', or guard a net whose parameters are its own"
             )
 
     def exclude(self, nodes: Collection[str]) -> None:

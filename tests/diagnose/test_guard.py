@@ -395,6 +395,48 @@ def test_a_step_that_nothing_is_wrong_with_is_not_looked_at(monkeypatch):
     assert guarded.overflows == {}
 
 
+def two_trainers(net, scaler):
+    params = net.collect_params()
+    parts = [[p for name, p in params.items() if ("last" in name) == last] for last in (False, True)]
+    return [mxmp.Trainer(part, "sgd", {"learning_rate": 0.01}, loss_scale=scaler) for part in parts]
+
+
+@pytest.mark.parametrize("guarded", [0, 1])
+def test_two_trainers_of_one_net_train_through_the_move_or_are_refused(guarded):
+    net, scaler = always(), mxmp.DynamicLossScaler(64.0)
+    mxmp.convert(net, "float16")
+    trainers = two_trainers(net, scaler)
+    with guard(net, trainers[guarded]) as found:
+        for i in range(8):
+            with autograd.record():
+                loss = LOSS(net(batch(i)[0]), batch(i)[1])
+            trainers[0].backward(loss)
+            for trainer in trainers:
+                trainer.step(4)
+    assert found.moved[0].operators == ("middle_fwd",)
+    assert not any(trainer.last_step_skipped for trainer in trainers)
+    stored = always()
+    mxmp.convert(stored, "params=float16")
+    trainers = two_trainers(stored, scaler)
+    with pytest.raises(ValueError, match=r"is updated by another trainer.*params='float32'"):
+        guard(stored, trainers[guarded])
+    assert not any(trainer.scaled_step.observers for trainer in trainers)
+
+
+def test_a_parameter_in_float16_that_another_net_reads_is_refused():
+    net = always()
+    other = nn.HybridSequential(prefix="")
+    other.add(nn.Dense(8, in_units=8, use_bias=False, prefix="middle_", params=net.middle.params))
+    assert other[0].weight is net.middle.weight
+    for each in (net, other):
+        mxmp.convert(each, "params=float16")
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=8)
+    with pytest.raises(ValueError, match="'middle_weight' may be stored in float16, and is shared with another"):
+        guard(net, trainer)
+    mxmp.restore(other)
+    guard(net, trainer).close()
+
+
 def test_wrong_use_is_named():
     net = three()
     trainer = gluon_run(net)

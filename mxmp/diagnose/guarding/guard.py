@@ -214,7 +214,8 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     TypeError
         ``target`` is none of these, or ``trainer`` is no mxmp.Trainer.
     ValueError
-        The net is not converted, or is a part of a net that was converted as a whole; the module has no optimizer;
+        The net is not converted, or is a part of a net that was converted as a whole; its parameters are stored in
+        float16, and another net reads one of them or another trainer updates one; the module has no optimizer;
         ``patience`` or ``low_scale`` is out of range; or other workers take part in the training, who would each move
         layers of their own.
     """
