@@ -229,7 +229,8 @@ def watch(
     Training is not changed by a bit: no step runs twice, and no random numbers are drawn. A watched step runs operator
     by operator, copies what it records, and waits for the device once more, at its end. In all other steps nothing
     additional runs. Operators within the bodies of control flow, and operators that a GPU fuses, are not reported one
-    by one.
+    by one. MXNet's monitor reports operators of one name alike, such as those of a layer that is called twice: they are
+    one tensor of the Snapshot, with the precision of the first.
 
     Parameters
     ----------
