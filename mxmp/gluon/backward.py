@@ -30,6 +30,7 @@ __all__ = [
     "living_trainers",
     "make_stale",
     "mark_fresh",
+    "note_scaled",
     "refuse_unscaled_gradients",
     "scaled_backward",
     "zero_stale",
@@ -104,8 +105,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         written = _mxnet.fresh_weights(own, clear=True)
         scaled = not factors or any(map(_mxnet.is_fresh, factors))
         if scaled:
-            for param, array in written:
-                param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
+            note_scaled(written)
             _mxnet.fresh_weights(of_others, clear=True)  # at this scale, which is not their trainer's
             names = {id(array) for _, array in written}
             mark_fresh(array for _, array in before if id(array) not in names)
@@ -216,6 +216,15 @@ def mark_fresh(weights: Iterable[NDArray]) -> None:
     """Set MXNet's fresh mark on ``weights``, which says that a backward has written their gradients."""
     for array in weights:
         _mxnet.set_fresh(array, fresh=True)
+
+
+def note_scaled(written: Iterable[tuple[Parameter, NDArray]]) -> None:
+    """Append each weight array to the list ``mxmp_scaled`` of its Parameter: its gradient contains the loss scale.
+
+    The caller has removed MXNet's fresh mark from it, so that a mark that is found later shows another backward.
+    """
+    for param, array in written:
+        param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
 
 
 def _is_due(param: Parameter, weight: NDArray) -> bool:

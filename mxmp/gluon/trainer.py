@@ -185,9 +185,11 @@ class Trainer(StepView, gluon.Trainer):
         A second call in the same step does nothing. The gradients stay multiplied by the loss scale, unless ``unscale``
         was called before. Does not wait for the device; but with several workers the first call of a run waits until
         all have the same initial weights. Raises ``RuntimeError`` if ``loss.backward()``, besides
-        ``trainer.backward(loss)``, has written some of the gradients, which are then not scaled.
+        ``trainer.backward(loss)``, has written some of the gradients, which are then not scaled; at a loss scale of 1,
+        if it has written to gradients that are clipped already, or has added to gradients that are summed already.
         """
         self._prepare()
+        self._notice_plain_backward()
         if not self.progress.reduced:
             if self._kvstore is not None and len(self._contexts) > 1:
                 backward.zero_stale(self._params)
@@ -391,6 +393,19 @@ class Trainer(StepView, gluon.Trainer):
                 )
                 return
 
+    def _notice_plain_backward(self) -> None:
+        """Find out, at a loss scale of 1, if ``loss.backward()`` has written new gradients, which are not summed yet.
+
+        Does nothing after ``unscale``. Raises ``RuntimeError`` if they overwrite gradients for which
+        ``clip_global_norm`` has found the factor, or add to gradients that are summed already.
+        """
+        if self.loss_scale != 1.0 or self.progress.unscaled:
+            return
+        if self.progress.reduced and _mxnet.fresh_weights(self._params):
+            self.progress.check(Event.BACKWARD, self.loss_scale)
+            self.progress.note(Event.BACKWARD, self.loss_scale)
+        backward.note_scaled(_mxnet.fresh_weights(self._params, clear=True))
+
     def _refuse_unscaled_gradients(self) -> None:
         """Raise ``RuntimeError`` if a backward without the loss scale, by ``loss.backward()``, has written gradients.
 
@@ -431,12 +446,13 @@ class Trainer(StepView, gluon.Trainer):
     def renew_store(self) -> None:
         """Replace the kvstore, if it is open, by a new one of the same type, without any arrays.
 
-        For ``mxmp.guard``, which changes the dtypes of gradients, while a kvstore expects the gradient of a parameter
-        in the dtype of its first one. Raises ``RuntimeError`` for one of MXNet's distributed stores, which cannot be
-        replaced.
+        For ``mxmp.guard``, which changes the dtypes of gradients, while MXNet's kvstore expects the gradient of a
+        parameter in the dtype of its first one. A user's own kvstore, such as Horovod's, stays and gets the weights
+        anew. Raises ``RuntimeError`` for one of MXNet's distributed stores, which cannot be replaced.
         """
         if self._kvstore is not None:
-            self._kvstore_params["kvstore"] = mx.kv.create(self._kvstore.type)
+            if isinstance(self._kvstore, mx.kv.KVStore):
+                self._kvstore_params["kvstore"] = mx.kv.create(self._kvstore.type)
             self._reset_kvstore()
 
     @property

@@ -28,6 +28,7 @@ from tiny import (
 )
 
 import mxmp
+from mxmp.gluon.training import TrainedNet
 
 SCALE = 2.0**10
 
@@ -330,6 +331,83 @@ def test_backward_again_after_a_reduction_is_reduced_again():
     trainer.step(8)
     train(other, reference, [1], 2, batch_size=8)
     assert weights(trainer) == weights(reference)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 64.0])
+def test_a_batch_that_is_dropped_after_its_reduction_leaves_nothing_behind(scale, plain, devices):
+    """At a loss scale of 1 a plain backward is as good as a scaled one, and no trainer hears of it."""
+
+    def run(trainer, net, drop):
+        for step in range(4):
+            losses = forward(net, step, devices)
+            if plain and scale == 1:
+                mx.autograd.backward(losses)
+            else:
+                trainer.backward(losses)
+            if step == 1 and drop:
+                trainer.allreduce_grads()
+            elif step != 1:
+                trainer.step(8)
+
+    net, other = two_layers(devices=devices), two_layers(devices=devices)
+    trainer, reference = sgd(net, loss_scale=scale), sgd(other, loss_scale=scale)
+    run(trainer, net, drop=True)
+    run(reference, other, drop=False)
+    assert weights(trainer) == weights(reference)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(
+    ("request_", "call", "saying"),
+    [("add", "allreduce_grads", "update first"), ("write", "clip_global_norm", "step first")],
+)
+def test_a_plain_backward_that_would_mix_with_reduced_or_clipped_gradients_is_an_error(request_, call, saying, devices):
+    net = two_layers(devices=devices, grad_req=request_)
+    trainer = sgd(net, loss_scale=1.0)
+    mx.autograd.backward(forward(net, 0, devices))
+    getattr(trainer, call)(*([0.1] if call == "clip_global_norm" else []))
+    mx.autograd.backward(forward(net, 1, devices))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=saying):
+            trainer.step(4)
+
+
+class OwnStore(mx.kv.KVStoreBase):
+    """A kvstore of the user's, that sums in its own way; MXNet can make none of its type."""
+
+    type = "own"
+    sums = 0
+
+    def broadcast(self, key, value, out, priority=0):
+        for each in out if isinstance(out, (list, tuple)) else [out]:
+            each[:] = value
+
+    def pushpull(self, key, value, out=None, priority=0):
+        total = sum(each.as_in_context(value[0].ctx) for each in value)
+        OwnStore.sums += 1
+        for each in out or value:
+            each[:] = total.as_in_context(each.ctx)
+
+    @staticmethod
+    def is_capable(capability):
+        return False
+
+
+def test_a_users_own_kvstore_sums_on_after_an_operator_was_moved():
+    net = two_layers("params=float16", devices=2)
+    store = OwnStore()
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store, update_on_kvstore=False)
+    train(net, trainer, [0], 2)
+    trained = TrainedNet(net, trainer)
+    trained.exclude([net[0].name + "_fwd"])
+    before = OwnStore.sums
+    train(net, trainer, [1], 2)
+    assert OwnStore.sums > before
+    assert trainer._kvstore is store
+    for param in net.collect_params().values():
+        np.testing.assert_array_equal(*(array.asnumpy() for array in param.list_data()))
 
 
 @pytest.mark.parametrize("size", [0, -4, True, math.nan])
