@@ -206,12 +206,15 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
     Raises
     ------
     ValueError
-        The file cannot be read, an array has less than two axes, or the arrays have different numbers of batches.
+        The file cannot be read, an array has less than two axes, the arrays have different numbers of batches, or
+        ``inputs`` is empty.
     """
     try:
         raw = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path!r} holds no arrays of NumPy: expected .npy or .npz ({error})") from error
+    if not inputs:
+        raise ValueError(f"nothing reads the batches in {path!r}: the file of parameters has all the symbol's inputs")
     arrays = {inputs[0]: raw} if isinstance(raw, np.ndarray) else dict(raw.items())
     if not arrays or any(array.ndim < 2 for array in arrays.values()):
         raise ValueError(f"{path!r} holds no batches: expected arrays of shape (batches, rows, ...)")

@@ -176,8 +176,9 @@ class Search:
         if fused and not self._try_same(FUSED, fuse(self._base[0]), self._base[1]):
             self.notes.append(f"the network stays unfused: the fused graph {self._rows[FUSED].verdict}")
         if self._limits.evaluate is not None:
-            self._score = self._limits.evaluate(*self._tried[FOLDED][:2])
-            self._rows[FOLDED] = self._rows[FOLDED]._replace(score=self._score)
+            runs = PLAIN if self._rows[FOLDED].verdict else FOLDED  # what crashes must not run in the user's process
+            self._score = self._limits.evaluate(*self._tried[runs][:2])
+            self._rows[runs] = self._rows[runs]._replace(score=self._score)
 
     def _try_same(self, name: str, graph: Graph, params: Params) -> bool:
         """Run an FP32 graph as the candidate ``name``; return True if its outputs on all batches are the network's.

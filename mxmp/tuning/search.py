@@ -19,7 +19,7 @@ from .choices import Task, cast_bytes, shapes_of, signature
 from .clock import Arrays, Cast, Owner, Timed
 from .cut import Costs, cheapest
 from .job import Crash, Job
-from .stand_ins import with_stand_ins
+from .stand_ins import replaced, with_stand_ins
 from .table import Table
 
 __all__ = ["Search", "Tell", "fastest", "fewest_bytes", "measured", "quartiles", "without_waiting"]
@@ -63,7 +63,8 @@ def measured(job: Job, tell: Tell) -> Plan:
     """
     graph = job.graph()
     shapes = shapes_of(graph, job.inputs)
-    task = _task(job, graph, left_out=_crashing(graph, shapes, job.crashes))
+    untimed = dict.fromkeys(replaced(graph), "only the user's process can run it, so that it could not be timed")
+    task = _task(job, graph, left_out={**untimed, **_crashing(graph, shapes, job.crashes)})
     table = Table(task, shapes, job.training, dict(job.seconds))
     drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
     # A converted block has another graph for large inputs; a cast Symbol has one for all.

@@ -1,6 +1,6 @@
 """Stand-ins for operators that only the user's process knows: Custom ones, and those of libraries that it loaded.
 
-Such an operator computes in FP32 under every plan. Where plans are measured, a differentiable graph of MXNet's own
+Where plans are measured, such an operator computes in FP32, and a differentiable graph of MXNet's own
 operators takes its place that reads the same tensors and returns tensors of the same shapes.
 """
 
@@ -16,7 +16,7 @@ from ..precision.casts import FULL, MARK
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import RULES
 
-__all__ = ["described", "put_stand_ins", "with_stand_ins"]
+__all__ = ["described", "put_stand_ins", "replaced", "with_stand_ins"]
 
 _SHAPES = "__mxmp_shapes__"
 _PYTHON = ("Custom", "_npi_Custom", "_NDArray", "_Native")
@@ -70,6 +70,14 @@ def with_stand_ins(graph: Graph) -> Graph:
     copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
     put_stand_ins(copy)
     return copy
+
+
+def replaced(graph: Graph) -> list[str]:
+    """Return the names of the operators of ``graph`` that only the user's process can run; stand-ins take their place.
+
+    ``graph`` was read from JSON that ``described`` wrote.
+    """
+    return [name for node, name in graph.names().items() if _SHAPES in node.attrs]
 
 
 def put_stand_ins(graph: Graph) -> dict[Node, Node]:

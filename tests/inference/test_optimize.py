@@ -271,6 +271,21 @@ def test_a_crash_of_a_candidate_is_an_error_of_that_candidate():
         np.testing.assert_array_equal(runner.outputs("good", [0])[0][0], before)
 
 
+def test_a_folded_graph_that_fails_is_not_evaluated_in_this_process(net, images, monkeypatch):
+    outputs = Runner.outputs
+
+    def failing(self, name, numbers):
+        if name == search.FOLDED:
+            raise CandidateError("its process ended with SIGSEGV", crashed=True)
+        return outputs(self, name, numbers)
+
+    monkeypatch.setattr(Runner, "outputs", failing)
+    report = mxmp.optimize_for_inference(net, batches(images), dtypes=(), evaluate=lambda served: 1.0).report
+    scores = {row.name: row.score for row in report.candidates}
+    assert scores[search.PLAIN] == 1.0
+    assert scores[search.FOLDED] is None
+
+
 @pytest.mark.parametrize("has_run", [False, True])
 def test_a_graph_that_is_added_again_under_its_name_replaces_the_first(has_run):
     symbol = conv(S.var("data"), "layer")
@@ -570,6 +585,13 @@ def test_the_command_refuses_bad_data_in_one_line(checkpoint, data, message, cap
     assert message in error
     assert error.count("\n") == 1
     assert not (checkpoint / "fast-symbol.json").exists()
+
+
+def test_the_command_refuses_parameters_that_leave_no_input_for_the_data(checkpoint, capsys):
+    params = mx.nd.load(str(checkpoint / "net-0000.params"))
+    mx.nd.save(str(checkpoint / "all.params"), {**params, "arg:data": mx.nd.ones((2, 1, 8, 8))})
+    assert command(checkpoint, "@net-symbol.json", "@all.params", "@data.npy", "@fast") == 2
+    assert "has all the symbol's inputs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtypes", [["bfloat16"], ["int8"]], ids=str)

@@ -264,14 +264,19 @@ def test_an_operator_whose_backward_mxnet_monitors_without_end_is_tuned(join, mo
     assert {"float32", "rules"} <= set(plan.tuned.steps)
 
 
-def test_an_operator_of_a_library_is_fp32_and_timed_as_a_stand_in(monkeypatch):
+@pytest.mark.parametrize(
+    "policy",
+    [mxmp.Policy("bfloat16", full_ops=("my_relu",)), mxmp.Policy("float16", low_ops=("my_relu",))],
+    ids=["full_ops", "low_ops"],
+)
+def test_an_operator_of_a_library_is_fp32_and_timed_as_a_stand_in(policy, monkeypatch):
     """To compile a library takes MXNet's source, so the other process gets the name of an operator that it lacks."""
     monkeypatch.delitem(RULES, "relu")
-    policy = mxmp.Policy("bfloat16", full_ops=("my_relu",))
     job = job_of(two(), (), {"data": (2, 6)}, policy, mx.cpu(), True, True)
     job = replace(job, symbol=job.symbol.replace('"op": "relu"', '"op": "my_relu"'))
     plan, _ = process.measured_apart(job, lambda part: None)
     assert plan.decisions["r"] == Decision("my_relu", False, plan.decisions["r"].reason)
+    assert "could not be timed" in plan.decisions["r"].reason
     assert {"float32", "rules"} <= set(plan.tuned.steps)
     assert plan.policy == policy
 

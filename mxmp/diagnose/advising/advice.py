@@ -112,9 +112,10 @@ class MatrixReport:
         """Return the dimensions whose sizes are no multiples of ``multiple``, each with the size to pad it to.
 
         Ungrouped convolutions of stride 2, as in a first layer, have fast kernels for 4 input channels: fewer are
-        padded to 4, and 4 are left out. Empty for a depthwise convolution, which no padding brings to Tensor Cores.
+        padded to 4, and 4 are left out. Empty for a depthwise convolution and a recurrent layer, which no padding
+        brings to Tensor Cores.
         """
-        if self.depthwise:
+        if self.depthwise or self.op == "RNN":
             return ()
         padded = [
             Padding(s.what, s.value, s.or_else or -(-s.value // self.multiple) * self.multiple) for s in self.sizes
