@@ -43,7 +43,7 @@ class RunningStatistics:
         present values, so that ``restore`` can be called at once. An inf or NaN in a copy is replaced by the value kept
         so far if the array was watched before. Otherwise it is replaced by BatchNorm's initial value: 1 where the name
         ends in ``"var"``, else 0. Does nothing if the arrays are the same objects as in the last call and ``keep`` was
-        called before; until then a user may still load pretrained values.
+        called since the last ``renew``; until then a user may still load pretrained values.
         """
         arrays = [item.array for item in statistics]
         same = len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched))
@@ -60,6 +60,10 @@ class RunningStatistics:
         with autograd.pause():  # a pause keeps autograd from recording the slices
             self._pending = {ctx: FlatCopies.like(copies.each) for ctx, copies in self._kept.items()}
         return self
+
+    def renew(self) -> None:
+        """Let the next ``watch`` copy the present values anew, because others than this object's steps may set them."""
+        self._any_kept = False
 
     def sums(self, after: Scalars) -> Scalars:
         """Copy all statistics as they are now, for ``keep``; return each device's sum of their squares, for ``fetch``.

@@ -108,6 +108,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         check_policy(self.policy, self._device)
         refuse_compression(self._compression_params)
         self._statistics = RunningStatistics()
+        self._last_step = 0  # the number of the step by which this module, perhaps one of several buckets, was updated
         self._inference_graphs: list[InferenceGraph] = []
         self._monitored = False
 
@@ -251,8 +252,12 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         return not (self._monitored or self.core.exposed or self.core.shared or self.optimizer_initialized)
 
-    def _forget_inference(self) -> None:
-        """Let the InferenceGraphs fold and cast the module's parameters anew before they run, as these have changed."""
+    def _forget_copies(self) -> None:
+        """Let the InferenceGraphs take the module's parameters anew, and the next backward the running statistics.
+
+        Called when a user has set them.
+        """
+        self._statistics.renew()
         for graph in self._inference_graphs:
             graph.forget()
 
@@ -290,7 +295,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
         if not ignored:
             self.core.set_masters(self._arg_params, self.arrays())
-            self._forget_inference()
+            self._forget_copies()
 
     def set_params(
         self,
@@ -312,7 +317,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             for name, value in low.items():
                 self._arg_params[name][:] = value
             self.core.set_masters(low, self.arrays())
-        self._forget_inference()
+        self._forget_copies()
 
     def _sync_params_from_devices(self) -> None:
         """Copy the parameters from the devices to the FP32 copies on the CPU, which MXNet's methods are about to read.
@@ -493,6 +498,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self.set_head_scale(scale)
         if out_grads is not None:
             out_grads = [g * scale for g in ([out_grads] if isinstance(out_grads, NDArray) else out_grads)]
+        if self.scaled_step.steps != self._last_step:  # another bucket has changed the running statistics since
+            self._statistics.renew()
         self._statistics.watch(
             [Gradient(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
         )
@@ -545,6 +552,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 self._statistics,
                 exposed=self.core.exposed_pairs(self.arrays()),
             )
+            self._last_step = self.scaled_step.steps
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """Return the gradients of the inputs, divided by the loss scale, as new arrays, after a ``backward``.

@@ -167,6 +167,18 @@ def test_running_statistics_survive_an_overflow_in_the_forward(symbol, digits):
             np.testing.assert_array_equal(value, before[name])
 
 
+def test_running_statistics_that_a_user_sets_are_what_an_overflow_restores(symbol, digits):
+    module = bound(symbol, loss_scale=64.0)
+    good, bad = batches(digits, 2)
+    train(module, [good])
+    values = {name: mx.nd.full(value.shape, 5) for name, value in module.get_params()[1].items()}
+    module.set_params(module.get_params()[0], values)
+    bad.data[0][0, 0, 0, 0] = np.inf
+    train(module, [bad])
+    assert module.last_step_skipped
+    assert all((value.asnumpy() == 5).all() for value in module.get_params()[1].values())
+
+
 def tiny(symbol_of):
     """A head whose gradient is below float16's smallest subnormal, 2**-24, with a learning rate to match."""
     data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=10, name="fc", no_bias=True)
