@@ -42,7 +42,7 @@ _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDi
 class NetConversion(Conversion):
     """One call of ``mxmp.convert``: what decides the dtypes of a net, and how its graphs have stored the parameters.
 
-    The hooks of the converted blocks refer to this object until the net is restored or converted again. It also warns,
+    The net and the hooks of its blocks refer to this object until the net is restored or converted again. It warns,
     once each root (a block that runs as a graph and is called from Python code) has its first graph, if nothing in
     these graphs computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
@@ -63,7 +63,7 @@ class NetConversion(Conversion):
     Attributes
     ----------
     blocks : WeakSet of HybridBlock
-        The blocks that this conversion has given a hook.
+        The blocks that have a hook of this conversion; none once it has ended or the net was deleted.
     statistics : dict of str to Parameter
         The running statistics (aux states) that any graph made so far reads, by name.
     """
