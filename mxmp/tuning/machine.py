@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -29,13 +30,14 @@ _VARIABLES = (
 def describe(ctx: mx.Context) -> dict[str, Any]:
     """Return what measured times depend on, as data for JSON: times hold only where all of it is the same.
 
-    The keys are ``"device"`` (the type of ``ctx``, ``"cpu"`` or ``"gpu"``), ``"processor"`` (the CPU's model, on a GPU
-    too), ``"processors"`` (how many this process may use), ``"environment"`` (those environment variables that are set
-    and change kernels or threads), ``"mxnet"`` (its version), ``"mxmp"`` (a hash of its code) and ``"features"`` (those
-    that MXNet is built with).
+    The keys are ``"device"`` (the type of ``ctx``, ``"cpu"`` or ``"gpu"``), ``"gpu"`` (the model of that GPU, None for
+    a CPU), ``"processor"`` (the CPU's model, on a GPU too), ``"processors"`` (how many this process may use),
+    ``"environment"`` (those environment variables that are set and change kernels or threads), ``"mxnet"`` (its
+    version), ``"mxmp"`` (a hash of its code) and ``"features"`` (those that MXNet is built with).
     """
     return {
         "device": ctx.device_type,
+        "gpu": _gpu(ctx.device_id) if ctx.device_type == "gpu" else None,
         "processor": _processor(),
         "processors": processors(),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
@@ -88,6 +90,20 @@ def _source() -> str:
     package = Path(__file__).parents[1]
     files = sorted(path for name in ("precision", "kernels", "tuning") for path in (package / name).glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in [*files, package / "pipeline.py"])).hexdigest()[:12]
+
+
+def _gpu(number: int) -> str:
+    """Return the model of a GPU as CUDA's driver names it, ``"NVIDIA A100-SXM4-40GB"``; ``""`` if there is no driver.
+
+    ``number`` is its number in MXNet: 0 for ``mx.gpu(0)``.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), number)
+    return "" if failed or driver.cuDeviceGetName(name, len(name), device) else name.value.decode()
 
 
 def _processor(cpuinfo: str = "/proc/cpuinfo") -> str:

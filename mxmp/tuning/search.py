@@ -186,7 +186,7 @@ class Search:
         The plan is FP32 unless the best of the others is faster in at least three quarters of the rounds, in each of
         which every candidate runs one step. If low precision raises ``MXNetError`` while operators are profiled, the
         steps of the candidates so far are compared. If no operator may compute in low precision, FP32 is returned and
-        nothing is measured. Raises ``mxnet.MXNetError`` if FP32 itself fails, or any candidate in a round.
+        nothing is measured. Raises ``mxnet.MXNetError`` if FP32 itself fails.
         """
         if not self.candidates[RULES] and not self._task.may_be_low:
             self._notes.append("nothing may compute low")
@@ -282,8 +282,8 @@ class Search:
         Two of the names stand for FP32: ``FULL`` for the graph without workarounds against slow kernels, ``CONVERTED``,
         where such a workaround applies, for that with them. In each round every candidate runs one step, and entry
         ``i`` of each list is of round ``i``. There are 7 to 21 rounds: after the seventh, they end when the times are
-        steady (``_is_steady``) or 60 seconds have passed. A candidate whose first steps fail, before the rounds, is
-        left out, with a note in the plan. Raises ``mxnet.MXNetError`` if FP32 fails, or any candidate in a round.
+        steady (``_is_steady``) or 60 seconds have passed. A candidate whose step fails, before the rounds or in one, is
+        left out, with a note in the plan. Raises ``mxnet.MXNetError`` if plain FP32 fails.
         """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
@@ -301,9 +301,15 @@ class Search:
         times: dict[str, list[float]] = {name: [] for name in bound}
         start = time.perf_counter()
         while True:
-            for name, timed in bound.items():
+            for name, timed in list(bound.items()):
                 self._tell_plan(self.candidates.get(name, frozenset()))
-                times[name].append(timed.step())
+                try:
+                    times[name].append(timed.step())
+                except mx.MXNetError as error:
+                    if name == FULL:
+                        raise
+                    self._notes.append(f"{name} fails here ({_first_line(error)})")
+                    del bound[name], times[name]
             rounds = len(times[FULL])
             late = time.perf_counter() - start > _SECONDS
             if rounds >= (_ROUNDS if late or _is_steady(times) else _MOST_ROUNDS):

@@ -401,6 +401,25 @@ def test_where_low_precision_fails_the_plan_is_fp32_and_says_so(monkeypatch):
     assert plan.decisions["a"].reason == "bfloat16 could not be timed here"
 
 
+def test_a_candidate_that_fails_in_a_later_round_is_left_out_and_named(monkeypatch):
+    def failing(self, *args):
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps > 1 and compared and any(isinstance(owner, Cast) for owner in self._owners):
+            raise mx.MXNetError("MXNetError: out of memory")
+        return step(self)
+
+    compared = []
+    compare = search.Search._compare_steps
+    step = Timed.step
+    monkeypatch.setattr(Timed, "step", failing)
+    monkeypatch.setattr(search.Search, "_compare_steps", lambda self: compared.append(1) or compare(self))
+    plan = mxmp.tune(two(), data=(2, 6), cache=False)
+    assert "rules fails here (MXNetError: out of memory)" in str(plan)
+    assert "rules" not in plan.tuned.steps
+    assert FULL in plan.tuned.steps
+    assert plan.num_low == 0
+
+
 CAPPED = """
 import mxnet as mx, mxmp
 from mxnet.gluon import nn
