@@ -29,6 +29,7 @@ from networks import (
 
 import mxmp
 from mxmp.diagnose import guard, watch
+from mxmp.frontend import Listeners
 
 IMAGE = (4, 3, 6, 6)
 FLAGS = [{}, {"static_alloc": True, "static_shape": True}]
@@ -198,6 +199,32 @@ def test_underflow_is_shown_where_the_network_was_built_to_underflow(door):
     text = str(watched)
     assert "middle_fwd -> first_fwd" in text
     assert "the scale could go up by 2**" in text
+
+
+def test_calls_that_autograd_does_not_record_report_nothing(monkeypatch):
+    """Not even to listeners that would ignore it: such a call runs without a monitor, as fast as unwatched."""
+    net = convolutional()
+    trainer = gluon_run(net)
+    heard, call = [], Listeners.__call__
+    monkeypatch.setattr(Listeners, "__call__", lambda self, name, *more: heard.append(name) or call(self, name, *more))
+    watcher = watch(net, trainer, every=1)
+    x, y = batch(0, IMAGE)
+    for _ in range(2):
+        with mx.autograd.record():
+            loss = mx.nd.mean((net(x) - y) ** 2, axis=1)
+        trainer.backward(loss)
+        trainer.step(4)
+        mx.nd.waitall()
+        assert heard
+        heard.clear()
+        net(x)
+        with mx.autograd.train_mode():
+            net(x)
+        with mx.autograd.record(), mx.autograd.pause(train_mode=True):
+            net(x)
+        mx.nd.waitall()
+        assert not heard
+    watcher.close()
 
 
 def test_inference_between_two_steps_is_not_counted():

@@ -194,3 +194,31 @@ def test_a_bucket_may_lack_parameters_of_the_default_one(policy, tmp_path, monke
     train(module, 2)
     snapshot.close()
     assert snapshot.latest is not None
+
+
+@pytest.mark.parametrize("first", ["weight", "score"])
+def test_a_bucket_whose_output_is_a_weight_in_float16_returns_its_values(first):
+    """The default bucket's graph stores it in float16; in the other one a reader may be missing altogether."""
+
+    def generate(key):
+        weight = mx.sym.var("fc_weight", shape=(3, 4))
+        score = mx.sym.FullyConnected(mx.sym.var("data"), weight, num_hidden=3, no_bias=True, name="fc")
+        head = mx.sym.SoftmaxOutput(score, mx.sym.var("softmax_label"), name="softmax")
+        outputs = [weight, head] if first == "weight" else [head, weight]
+        return head if key == 2 else mx.sym.Group(outputs), ["data"], ["softmax_label"]
+
+    module = mxmp.BucketingModule(generate, default_bucket_key=2, policy=LOW_PARAMS, loss_scale=8.0)
+    shapes = [("data", (2, 4))], [("softmax_label", (2,))]
+    module.bind(*shapes)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer()
+    data = mx.io.DataBatch([mx.nd.ones((2, 4))], [mx.nd.array([0, 1])], bucket_key=1)
+    data.provide_data, data.provide_label = shapes
+    assert module._curr_module._exec_group.param_arrays[0][0].dtype == np.float16
+    for is_train in (True, False):
+        module.forward(data, is_train=is_train)
+        got = module.get_outputs()[0 if first == "weight" else 1]
+        assert got.dtype == np.float32
+        master = module.get_params()[0]["fc_weight"].asnumpy()
+        assert np.abs(master).max() > 0.1
+        np.testing.assert_array_equal(got.asnumpy(), master.astype("float16").astype("float32"))

@@ -140,6 +140,20 @@ def test_a_second_bind_that_mxnet_ignores_changes_nothing(symbol, values):
     assert fused(module)
 
 
+def test_a_reshape_to_the_shapes_that_it_has_keeps_the_executors(symbol, values):
+    module = made(symbol, values)
+    first = answer(module)
+    before = list(_mxnet.group(module).execs)
+    for _ in range(3):
+        module.reshape(*SHAPES)
+        np.testing.assert_array_equal(answer(module), first)
+    assert _mxnet.group(module).execs == before
+    assert not any(isinstance(each._executor, InferenceExecutor) for each in before)
+    module.reshape([("data", (2, 3, 8, 8))], [("softmax_label", (2,))])
+    np.testing.assert_array_equal(answer(module, mx.io.DataBatch([batch().data[0][:2]], [mx.nd.zeros(2)])), first[:2])
+    assert fused(module)
+
+
 def test_parameters_that_are_set_later_are_used(symbol, values):
     module, others = made(symbol, values), parameters(symbol, seed=1)
     first = answer(module)

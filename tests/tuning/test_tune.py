@@ -131,6 +131,35 @@ def test_a_converted_net_and_a_numpy_net_are_tuned():
         mx.npx.reset_np()
 
 
+class WithScalar(gluon.HybridBlock):
+    """``mx.np``: a mean of shape ``()``, and a number."""
+
+    def __init__(self):
+        super().__init__(prefix="scalar_")
+        with self.name_scope():
+            self.dense = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        y = self.dense(x)
+        return y - F.np.mean(y) + 1.5
+
+
+def test_a_numpy_net_with_a_scalar_operand_is_tuned():
+    mx.npx.set_np()
+    try:
+        net = WithScalar()
+        net.initialize()
+        plan = mxmp.tune(net, (2, 6), cache=False)
+        assert FULL in plan.tuned.steps
+        assert len(plan.tuned.steps) > 1
+        x = mx.np.random.normal(size=(2, 6))
+        expected = net(x).asnumpy()
+        found = mxmp.convert(net, plan)(x).asnumpy()
+    finally:
+        mx.npx.reset_np()
+    np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
+
+
 def test_where_nothing_may_be_low_nothing_is_timed():
     plan = mxmp.tune(two(), data=(2, 6), exclude=["a", "b"], cache=False)
     assert plan.num_low == 0

@@ -18,6 +18,8 @@ from mxnet.ndarray import NDArray
 from twins import MASTERS, TOLERANCE, array, seeded
 
 import mxmp
+from mxmp.precision.graph import Graph
+from mxmp.precision.monitoring import place_of
 
 S = mx.sym
 POLICIES = {
@@ -334,3 +336,58 @@ def test_a_new_hook_takes_the_place_of_the_last_one_as_in_mxnet(policy):
     low = hooked(lambda net: mxmp.convert(net, POLICIES[policy]))
     assert full[1] == [None] * 3
     assert low == full
+
+
+CHOICES = {
+    "where": lambda space, c, x, y: space.where(c, x, y),
+    "_npi_where": lambda space, c, x, y: space.np.where(c, x, y),
+    "_npi_where_lscalar": lambda space, c, x, y: space.np.where(c, 0.5, y) + x,
+    "_npi_where_rscalar": lambda space, c, x, y: space.np.where(c, x, 0.5) + y,
+}
+
+
+class Choice(gluon.HybridBlock):
+    def __init__(self, choose):
+        super().__init__()
+        self.choose = choose
+
+    def hybrid_forward(self, F, c, x, y):  # noqa: N803
+        return self.choose(F, c, x, y)
+
+
+@pytest.mark.parametrize("op", CHOICES)
+@pytest.mark.filterwarnings("ignore:register_op_hook is experimental")
+def test_the_gradients_of_a_where_are_those_of_the_inputs_behind_its_condition(op):
+    """MXNet numbers them from 0; the values tell whose they are."""
+    arrays = {"data0": [1, 0, 1], "data1": [2, 3, 4], "data2": [5, 6, 7]}
+    is_numpy = op != "where"
+    (mx.npx.set_np if is_numpy else mx.npx.reset_np)()
+    try:
+        make = mx.np.array if is_numpy else mx.nd.array
+        inputs = {name: make(np.array(value, "float32")) for name, value in arrays.items()}
+        for name in ("data1", "data2"):
+            inputs[name].attach_grad()
+        net = Choice(CHOICES[op])
+        net.hybridize(inline_limit=0)  # records one operator, whose backward the hook hears
+        reported = {}
+
+        def listen(name, kind, handle):
+            value = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
+            reported[name.decode()] = value.asnumpy()
+
+        net.register_op_hook(listen)
+        with autograd.record():
+            out = net(*inputs.values())
+        out.backward(make(np.array([8, 9, 10], "float32")))
+        mx.nd.waitall()
+        symbol = net._cached_graph[1]
+    finally:
+        mx.npx.reset_np()
+    nodes = {node.name: node for node in Graph.from_symbol(symbol).nodes()}
+    places = {name: place_of(nodes, name) for name in reported if "where" in name and "backward" in name}
+    assert {place.node.op for place in places.values()} == {op}
+    assert len(places) == (1 if "scalar" in op else 2)
+    for name, place in places.items():
+        assert place.what == "gradient"
+        read = place.node.inputs[place.number].node.name
+        np.testing.assert_array_equal(reported[name], inputs[read].grad.asnumpy(), err_msg=name)

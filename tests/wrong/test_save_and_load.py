@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import MASTERS, array
+from twins import MASTERS, array, value
 
 import mxmp
 
@@ -112,6 +112,21 @@ def test_a_plain_net_loads_what_a_converted_one_saved(kind, into, saved, tmp_pat
     net = made(NETS[kind](), into)
     net.load(file)
     np.testing.assert_array_equal(net(X).asnumpy(), mxmp.restore(source)(X).asnumpy())
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet says so of any FP32 export
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_export_of_a_trained_net_is_the_fp32_network_with_its_masters(policy, tmp_path):
+    source = made(Nested(), "converted, trained", policy)
+    masters = {name: value(param) for name, param in source.collect_params().items()}
+    source.export(str(tmp_path / "net"), 3)
+    saved = mx.nd.load(str(tmp_path / "net-0003.params"))
+    assert {key.partition(":")[2] for key in saved} == masters.keys()
+    for key, stored in saved.items():
+        assert stored.dtype == np.float32
+        np.testing.assert_array_equal(stored.asnumpy(), masters[key.partition(":")[2]], err_msg=key)
+    plain = gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0003.params"))
+    np.testing.assert_array_equal(plain(X).asnumpy(), mxmp.restore(source)(X).asnumpy())
 
 
 @UNUSED
