@@ -141,7 +141,7 @@ class TrainedNetwork(Protocol):
     def step(self) -> ScaledStep:
         """Return the ScaledStep of the Trainer or Module, which applies or skips the update of each training step.
 
-        It has the loss scale, the counts of steps, and the observers, which it calls in every step.
+        It has the loss scale, the counts of steps, and the observers (such as ``Watch``), which it calls in every step.
         """
 
     @property

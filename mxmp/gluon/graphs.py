@@ -115,8 +115,9 @@ class BuiltGraph(NamedTuple):
     def serves(self, inputs: list) -> bool:
         """Return whether the graph is right for the shapes of ``inputs``, and no parameter's ``grad_req`` has changed.
 
-        A graph without the workarounds for small inputs (``only_for``) is right only for large ones. ``grad_req`` is
-        compared with the one for which the graph was built. If False, the hook builds a graph in its place.
+        A graph that has ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
+        and is right only for shapes with which ``only_for.at`` returns True. ``grad_req`` is compared with the one for
+        which the graph was built. If False, the hook builds a graph in its place.
         """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False

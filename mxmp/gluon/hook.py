@@ -286,11 +286,12 @@ def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]
 
 
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
-    """Put hooks of the new ``conversion`` on the blocks of ``net``; end the conversions that ``restore`` would undo.
+    """Put hooks of the new ``conversion`` on the blocks of ``net``; end earlier conversions of it or of its parts.
 
-    ``division`` says which blocks run as graphs and which as Python code. Each Parameter of ``net`` lists the
-    conversion too. Nothing changes if one conversion, with the same policy or plan and the same division, converts all
-    of ``net`` already.
+    Ended are those that ``restore(net)`` would undo; one that also converts blocks outside ``net`` stays. ``division``
+    says which blocks run as graphs and which as Python code. Each Parameter of ``net`` lists the conversion too, so
+    that other nets that share the Parameter find it. Nothing changes if one conversion, with the same policy or plan
+    and the same division, converts all of ``net`` already.
     """
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))

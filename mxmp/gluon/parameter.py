@@ -121,7 +121,11 @@ class LowParameter(gluon.Parameter):
         super()._set_trainer(trainer)
 
     def cast(self, dtype: str) -> None:
-        """Raise ``ValueError`` unless ``dtype`` is float32, for which nothing changes. ``Block.cast`` calls this."""
+        """Raise ``ValueError`` unless ``dtype`` is float32, for which nothing changes. ``Block.cast`` calls this.
+
+        The Parameter's ``dtype`` is float32 already, that of the master, which must stay FP32. ``data()`` stays
+        float16.
+        """
         if dtype not in ("float32", np.float32):
             raise ValueError(
                 f"Parameter {self.name!r} has an FP32 master and cannot be cast to {dtype}: call "

@@ -272,7 +272,7 @@ class Trainer(StepView, gluon.Trainer):
             At a loss scale other than 1: no scaled backward has run since the last step, or ``loss.backward()`` has
             written some of the gradients, which the update would divide by a scale that they do not have.
         FloatingPointError
-            Three steps in a row overflowed at the lowest loss scale. The message names the parameters.
+            The third overflow in a row at a loss scale that cannot fall (lowest, fixed or None); names the parameters.
         ValueError
             ``batch_size`` is not positive.
         """

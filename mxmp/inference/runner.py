@@ -156,7 +156,10 @@ class Runner:
         return found["answer"]
 
     def _start(self) -> None:
-        """Start the process, with MXNet's own fusion switched off in it; its stderr goes to a log file."""
+        """Start the process that runs the graphs; its stderr goes to a log file.
+
+        ``MXNET_SUBGRAPH_BACKEND=NONE`` keeps MXNet from fusing operators by oneDNN there, so graphs run as they are.
+        """
         with open(self._path("log"), "wb") as log:
             env = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
             self._process = start_python(_START, stderr=log, text=True, env=env)

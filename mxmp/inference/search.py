@@ -126,17 +126,17 @@ class Search:
         self.notes: list[str] = []
 
     def run(self, dtypes: Collection[str]) -> Found:
-        """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough.
+        """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough by the ``Limits``.
 
         All graphs that are accurate enough are timed in rounds, each once per round. An FP32 graph is returned unless
-        the fastest of the others beats it in at least three quarters of the rounds. With float16 in ``dtypes``, the
-        graph is for a GPU and nothing is timed: as many layers are in float16 as the accuracy of the emulation on this
-        CPU allows.
+        the fastest of the others beats the fastest in FP32 in at least three quarters of the rounds. With float16 in
+        ``dtypes``, the graph is for a GPU and nothing is timed: as many layers are in float16 as the accuracy of the
+        emulation on this CPU allows.
 
         Raises
         ------
         ValueError
-            The network's FP32 outputs hold NaN, or ``evaluate`` returned no finite number.
+            The network's FP32 outputs hold NaN, or the user's ``Limits.evaluate`` returned no finite number.
         CandidateError
             The network fails in FP32.
         """

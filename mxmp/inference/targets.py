@@ -383,7 +383,8 @@ class OptimizedBlock(_Served, SymbolBlock):
     inputs : mapping of str to dtype
         The dtypes of the graph's inputs by name, in the order in which calls take them.
     places : list of int
-        The place of each of these inputs among the arrays of a call.
+        The place of each of these inputs among the arrays of a call, those in nested lists included. The graph may
+        read fewer arrays than a call takes.
 
     Attributes
     ----------

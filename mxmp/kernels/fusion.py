@@ -19,9 +19,9 @@ class Unfused(mx.sym.Symbol):
 
     That fusion gives wrong numbers for some graphs. MXNet fuses a graph on a CPU if the context that ``bind`` gets is
     ``cpu(0)``. Its only switch is an environment variable for the whole process, which prints a line at every bind. So
-    here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables, operators without
-    inputs and a few such as ``gather_nd`` are put into one context group, which is placed on the real context. The
-    other operators run where their inputs are.
+    here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables and operators without
+    inputs are put into one context group, which is placed on the real context. So are operators that MXNet takes for
+    gradients, such as ``gather_nd``: it crashes when it places them by itself. The others run where their inputs are.
 
     Parameters
     ----------

@@ -60,8 +60,9 @@ def replace_truncating_operators(fitted: FittedGraph, operators: Sequence[Node])
 def slow_clips(fitted: FittedGraph) -> list[Node]:
     """Return the ``clip`` operators (such as ReLU6) that compute in FP32 and can be split into a maximum and a minimum.
 
-    The kernel of ``clip`` is slow. A clip can be split if both bounds are short decimal numbers that FP32 holds exactly
-    (``_is_exact``), which clip, maximum and minimum read alike, and the lower one is not above the upper one.
+    The CPU kernel of ``clip`` is slow, as it branches for each element. A clip can be split if both bounds are decimal
+    numbers such as ``"6"`` and ``"-0.25"``, which FP32 holds exactly (``_is_exact``), so that clip, maximum and minimum
+    read them alike. The lower bound must not be above the upper one.
     """
 
     def is_bounded(node: Node) -> bool:

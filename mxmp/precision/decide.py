@@ -188,10 +188,10 @@ def _operators(
 ) -> Iterator[tuple[Node, Rule, str]]:
     """Yield each operator of ``graph``, its rule, and a reason to keep it in FP32 whatever its rule says, or ``""``.
 
-    There is such a reason if a pattern of ``excluded`` matches its name, if its outputs are no dense FP32 arrays, or
-    if ``keep_output_names`` requires it (see ``decide``). For later decisions, records in ``draft`` which nodes have
-    outputs that are no dense FP32 arrays, and how many channels a first output has. Operators in bodies of control flow
-    are not yielded.
+    There is such a reason if a pattern of ``excluded`` matches its name, or if its outputs are no dense FP32 arrays.
+    With ``keep_output_names``, also if it has several outputs and one is a graph output, which a cast would rename. For
+    later decisions, records in ``draft`` which nodes have outputs that are no dense FP32 arrays, and how many channels
+    a first output has. Operators in bodies of control flow are not yielded.
     """
     heads = {entry.node for entry in graph.heads if keep_output_names and _has_several_outputs(entry, graph)}
     for node in graph.nodes():
@@ -370,8 +370,9 @@ class _Draft:
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
         """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
 
-        The dtypes of the node's inputs are not considered. ``Kind.NORM`` becomes ``Kind.FOLLOW`` (low precision if all
-        inputs are) for ``norm="compute"``; otherwise it stays ``Kind.NORM``, which computes in FP32. ``Kind.LOW`` and
+        The dtypes of the node's inputs are not considered. If the policy has ``norm="compute"``, ``Kind.NORM``
+        (BatchNorm) becomes ``Kind.FOLLOW`` (low precision if all inputs are). Otherwise it stays ``Kind.NORM``: it
+        computes in FP32 as ``Kind.FULL`` does, but ``settle`` asks whether it has a float16 kernel. ``Kind.LOW`` and
         ``Kind.FOLLOW`` become ``Kind.FULL`` if the device has no low-precision kernel, or one that is wrong or, unless
         ``slow_too``, slower than FP32's.
         """
@@ -420,8 +421,8 @@ class _Draft:
     def _makes_low(self, entry: Entry) -> bool:
         """Return whether the tensor ``entry`` is in low precision by the decision so far for its operator.
 
-        For an operator that is left to ``settle``, this decision is low precision. Returns False for a variable, and
-        for an output that the operator's rule keeps in FP32.
+        An operator that ``settle`` may put back to FP32 at the end (in ``_undecided`` or ``_movers``) counts as low
+        until then. Returns False for a variable, and for an output that the operator's rule keeps in FP32.
         """
         decision = self.decisions.get(entry.node)
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs

@@ -34,7 +34,8 @@ class Call(NamedTuple):
         How many channels its first input has, if ``num_filter`` of convolutions before it determines this; otherwise
         None, as shapes are not inferred.
     data_shape : tuple of int
-        The shape of its first input, if the graph trains with inputs of known shapes, and ``()`` otherwise.
+        The shape of the data of a FullyConnected that trains in bfloat16, if it follows from the shapes of the graph's
+        inputs; a size that does not is 0. Otherwise ``()``.
     """
 
     op: str

@@ -199,11 +199,12 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def _follow(self, zeros: float, largest: float) -> None:
         """Multiply the loss scale by ``backoff_factor`` or ``growth_factor``, or leave it, after a measurement.
 
-        ``largest``, the largest absolute value of an element with the loss scale in it, lowers the scale if above half
-        of 65504. Otherwise ``zeros``, the share of elements that are 0, raises it if above ``max_zeros``, with two
-        exceptions. The first: ``largest`` would then exceed 65504 divided by the headroom (``_room``), which is
-        ``2**margin``, or more after overflows that no measurement foresaw. The second: an earlier rise made ``zeros``
-        less than 2 % smaller, and the count of steps without overflow has not reached ``growth_interval`` since.
+        The parameters' gradients were measured. ``largest``, the largest absolute value of an element, with the loss
+        scale in it, lowers the scale if above half of 65504. Otherwise ``zeros``, the share of elements that are 0,
+        averaged over the parameters, raises it if above ``max_zeros``, with two exceptions. The first: ``largest``
+        would then exceed 65504 divided by the headroom (``_room``), which is ``2**margin``, or more after overflows
+        that no measurement foresaw. The second: an earlier rise made ``zeros`` less than 2 % smaller, and the count of
+        steps without overflow has not reached ``growth_interval`` since.
         """
         before, self._before_rise = self._before_rise, None
         self._largest = largest / self._scale

@@ -248,6 +248,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _knows_parameters(self) -> bool:
         """Return whether parameters can change by ``init_params`` and ``set_params`` only, and no Monitor is installed.
 
+        Only then do forwards run an InferenceGraph: it has copies of the parameters, and no Monitor sees its tensors.
         False once a user has accessed the executors, another module may share their arrays, or there is an optimizer.
         """
         return not (self._monitored or self.core.exposed or self.core.shared or self.optimizer_initialized)

@@ -64,12 +64,13 @@ class Job:
     inputs : mapping of str to tuple of int
         The shape of every input by its name. All other variables are parameters and auxiliary states.
     values : mapping of str to NDArray
-        The inputs that the user gave as arrays, by name; the process makes random values for the others.
+        The inputs that the user gave as arrays, by name. The process makes values for all other inputs and for the
+        parameters, most of them random.
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name; a variable that is missing has no gradient.
     parameters : list of str, optional
-        The names of a block's parameters. None if ``tune`` was called with a Symbol; its outputs then keep their
-        names (``choices.Task``).
+        The names of a block's parameters. None if ``tune`` was called with a Symbol: no plan may then rename
+        its outputs by a cast (``keep_output_names`` of ``choices.Task``).
     blocks : tuple of str
         The prefixes of the block and of all blocks in it, as ``Plan.blocks`` holds them; empty for a Symbol.
     stand_ins : list of str

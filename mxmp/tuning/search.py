@@ -235,7 +235,8 @@ class Search:
         """Return the graph of the plan in which the operators ``low`` compute in low precision, ready for timing.
 
         If ``low`` is empty, it is FP32 with the workarounds against slow kernels (``CONVERTED``) and not plain FP32,
-        because every graph with operators in low precision has these workarounds.
+        because every graph with operators in low precision has these workarounds. If it is not, operators in
+        bodies of control flow follow the rules. Runs one step; raises ``mxnet.MXNetError`` if it fails (``_bound``).
         """
         tuned = None if low else Tuned(CONVERTED, self._training)
         return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))

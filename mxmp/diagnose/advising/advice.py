@@ -210,7 +210,10 @@ class Advice:
 
     @property
     def tensor_share(self) -> float:
-        """Return the share of all matrix FLOPs, 0 to 1, in operators that can run on Tensor Cores, padded or not."""
+        """Return the share of all matrix FLOPs, 0 to 1, in operators that can run on Tensor Cores.
+
+        Operators with sizes that ``MatrixReport.paddings`` would pad count too; ``fitting_share`` leaves them out.
+        """
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu)])
 
     @property

@@ -38,13 +38,15 @@ def is_network(target: Any) -> bool:
 def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[ConvertedGraph], list[str]]:
     """Return the FP32 graphs of a converted net or a bound module, with their plans, and the names of FP32 blocks.
 
-    FP32 blocks are those of a net that run as Python, not as a graph; a module has none. A net that was never called is
-    called once with ``inputs``, because a net builds its graphs when it is called; otherwise ``inputs`` are ignored.
+    FP32 blocks are those of a net that run as Python, not as a graph; a module has none. A net that was not called
+    since ``convert``, ``hybridize`` or ``cast`` has no graph, and is called once with ``inputs``; otherwise these are
+    ignored.
 
     Raises
     ------
     ValueError
-        The net is not converted, or has no graph yet and there are no inputs; or the module is not bound.
+        The net is not converted; it has no graph, and there are no inputs or the call runs none; or the module is not
+        bound.
     """
     if not isinstance(target, Block):
         return bound_graphs(target), []
