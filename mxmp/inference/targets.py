@@ -210,14 +210,17 @@ def _as_arrays(value: Any) -> Any:
 def _as_array(value: Any) -> NDArray:
     """Return a NumPy or MXNet array as a new ``NDArray`` on the CPU, in FP32 if it is float16 or float64.
 
-    Other dtypes stay. It may share the memory of ``value``. Raises ``ValueError`` for anything else and for ``mx.np``
-    arrays.
+    Other dtypes stay. It may share the memory of ``value``. Raises ``ValueError`` for anything else, for ``mx.np``
+    arrays, and for dtypes that MXNet does not have, such as uint16.
     """
     if not isinstance(value, (NDArray, np.ndarray)):
         raise ValueError(f"a calibration batch holds a {type(value).__name__}: expected arrays, or tuples of them")
     if isinstance(value, mx.np.ndarray):
         raise ValueError("this network is one of mx.np, whose operators MXNet neither fuses nor quantizes: use mx.nd")
-    array = value.detach() if isinstance(value, NDArray) else mx.nd.array(value, dtype=value.dtype)
+    try:
+        array = value.detach() if isinstance(value, NDArray) else mx.nd.array(value, dtype=value.dtype)
+    except KeyError as error:
+        raise ValueError(f"a calibration batch holds {value.dtype}, which MXNet does not have") from error
     is_float = array.dtype in (np.float16, np.float64)
     array = array.astype("float32") if is_float else array
     return array if array.context == mx.cpu() else array.as_in_context(mx.cpu())

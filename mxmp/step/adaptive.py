@@ -112,6 +112,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         require(is_number(max_zeros) and 0 <= max_zeros <= 1, "max_zeros", max_zeros, "a number from 0 to 1")
         self.max_zeros = float(max_zeros)
         self.margin = check_count("margin", margin)
+        require(self.margin < 16, "margin", margin, "below 16: float16 ends at 2**16")
         self.measure_interval = check_count("measure_interval", measure_interval)
         self._room = 2.0**self.margin  # the headroom
         self._largest = 0.0  # the largest absolute value of the last measurement, unscaled

@@ -13,7 +13,7 @@ NVIDIA's and torch's implementations; hysteresis is Megatron-LM's.
 
 from __future__ import annotations
 
-import math
+import sys
 import weakref
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping, TypeVar
@@ -59,7 +59,8 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def _check_finite(name: str, value: Any) -> float:
-    require(is_number(value) and 0 < value < math.inf, name, value, "a positive finite number")
+    in_range = is_number(value) and 0 < value <= sys.float_info.max  # an int may be larger than any float
+    require(in_range, name, value, "a positive finite number")
     return float(value)
 
 

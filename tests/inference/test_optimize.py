@@ -523,6 +523,12 @@ def test_what_cannot_be_optimized_is_refused(net):
         mxmp.optimize_for_inference(net, [x], evaluate=lambda served: float("nan"))
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "complex64", "U1"])
+def test_a_batch_of_a_dtype_that_mxnet_lacks_is_refused(net, dtype):
+    with pytest.raises(ValueError, match=r"a calibration batch holds .*, which MXNet does not have"):
+        mxmp.optimize_for_inference(net, [np.ones((2, 1, 8, 8)).astype(dtype)])
+
+
 def test_the_report_is_data_and_a_picture(found, tmp_path):
     found.report.save(str(tmp_path / "report.json"))
     raw = json.loads((tmp_path / "report.json").read_text())

@@ -126,10 +126,15 @@ def test_whatever_is_measured_the_scale_stays_within_its_limits_and_a_copy_goes_
         assert 4.0 <= scaler.loss_scale <= 2.0**20
 
 
+def test_a_margin_beyond_float16s_range_is_refused():
+    with pytest.raises(ValueError, match="margin must be below 16"):
+        AdaptiveLossScaler(margin=2000)
+
+
 def test_a_damaged_state_changes_nothing():
     scaler = AdaptiveLossScaler(1024.0)
     before = scaler.state_dict()
-    damage = {"room": -1, "largest": math.inf, "futile": 3, "before_rise": "x", "margin": 0, "until_measured": 1.5}
+    damage = {"room": 10**400, "largest": math.inf, "futile": 3, "before_rise": "x", "margin": 0, "until_measured": 1.5}
     for name, value in damage.items():
         with pytest.raises(ValueError, match=name):
             scaler.load_state_dict({**before, name: value})

@@ -200,6 +200,7 @@ def test_what_is_no_state_is_refused(scaler, bad):
         ("init_scale", -1.0, "positive"),
         ("init_scale", math.inf, "positive"),
         ("init_scale", math.nan, "positive"),
+        ("init_scale", 10**400, "positive"),
         ("init_scale", "65536", "positive"),
         ("init_scale", True, "positive"),
         ("init_scale", 2.0**25, "between min_scale and max_scale"),
@@ -222,7 +223,7 @@ def test_a_bad_argument_is_named_with_what_is_allowed(argument, value, allowed):
     assert allowed in str(error.value)
 
 
-@pytest.mark.parametrize("scale", [0, -2, math.nan, math.inf, "2", None, 1e39])
+@pytest.mark.parametrize("scale", [0, -2, math.nan, math.inf, "2", None, 1e39, 10**400])
 def test_a_bad_static_scale_is_refused(scale):
     with pytest.raises(ValueError, match="scale must be a positive"):
         StaticLossScaler(scale)
