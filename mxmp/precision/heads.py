@@ -48,6 +48,8 @@ def scale_heads(graph: Graph, dtypes: Mapping[str, Any]) -> bool:
         head.inputs[position] = _scaled(head.inputs[position], dtype, scale, f"{head.name}_in{position}")
     found = bool(read)
     for node, graphs in inner:
+        for each in graphs:
+            each.attrs = graph.attrs  # says of which MXNet the graph is; a body does not
         have_heads = [scale_heads(each, {}) for each in graphs]
         if any(have_heads):
             feed_bodies(node, graphs, SCALE_NAME, scale)

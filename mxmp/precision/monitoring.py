@@ -192,7 +192,7 @@ class NetworkView:
             return _Report(name, None, array, False)  # a sum of gradients, which MXNet makes
         if place.node in self._stands_for:
             return self._read_change(place, array)
-        if place.node not in self._names:
+        if place.node not in self._names or _is_of_scale(place):
             return None
         key = (place.node, place.what, place.number)
         if key in self._changed and place.what == "gradient":
@@ -237,6 +237,12 @@ class NetworkView:
         rule = rule_under(self._plan.policy, decision.op)
         kept = rule.keep if place.what == "gradient" else rule.keep_outputs
         return _Report(f"{name}_{place.suffix}", op, array, rounded and place.number not in (None, *kept))
+
+
+def _is_of_scale(place: Place) -> bool:
+    """Return whether ``place`` is the gradient of the loss scale, which a loop with a loss head in its body reads."""
+    read = place.node.inputs if place.what == "gradient" and place.number is not None else []
+    return any(entry.node.name == SCALE_NAME and position == place.number for position, entry in enumerate(read))
 
 
 def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:

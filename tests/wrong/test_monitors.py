@@ -338,6 +338,34 @@ def test_a_new_hook_takes_the_place_of_the_last_one_as_in_mxnet(policy):
     assert low == full
 
 
+def with_loop(kind, **mixed):
+    """Names that a monitor lists of a loop with a loss head in its body."""
+
+    def body(row, state):
+        x = S.FullyConnected(row, S.var("fc_weight", shape=(3, 4)), no_bias=True, num_hidden=3, name="fc")
+        head = S.MakeLoss(S.cast(S.sum(S.square(x)), "float64"), name="inner")
+        return S.cast(head, "float32") + S.sum(x), state + S.sum(S.sin(x))
+
+    out, state = S.contrib.foreach(body, S.var("data"), S.var("start_bias", shape=(1,)), name="loop")
+    loss = S.MakeLoss(S.broadcast_add(S.sum(out), state), name="loss")
+    module = kind(loss, label_names=None, **mixed)
+    module.bind([("data", (5, 2, 4))])
+    module.init_params()
+    monitor = mx.mon.Monitor(1)
+    module.install_monitor(monitor)
+    monitor.tic()
+    module.forward_backward(mx.io.DataBatch([array(0, 5, 2, 4)]))
+    return sorted(name for _, name, _ in monitor.toc())
+
+
+def test_the_loss_scale_that_a_loop_reads_is_not_reported_and_no_message_is_printed(capfd):
+    low = with_loop(mxmp.Module, loss_scale=SCALE)
+    assert "Loading symbol" not in capfd.readouterr().err
+    full = with_loop(mx.mod.Module)
+    number = re.compile(r"\d+(?=_)")
+    assert [number.sub("", name) for name in low] == [number.sub("", name) for name in full]
+
+
 CHOICES = {
     "where": lambda space, c, x, y: space.where(c, x, y),
     "_npi_where": lambda space, c, x, y: space.np.where(c, x, y),
