@@ -135,11 +135,16 @@ def positions(saved: Sequence[str], own: Sequence[str]) -> list[int]:
 
     MXNet numbers the blocks of a process, and a Trainer sorts parameters by name: ``dense8_`` and ``dense9_`` become
     ``dense9_`` and ``dense10_`` when the same code builds the net again, and ``"dense10_"`` sorts before ``"dense9_"``.
-    The numbers keep their order, so names are paired in the order in which numbers count as numbers. Raises
-    ``ValueError`` if two names of a pair differ in more than their numbers and the beginning that all names share.
+    The numbers keep their order, so names are paired in the order in which numbers count as numbers. A list that a
+    Trainer was given has the user's order, which is kept if the names differ in numbers alone: one of two nets may have
+    been built again. Raises ``ValueError`` if two names of a pair differ in more than their numbers and the beginning
+    that all names share.
     """
     pairs = list(zip(_numerically(saved), _numerically(own)))
     kinds, own_kinds = map(_without_numbers, (saved, own))
+    are_lists = all(list(names) != sorted(names) for names in (saved, own))
+    if are_lists and kinds == own_kinds and set(saved) != set(own):
+        return [*range(len(own))]
     for i, k in pairs if len(saved) == len(own) else ():
         if kinds[i] != own_kinds[k]:
             raise ValueError(

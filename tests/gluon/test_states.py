@@ -541,6 +541,60 @@ def test_a_net_that_the_same_code_builds_again_resumes_under_its_new_numbers(
     assert resumed.scaled_step.state_dict() == trainer.scaled_step.state_dict()
 
 
+@pytest.mark.parametrize("stored", PRECISIONS)
+def test_a_list_of_parameters_of_two_nets_keeps_its_order_if_one_of_them_is_built_again(stored, tmp_path):
+    """As in MXNet's Trainer, which knows no names: the body that was built again has a higher number than the head."""
+    _, fname = files(tmp_path)
+
+    def layer(number, seed):
+        net = nn.Dense(3, in_units=3, prefix=f"dense{number}_")
+        mx.random.seed(seed)
+        net.initialize(mx.init.Uniform(0.5))
+        return mxmp.convert(net, PRECISIONS[stored]) if PRECISIONS[stored] else net
+
+    def trainer_over(*nets):
+        return mxmp.Trainer([param for net in nets for param in net.collect_params().values()], "adam", loss_scale=8)
+
+    def run(nets, trainer, which):
+        for step in which:
+            with mx.autograd.record():
+                loss = (nets[1](nets[0](mx.nd.array(np.random.RandomState(step).randn(4, 3)))) ** 2).sum()
+            trainer.backward(loss)
+            trainer.step(4)
+
+    nets = [layer(4, 1), layer(5, 2)]
+    trainer = trainer_over(*nets)
+    run(nets, trainer, range(3))
+    others = [layer(6, 3), layer(5, 4)]
+    for number, (net, other) in enumerate(zip(nets, others)):
+        net.save_parameters(f"{fname}{number}")
+        other.load_parameters(f"{fname}{number}")
+    trainer.save_states(fname)
+    resumed = trainer_over(*others)
+    resumed.load_states(fname)
+    for pair in (nets, trainer), (others, resumed):
+        run(*pair, range(3, 6))
+    for net, other in zip(nets, others):
+        assert tree(other.weight.data()) == tree(net.weight.data())
+
+
+def test_a_list_of_the_same_parameters_in_another_order_goes_by_their_names(tmp_path):
+    _, fname = files(tmp_path)
+    net = nn.HybridSequential(prefix="")
+    net.add(nn.Dense(3, in_units=3, prefix="dense4_"), nn.Dense(3, in_units=3, prefix="dense5_"))
+    net.initialize()
+    params = list(net.collect_params().values())
+    trainer, resumed = (mxmp.Trainer(given, "adam", loss_scale=8) for given in (params, params[2:] + params[:2]))
+    with mx.autograd.record():
+        loss = (net(mx.nd.ones((4, 3))) ** 2).sum()
+    trainer.backward(loss)
+    trainer.step(4)
+    trainer.save_states(fname)
+    resumed.load_states(fname)
+    found = resumed._updaters[0].states
+    assert tree([found[i] for i in (2, 3, 0, 1)]) == tree([trainer._updaters[0].states[i] for i in range(4)])
+
+
 def test_a_file_whose_parameters_have_other_names_is_refused_unless_only_their_beginning_differs(tmp_path):
     _, fname = files(tmp_path)
     net = numbered(8)
