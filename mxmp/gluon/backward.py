@@ -219,12 +219,13 @@ def mark_fresh(weights: Iterable[NDArray]) -> None:
 
 
 def note_scaled(written: Iterable[tuple[Parameter, NDArray]]) -> None:
-    """Append each weight array to the list ``mxmp_scaled`` of its Parameter: its gradient contains the loss scale.
+    """Append each weight array, once, to the list ``mxmp_scaled`` of its Parameter: its gradient has the loss scale.
 
     The caller has removed MXNet's fresh mark from it, so that a mark that is found later shows another backward.
     """
     for param, array in written:
-        param.mxmp_scaled = [*getattr(param, "mxmp_scaled", ()), array]
+        others = [each for each in getattr(param, "mxmp_scaled", ()) if each is not array]
+        param.mxmp_scaled = [*others, array]
 
 
 def _is_due(param: Parameter, weight: NDArray) -> bool:

@@ -597,6 +597,23 @@ def test_allreduce_then_update_equals_step(devices):
     assert weights(trainer) == weights(reference)
 
 
+@pytest.mark.parametrize(("request_", "scale"), [("write", 1.0), ("add", 8.0)])
+def test_backwards_without_a_step_leave_no_more_on_the_parameters_than_one(request_, scale):
+    net = two_layers(grad_req=request_)
+    trainer = sgd(net, loss_scale=scale)
+
+    def run():
+        if scale == 1.0:
+            mx.autograd.backward(forward(net, 0))
+            trainer.allreduce_grads()
+        else:
+            trainer.backward(forward(net, 0))
+        return [len(vars(param).get("mxmp_scaled", ())) for param in net.collect_params().values()]
+
+    once = run()
+    assert [run() for _ in range(3)] == [once] * 3
+
+
 def test_update_skips_an_overflow_too():
     net = two_layers(devices=2)
     trainer = sgd(net)
