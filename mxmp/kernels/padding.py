@@ -6,7 +6,7 @@ weight gradient of a tap that reads nothing but padding is not written. In 3-D o
 
 from __future__ import annotations
 
-from ast import literal_eval
+import re
 from math import prod
 from operator import ge
 from typing import Sequence
@@ -202,9 +202,10 @@ def _axes(node: Node) -> list[tuple[int, int, int, int]]:
 def _read(node: Node, name: str, default: int) -> Sequence[int]:
     """Return the attribute ``name`` of a convolution, such as ``"pad"``, as one number per spatial axis.
 
-    ``default`` is the number along each axis where the attribute is missing or empty.
+    ``default`` is the number along each axis where the attribute is missing or empty. MXNet also reads ``"3"`` for one
+    axis, and the ``"(3L, 3L)"`` that Python 2 wrote.
     """
-    return literal_eval(node.attrs.get(name, "()")) or (default,) * spatial_axes(node.attrs)
+    return tuple(map(int, re.findall(r"\d+", node.attrs.get(name, "")))) or (default,) * spatial_axes(node.attrs)
 
 
 def _pad(node: Node, low: bool) -> None:

@@ -117,6 +117,7 @@ def fc(outputs, name="fc", data=X, **options):
             [("input channels", 3, 8), ("output channels", 20, 24)],
         ),
         (S.Convolution(X, kernel=(3, 3), num_filter=8, stride=(2, 2)), (5, 3, 9, 9), [("input channels", 3, 4)]),
+        (S.Convolution(X, kernel=3, num_filter=8, stride=2), (5, 3, 9), [("input channels", 3, 4)]),
         (S.Convolution(X, kernel=(3, 3), num_filter=8, stride=(2, 2)), (5, 4, 9, 9), []),
         (
             S.Convolution(X, kernel=(3, 3), num_filter=24, num_group=2),

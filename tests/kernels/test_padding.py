@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from mxnet import gluon
 from mxnet.gluon import nn
-from oracle import Result, S, by_gluon, by_symbol
+from oracle import Result, S, agree, assert_same_bits, by_gluon, by_symbol, filled
 from poison import in_poisoned_memory, run_poisoned
 
 import mxmp
@@ -295,6 +295,25 @@ def test_shapes_that_do_not_fit_are_told_of_by_mxnet_and_change_nothing():
     with pytest.raises(mx.MXNetError, match=r"(?i)shape|channel"):
         net(mx.nd.ones((2, 5, 8, 8))).wait_to_read()
     assert net(mx.nd.ones((2, 4, 8, 8))).shape == (2, 8, 8, 8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("one", "wrote"),
+    [((3,), "{}"), ((3,), "({})"), ((3,), "[{}]"), ((3, 3), "({0}L, {0}L)"), ((3, 3, 3), "[{0}L, {0}L, {0}L]")],
+)
+def test_sizes_are_read_as_mxnet_reads_them(one, wrote, dtype):
+    """``kernel=3`` for one axis, and the tuples of an old file that Python 2 wrote."""
+    tuples = {"kernel": one, "stride": tuple(2 for _ in one), "pad": tuple(1 for _ in one)}
+    texts = {name: wrote.format(value[0]) for name, value in tuples.items()}
+    values = {"data": np.random.RandomState(0).normal(size=(2, 8, *(4 for _ in one))).astype("float32")}
+    found = []
+    for attrs, policy in ((tuples, None), (texts, dtype), (tuples, dtype)):
+        symbol = S.Convolution(S.var("data"), num_filter=8, name="conv", **attrs)
+        values = {**filled(symbol, data=values["data"].shape), **values}
+        found.append(by_symbol(mxmp.cast_symbol(symbol, policy) if policy else symbol, values))
+    agree(found[1], found[0], 45 if dtype == "float16" else 35)
+    assert_same_bits(found[1], found[2])
 
 
 def test_casting_a_cast_symbol_again_finds_the_weights():
