@@ -235,6 +235,18 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         where=unwritten.operators_with_frozen_input,
         rewrite=unwritten.request_both_gradients,
     ),
+    Workaround(
+        name="shared_gradients",
+        dtypes=_ALL,
+        effect="wrong",
+        fault='with grad_req="add", the gradient array of a variable that elemwise_add reads is also that of the sum: '
+        "operators before the sum read what earlier backwards have added there, and a kernel behind it that cannot add "
+        "(amp_cast, amp_multicast) leaves both gradients unwritten",
+        source="MXNet 1.9.1, src/operator/tensor/elemwise_binary_op_basic.cc: elemwise_add has CloneGradient",
+        test=f"{_TESTS}/test_fit.py::test_a_sum_with_a_variable_to_whose_gradient_backwards_add",
+        where=unwritten.sums_of_variables,
+        rewrite=unwritten.copy_summands,
+    ),
     # -- on a GPU -----------------------------------------------------------------------------------
     Workaround(
         name="fp32_inside_the_kernel",

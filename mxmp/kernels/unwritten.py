@@ -8,7 +8,10 @@ from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads
 from ..precision.graph import Entry, Node
 from .workaround import FittedGraph
 
-__all__ = ["operators_with_frozen_input", "regions_of_interest", "request_both_gradients", "zero_unassigned_regions"]
+__all__ = [
+    *("copy_summands", "operators_with_frozen_input", "regions_of_interest", "request_both_gradients"),
+    *("sums_of_variables", "zero_unassigned_regions"),
+]
 
 # From an operator to the positions of two inputs. MXNet's CPU kernel writes the gradient of the second one only where
 # that of the first one is requested.
@@ -64,6 +67,30 @@ def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
     while is_ours(weight.node):
         weight = weight.node.inputs[0]
     return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
+
+
+def sums_of_variables(fitted: FittedGraph) -> list[Node]:
+    """Return the ``elemwise_add`` operators that read a variable whose ``grad_req`` is "add" or not known.
+
+    MXNet takes the array that holds the variable's gradient for the gradient of the sum, too.
+    """
+
+    def is_added_to(entry: Entry) -> bool:
+        return entry.node.is_variable and fitted.grad_req.get(entry.node.name, "add") == "add"
+
+    return [node for node in fitted.graph.nodes() if node.op == "elemwise_add" and any(map(is_added_to, node.inputs))]
+
+
+def copy_summands(fitted: FittedGraph, sums: Sequence[Node]) -> None:
+    """Let each ``elemwise_add`` in ``sums`` read copies of its variables, in place.
+
+    The gradient of the sum then has an array of its own, and the backward of a copy adds it to the variable's.
+    """
+    for node in sums:
+        for position, entry in enumerate(node.inputs):
+            if entry.node.is_variable:
+                name = f"{node.name}_in{position}_accumulated"
+                node.inputs[position] = Entry(Node("_copy", name, {MARK: "cast"}, [entry]))
 
 
 def regions_of_interest(fitted: FittedGraph) -> list[Node]:

@@ -199,3 +199,24 @@ def test_bfloat16_loses_no_gradient_of_a_tensor_that_many_read(readers, produced
         values = {name: 0.5 * value for name, value in filled(symbol, data=(3, 5)).items()}
         want = by_symbol(symbol, values).grads["x_weight"]
         assert sqnr(want, by_symbol(mxmp.cast_symbol(symbol, "bfloat16"), values).grads["x_weight"]) > 24
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16", "float16,exclude=sums", "bfloat16,exclude=sums"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_sum_with_a_variable_to_whose_gradient_backwards_add(bias, policy):
+    """MXNet itself gives ``u`` the gradient of two backwards in the second; it is FP32's of one here."""
+    weight = S.var("w") + S.tanh(S.var("u"))
+    x = S.FullyConnected(S.var("data"), weight, num_hidden=16, no_bias=not bias, name="sums")
+    symbol = S.FullyConnected(x, num_hidden=3, name="fc")
+    values = filled(symbol, data=(3, 8), w=(16, 8), u=(16, 8))
+    want = by_symbol(symbol, values, heads=[np.ones((3, 3), "float32")]).grads
+    cast = mxmp.cast_symbol(symbol, policy)
+    args = {name: mx.nd.array(value) for name, value in values.items()}
+    grads = {name: mx.nd.zeros(value.shape) for name, value in values.items()}
+    executor = cast.bind(mx.cpu(), args, grads, grad_req={n: "add" if n == "w" else "write" for n in args})
+    for times in (1, 2):
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones((3, 3)))
+        for name, grad in grads.items():
+            expected = want[name] * times if name == "w" else want[name]
+            assert sqnr(expected, grad.asnumpy()) > (24 if "bfloat16" in policy else 45), (name, times)
