@@ -132,8 +132,11 @@ class Rule:
 
 
 def is_true(text: str | None) -> bool:
-    """Return whether the text of an operator's boolean parameter in Symbol JSON says True; False for None."""
-    return text in ("True", "true", "1")
+    """Return whether the text of an operator's boolean parameter in Symbol JSON says True; False for None.
+
+    MXNet reads it in any case: R writes ``"TRUE"``.
+    """
+    return text is not None and text.lower() in ("true", "1")
 
 
 def _leaves_float16(text: str) -> bool:

@@ -152,7 +152,7 @@ def test_mxnet_gets_a_preactivation_network_wrong():
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("fix_gamma", [False, True])
+@pytest.mark.parametrize("fix_gamma", [False, True, "TRUE"])  # the last is what R writes, and MXNet reads
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_norm_behind_a_convolution_is_part_of_it(bias, fix_gamma, groups):
     stem = conv(S.var("data"), "stem", no_bias=not bias)
