@@ -240,8 +240,8 @@ def _in_order_of(found: OptimizerStates, names: Sequence[str]) -> OptimizerState
 
     return found._replace(
         progress={name: rekeyed(value) for name, value in found.progress.items()},
-        states={here[i]: state for i, state in found.states.items()},
-        masters={here[i]: master for i, master in found.masters.items()},
+        states={moved.get(i, i): state for i, state in found.states.items()},  # _check refuses a wrong index
+        masters={moved.get(i, i): master for i, master in found.masters.items()},
         shapes=[shape for _, shape in sorted(zip(here, found.shapes))],
         names=list(names),
     )

@@ -108,9 +108,10 @@ def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) 
     with autograd.pause():
         copies = FlatCopies.like([item.array for item in items])
         for (name, array), kept, copy in zip(items, before, copies.each):
-            initial = mx.nd.full(array.shape, float(name.endswith("var")), array.ctx)
             copy[:] = array  # an earlier backward may still write the array, and it is read only once here
-            copy[:] = _finite_or(copy, initial if kept is None else kept)
+            if kept is None:
+                kept = mx.nd.full(array.shape, float(name.endswith("var")), array.ctx)
+            copy[:] = _finite_or(copy, kept)
     return copies
 
 

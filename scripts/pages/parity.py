@@ -13,6 +13,7 @@ from parity.run import DTYPES, RECIPES, RESULTS, Job, judged, load, values
 from parity.verdict import METRICS, Verdict, plain_mean, pooled
 from support.options import parse
 from support.pages import filled, subplots, table
+from support.results import read
 
 DOCS = RESULTS.parent
 COLOURS = {"float32": "0.2", "float16": "tab:blue", "bfloat16": "tab:orange"}
@@ -46,6 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
         ablations=table(
             "family | without | float32 | float16 | float16 without | difference | verdict", ablations(results)
         ),
+        large=table("dtype | loss scale | steps | skipped | last loss | mIoU, %", large()),
         size=SIZE,
         refinement=table(
             "condition | float16: LU alone | iterations | error | float32: LU alone | iterations | error", refined()
@@ -56,6 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     draw_forest(found, DOCS / "parity-forest.png")
     draw_curves(there, DOCS / "parity-curves.png")
     draw_values(there, DOCS / "parity-values.png")
+    draw_large(DOCS / "parity-large.png")
 
 
 def judgements(results: Mapping[str, Any], dtype: str) -> dict[str, Verdict]:
@@ -148,6 +151,18 @@ def ablations(results: Mapping[str, Any]) -> Iterator[list[str]]:
                 usual = [mean(values(runs, dtype)) for dtype in DTYPES[:2]]
                 verdict = judged(runs, "float16", ablation)
                 yield [family, f"`{ablation}`", *usual, mean(weak), interval(verdict), shown(verdict)]
+
+
+def large() -> Iterator[list[str]]:
+    """Yield the cells of each run of the segmentation at PSPNet's size."""
+    for run in large_runs():
+        cells = [run["dtype"], run["loss_scale"] if run["dtype"] == "float16" else "-", run["steps"], run["skipped"]]
+        yield [*map(str, cells), f"{run['curve'][-1][1]:.4f}", f"{run['value']:.2f}"]
+
+
+def large_runs() -> list[dict[str, Any]]:
+    """Return the results of the runs at PSPNet's size; FP32's comes first."""
+    return [read(path) for path in sorted((RESULTS / "large").glob("*.json"), reverse=True)]
 
 
 def refined() -> Iterator[list[str]]:
@@ -289,6 +304,23 @@ def draw_values(results: Mapping[str, Any], path: Path) -> None:
         metric = next(result["metric"] for result in found.values() if "metric" in result)
         axes.set_title(f"{family}: {metric}", fontsize=8)
     finish(figure, path, "final metric, a dot a seed")
+
+
+def draw_large(path: Path) -> None:
+    """Draw the loss of the runs at PSPNet's size."""
+    figure, axes = subplots(figsize=(7, 3), constrained_layout=True)
+    for run in large_runs():
+        unscaled = run["loss_scale"] == "none"
+        style = {"linestyle": "--" if unscaled else "-", "label": run["dtype"] + ", no loss scale" * unscaled}
+        if run["dtype"] == "float32":  # the others lie on it
+            style.update(linewidth=6, alpha=0.3)
+        axes.plot(*zip(*run["curve"]), color=COLOURS[run["dtype"]], **style)
+    axes.set_yscale("log")
+    axes.set_xlabel("step", fontsize=8)
+    axes.set_ylabel("training loss", fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=90)
 
 
 def grid(count: int) -> tuple[Any, Any]:
