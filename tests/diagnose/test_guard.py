@@ -91,6 +91,9 @@ def test_a_layer_that_overflows_goes_to_fp32_by_itself_and_that_is_said(door, po
     assert guarded.policy == mxmp.Policy.parse(f"{mxmp.Policy.parse(policy)},exclude=middle_fwd")
     assert not run.plan().decisions["middle_fwd"].low
     assert run.plan().decisions["first_fwd"].low
+    if door == "gluon":
+        mxmp.restore(run.target[0])
+        assert guarded.policy.exclude == ("middle_fwd",)
 
 
 @pytest.mark.parametrize("policy", STORED)

@@ -85,16 +85,17 @@ class Guard(StepObserver):
         self._to_move: Moved | None = None
         self._harmful: set[str] = set()  # operators at fault for a skipped step
         self._scale = network.step.loss_scale
+        self._policy = network.policy
         super().__init__(network)
 
     @property
     def policy(self) -> Policy:
-        """Return the policy of the network, which excludes the operators that were moved.
+        """Return the policy of the network, which excludes the operators that were moved; also after ``restore``.
 
         Use it for the next run: ``mxmp.convert(net, str(guard.policy))``. If a Plan converted the network, save
         the new plan instead, as in the example of ``guard``: the policy lacks the Plan's decisions.
         """
-        return self._network.policy
+        return self._policy
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.moved)) or "nothing was moved to FP32"
@@ -140,6 +141,7 @@ class Guard(StepObserver):
             self._stop()
         if to_move is not None:
             self._network.exclude(to_move.operators)
+            self._policy = self._network.policy
             self.moved.append(to_move)
             logger.warning("%s", to_move)
         before, self._scale = self._scale, self._step.loss_scale
