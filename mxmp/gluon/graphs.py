@@ -380,10 +380,9 @@ class _LowPrecisionOp:
         """Return this thread's CachedOp for calls with an op hook, which is now ``monitor``; make it at the first call.
 
         ``monitor`` is a pair ``(callback, monitor_all)`` as for ``register_op_hook``. It also gets what the backward of
-        an earlier call computes, as in MXNet. The CachedOp ignores
-        ``static_alloc`` and ``static_shape``, with which MXNet would call the callback for few outputs. A user's
-        callback gets the names of the net before conversion, and values in FP32; a listener of mxmp's (GraphListener)
-        gets those of the graph with casts.
+        an earlier call computes, as in MXNet. The CachedOp ignores ``static_alloc`` and ``static_shape``, with which
+        MXNet would call the callback for few outputs. A user's callback gets the names of the net before conversion,
+        and values in FP32; a listener of mxmp's (GraphListener) gets those of the graph with casts.
         """
         thread, (callback, monitor_all) = threading.get_ident(), monitor
         op, registered = self._monitored.get(thread, (None, (None, False)))

@@ -24,7 +24,7 @@ from .parameter import conversions_of, replace_conversions
 __all__ = ["Hook", "conversions_in", "exclude_more", "hook_of", "hooks", "install", "remove"]
 
 # The attribute of a block for which ``convert`` was called: its NetConversion. A copy of the block has a copy of it.
-CALLED = "mxmp_conversion"
+_CALLED = "mxmp_conversion"
 
 
 class Hook:
@@ -277,7 +277,7 @@ def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]
     their blocks are in ``net``. The second holds the others, which also convert blocks outside ``net``.
     """
     inside = {id(block): block for block in blocks_of(net)}
-    called = [vars(block)[CALLED] for block in inside.values() if CALLED in vars(block)]
+    called = [vars(block)[_CALLED] for block in inside.values() if _CALLED in vars(block)]
     found = dict.fromkeys([*called, *(conversion for _, hook in hooks(net) for conversion in hook.conversions)])
     if not {*found, *conversions_of(net.collect_params().values())} <= {*called}:
         gc.collect()  # blocks refer to themselves, so a net that was deleted counts until Python collects such cycles
@@ -305,7 +305,7 @@ def install(net: Block, conversion: NetConversion, division: Division) -> None:
             _change_block(block, (), {conversion: runs_as_python[id(block)]})
     for param in net.collect_params().values():
         replace_conversions(param, (), [conversion])
-    vars(net)[CALLED] = conversion
+    vars(net)[_CALLED] = conversion
 
 
 def remove(net: Block, conversions: Collection[NetConversion]) -> None:
@@ -320,7 +320,7 @@ def remove(net: Block, conversions: Collection[NetConversion]) -> None:
     for param in params:
         replace_conversions(param, conversions)
     for block in blocks_of(net):
-        vars(block).pop(CALLED, None)
+        vars(block).pop(_CALLED, None)
 
 
 def exclude_more(net: Block, nodes: Collection[str]) -> None:

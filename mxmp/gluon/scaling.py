@@ -218,8 +218,8 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
     The loss heads of a converted block read their scale from an array, a new one in each forward (``call_with_scale``).
     The arrays of those forwards that the backward reaches are set to ``value`` when the ``with`` block begins, and to 1
     when it ends; it does not matter which trainer updates the parameters. MXNet's engine orders these writes and the
-    backward's reads, so nothing waits. Raises ``RuntimeError`` inside another such ``with``
-    block on this thread, because the loss would be scaled twice.
+    backward's reads, so nothing waits. Raises ``RuntimeError`` inside another such ``with`` block on this thread,
+    because the loss would be scaled twice.
     """
     if getattr(_local, "open", False):
         raise RuntimeError(

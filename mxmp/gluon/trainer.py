@@ -55,9 +55,8 @@ class Trainer(StepView, gluon.Trainer):
         trainer.backward(loss)
         trainer.step(batch_size)
 
-    No step applies a gradient with an inf or NaN, whatever the scaler, nor a float64 one beyond FP32's
-    range. Gradients are checked after they are summed over devices and workers, so all of these decide alike: to update
-    or to skip.
+    No step applies a gradient with an inf or NaN, whatever the scaler, nor a float64 one beyond FP32's range. Gradients
+    are checked after they are summed over devices and workers, so all of these decide alike: to update or to skip.
 
     Parameters
     ----------

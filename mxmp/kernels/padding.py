@@ -6,7 +6,6 @@ weight gradient of a tap that reads nothing but padding is not written. In 3-D o
 
 from __future__ import annotations
 
-import re
 from math import prod
 from operator import ge
 from typing import Sequence
@@ -15,6 +14,7 @@ import mxnet as mx
 
 from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads, replace_operator
 from ..precision.graph import Entry, Graph, Node, output_shapes
+from ..precision.rule import numbers_in
 from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
@@ -202,10 +202,9 @@ def _axes(node: Node) -> list[tuple[int, int, int, int]]:
 def _read(node: Node, name: str, default: int) -> Sequence[int]:
     """Return the attribute ``name`` of a convolution, such as ``"pad"``, as one number per spatial axis.
 
-    ``default`` is the number along each axis where the attribute is missing or empty. MXNet also reads ``"3"`` for one
-    axis, and the ``"(3L, 3L)"`` that Python 2 wrote.
+    ``default`` is the number along each axis where the attribute is missing or empty.
     """
-    return tuple(map(int, re.findall(r"\d+", node.attrs.get(name, "")))) or (default,) * spatial_axes(node.attrs)
+    return numbers_in(node.attrs.get(name)) or (default,) * spatial_axes(node.attrs)
 
 
 def _pad(node: Node, low: bool) -> None:

@@ -7,13 +7,12 @@ slower than FP32's. Such operators compute in FP32.
 from __future__ import annotations
 
 import math
-import re
 import struct
 from dataclasses import dataclass
 from math import prod
 from typing import Callable, Mapping, NamedTuple
 
-from .rule import is_true
+from .rule import is_true, numbers_in
 
 __all__ = [
     *("BFLOAT16_CPU", "CHANNEL_BLOCK", "TABLE", "Call", "HasAttribute", "MissingKernel", "is_global_average"),
@@ -102,12 +101,12 @@ class HasAttribute:
 
 def spatial_axes(attrs: Mapping[str, str]) -> int:
     """Return how many sizes an operator's parameter ``kernel`` has, such as 2 for a 2-D convolution; 0 without it."""
-    return len(re.findall("[0-9]+", attrs.get("kernel", "")))  # MXNet writes "(3,)" for one axis, and reads "3" too
+    return len(numbers_in(attrs.get("kernel")))
 
 
 def is_global_average(attrs: Mapping[str, str]) -> bool:
     """Return whether AdaptiveAvgPooling2D averages each channel to one value: its output size is 1, the default."""
-    return set(re.findall(r"\d+", attrs.get("output_size", ""))) <= {"1"}
+    return set(numbers_in(attrs.get("output_size"))) <= {1}
 
 
 def _is_unmeasured_volume(call: Call) -> bool:
@@ -118,8 +117,7 @@ def _is_unmeasured_volume(call: Call) -> bool:
     """
     if spatial_axes(call.attrs) != 3:
         return False
-    kernel, dilate = (re.findall(r"\d+", call.attrs.get(name, "")) for name in ("kernel", "dilate"))
-    return bool(set(dilate) - {"1"}) or max(map(int, kernel)) > 7
+    return bool(set(numbers_in(call.attrs.get("dilate"))) - {1}) or max(numbers_in(call.attrs["kernel"])) > 7
 
 
 def _scales_inexactly(call: Call) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Mapping
 
-__all__ = ["Kind", "Rule", "When", "is_true"]
+__all__ = ["Kind", "Rule", "When", "is_true", "numbers_in"]
 
 _FLOAT16_MAX = 65504.0
 _FLOAT16_TINY = 2.0**-24  # the smallest subnormal
@@ -137,6 +138,14 @@ def is_true(text: str | None) -> bool:
     MXNet reads it in any case: R writes ``"TRUE"``.
     """
     return text is not None and text.lower() in ("true", "1")
+
+
+def numbers_in(text: str | None) -> tuple[int, ...]:
+    """Return the numbers in the text of an operator's tuple parameter: (3, 3) for ``"(3, 3)"``; none for None.
+
+    MXNet also reads ``"3"``, a tuple of one number, and the ``"(3L, 3L)"`` that Python 2 wrote.
+    """
+    return tuple(map(int, re.findall("[0-9]+", text or "")))
 
 
 def _leaves_float16(text: str) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "continue_schedule",
     "describe",
     "equal",
+    "is_data",
     "restore_schedule",
     "savable_attributes",
     "to_host",
@@ -85,7 +86,7 @@ def savable_attributes(optimizer: mx.optimizer.Optimizer) -> dict:
     process, and those that every run sets anew: ``param_dict``, ``idx2name``, ``sym_info``, ``lr_scheduler``,
     ``rescale_grad``, ``aggregate_num`` and ``multi_precision``.
     """
-    return {k: v for k, v in vars(optimizer).items() if k not in _NOT_STATE and _is_data(v)}
+    return {k: v for k, v in vars(optimizer).items() if k not in _NOT_STATE and is_data(v)}
 
 
 def to_host(value: Any) -> Any:
@@ -102,16 +103,16 @@ def _arguments(kind: type) -> set[str]:
     return {name for maker in makers for name in inspect.signature(maker).parameters}
 
 
-def _is_data(value: Any) -> bool:
+def is_data(value: Any) -> bool:
     """Return whether ``value`` is one that a states file can hold.
 
     That is an NDArray, a NumPy array, a bool, number (of NumPy too), string or None, or a list, tuple or dict of such
     values, with keys of str or int. A namedtuple is none.
     """
     if isinstance(value, dict):
-        return all(isinstance(k, (str, int)) and _is_data(v) for k, v in value.items())
+        return all(isinstance(k, (str, int)) and is_data(v) for k, v in value.items())
     if type(value) in (list, tuple):
-        return all(map(_is_data, value))
+        return all(map(is_data, value))
     return isinstance(value, (*_PLAIN, NDArray, np.ndarray, np.generic))
 
 

@@ -16,6 +16,7 @@ from .resume import (
     continue_schedule,
     describe,
     equal,
+    is_data,
     restore_schedule,
     savable_attributes,
     to_host,
@@ -315,7 +316,8 @@ def _check_array(leaf: Any) -> None:
 
 
 def _check_leaf(leaf: Any) -> None:
-    if not isinstance(leaf, (NDArray, bool, int, float, str, np.generic, type(None))):
+    # A NumPy array could be written, and would be an NDArray in the state that is read.
+    if isinstance(leaf, np.ndarray) or not is_data(leaf):
         raise TypeError(
             f"the optimizer keeps a {type(leaf).__name__} in its state of a weight, which a states file cannot hold: "
             "use NDArrays, numbers and strings, in dicts, lists and tuples"

@@ -70,6 +70,21 @@ def files(tmp_path):
     return str(tmp_path / "net.params"), str(tmp_path / "trainer.states")
 
 
+def interrupted(fresh, first, rest, tmp_path):
+    """Return the trainers of two runs of ``fresh(seed)``: one trains all steps, the other resumes after ``first``."""
+    params, fname = files(tmp_path)
+    net, trainer = fresh(1)
+    steps(net, trainer, first)
+    net.save_parameters(params)
+    trainer.save_states(fname)
+    other, resumed = fresh(2)
+    other.load_parameters(params)
+    resumed.load_states(fname)
+    for each in ((net, trainer), (other, resumed)):
+        steps(*each, rest)
+    return trainer, resumed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("stored", PRECISIONS)
@@ -94,22 +109,12 @@ def test_a_resumed_run_continues_bit_for_bit(name, stored, phase, tmp_path):
 
 @pytest.mark.parametrize("stored", PRECISIONS)
 def test_a_run_resumes_in_the_middle_of_an_lbsgd_window(stored, tmp_path):
-    params, fname = files(tmp_path)
-
     def fresh(seed):
         net = two_layers(PRECISIONS[stored], seed=seed)
         more = {**OPTIMIZERS["lbsgd"], "batch_scale": 3}
         return net, mxmp.Trainer(net.collect_params(), "lbsgd", more, loss_scale=scaler())
 
-    net, trainer = fresh(1)
-    steps(net, trainer, range(2))
-    net.save_parameters(params)
-    trainer.save_states(fname)
-    other, resumed = fresh(2)
-    other.load_parameters(params)
-    resumed.load_states(fname)
-    for n, t in ((net, trainer), (other, resumed)):
-        steps(n, t, range(2, 8))
+    trainer, resumed = interrupted(fresh, range(2), range(2, 8), tmp_path)
     assert whole(resumed) == whole(trainer)
 
 
@@ -450,21 +455,11 @@ class OwnMomentum(mx.optimizer.Optimizer):
 @pytest.mark.parametrize("stored", PRECISIONS)
 @pytest.mark.parametrize("kept", ["dict", "list", "number"])
 def test_states_with_dicts_and_numbers_resume_bit_for_bit(kept, stored, tmp_path):
-    params, fname = files(tmp_path)
-
     def fresh(seed):
         net = two_layers(PRECISIONS[stored], seed=seed)
         return net, mxmp.Trainer(net.collect_params(), "ownmomentum", {"kept": kept}, loss_scale=scaler())
 
-    net, trainer = fresh(1)
-    steps(net, trainer, range(3))
-    net.save_parameters(params)
-    trainer.save_states(fname)
-    other, resumed = fresh(2)
-    other.load_parameters(params)
-    resumed.load_states(fname)
-    for each in ((net, trainer), (other, resumed)):
-        steps(*each, range(3, 7))
+    trainer, resumed = interrupted(fresh, range(3), range(3, 7), tmp_path)
     assert full_weights(resumed) == full_weights(trainer)
     assert tree(resumed._updaters[0].states) == tree(trainer._updaters[0].states)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from ast import literal_eval
 from math import prod
 from typing import Callable, Mapping, NamedTuple, Sequence
 
-from ...precision.rule import is_true
+from ...precision.rule import is_true, numbers_in
 
 __all__ = ["Gemm", "Products", "Size", "is_matrix", "products"]
 
@@ -128,7 +127,7 @@ def _convolved(
     layout = _LAYOUTS[len(out) - 2] if layout == "None" else layout
     channels, filters = (shape[layout.index("C")] // groups for shape in (data, out))
     # NVIDIA, Convolutional Layers User's Guide: 4 channels do for a first layer of stride 2.
-    first = channels <= 4 and groups == 1 and set(re.findall(r"\d+", attrs.get("stride", ""))) == {"2"} and not upwards
+    first = channels <= 4 and groups == 1 and set(numbers_in(attrs.get("stride"))) == {2} and not upwards
     each = " a group" if groups > 1 else ""
     sizes = Size(f"input channels{each}", channels, 4 if first else 0), Size(f"output channels{each}", filters)
     return Products((gemm(groups, channels, filters),), sizes, layout)
