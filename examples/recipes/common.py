@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
@@ -25,8 +26,11 @@ QUICK_STEPS = 2
 POINTS = 50  # of a curve that is kept
 
 
-def parser(doc: str, epochs: int) -> argparse.ArgumentParser:
-    """Return a parser of the options of every recipe; a recipe may add its own before it parses them."""
+def parser(doc: str, epochs: int, state: bool = False) -> argparse.ArgumentParser:
+    """Return a parser of the options of every recipe, with ``--state`` where a run can go on where it was ended.
+
+    A recipe may add its own before it parses them.
+    """
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("--dtype", choices=DTYPES, default="float16")
     made.add_argument("--seed", type=int, default=0, help="of weights, data order and noise; the split is fixed")
@@ -37,6 +41,8 @@ def parser(doc: str, epochs: int) -> argparse.ArgumentParser:
     made.add_argument("--no-masters", action="store_true", help="keep weights and the optimizer in --dtype")
     made.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, for tests: the result means nothing")
     made.add_argument("--out", type=Path, help="file of the result, JSON")
+    if state:
+        made.add_argument("--state", type=Path, help="folder of a run's state; made when it is missing")
     return made
 
 
@@ -135,6 +141,29 @@ class Run:
         """Keep the loss of one step: a ``batch_end_callback`` of ``Module.fit`` whose ``eval_metric`` is the loss."""
         self.losses.append(state.eval_metric.get()[1])
         state.eval_metric.reset()
+
+    def save(self, net: gluon.Block, trainer: Any) -> None:
+        """Write what the run needs to go on in ``--state``, where there is one, in a folder that appears complete."""
+        folder = self.options.state
+        if not folder:
+            return
+        before, new = list(folder.glob("step-*")), folder / "new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        net.save_parameters(str(new / "net.params"))
+        trainer.save_states(str(new / "trainer.states"))
+        (new / "losses.json").write_text(json.dumps(self.losses))
+        new.rename(folder / f"step-{len(self.losses):06}")
+        for old in before:
+            shutil.rmtree(old)
+
+    def resume(self, net: gluon.Block, trainer: Any) -> None:
+        """Read what ``save`` wrote last in ``--state``; nothing where there is nothing."""
+        folder = self.options.state
+        for last in sorted(folder.glob("step-*"))[-1:] if folder else ():
+            net.load_parameters(str(last / "net.params"))
+            trainer.load_states(str(last / "trainer.states"))
+            self.losses = json.loads((last / "losses.json").read_text())
 
     def finish(self, value: float, **more: Any) -> dict[str, Any]:
         """Print and return the result, and write it to ``--out``; ``more`` is added to it."""

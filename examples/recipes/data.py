@@ -2,6 +2,7 @@
 
 ================  ==========================================  ============================  =======================
 ``prose``         the Python language's manual, 75,000 words  this Python (``pydoc_data``)  PSF licence
+``handbook``      Django's manual, 1.5 million words          Django's source (PyPI)        BSD licence
 ``translations``  5,900 English messages of web applications  Django, Wagtail, Oscar,       BSD licence, Indico MIT
                   and their French, by people                 Indico (PyPI)
 ``reviews``       9,600 sentences on films, rated by people   vaderSentiment 0.5 (PyPI)     MIT licence
@@ -28,7 +29,8 @@ from typing import Iterable, Sequence
 import numpy as np
 
 CACHE = Path(os.environ.get("MXMP_DATA", Path.home() / ".cache" / "mxmp"))
-MESSAGES = ("Django==5.2.8", "wagtail==7.2", "django-oscar==4.1", "indico==3.2.9")
+DJANGO = "Django==5.2.8"
+MESSAGES = (DJANGO, "wagtail==7.2", "django-oscar==4.1", "indico==3.2.9")
 PAD, UNKNOWN, BEGIN, END = range(4)
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 
@@ -40,7 +42,8 @@ class DataMissingError(OSError):
 def python_package(requirement: str, *, source: bool = False) -> Path:
     """The folder of the files of a package of PyPI, which is fetched but not installed."""
     kind = ["--no-binary=:all:"] if source else ["--only-binary=:all:", "--python-version=3.11"]
-    return _fetched(requirement, [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *kind, requirement])
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *kind, requirement]
+    return _fetched(requirement + " source" * source, command)
 
 
 def debian_package(name: str) -> Path:
@@ -82,6 +85,12 @@ def prose() -> list[list[str]]:
     paragraphs = (" ".join(p.split()) for p in re.split(r"\n\s*\n", text) if not re.search(r"::=|\*\*\*|===", p))
     sentences = (words(s) for p in paragraphs for s in re.split(r"(?<=[.:?!])\s+(?=[A-Z\"*])", p))
     return [s for s in sentences if 4 <= len(s) <= 60]
+
+
+def handbook() -> list[list[str]]:
+    """Return the pages of Django's manual, as words in lower case, sorted by their names."""
+    pages = sorted(python_package(DJANGO, source=True).glob("*/docs/**/*.txt"))
+    return [words(page.read_text()) for page in pages]
 
 
 def translations(language: str = "fr", longest: int = 14) -> list[tuple[list[str], list[str]]]:

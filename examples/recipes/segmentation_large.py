@@ -11,9 +11,6 @@ mean over the 3.7 million pixels of a batch, as in PSPNet's training with 16 pic
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -27,9 +24,7 @@ PICTURES, TILES, STEPS_OF_AN_EPOCH = 16, 10, 10
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parser(__doc__, epochs=25)
-    options.add_argument("--state", type=Path, help="folder of a run's state; made when it is missing")
-    options = options.parse_args(arguments)
+    options = parser(__doc__, epochs=25, state=True).parse_args(arguments)
     run = Run(options, "segmentation_large", "mIoU, %", chance=8)
     tiles = 2 if run.quick else TILES
     data, held = (canvases(count, count < 800, seed, size=SIZE) for count, seed in ((800, 1), (200, 2)))
@@ -37,8 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     rate, steps = 0.005, run.epochs * STEPS_OF_AN_EPOCH
     trainer = run.trainer(net.collect_params(), "adam", {"learning_rate": rate})
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss(axis=1)
-    if options.state:
-        resume(options.state, run, net, trainer)
+    run.resume(net, trainer)
     while len(run.losses) < (QUICK_STEPS if run.quick else steps):
         step = len(run.losses)
         rows = np.random.RandomState((options.seed, step)).randint(len(data.images), size=(PICTURES, tiles, tiles))
@@ -52,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         run.log(loss)
         if len(run.losses) % STEPS_OF_AN_EPOCH == 0:
             print(f"step {step + 1} of {steps}: loss {np.mean(run.losses[-STEPS_OF_AN_EPOCH:]):.4f}", flush=True)
-            if options.state:
-                save(options.state, run, net, trainer)
+            run.save(net, trainer)
 
     found, truth = [], []
     for first in range(0, len(held.images), tiles**2):
@@ -67,27 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 def mosaic(parts: np.ndarray) -> np.ndarray:
     """Return pictures (n, ..., rows * height, columns * width) of parts (n, rows, columns, ..., height, width)."""
     return np.concatenate(np.concatenate(np.moveaxis(parts, (1, 2), (0, 1)), axis=-2), axis=-1)
-
-
-def save(folder: Path, run: Run, net: gluon.Block, trainer: Any) -> None:
-    """Write what the run needs to go on, in a folder that appears when it is complete."""
-    before, new = list(folder.glob("step-*")), folder / "new"
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    net.save_parameters(str(new / "net.params"))
-    trainer.save_states(str(new / "trainer.states"))
-    (new / "losses.json").write_text(json.dumps(run.losses))
-    new.rename(folder / f"step-{len(run.losses):06}")
-    for old in before:
-        shutil.rmtree(old)
-
-
-def resume(folder: Path, run: Run, net: gluon.Block, trainer: Any) -> None:
-    """Read what ``save`` wrote last; nothing where there is nothing."""
-    for last in sorted(folder.glob("step-*"))[-1:]:
-        net.load_parameters(str(last / "net.params"))
-        trainer.load_states(str(last / "trainer.states"))
-        run.losses = json.loads((last / "losses.json").read_text())
 
 
 if __name__ == "__main__":

@@ -19,14 +19,15 @@ UNITS, HEADS, LAYERS = 64, 4, 2
 class Attention(gluon.HybridBlock):
     """Attention of several heads. ``blocked``, of shape (batch or 1, queries or 1, keys), is 1 where none may look."""
 
-    def __init__(self) -> None:
+    def __init__(self, units: int = UNITS) -> None:
         super().__init__()
+        self.scale = (units // HEADS) ** -0.5
         with self.name_scope():
-            self.query, self.key, self.value, self.out = (nn.Dense(UNITS, flatten=False) for _ in range(4))
+            self.query, self.key, self.value, self.out = (nn.Dense(units, flatten=False) for _ in range(4))
 
     def hybrid_forward(self, F, x, memory, blocked):  # noqa: N803
         q, k, v = (self._split(F, y) for y in (self.query(x), self.key(memory), self.value(memory)))
-        scores = (F.batch_dot(q, k, transpose_b=True) * (UNITS // HEADS) ** -0.5).reshape((-4, -1, HEADS, -2))
+        scores = (F.batch_dot(q, k, transpose_b=True) * self.scale).reshape((-4, -1, HEADS, -2))
         weights = F.softmax(F.broadcast_add(scores, blocked.expand_dims(1) * -1e9)).reshape((-3, -2))
         joined = F.batch_dot(weights, v).reshape((-4, -1, HEADS, -2)).transpose((0, 2, 1, 3)).reshape((0, 0, -3))
         return self.out(joined)
@@ -39,14 +40,15 @@ class Attention(gluon.HybridBlock):
 class Layer(gluon.HybridBlock):
     """A layer of the encoder, or of the decoder when it is given what the encoder made."""
 
-    def __init__(self, decoder: bool) -> None:
+    def __init__(self, decoder: bool, units: int = UNITS) -> None:
         super().__init__()
         with self.name_scope():
-            self.attend, self.norm = Attention(), nn.LayerNorm(in_channels=UNITS)
-            self.cross, self.cross_norm = (Attention(), nn.LayerNorm(in_channels=UNITS)) if decoder else (None, None)
+            self.attend, self.norm = Attention(units), nn.LayerNorm(in_channels=units)
+            self.cross = Attention(units) if decoder else None
+            self.cross_norm = nn.LayerNorm(in_channels=units) if decoder else None
             self.feed = nn.HybridSequential()
-            self.feed.add(nn.Dense(4 * UNITS, activation="relu", flatten=False), nn.Dense(UNITS, flatten=False))
-            self.feed_norm, self.drop = nn.LayerNorm(in_channels=UNITS), nn.Dropout(0.1)
+            self.feed.add(nn.Dense(4 * units, activation="relu", flatten=False), nn.Dense(units, flatten=False))
+            self.feed_norm, self.drop = nn.LayerNorm(in_channels=units), nn.Dropout(0.1)
 
     def hybrid_forward(self, F, x, blocked, memory=None, memory_blocked=None):  # noqa: N803
         normed = self.norm(x)

@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
         ablations=table(
             "family | without | float32 | float16 | float16 without | difference | verdict", ablations(results)
         ),
-        large=table("dtype | loss scale | steps | skipped | last loss | mIoU, %", large()),
+        large=table("recipe | dtype | loss scale | steps | skipped | last loss | result", large()),
         size=SIZE,
         refinement=table(
             "condition | float16: LU alone | iterations | error | float32: LU alone | iterations | error", refined()
@@ -154,15 +154,22 @@ def ablations(results: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def large() -> Iterator[list[str]]:
-    """Yield the cells of each run of the segmentation at PSPNet's size."""
-    for run in large_runs():
-        cells = [run["dtype"], run["loss_scale"] if run["dtype"] == "float16" else "-", run["steps"], run["skipped"]]
-        yield [*map(str, cells), f"{run['curve'][-1][1]:.4f}", f"{run['value']:.2f}"]
+    """Yield the cells of each long run."""
+    for family, runs in large_runs().items():
+        for run in runs:
+            cells = [
+                run["dtype"],
+                run["loss_scale"] if run["dtype"] == "float16" else "-",
+                run["steps"],
+                run["skipped"],
+            ]
+            yield [family, *map(str, cells), f"{run['curve'][-1][1]:.4f}", f"{run['value']:.2f} {run['metric']}"]
 
 
-def large_runs() -> list[dict[str, Any]]:
-    """Return the results of the runs at PSPNet's size; FP32's comes first."""
-    return [read(path) for path in sorted((RESULTS / "large").glob("*.json"), reverse=True)]
+def large_runs() -> dict[str, list[dict[str, Any]]]:
+    """Return the results of the long runs by family; FP32's comes first."""
+    runs = [read(path) for path in sorted((RESULTS / "large").glob("*.json"), reverse=True)]
+    return {family: [run for run in runs if run["family"] == family] for family in sorted({r["family"] for r in runs})}
 
 
 def refined() -> Iterator[list[str]]:
@@ -307,19 +314,22 @@ def draw_values(results: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_large(path: Path) -> None:
-    """Draw the loss of the runs at PSPNet's size."""
-    figure, axes = subplots(figsize=(7, 3), constrained_layout=True)
-    for run in large_runs():
-        unscaled = run["loss_scale"] == "none"
-        style = {"linestyle": "--" if unscaled else "-", "label": run["dtype"] + ", no loss scale" * unscaled}
-        if run["dtype"] == "float32":  # the others lie on it
-            style.update(linewidth=6, alpha=0.3)
-        axes.plot(*zip(*run["curve"]), color=COLOURS[run["dtype"]], **style)
-    axes.set_yscale("log")
-    axes.set_xlabel("step", fontsize=8)
-    axes.set_ylabel("training loss", fontsize=8)
-    axes.tick_params(labelsize=7)
-    axes.legend(fontsize=8, frameon=False)
+    """Draw the loss of the long runs, a family beside the other."""
+    families = large_runs()
+    figure, places = subplots(1, len(families), figsize=(10, 3.2), squeeze=False, constrained_layout=True)
+    for axes, (family, runs) in zip(places.flat, families.items()):
+        for run in runs:
+            unscaled = run["loss_scale"] == "none"
+            style = {"linestyle": "--" if unscaled else "-", "label": run["dtype"] + ", no loss scale" * unscaled}
+            if run["dtype"] == "float32":  # the others lie on it
+                style.update(linewidth=6, alpha=0.3)
+            axes.plot(*zip(*run["curve"]), color=COLOURS[run["dtype"]], **style)
+        axes.set_yscale("log")
+        axes.set_title(family, fontsize=9)
+        axes.set_xlabel("step", fontsize=8)
+        axes.set_ylabel("training loss (lower is better)", fontsize=8)
+        axes.tick_params(labelsize=7)
+    places.flat[0].legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=90)
 
 
