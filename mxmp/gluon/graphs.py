@@ -100,6 +100,8 @@ class BuiltGraph(NamedTuple):
     only_for : LargeInputs or None
         None: the graph is right for all shapes. Otherwise it lacks workarounds that a convolution needs whose input is
         small beside its padding, and is right only for shapes with which ``only_for.at(shapes)`` is True.
+    dtypes : list of type, or None
+        For a graph with loss heads, the dtypes of the inputs in that call, for which the heads are scaled; else None.
     types : nested tuples and lists, or None
         The types of the namedtuples in the block's output, from ``_types_of_tuples``, so that ``run`` can restore them.
     """
@@ -110,15 +112,19 @@ class BuiltGraph(NamedTuple):
     shapes: dict[str, tuple]
     requested: list[tuple[Parameter, str]]
     only_for: LargeInputs | None
+    dtypes: list[type] | None
     types: Any
 
     def serves(self, inputs: list) -> bool:
-        """Return whether the graph is right for the shapes of ``inputs``, and no parameter's ``grad_req`` has changed.
+        """Return whether the graph is right for ``inputs``, and no parameter's ``grad_req`` has changed.
 
         A graph that has ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
-        and is right only for shapes with which ``only_for.at`` returns True. ``grad_req`` is compared with the one for
-        which the graph was built. If False, the hook builds a graph in its place.
+        and is right only for shapes with which ``only_for.at`` returns True. One that has ``dtypes`` is right only for
+        inputs of these. ``grad_req`` is compared with the one for which the graph was built. If False, the hook builds
+        a graph in its place.
         """
+        if self.dtypes is not None and self.dtypes != [array.dtype for array in inputs]:
+            return False
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
         return all(param.grad_req == request for param, request in self.requested)
@@ -202,14 +208,16 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     graph, plan = conversion.build_graph(
         block, symbol, params, device, large_inputs=only_for is not None, shapes=shapes
     )
-    scale_heads(graph, {name: array.dtype for name, array in inputs.items()})
+    dtypes = {name: array.dtype for name, array in inputs.items()}
+    has_heads = scale_heads(graph, dtypes)
     if autograd.is_training():
         write_gradients_early(graph)
     flags = _mxnet.flags(block)
     if has_control_flow(graph):  # with static_shape, MXNet may run what reads a loop's outputs before the loop
         flags = [flag for flag in flags if flag[0] != "static_shape"]
     op = _LowPrecisionOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), flags)
-    return BuiltGraph(traced, op, plan, shapes, requested, only_for, _types_of_tuples(answer))
+    built_for = list(dtypes.values()) if has_heads else None
+    return BuiltGraph(traced, op, plan, shapes, requested, only_for, built_for, _types_of_tuples(answer))
 
 
 def traced_alone(
