@@ -422,10 +422,16 @@ class ScalerGroup:
     scaler's ``adjust`` is called once. A Module's backward writes its own gradients only, and its step adjusts the
     scaler unless members must still step. A scaler that only one trainer has forms a group, too. ``group_of`` makes the
     groups. A group has only weak references to its scaler and its members.
+
+    Attributes
+    ----------
+    skips_at_floor : weak mapping of ScaledStep to int
+        How many steps in a row each member has skipped at a loss scale that an overflow cannot lower; none is 0.
     """
 
     def __init__(self, scaler: Scaler) -> None:
         self._scaler = weakref.proxy(scaler)
+        self.skips_at_floor: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._finite = True
 

@@ -108,13 +108,13 @@ class ScaledStep:
         self.overflow_params: tuple[str, ...] = ()
         self.history = [ScaleEvent(1, scaler.loss_scale, False)]
         self.observers: list[Observer] = []
-        self._skips_at_floor = 0
         self._sums: FiniteSums | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for ``copy`` and ``pickle``, without ``group``, observers and the check of gradients.
 
-        A copy joins the group of its own scaler, and prepares its check for overflows in its first step.
+        A copy joins the group of its own scaler, where its count of skips at the lowest scale begins at 0, and prepares
+        its check for overflows in its first step.
         """
         return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
@@ -196,10 +196,11 @@ class ScaledStep:
     def restart_floor_count(self) -> None:
         """Restart the count of skipped steps in a row at the lowest scale, which would end in ``FloatingPointError``.
 
-        ``guard`` calls it in a step in which it has found the layer that overflows: it moves the layer to FP32 if it
-        overflows often enough, and then training can go on.
+        So for all trainers that have the same scaler, since an overflow reaches them through one backward. ``guard``
+        calls it in a step in which it has found the layer that overflows: it moves the layer to FP32 if it overflows
+        often enough, and then training can go on.
         """
-        self._skips_at_floor = 0
+        self.group.skips_at_floor.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return scaler state, step counters and history as plain data, from which ``load_state_dict`` continues."""
@@ -208,7 +209,7 @@ class ScaledStep:
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
             "last_step_skipped": self.last_step_skipped,
-            "skips_at_floor": self._skips_at_floor,
+            "skips_at_floor": self.group.skips_at_floor.get(self, 0),
             "overflow_params": list(self.overflow_params),
             "history": [list(event) for event in self.history],
         }
@@ -236,7 +237,7 @@ class ScaledStep:
         else:
             logger.warning("the saved loss scale is a %s's; this run's %r starts afresh", kind, self.scaler)
             history.append(ScaleEvent(steps + 1, self.scaler.loss_scale, False))
-        self.steps, self.skipped_steps, self._skips_at_floor = steps, skipped, at_floor
+        self.steps, self.skipped_steps, self.group.skips_at_floor[self] = steps, skipped, at_floor
         self.last_step_skipped, self.overflow_params, self.history = last, names, history
 
     def _check(
@@ -296,11 +297,11 @@ class ScaledStep:
         if bad or after != before:
             self.history.append(ScaleEvent(self.steps + 1, after, bool(bad)))
             self._log(bad, before, after)
-        self._skips_at_floor = self._skips_at_floor + 1 if bad and at_floor else 0
-        if self._skips_at_floor >= FLOOR_PATIENCE:
+        skips = self.group.skips_at_floor[self] = self.group.skips_at_floor.get(self, 0) + 1 if bad and at_floor else 0
+        if skips >= FLOOR_PATIENCE:
             cause = "lower it, or look at" if before > 1 else "so scaling is not the cause: look at"
             raise FloatingPointError(
-                f"{self._skips_at_floor} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
+                f"{skips} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
                 f"{self.scaler!r} does not lower; {cause} the learning rate, the data and the loss. Weights are "
                 f"unchanged. Non-finite: {_some(self.overflow_params)}"
             )

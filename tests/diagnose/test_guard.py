@@ -404,9 +404,10 @@ def two_trainers(net, scaler):
     return [mxmp.Trainer(part, "sgd", {"learning_rate": 0.01}, loss_scale=scaler) for part in parts]
 
 
+@pytest.mark.parametrize("scale", [64.0, 1.0], ids=["falling scale", "lowest scale"])
 @pytest.mark.parametrize("guarded", [0, 1])
-def test_two_trainers_of_one_net_train_through_the_move_or_are_refused(guarded):
-    net, scaler = always(), mxmp.DynamicLossScaler(64.0)
+def test_two_trainers_of_one_net_train_through_the_move_or_are_refused(guarded, scale):
+    net, scaler = always(), mxmp.DynamicLossScaler(scale)
     mxmp.convert(net, "float16")
     trainers = two_trainers(net, scaler)
     with guard(net, trainers[guarded]) as found:

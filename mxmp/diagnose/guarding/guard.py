@@ -192,7 +192,8 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     When an operator has been at fault ``patience`` times, at least once in a skipped step, it is added to the policy's
     ``exclude``, with the operators of its type that share a parameter with it, and the next forward runs the new graph.
     Weights, master weights, momenta, running statistics and the loss scale stay as they are. Three skipped steps in a
-    row at the lowest loss scale raise ``FloatingPointError``; each overflow that counts starts this count again.
+    row at the lowest loss scale raise ``FloatingPointError``; each overflow that counts starts this count again, for
+    all trainers that have the same scaler.
 
     Parameters
     ----------
