@@ -29,8 +29,10 @@ SUMS = re.compile(r"_?(sum|add)_grad")
 # What follows a node's name where the tensor is an output: ``_output``, ``_output1``, ``_1``.
 _OUTPUT = re.compile(r"(?:output)?(\d*)")
 # What follows it where the tensor is a gradient of an input: the input's number, or its name for operators that MXNet
-# registers the old way (``_backward_output0``, ``_backward_gamma``).
-_GRADIENT = re.compile(r"backward_(?:(?:output)?(\d*)|(\w+))")
+# registers the old way (``_backward_output0``, ``_backward_gamma``); or the role of an input that has no gradient but
+# zeros (``_cond_backward_0``).
+_GRADIENT = re.compile(r"(?:(cond|index|rhs)_)?backward_(?:(?:output)?(\d*)|(\w+))")
+_ZEROS = {"cond": 0, "index": 1, "rhs": 1}
 # Nodes that mxmp inserted with these operators pass their input on as it is or rounded. Convolution: a copy in another
 # layout.
 _COPIES = {"Cast", "amp_cast", "_copy", "slice_axis", "amp_multicast", "Convolution", "_identity_with_attr_like_rhs"}
@@ -249,7 +251,8 @@ def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
     """Return which tensor MXNet's monitor reports under ``name``; None if it does not begin with a node's name and "_".
 
     ``"fc_output"`` is output 0 of the node ``"fc"``, ``"fc_backward_output1"`` the gradient of its input 1, and
-    ``"fc_data"`` its input 0. ``nodes`` maps the names of the graph's nodes to the nodes.
+    ``"fc_data"`` its input 0. ``"where0_cond_backward_0"``, zeros, is the gradient of a condition. ``nodes`` maps the
+    names of the graph's nodes to the nodes.
     """
     node, suffix = _longest(nodes, name)
     if node is None:
@@ -257,12 +260,14 @@ def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
     output, gradient = _OUTPUT.fullmatch(suffix), _GRADIENT.fullmatch(suffix)
     if output:
         return Place(node, "output", int(output[1] or 0), suffix)
-    if gradient and gradient[2] is None:
+    if gradient and gradient[1]:
+        return Place(node, "gradient", _ZEROS[gradient[1]], suffix)
+    if gradient and gradient[3] is None:
         skipped = node.op in _WITH_CONDITION  # MXNet counts from the second input: a condition has no gradient
-        return Place(node, "gradient", int(gradient[1] or 0) + skipped, suffix)
+        return Place(node, "gradient", int(gradient[2] or 0) + skipped, suffix)
     names = _input_names(node.op, frozenset(node.attrs.items())) if gradient else []
-    if gradient and gradient[2] in names:
-        return Place(node, "gradient", names.index(gradient[2]), suffix)
+    if gradient and gradient[3] in names:
+        return Place(node, "gradient", names.index(gradient[3]), suffix)
     return Place(node, "input", _INPUTS.get(suffix), suffix)
 
 

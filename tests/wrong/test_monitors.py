@@ -419,3 +419,51 @@ def test_the_gradients_of_a_where_are_those_of_the_inputs_behind_its_condition(o
         assert place.what == "gradient"
         read = place.node.inputs[place.number].node.name
         np.testing.assert_array_equal(reported[name], inputs[read].grad.asnumpy(), err_msg=name)
+
+
+# Of each operator: how many columns that input has, and a call that reads it.
+WITHOUT_GRADIENT = {
+    "where": (4, lambda space, y, read: space.where(read, y, y * 2)),
+    "pick": (1, lambda space, y, read: space.pick(y, read, keepdims=True)),
+    "broadcast_like": (4, lambda space, y, read: space.broadcast_like(space.sum(y, axis=1, keepdims=True), read)),
+    "reshape_like": (4, lambda space, y, read: space.reshape_like(y, read)),
+}
+
+
+class TwoReads(gluon.HybridBlock):
+    def __init__(self, units, call):
+        super().__init__(prefix="net_")
+        self.call = call
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=4, prefix="dense_")
+            self.full = nn.Dense(units, in_units=4, prefix="full_")
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.call(F, self.dense(x), self.full(x))
+
+
+@pytest.mark.parametrize("monitor_all", [False, True])
+@pytest.mark.parametrize("op", WITHOUT_GRADIENT)
+@pytest.mark.filterwarnings("ignore:register_op_hook is experimental")
+def test_the_zeros_that_mxnet_makes_for_an_input_without_a_gradient_keep_their_operator(op, monitor_all):
+    def hooked(policy):
+        net = seeded(TwoReads(*WITHOUT_GRADIENT[op]))
+        net.hybridize()
+        if policy is not None:
+            mxmp.convert(net, policy)
+        found = []
+
+        def listen(name, kind, handle):
+            NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees it
+            found.append((name.decode(), kind.decode()))
+
+        net.register_op_hook(listen, monitor_all)
+        with autograd.record():
+            out = net(array(0, 3, 4))
+        out.backward()
+        mx.nd.waitall()
+        return sorted(each for each in found if "backward" in each[0])
+
+    full = hooked(None)
+    assert "zeros_like" in dict(full).values()
+    assert hooked("bfloat16,exclude=net_full") == full
