@@ -17,6 +17,7 @@ from ..precision.heads import scale_heads
 from ..precision.plan import Plan, read_policy
 from ..step.masters import MasterPair, Weight, assign, take_over
 from ..step.scaler import as_scaler
+from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep
 from .cast import message_if_nothing_low, warn_of_unmatched
 
@@ -49,6 +50,8 @@ class Core:
     numbers : dict of str to int
         From the name of each parameter to the index under which the optimizer updates it. It is the same in all
         buckets, whatever their order of parameters. Empty before ``make_masters``.
+    statistics : RunningStatistics
+        Keeps finite copies of BatchNorm's running statistics, to restore them after an overflow.
     listening_executors : weak mapping of Executor to (Listeners, Executor)
         The executors that report tensors to ``watch``, ``blame`` or ``guard``. Each is mapped to the callback that gets
         the tensors, and to the fast executor, without a callback, that it stands in for.
@@ -65,6 +68,7 @@ class Core:
         self.scaled_by = 1.0
         self.masters: dict[str, list[NDArray]] = {}
         self.numbers: dict[str, int] = {}
+        self.statistics = RunningStatistics()
         self.exposed = False
         self.shared = False
         self.listening_executors: weakref.WeakKeyDictionary[

@@ -24,7 +24,6 @@ from ..step import states
 from ..step._mxnet import is_called_by_user
 from ..step.gradients import Gradient
 from ..step.masters import Weight, assign, share_drawn, share_initial
-from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
 from ..step.updater import Update, Updaters
@@ -71,6 +70,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
     requested_gradients : mapping of str to str
         From the name of each parameter to ``"write"``, ``"add"`` or ``"null"``, as ``grad_req`` of ``bind`` says;
         ``"null"`` for fixed parameters. Empty before ``bind``, and if ``grad_req`` was not a single string.
+    running : list of Gradient
+        The name and array of each auxiliary state on each device; those of the ``shared_module``, which has them all,
+        if there is one. Empty before ``bind``.
 
     Raises
     ------
@@ -98,6 +100,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self.core = Core(policy, exclude, loss_scale)
         self.plan: Plan | None = None
         self.requested_gradients: Mapping[str, str] = {}
+        self.running: list[Gradient] = []
         self._symbol: Any
         self._arg_params: Any
         self._kvstore: Any
@@ -107,8 +110,6 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._device = device_of(self._context[0])
         check_policy(self.policy, self._device)
         refuse_compression(self._compression_params)
-        self._statistics = RunningStatistics()
-        self._last_step = 0  # the number of the step by which this module, perhaps one of several buckets, was updated
         self._inference_graphs: list[InferenceGraph] = []
         self._monitored = False
 
@@ -210,6 +211,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
             for name in self.core.low_names & set(self._param_names):
                 self._arg_params[name] = mx.nd.zeros(self._arg_params[name].shape)
         if binds:
+            # Executors that share memory, or that ``reshape`` makes, have the same arrays in other objects.
+            group = self._exec_group
+            own = [Gradient(name, a) for name, arrays in zip(group.aux_names, group.aux_arrays) for a in arrays]
+            self.running = own if shared_module is None else shared_module.running
             self._monitored = False
             self._inference_graphs = self._make_inference_graphs()
             self._fuse_inference()
@@ -258,7 +263,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         Called when a user has set them.
         """
-        self._statistics.renew()
+        self.core.statistics.renew()
         for graph in self._inference_graphs:
             graph.forget()
 
@@ -499,11 +504,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self.set_head_scale(scale)
         if out_grads is not None:
             out_grads = [g * scale for g in ([out_grads] if isinstance(out_grads, NDArray) else out_grads)]
-        if self.scaled_step.steps != self._last_step:  # another bucket has changed the running statistics since
-            self._statistics.renew()
-        self._statistics.watch(
-            [Gradient(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
-        )
+        self.core.statistics.watch(self.running)
         super().backward(out_grads)
 
     def set_head_scale(self, scale: float) -> None:
@@ -550,10 +551,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.scaled_step.run(
                 [update.gradient for update in updates],
                 apply,
-                self._statistics,
+                self.core.statistics,
                 exposed=self.core.exposed_pairs(self.arrays()),
             )
-            self._last_step = self.scaled_step.steps
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """Return the gradients of the inputs, divided by the loss scale, as new arrays, after a ``backward``.

@@ -3,6 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from bench.turns import operators
 
 import mxmp
 
@@ -96,26 +97,47 @@ def test_an_overflow_in_one_bucket_is_skipped_named_and_lowers_the_scale_of_all(
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_an_overflow_in_one_bucket_keeps_the_running_statistics_of_another_ones_last_step():
-    def normed(length):
-        x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, flatten=False, name="fc")
-        x = mx.sym.BatchNorm(mx.sym.mean(x, axis=1), name="norm")
-        return mx.sym.LinearRegressionOutput(x, mx.sym.var("label"), name="out"), ["data"], ["label"]
+def normed(length):
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, flatten=False, name="fc")
+    x = mx.sym.BatchNorm(mx.sym.mean(x, axis=1), name="norm")
+    return mx.sym.LinearRegressionOutput(x, mx.sym.var("label"), name="out"), ["data"], ["label"]
 
-    def step(length, value):
-        data = mx.nd.random.normal(shape=(8, length, 3)) * value
-        shapes = [("data", data.shape)], [("label", (8, 4))]
-        module.forward_backward(mx.io.DataBatch([data], [mx.nd.ones((8, 4))], 0, None, length, *shapes))
-        module.update()
-        return {name: value.asnumpy().tolist() for name, value in module.get_params()[1].items()}
 
+def normed_module():
     module = mxmp.BucketingModule(normed, 5, policy="float16", loss_scale=8.0)
     module.bind([("data", (8, 5, 3))], [("label", (8, 4))])
     module.init_params()
     module.init_optimizer()
-    first, second = step(5, 1.0), step(3, 2.0)
-    assert step(5, np.inf) == second != first
+    return module
+
+
+def normed_step(module, length, value, rows=8):
+    """Train with one batch; return the running statistics."""
+    data = mx.nd.random.normal(shape=(rows, length, 3)) * value
+    shapes = [("data", data.shape)], [("label", (rows, 4))]
+    module.forward_backward(mx.io.DataBatch([data], [mx.nd.ones((rows, 4))], 0, None, length, *shapes))
+    module.update()
+    return {name: value.asnumpy().tolist() for name, value in module.get_params()[1].items()}
+
+
+@pytest.mark.parametrize("rows", [8, 6])
+def test_an_overflow_in_one_bucket_keeps_the_running_statistics_of_another_ones_last_step(rows):
+    module = normed_module()
+    first, second = normed_step(module, 5, 1.0), normed_step(module, 3, 2.0)
+    assert normed_step(module, 5, np.inf, rows) == second != first
     assert module.last_step_skipped
+
+
+def test_a_change_of_buckets_or_of_the_batch_size_copies_no_running_statistics_anew():
+    module = normed_module()
+
+    def count(length, rows):
+        found = operators(lambda: normed_step(module, length, 1.0, rows))
+        return {name: times for name, (times, _) in found.items() if name in ("CopyCPU2CPU", "_equal_scalar", "where")}
+
+    for length in (5, 3):
+        normed_step(module, length, 1.0)
+    assert count(3, 8) == count(5, 8) == count(5, 6) == count(3, 6) == count(3, 8)
 
 
 def test_resuming_is_bit_exact_and_files_are_plain_fp32(tmp_path):
