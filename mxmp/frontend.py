@@ -179,11 +179,11 @@ class TrainedNetwork(Protocol):
         ``prepare`` first.
         """
 
-    def prepare(self, batch: Sequence[Any]) -> None:
-        """Switch a BucketingModule to the bucket of ``batch``; let a net that was never called infer its shapes.
+    def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
+        """Switch a BucketingModule to the bucket of ``batch``; let a net and a loss never called infer their shapes.
 
         Call it before ``listen``, which listens to the current bucket alone, and before ``unchanged``, which restores
-        the arrays that there are. ``batch`` holds the arguments of the Gluon net, or one ``DataBatch`` for a module.
+        the arrays that there are. The arguments are the first two of ``replay``.
         """
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:

@@ -116,11 +116,15 @@ class TrainedNet:
         found = {id(p): p for p in [*_mxnet.parameters_of(self._trainer), *self._net.collect_params().values()]}
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
-    def prepare(self, batch: Sequence[Any]) -> None:
-        """Call a net without graphs once in inference: ``unchanged`` must find its arrays, as they are stored then."""
-        if not any(hook.graphs for _, hook in self._hooks):
-            with autograd.pause(train_mode=False):
-                self._net(*batch)
+    def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
+        """Call net and loss once in inference where a net has no graphs, or a parameter of a trainer waits for its shape.
+
+        ``unchanged`` must find all arrays, as they are stored then. Autograd records, as a loss may need it.
+        """
+        params = [param for trainer in living_trainers() for param in _mxnet.parameters_of(trainer)]
+        if not any(hook.graphs for _, hook in self._hooks) or any(map(_mxnet.is_deferred, params)):
+            with autograd.record(train_mode=False):
+                loss(self._net(*batch))  # type: ignore[misc]
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
         """Run one forward and backward of ``batch``; pass its inputs, the loss and the loss's gradient to ``note``.

@@ -87,7 +87,7 @@ class TrainedModule:
         with unchanged(written, [array for each in executors for array in each.aux_arrays]):
             yield
 
-    def prepare(self, batch: Sequence[Any]) -> None:
+    def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
         """Switch a ``BucketingModule`` to the bucket of a batch; do nothing for a ``Module``.
 
         ``batch`` is a list of one ``DataBatch``. Call this before ``listen``, which acts on the current bucket only.

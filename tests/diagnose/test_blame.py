@@ -343,6 +343,37 @@ def test_asked_before_the_first_forward_it_changes_nothing(grad_req, inputs, pol
     assert trained(True) == trained(False)
 
 
+@pytest.mark.parametrize("trainers", ["one", "of its own"])
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_a_loss_with_parameters_without_shapes_is_as_if_nobody_had_asked(grad_req, trainers):
+    def trained(asked):
+        mx.random.seed(7)
+        net, judge = nn.HybridSequential(prefix="net_"), nn.HybridSequential(prefix="judge_")
+        for each in (net, judge):
+            with each.name_scope():
+                each.add(nn.Dense(6), nn.BatchNorm())
+            each.initialize(mx.init.Xavier())
+            each.collect_params().setattr("grad_req", grad_req)
+        mxmp.convert(net, "float16")
+        scaler = mxmp.StaticLossScaler(8)
+        parts = [[net], [judge]] if trainers == "of its own" else [[net, judge]]
+        steps = [
+            mxmp.Trainer([p for each in part for p in each.collect_params().values()], "sgd", loss_scale=scaler)
+            for part in parts
+        ]
+        x = batch()[0]
+        if asked:
+            assert not blame(net, steps[0], x, loss=lambda out: judge(out) ** 2).reproduced
+        with autograd.record():
+            loss = judge(net(x)) ** 2
+        steps[0].backward(loss)
+        for trainer in steps:
+            trainer.step(4)
+        return [p.data().asnumpy().tobytes() for each in (net, judge) for p in each.collect_params().values()]
+
+    assert trained(True) == trained(False)
+
+
 @pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["plain", "static"])
 def test_of_a_gan_the_other_net_trains_on_as_if_nobody_had_asked(flags):
     def trained(asked):

@@ -79,7 +79,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     scale = _scale_of_last(network.step) if loss_scale is None else float(loss_scale)
     recording = Recording()
     probe = Probe(network, recording.note_observed)
-    network.prepare(batch)
+    network.prepare(batch, loss)
     weights = network.weights(frozen=True)
     recording.note_weights(weights)
     with network.unchanged(), autograd.pause():
