@@ -23,7 +23,7 @@ def share_path() -> None:
 
 
 def in_a_process(seconds: float, target: Callable[..., None], *args: Any) -> tuple[dict[str, Any], str]:
-    """Return what ``target(pipe, *args)`` sent as pairs of name and value, and how its process ended."""
+    """Return what ``target(pipe, *args)`` sent as pairs of name and value, and what ended its process, if anything."""
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(there, *args), daemon=True)
@@ -39,7 +39,8 @@ def in_a_process(seconds: float, target: Callable[..., None], *args: Any) -> tup
     except EOFError:
         process.join()
         code = process.exitcode or 0
-        ended = f"the process ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
+        by = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
+        ended = f"the process ended {by}" if code else ""
     finally:
         process.kill()
         process.join()

@@ -42,16 +42,8 @@ def passes(result: dict[str, Any]) -> bool:
 
 
 def measured(name: str, _: dict[str, Any], run: Run, __: str | None) -> dict[str, Any]:
-    found, ended = run(worker, name)
-    if "done" not in found and "reference_error" not in found:
-        found.setdefault("error", ended)
-    found.pop("done", None)
-    return found
-
-
-def worker(pipe: Connection, gib: float, name: str) -> None:
-    with_model(pipe, gib, name, compared)
-    pipe.send(("done", True))
+    found, ended = run(with_model, name, compared)
+    return {"error": ended, **found} if ended and "reference_error" not in found else found
 
 
 def compared(pipe: Connection, model: Any) -> None:

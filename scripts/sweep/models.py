@@ -137,7 +137,7 @@ def sweep(name: str, before: dict[str, Any], run: Run, again: str | None) -> dic
         group = looked_into(found) if group is None else group
         rest = [stage for stage in group if stage not in found]
         while rest:
-            sent, ended = run(worker, name, rest)
+            sent, ended = run(with_model, name, measure, rest)
             found.update(sent)
             if "reference_error" in sent:
                 return found
@@ -165,10 +165,6 @@ def with_model(pipe: Connection, gib: float, name: str, use: Callable[..., None]
             use(pipe, Model(case), *arguments)
     except Exception as error:  # whatever FP32 itself cannot do is the result
         pipe.send(("reference_error", cause(error)))
-
-
-def worker(pipe: Connection, gib: float, name: str, stages: list[str]) -> None:
-    with_model(pipe, gib, name, measure, stages)
 
 
 def measure(pipe: Connection, model: Model, stages: list[str]) -> None:
