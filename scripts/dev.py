@@ -28,7 +28,6 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench rewrite": ("bench.parts:rewrite", "times deciding and rewriting of graphs, up to 100,000 nodes"),
     "bench trainer": ("bench.trainer:trainer", "times mxmp.Trainer against a plain gluon.Trainer on the same net"),
     "bench updates": ("bench.trainer:updates", "times step() of mxmp.Trainer and gluon.Trainer, by optimizer"),
-    "bench backward": ("bench.trainer:backward", "times trainer.backward beside many live Python objects"),
     "bench watch": ("bench.trainer:watching", "times steps under mxmp.diagnose.watch"),
     "bench environment": ("bench.environment", "times FP32 steps by OpenMP threads, how they wait, and data workers"),
     "bench host": ("bench.host", "counts the operators of a step and times the thread that pushes them"),

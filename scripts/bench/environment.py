@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from support.options import parse
+from support.pages import show
 
 from bench.turns import gain, milliseconds, take_turns
 
@@ -46,10 +47,10 @@ def main(arguments: list[str] | None = None) -> None:
     taken, _ = take_turns(calls, 0, args.rounds)
     first = next(iter(taken.values()))
     print(f"{len(os.sched_getaffinity(0))} processors; {args.model}, {args.batch} of {args.size}\n")
-    print("| OMP_NUM_THREADS | OMP_WAIT_POLICY | DataLoader workers | ms a step | times as fast |")
-    print("|---|---|---|---|---|")
-    for name, seconds in taken.items():
-        print(f"| {name} | {milliseconds(seconds):.1f} | {gain(first, seconds)} |")
+    show(
+        "OMP_NUM_THREADS | OMP_WAIT_POLICY | DataLoader workers | ms a step | times as fast",
+        ([name, f"{milliseconds(each):.1f}", gain(first, each)] for name, each in taken.items()),
+    )
 
 
 def a_process(threads: int, waiting: str, workers: int, *network: Any) -> float:

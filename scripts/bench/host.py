@@ -10,6 +10,7 @@ mxmp takes large arrays one by one, which costs the host a little and saves the 
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet import autograd, gluon
 from support.options import parse
+from support.pages import show
 
 import mxmp
 from bench import turns
@@ -25,7 +27,6 @@ from bench.networks import NETWORKS
 from mxmp.step import gradients
 
 STORED = {"float16": mxmp.Policy("float16", params="float16"), "float32": mxmp.Policy("float16", params="float32")}
-ROW = "| {net} | {optimizer} | {stored} | {ops} | {their_ops} | {ms:.2f} | {their_ms:.2f} | {ratio:.2f} |"
 OPTIMIZERS = {"sgd": {"momentum": 0.9, "wd": 1e-4}, "adam": {}, "lamb": {}}
 
 
@@ -51,15 +52,14 @@ def main(arguments: list[str] | None = None) -> None:
     )
     if args.gpu:
         gradients._on_gpu = lambda array: True
-    print("| network | optimizer | parameters | operations | MXNet's | host ms | MXNet's | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
-    for net in args.nets:
-        for optimizer in args.optimizers:
-            for stored in args.stored:
-                print(ROW.format(**measure(net, optimizer, stored, args.rounds)), flush=True)
+    cases = itertools.product(args.nets, args.optimizers, args.stored)
+    show(
+        "network | optimizer | stored in | parameters | operations | MXNet's | host ms | MXNet's | ratio",
+        ([*case, *(round(figure, 2) for figure in measure(*case, args.rounds).values())] for case in cases),
+    )
 
 
-def measure(net_name: str, optimizer: str, stored: str, rounds: int) -> dict[str, Any]:
+def measure(net_name: str, optimizer: str, stored: str, rounds: int) -> dict[str, float]:
     net, inputs = NETS[net_name]()
     net.initialize()
     mxmp.convert(net, STORED[stored])
@@ -75,14 +75,14 @@ def measure(net_name: str, optimizer: str, stored: str, rounds: int) -> dict[str
     }
     calls = {name: partial(step, partial(turns.timed, clock=time.thread_time)) for name, step in steps.items()}
     turns.take_turns(calls, 0, 2)
-    found: dict[str, Any] = {f"{name}ops": step(counted) for name, step in steps.items()}
+    found: dict[str, float] = {"parameters": len(params)}
+    found.update({f"{name}ops": step(counted) for name, step in steps.items()})
     gc.collect()
     gc.disable()
     times, _ = turns.take_turns(calls, 0, rounds)
     gc.enable()
     found.update({f"{name}ms": turns.milliseconds(taken) for name, taken in times.items()})
-    found["ratio"] = statistics.median(a / b for a, b in zip(*times.values()))
-    return {"net": net_name, "optimizer": optimizer, "stored": stored, "parameters": len(params), **found}
+    return {**found, "ratio": statistics.median(a / b for a, b in zip(*times.values()))}
 
 
 def twin(param: gluon.Parameter) -> gluon.Parameter:

@@ -10,6 +10,7 @@ from unittest import mock
 import mxnet as mx
 from mxnet import autograd, gluon
 from support.options import parse
+from support.pages import show
 
 import mxmp
 from bench.turns import bench, in_turns, milliseconds
@@ -178,15 +179,18 @@ def rewrite(arguments: list[str]) -> None:
     args = parse(rewrite.__doc__, arguments, rounds=5, lengths=[12_500, 25_000, 50_000, 100_000])
     from gluoncv.model_zoo import get_model
 
-    print("| graph | nodes | time | per node |\n|---|---|---|---|")
     graphs = {f"chain of {length:,}": partial(chain, length) for length in args.lengths}
     graphs["resnet152_v1b"] = lambda: Graph.from_symbol(get_model("resnet152_v1b")(S.var("data")))
-    for name, make in graphs.items():
-        graph = make()
-        nodes = sum(1 for _ in graph.nodes())
-        taken = in_turns({"rewrite": lambda g=graph: low_graph(g, mxmp.Policy("float16"), "gpu")}, args.rounds, 0)
-        ms = milliseconds(taken["rewrite"])
-        print(f"| {name} | {nodes:,} | {ms:.1f} ms | {1e3 * ms / nodes:.1f} us |", flush=True)
+
+    def rows() -> Iterator[list[str]]:
+        for name, make in graphs.items():
+            graph = make()
+            nodes = sum(1 for _ in graph.nodes())
+            call = partial(low_graph, graph, mxmp.Policy("float16"), "gpu")
+            ms = milliseconds(in_turns({"": call}, args.rounds, 0)[""])
+            yield [name, f"{nodes:,}", f"{ms:.1f} ms", f"{1e3 * ms / nodes:.1f} us"]
+
+    show("graph | nodes | time | per node", rows())
 
 
 def chain(length: int) -> Graph:

@@ -11,8 +11,11 @@ import sys
 import tempfile
 import time
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TextIO
+
+from support.pages import show
 
 
 def timed(
@@ -60,13 +63,16 @@ def in_turns(calls: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 
 
 def bench(head: str, rows: Iterable[tuple[Sequence[Any], Mapping[str, Callable[[], Any]]]], rounds: int) -> None:
     """Print a table whose rows are cells and calls: the first one's time, and how many times as fast the others are."""
-    for number, (cells, calls) in enumerate(rows):
-        taken = list(in_turns(calls, rounds).values())
-        if not number:
-            first, *others = calls
-            print(f"| {head} | {first} | {' | '.join(others)} |\n{'|---' * (len(calls) + head.count('|') + 1)}|")
-        gains = [f"{milliseconds(each):.1f} ms: {gain(taken[0], each)}" for each in taken[1:]]
-        print(f"| {' | '.join(map(str, [*cells, f'{milliseconds(taken[0]):.1f} ms', *gains]))} |", flush=True)
+    rows = iter(rows)
+    first = next(rows)
+
+    def measured() -> Iterator[list[Any]]:
+        for cells, calls in chain([first], rows):
+            plain, *others = in_turns(calls, rounds).values()
+            gains = (f"{milliseconds(each):.1f} ms: {gain(plain, each)}" for each in others)
+            yield [*cells, f"{milliseconds(plain):.1f} ms", *gains]
+
+    show(" | ".join([head, *first[1]]), measured())
 
 
 def milliseconds(taken: Iterable[float | None]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Iterable, Iterator
 
 
 def row(cells: Iterable[Any]) -> str:
@@ -12,10 +12,21 @@ def row(cells: Iterable[Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def lines(head: str, rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown: its head with bars between the columns, and its rows."""
+    yield f"| {head} |\n{'|---' * (head.count('|') + 1)}|"
+    yield from map(row, rows)
+
+
 def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
-    """Return a table in Markdown: its head with bars between the columns, and its rows."""
-    first = f"| {head} |"
-    return "\n".join([first, "|" + "---|" * (first.count("|") - 1), *map(row, rows)])
+    """Return a table in Markdown."""
+    return "\n".join(lines(head, rows))
+
+
+def show(head: str, rows: Iterable[Iterable[Any]]) -> None:
+    """Print a table, each row as soon as it was measured."""
+    for line in lines(head, rows):
+        print(line, flush=True)
 
 
 def filled(module: str, **parts: Any) -> str:
