@@ -2,19 +2,14 @@
 
 A name (of a module, class, function, argument, variable or attribute) contains none of the words that CONTRIBUTING's
 glossary replaces. The docstring of a function begins with a verb, so not with a preposition, nor with What or Whether.
-
-``--draw 30 --seed WORD`` prints docstrings drawn at random, as a reader without the code sees them: file, class,
-signature, docstring. ``--draw 0`` prints all of ``--under``.
 """
 
 from __future__ import annotations
 
 import ast
-import copy
-import random
 import re
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Iterator, NamedTuple
 
 from support.options import parse
 from support.results import ROOT
@@ -37,19 +32,7 @@ class Offender(NamedTuple):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(
-        __doc__,
-        arguments,
-        draw=(int, "how many docstrings to print instead; 0 for all"),
-        seed=("", "any text"),
-        under=("mxmp", "a folder or file of the package"),
-    )
-    if options.draw is not None:
-        entries = list(documented(ROOT / options.under))
-        if options.draw:
-            entries = random.Random(options.seed).sample(entries, min(options.draw, len(entries)))
-        print("\n\n".join(entries))
-        return 0
+    parse(__doc__, arguments)
     found = list(offenders())
     for each in found:
         print(f"{each.where}: {each.rule}: {each.text}")
@@ -74,30 +57,6 @@ def offenders(package: Path = ROOT / "mxmp") -> Iterator[Offender]:
                 first = (ast.get_docstring(node) or "").split("\n")[0]
                 if _OPENING.match(first):
                     yield Offender(f"{module}:{node.lineno}", "docstring", f"{node.name}: {first}")
-
-
-def documented(where: Path) -> Iterator[str]:
-    """Yield each class and function with a docstring: its file and class, its signature and its docstring."""
-    for path in sorted(where.rglob("*.py")) if where.is_dir() else [where]:
-        yield from _documented(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT).as_posix())
-
-
-def _documented(inside: ast.AST, place: str) -> Iterator[str]:
-    for node in ast.iter_child_nodes(inside):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            text = ast.get_docstring(node)
-            if text:
-                yield f"--- {place}\n{ast.unparse(_outline(node))}\n{text}"
-            yield from _documented(node, f"{place}, {node.name}")
-
-
-def _outline(node: Any) -> Any:
-    """Return a copy of a class or function that has no code: a signature, or a class's fields and constructor."""
-    node = copy.copy(node)
-    constructors = [each for each in node.body if getattr(each, "name", "") == "__init__"]
-    kept = [each for each in node.body if isinstance(each, ast.AnnAssign)] or [_outline(each) for each in constructors]
-    node.body = (kept if isinstance(node, ast.ClassDef) else []) or [ast.Expr(ast.Constant(...))]
-    return node
 
 
 def _names(node: ast.AST) -> Iterator[str]:

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from checks import words
 from checks.words import PRIVATE_WORDS, offenders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,15 +38,6 @@ def test_the_rules_find_what_they_are_for(tmp_path):
         ("name", "told"),
         ("name", "_foreignX"),
     ]
-
-
-def test_a_drawn_docstring_stands_with_its_class_and_signature_and_without_its_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(words, "ROOT", tmp_path)
-    (tmp_path / "a.py").write_text(
-        "class Box:\n    'A box.'\n    def size(self) -> int:\n        'Return it.'\n        return 3"
-    )
-    _, method = words.documented(tmp_path)
-    assert method == "--- a.py, Box\ndef size(self) -> int:\n    ...\nReturn it."
 
 
 def test_the_glossary_is_short_and_free_of_the_words_that_it_replaces():
