@@ -13,7 +13,8 @@ from typing import Any, Callable
 
 def prepare_processes() -> None:
     """Have what every process needs imported once."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["zoo.catalogue", "zoo.measure"])
+    needed = ["zoo.catalogue", "zoo.measure", "sweep.operators.measure"]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(needed)
     share_path()  # Python before 3.13 does not: what the server cannot import each process would import anew
 
 
