@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from math import prod
-from types import MappingProxyType
 from typing import Any, Collection, Mapping
 
 import mxnet as mx
@@ -18,9 +17,6 @@ from .cut import Choice, Costs, cheapest
 from .stand_ins import with_stand_ins
 
 __all__ = ["Task", "cast_bytes", "shapes_of", "signature"]
-
-_CAST = 4 + 2  # bytes read and written per value
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Task:
@@ -46,7 +42,7 @@ class Task:
     slow_too : bool
         True lets operators compute in low precision whose low-precision kernel is correct but known to be slow; False
         keeps them in FP32.
-    left_out : mapping of str to str
+    left_out : mapping of str to str, optional
         The operators that stay in FP32 under every plan although rules and policy allow low precision: from the name of
         each to the reason, for example ``"its low-precision kernel crashes here (SIGSEGV)"``.
     training_shapes : mapping of str to tuple
@@ -80,7 +76,7 @@ class Task:
         parameters: Collection[str] | None = None,
         keep_output_names: bool = False,
         slow_too: bool = False,
-        left_out: Mapping[str, str] = _NOTHING,
+        left_out: Mapping[str, str] | None = None,
         training_shapes: Mapping[str, tuple] = NO_SHAPES,
     ) -> None:
         self.graph = graph
@@ -92,8 +88,8 @@ class Task:
             "keep_output_names": keep_output_names,
             "training_shapes": training_shapes,
         }
-        left = {node: left_out[name] for node, name in self.names.items() if name in left_out}
-        self._left_out = {self.names[node]: Decision(node.op, False, reason) for node, reason in left.items()}
+        left = {node: name for node, name in self.names.items() if name in (left_out or {})}
+        self._left_out = {name: Decision(node.op, False, (left_out or {})[name]) for node, name in left.items()}
         self.rules_plan = self._decide({})
         safe = may_compute_low(graph, policy, device, keep_output_names=keep_output_names, slow_too=slow_too)
         safe = {node: found for node, found in safe.items() if node not in left}
@@ -145,17 +141,11 @@ class Task:
         return cheapest(choice, Costs({}, dict.fromkeys(choice.free, 1e-2), moved, moved))
 
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
-        """Return the plan with the decisions in ``decided``, by operator name; all other operators follow the rules.
-
-        The operators that the constructor got as ``left_out`` stay in FP32 whatever ``decided`` says.
-        """
+        """Return the plan with the decisions ``decided``; other operators follow the rules, ``left_out`` stay FP32."""
         return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._options)
 
     def _storable_low(self) -> set[Node]:
-        """Return the variables that are stored in float16 under the plan with all of ``may_be_low`` in low precision.
-
-        Empty if the policy stores all parameters in FP32, as every policy in bfloat16 does.
-        """
+        """Return the variables stored in float16 under the plan with all of ``may_be_low`` in low precision."""
         if not self.policy.stores_low(self.device):
             return set()
         most = self._decide({self.names[node]: Decision(node.op, True, "") for node in self.may_be_low})
@@ -225,7 +215,7 @@ def cast_bytes(shapes: Mapping[Entry, tuple[int, ...]]) -> dict[Entry, float]:
 
     A cast between FP32 and a 16-bit dtype, in either direction, moves 4 bytes of an element in FP32 and 2 in the other.
     """
-    return {entry: float(_CAST * prod(shape)) for entry, shape in shapes.items()}
+    return {entry: 6.0 * prod(shape) for entry, shape in shapes.items()}
 
 
 def signature(node: Node, shapes: Mapping[Entry, tuple[int, ...]]) -> str:

@@ -67,9 +67,9 @@ _LEGACY = frozenset(_LEGACY_NAMES.split())
 class Arrays:
     """Arrays for a graph to be timed on: inputs, parameters, gradients and auxiliary states, all on one device.
 
-    They are made once for all plans of the graph, so that these are timed on the same values; ``Timed`` casts copies of
-    the parameters and gradients that a plan has in float16. None of them is an array of the user's: given values are
-    copied in their dtype, all others are random numbers of a fixed seed, or zeros and ones for labels and the like.
+    Several plans of the graph are timed on the same values; ``Timed`` casts copies of the parameters and gradients that
+    a plan has in float16. None of them is an array of the user's: given values are copied in their dtype, all others
+    are random numbers of a fixed seed, or zeros and ones for labels and the like.
 
     Parameters
     ----------
@@ -142,9 +142,7 @@ def _read_exactly(graph: Graph) -> set[str]:
 def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactly: bool) -> np.ndarray:
     """Return FP32 values for the variable ``name`` with which no activation or gradient overflows or is denormal.
 
-    Denormals would make operators slow. If the name ends in "weight", the values are normal with a variance of
-    2 / fan-in, otherwise standard normal, drawn from ``rng``. ``exactly`` is True for a label, an index, gamma, beta or
-    a running statistic: all values are then 1 if the name ends in "gamma" or "var", and otherwise 0.
+    Denormals would make operators slow. ``exactly`` is True for a label, an index, gamma, beta or a running statistic.
     """
     if exactly:
         return np.full(shape, float(name.endswith(("gamma", "var"))), "float32")
@@ -218,7 +216,10 @@ class Timed:
             mx.nd.array(rng.normal(0, 1, out.shape), arrays.ctx).astype(out.dtype) for out in outputs
         ]
         if before_each is not None:
-            self._try(_bind(symbol, arrays, arguments, gradients), before_each)
+            with suppress(mx.MXNetError):  # the next step raises it again, unless the monitor was its cause
+                careful = _bind(symbol, arrays, arguments, gradients)
+                self._run(careful, lambda owner: None if owner is None else before_each(owner), before=True)
+            before_each(None)
         self.step()
 
     def step(self) -> float:
@@ -248,34 +249,17 @@ class Timed:
         self._run(self._executor, note)
         return spent
 
-    def _try(self, executor: mx.executor.Executor, before_each: Callable[[Owner | None], None]) -> None:
-        """Run one step of ``executor``, and call ``before_each`` before each operator, and with None after the step.
-
-        The argument is the operator of the FP32 graph, or mxmp's cast of one of its tensors, for which the operator
-        runs, so that the caller knows what ran if a kernel crashes the process. If the graph has an operator that
-        MXNet registers the old way (``_LEGACY``), there is no backward, whose inputs MXNet's monitor could not report.
-        An ``MXNetError`` is dropped here: the constructor's next step, without the monitor, raises it again unless the
-        monitor was its cause.
-        """
-        with suppress(mx.MXNetError):
-            self._run(executor, lambda owner: None if owner is None else before_each(owner), before=True)
-        before_each(None)
-
     def _run(self, executor: mx.executor.Executor, note: Callable[[Owner | None], None], before: bool = False) -> None:
         """Run one step of ``executor``; after each operator, call ``note`` with what its time is counted for.
 
-        That is an operator of the FP32 graph, mxmp's cast of one of its tensors, or None for an operator that MXNet
-        added by itself. ``note`` is called once for each output of an operator; with ``before`` also before each
-        operator, once for each of its inputs. With ``before``, the step has no backward if the graph has an operator
-        that MXNet registers the old way (``_LEGACY``): the monitor cannot report the inputs of such a backward. An
-        exception in ``note`` is raised when the step has ended.
+        That is None for an operator that MXNet added by itself. ``note`` is called once for each output of an operator;
+        with ``before`` also before each operator, once for each of its inputs. There is then no backward if the monitor
+        could not report its inputs (``_LEGACY``). An exception in ``note`` is raised when the step has ended.
         """
         owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 
         def call(name: bytes | str, handle: Any) -> None:
-            # ``name`` is the monitor's name of a tensor. The time of the operator of ``"n7_output"`` is counted for
-            # ``owners[7]``; for a name without such a number, ``note`` gets None. ``handle`` is that of the tensor's
-            # array.
+            # The monitor's name of a tensor is ``"n7_output"`` where the operator's time is counted for ``owners[7]``.
             with error:
                 NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees the handle
                 mx.nd.waitall()
@@ -301,9 +285,8 @@ class Timed:
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
     """Return, for each operator of the graph with casts, what its measured time is counted for.
 
-    That is an operator of the FP32 graph, or a ``Cast`` of a tensor of the FP32 graph. An operator that a workaround
-    inserted is counted with the first node, in graph order, that reads its output; if none reads it, with the operator
-    of the FP32 graph whose values it passes on.
+    An operator that a workaround inserted is counted with the first node, in graph order, that reads its output; if
+    none reads it, with the operator of the FP32 graph whose values it passes on.
     """
     casts = {}
     for cast in casted.casts:
@@ -331,8 +314,6 @@ def _bind(
     """Return an executor of ``symbol``, bound without MXNet's oneDNN fusion.
 
     Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion, so times with it would not be theirs.
-    ``arguments`` maps the name of every argument to its array, and ``gradients`` the name of every argument that needs
-    a gradient to the array for the gradient. The device, ``grad_req`` and the auxiliary states are those of ``arrays``.
     """
     if arrays.ctx.device_type == "cpu":
         symbol = Unfused(symbol)

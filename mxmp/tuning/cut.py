@@ -7,6 +7,7 @@ there. A tensor that is returned on one side and read on the other is cast: once
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Collection, Iterator, Mapping, NamedTuple
 
@@ -110,11 +111,7 @@ class Choice:
     def _tensor(
         self, planned: PlannedGraph, entry: Entry, users: list[tuple[Node, int]], is_fp32_output: bool
     ) -> Tensor:
-        """Return what decides whether the tensor ``entry`` is cast: the node that it comes from, and its readers.
-
-        ``users`` are the operators that read ``entry``, each with the position of that input. ``is_fp32_output`` is
-        True if the graph returns ``entry`` and must return it in FP32.
-        """
+        """Return the ``Tensor`` of ``entry``; ``users`` read it, each as the input at a position."""
         node, rules = entry.node, planned.rules
         readers = [user for user, i in users if user in self._low_somewhere and i not in rules[user].keep]
         computed_low = node in self._low_somewhere and entry.index not in rules[node].keep_outputs
@@ -192,22 +189,22 @@ def cheapest(choice: Choice, costs: Costs) -> frozenset[Node]:
         network.pay(node, network.FP32, more)
         network.pay(network.LOW, node, -more)
     for node in choice.always_low:
-        network.forbid(network.LOW, node)
+        network.pay(network.LOW, node, math.inf)
     for entry, tensor in choice.tensors.items():
         source = network.FP32 if tensor.source is None else tensor.source
         if tensor.source in choice.may_be_stored_low:
             for reader in [*tensor.readers, *([network.FP32] if tensor.read_in_fp32 else [])]:
-                network.forbid(source, reader)
+                network.pay(source, reader, math.inf)
         elif tensor.source is not None and choice.sole_decider(entry, True) is None:
             cast = (entry, "to FP32")
             network.pay(source, cast, costs.to_fp32.get(entry, 0.0))
             for reader in tensor.readers:
-                network.forbid(cast, reader)
+                network.pay(cast, reader, math.inf)
         if choice.sole_decider(entry, False) is None:
             cast = (entry, "to low")
             network.pay(cast, source, costs.to_low.get(entry, 0.0))
             for reader in tensor.readers:
-                network.forbid(reader, cast)
+                network.pay(reader, cast, math.inf)
     return network.low_side() & (choice.free | choice.always_low)
 
 
@@ -215,50 +212,32 @@ class _Network:
     """A flow network whose minimum cut puts each of its vertices on the low-precision side or on the FP32 side.
 
     A vertex is any hashable object: an operator, a cast, or one of the two ends ``LOW`` and ``FP32``, which are always
-    on their own sides. ``pay`` and ``forbid`` add the edges, and ``low_side`` computes the cut. ``cheapest`` makes one
-    such network per call.
+    on their own sides.
     """
 
     LOW, FP32 = "low", "fp32"
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {self.LOW: 0, self.FP32: 1}
-        self._edges: list[tuple[int, int]] = []
-        self._capacities: list[float | None] = []
+        self._edges: list[tuple[int, ...]] = []
+        self._capacities: list[float] = []
 
     def pay(self, low: Any, fp32: Any, cost: float) -> None:
         """Add ``cost`` to every cut that has vertex ``low`` on the low-precision side and ``fp32`` on the FP32 side.
 
-        A cost of 0 or less adds nothing.
+        A cost of 0 or less adds nothing, ``math.inf`` excludes these cuts.
         """
         if cost > 0:
-            self._add(low, fp32, cost)
-
-    def forbid(self, low: Any, fp32: Any) -> None:
-        """Exclude every cut that has vertex ``low`` on the low-precision side and ``fp32`` on the FP32 side."""
-        self._add(low, fp32, None)
+            self._edges.append(tuple(self._numbers.setdefault(each, len(self._numbers)) for each in (low, fp32)))
+            self._capacities.append(cost)
 
     def low_side(self) -> frozenset[Any]:
-        """Return all vertices on the low-precision side of a minimum cut, ``LOW`` included.
-
-        Raises ``ImportError`` where python-igraph is not installed.
-        """
+        """Return all vertices on the low-precision side of a minimum cut, ``LOW`` included."""
         try:
             import igraph
         except ImportError as error:
             raise ImportError(f"tuning needs python-igraph ({error}): pip install 'mxmp[tune]'") from error
-        most = 1.0 + sum(filter(None, self._capacities))
+        most = 1.0 + sum(filter(math.isfinite, self._capacities))  # igraph subtracts flows: inf would become NaN
         graph = igraph.Graph(len(self._numbers), self._edges, directed=True)
-        capacities = [most if capacity is None else capacity for capacity in self._capacities]
-        cut = set(graph.mincut(0, 1, capacities).partition[0])
+        cut = set(graph.mincut(0, 1, [min(capacity, most) for capacity in self._capacities]).partition[0])
         return frozenset(what for what, number in self._numbers.items() if number in cut)
-
-    def _add(self, low: Any, fp32: Any, capacity: float | None) -> None:
-        """Add ``capacity`` to each cut that has ``low`` on the low-precision side and ``fp32`` on the FP32 side.
-
-        Both are vertices, and the capacity is that of a new edge between them; None stands for an infinite one.
-        """
-        numbers = (self._numbers.setdefault(each, len(self._numbers)) for each in (low, fp32))
-        first, second = numbers
-        self._edges.append((first, second))
-        self._capacities.append(capacity)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Collection, Mapping, NamedTuple
 
 import mxnet as mx
@@ -101,10 +101,6 @@ class Job:
         """Return a new object, the FP32 graph: with Custom operators, not stand-ins, and without what mxmp inserted."""
         return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
 
-    def after(self, crash: Crash) -> Job:
-        """Return a copy of this job for the next process that measures, with ``crash`` added to its ``crashes``."""
-        return replace(self, crashes=(*self.crashes, crash))
-
 
 def job_of(
     target: Block | mx.sym.Symbol,
@@ -141,15 +137,32 @@ def job_of(
         The block is no HybridBlock or cannot be traced; its inputs are named or missing; those of a Symbol have no
         names, or names that it does not have; an input is no array or shape; or ``measure`` forbids an operator.
     """
+    blocks: tuple[str, ...] = ()
+    parameters, grad_req = None, {}
     if isinstance(target, mx.sym.Symbol):
-        subject = _of_symbol(target, inputs, named)
+        if inputs:
+            raise ValueError("name the inputs of a Symbol: tune(symbol, data=(32, 3, 224, 224))")
+        symbol = target
+        values = {name: value for name, value in named.items() if isinstance(value, NDArray)}
+        shapes = {name: value.shape if name in values else as_shape(value, name) for name, value in named.items()}
     else:
-        subject = _of_block(target, inputs, named, training)
-    shapes, names = subject.shapes, subject.symbol.list_inputs()
+        if not isinstance(target, Block):
+            raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(target).__name__}")
+        if named or not inputs:
+            raise ValueError("give a block its inputs, or their shapes, in order: named inputs are for Symbols")
+        if not isinstance(target, HybridBlock):
+            raise ValueError(f"{target.name!r} runs as Python, which has no plan: tune the HybridBlocks in it")
+        arrays, empty = read_inputs(inputs)
+        symbol, found, params = traced_alone(target, arrays, training)
+        values = {name: array for name, array in found.items() if all(array is not each for each in empty)}
+        shapes = {name: array.shape for name, array in found.items()}
+        parameters, blocks = list(params), prefixes_of(target)
+        grad_req = {name: param.grad_req for name, param in params.items()}
+    names = symbol.list_inputs()
     unknown = sorted(set(shapes) - set(names))
     if unknown:
         raise ValueError(f"there is no input {unknown[0]!r}: it has {', '.join(names[:5])}, ...")
-    text, stand_ins, inside_loops = described(subject.symbol, shapes)
+    text, stand_ins, inside_loops = described(symbol, shapes)
     if inside_loops and measure:
         raise ValueError(
             f"only this process can run {inside_loops[0]} in the body of a loop, and tune measures in another process: "
@@ -157,82 +170,14 @@ def job_of(
         )
     return Job(
         symbol=text,
-        numpy=(is_numpy(subject.symbol), mx.util.is_np_shape(), mx.util.is_np_array()),
+        numpy=(is_numpy(symbol), mx.util.is_np_shape(), mx.util.is_np_array()),
         policy=policy,
         ctx=ctx,
         training=training,
         inputs=shapes,
-        values=subject.values,
-        grad_req=subject.grad_req or {name: "write" for name in names if name not in shapes},
-        parameters=subject.parameters,
-        blocks=subject.blocks,
+        values=values,
+        grad_req=grad_req or {name: "write" for name in names if name not in shapes},
+        parameters=parameters,
+        blocks=blocks,
         stand_ins=stand_ins,
-    )
-
-
-class _Subject(NamedTuple):
-    """What ``job_of`` reads from the block or Symbol that ``tune`` was called with, before it makes a ``Job`` of it.
-
-    Attributes
-    ----------
-    symbol : Symbol
-        The network: the Symbol itself, or the graph of the block.
-    shapes : mapping of str to tuple of int
-        The shape of every input by its name.
-    values : mapping of str to NDArray
-        The inputs that the user gave as arrays, by name.
-    parameters : list of str, optional
-        The names of the block's parameters; None for a Symbol.
-    grad_req : mapping of str to str
-        ``"write"``, ``"add"`` or ``"null"`` for each parameter of the block by its name. Empty for a Symbol, whose
-        parameters all get ``"write"``.
-    blocks : tuple of str
-        The prefixes of the block and of all blocks in it, outermost first; empty for a Symbol.
-    """
-
-    symbol: mx.sym.Symbol
-    shapes: Mapping[str, tuple[int, ...]]
-    values: Mapping[str, NDArray]
-    parameters: list[str] | None
-    grad_req: Mapping[str, str]
-    blocks: tuple[str, ...]
-
-
-def _of_symbol(symbol: mx.sym.Symbol, inputs: tuple, named: Mapping[str, Any]) -> _Subject:
-    """Return a Symbol that ``tune`` was called with, and the shapes and arrays of its inputs, for ``job_of``.
-
-    ``named`` maps the names of inputs to shapes or arrays; all other variables are parameters and auxiliary states.
-    Raises ``ValueError`` where ``inputs``, the positional arguments of ``tune`` after the Symbol, is not empty, or a
-    value of ``named`` is neither a shape nor an array.
-    """
-    if inputs:
-        raise ValueError("name the inputs of a Symbol: tune(symbol, data=(32, 3, 224, 224))")
-    values = {name: value for name, value in named.items() if isinstance(value, NDArray)}
-    shapes = {name: value.shape if name in values else as_shape(value, name) for name, value in named.items()}
-    return _Subject(symbol, shapes, values, None, {}, ())
-
-
-def _of_block(block: Any, inputs: tuple, named: Mapping[str, Any], training: bool) -> _Subject:
-    """Return the graph, inputs, parameters and prefixes of a block that ``tune`` was called with, for ``job_of``.
-
-    The block's graph is traced in training mode if ``training``. ``inputs`` are the positional arguments that ``tune``
-    got after the block: arrays or shapes, or lists of them. ``named`` are its keywords, which a block must not have.
-    Raises ``TypeError`` where ``block`` is no Block, and ``ValueError`` where it is no HybridBlock, cannot be traced,
-    or the inputs are missing, named, or neither arrays nor shapes.
-    """
-    if not isinstance(block, Block):
-        raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
-    if named or not inputs:
-        raise ValueError("give a block its inputs, or their shapes, in order: named inputs are for Symbols")
-    if not isinstance(block, HybridBlock):
-        raise ValueError(f"{block.name!r} runs as Python, which has no plan: tune the HybridBlocks in it")
-    arrays, empty = read_inputs(inputs)
-    symbol, found, params = traced_alone(block, arrays, training)
-    return _Subject(
-        symbol,
-        {name: array.shape for name, array in found.items()},
-        {name: array for name, array in found.items() if all(array is not each for each in empty)},
-        list(params),
-        {name: param.grad_req for name, param in params.items()},
-        prefixes_of(block),
     )

@@ -58,21 +58,8 @@ def processors() -> int:
 def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None) -> str:
     """Return the path of the file in which ``tune`` keeps the times measured on one machine. It need not exist.
 
-    The path is ``FOLDER/times-HASH.json``.
-
-    Parameters
-    ----------
-    machine : dict
-        What ``describe`` returned; its hash is in the file's name.
-    folder : path, optional
-        The folder of the file (default: the user's cache folder). It is created if it does not exist.
-
-    Raises
-    ------
-    ImportError
-        platformdirs, which finds the user's cache folder, is needed and not installed.
-    OSError
-        The folder cannot be created.
+    ``machine`` is what ``describe`` returned; its hash is in the file's name. The ``folder`` (default: the user's cache
+    folder, for which ``ImportError`` is raised without platformdirs) is created, or ``OSError`` raised.
     """
     if folder is None:
         try:
@@ -93,10 +80,7 @@ def _source() -> str:
 
 
 def _gpu(number: int) -> str:
-    """Return the model of a GPU as CUDA's driver names it, ``"NVIDIA A100-SXM4-40GB"``; ``""`` if there is no driver.
-
-    ``number`` is its number in MXNet: 0 for ``mx.gpu(0)``.
-    """
+    """Return the model of a GPU, as CUDA's driver names it, ``"NVIDIA A100-SXM4-40GB"``; ``""`` without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -107,10 +91,7 @@ def _gpu(number: int) -> str:
 
 
 def _processor(cpuinfo: str = "/proc/cpuinfo") -> str:
-    """Return the model of the CPU as Linux's file ``cpuinfo`` has it, for example ``"Intel(R) Xeon(R) Gold 6248"``.
-
-    Where that file cannot be read or has no model, it is what ``platform`` says, perhaps no more than ``"x86_64"``.
-    """
+    """Return the model of the CPU as Linux's file ``cpuinfo`` has it, or else what ``platform`` says."""
     try:
         with open(cpuinfo, encoding="utf-8") as file:
             for line in file:

@@ -15,8 +15,9 @@ import sys
 import threading
 import traceback
 import warnings
-from contextlib import contextmanager, suppress
-from typing import IO, Any, Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import IO, Any, Callable
 
 import mxnet as mx
 import numpy as np
@@ -65,38 +66,30 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
         The search raised this in the process. Another exception of the search is a ``RuntimeError`` with its traceback.
     """
     while True:
-        with _started() as process:
+        process = start_python(START, hint="Use tune(measure=False)")
+        try:
             found = _result(process, job, show)
+        finally:
+            process.kill()
+            with suppress(OSError), process:  # closes its pipes, and waits
+                pass
         if isinstance(found, Plan):
             return found, job.seconds
-        job = job.after(found)
-
-
-@contextmanager
-def _started() -> Iterator[subprocess.Popen]:
-    """Start the process in which ``tune`` measures, yield it, and kill it when the ``with`` block ends or raises."""
-    process = start_python(START, hint="Use tune(measure=False)")
-    try:
-        yield process
-    finally:
-        process.kill()
-        with suppress(OSError), process:  # closes its pipes, and waits
-            pass
+        job = replace(job, crashes=(*job.crashes, found))
 
 
 def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
     """Send a job to the process that measures, and read its messages until it has found the plan or has crashed.
 
-    Return the plan, or a ``Crash`` if the process ended without one. Until then, the process's warnings are issued
-    here, the times that it measured are added to ``job.seconds``, and ``show`` is called with the name of each part of
-    the search that begins. Raises an exception that the process reports, and ``RuntimeError`` if another process could
-    not do better, for example after a crash in FP32 (``_crash`` lists the cases).
+    Return the plan, or a ``Crash`` if the process ended without one. Raises an exception that the process reports, and
+    ``RuntimeError`` where ``_crash`` does.
     """
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
     from_it: IO[bytes] = process.stdout  # type: ignore[assignment]
     with suppress(BrokenPipeError):  # the process has ended, which the loop finds out
-        _send(to_it, job)
+        pickle.dump(job, to_it)
+        to_it.flush()
     while True:
         try:
             kind, value = pickle.load(from_it)
@@ -123,11 +116,9 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
 def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
     """Return how a measuring process crashed, so that the next one can leave out the operators or the plan that ran.
 
-    ``status`` is an exit status, or a signal's number with a minus, as ``Popen.wait`` returns it. ``plan`` are the
-    names of the operators that compute in low precision under the plan that ran, None before the first plan;
-    ``operators`` the names of those that ran, as far as they are known. Raises ``RuntimeError`` where another process
-    could not do better: this one was ended from outside (SIGKILL, SIGTERM, ...), ended before it measured anything, or
-    crashed under the plan without low precision.
+    ``status`` is what ``Popen.wait`` returned, ``plan`` and ``operators`` are as in ``Crash``; ``plan`` is None before
+    the first one ran. Raises ``RuntimeError`` where another process could not do better: this one was ended from
+    outside (SIGKILL, SIGTERM, ...), ended before it measured anything, or crashed under the plan without low precision.
     """
     name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     if name in _ENDED:
@@ -150,7 +141,7 @@ def main() -> None:
     A message is a tuple of its kind and its value, such as ``("part", "steps")``. The kinds "part", "plan", "operators"
     and "seconds" say how the search proceeds; ``search.measured`` describes them. The value of a "warning" is a text
     and a category. The last message is "found" with the Plan, or "failed" with the type and the text of an exception.
-    What other code prints to stdout goes to stderr. If the user's process ends, this one does too.
+    If the user's process ends, this one does too.
     """
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what other code prints goes to stderr
@@ -161,13 +152,16 @@ def main() -> None:
 
     def tell(kind: str, value: Any) -> None:
         with lock:
-            _send(messages, (kind, value))
+            pickle.dump((kind, value), messages)
+            messages.flush()
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)  # mxmp's own; the user's process has seen those of imports
         warnings.showwarning = lambda message, category, *_: tell("warning", (str(message), category))
         try:
-            _start_second_team()
+            # A second team of OpenMP threads, as a training loop starts it when it copies a batch from NumPy. With more
+            # threads than processors, libgomp lets waiting threads spin for a shorter time, which changes the times.
+            mx.nd.array(np.zeros(_PARALLEL_COPY, "float32")).wait_to_read()
             with mx.util.np_shape(job.numpy[1]), mx.util.np_array(job.numpy[2]):
                 tell("found", measured(job, tell))
         except Exception as error:
@@ -175,25 +169,7 @@ def main() -> None:
             tell("failed", (known, str(error)) if known else (RuntimeError, traceback.format_exc()))
 
 
-def _send(stream: IO[bytes], message: Any) -> None:
-    """Pickle ``message`` into a pipe and flush it. Raises ``BrokenPipeError`` where the other process has ended."""
-    pickle.dump(message, stream)
-    stream.flush()
-
-
 def _end_with_parent() -> None:
-    """Wait until the user's process has closed its end of stdin, as it does when it ends, then kill this process.
-
-    It runs in a thread, since the main thread may be in a kernel.
-    """
+    """Wait in a thread until the user's process has closed its end of stdin, as when it ends; kill this process."""
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _start_second_team() -> None:
-    """Start a second team of OpenMP threads, as a training loop does when it copies a batch from NumPy.
-
-    With two teams there are more threads than processors. libgomp then lets waiting threads spin for a shorter time.
-    Kernels are timed in that state, since it changes their times.
-    """
-    mx.nd.array(np.zeros(_PARALLEL_COPY, "float32")).wait_to_read()

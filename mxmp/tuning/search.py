@@ -94,10 +94,7 @@ def fewest_bytes(job: Job) -> Plan:
 
 
 def _task(job: Job, graph: Graph, **options: Any) -> Task:
-    """Return the ``Task``, the plans among which to choose, for ``graph``, the FP32 graph of ``job``.
-
-    ``options`` are further keywords of ``Task``.
-    """
+    """Return the ``Task`` of ``job``, whose FP32 graph is ``graph``; ``options`` are further keywords of ``Task``."""
     return Task(
         graph,
         job.policy,
@@ -112,8 +109,7 @@ def _task(job: Job, graph: Graph, **options: Any) -> Task:
 def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Crash]) -> dict[str, str]:
     """Return the operators that must stay in FP32 because their low-precision kernel crashed, and the reason of each.
 
-    The result maps names of operators to reasons, such as ``"its low-precision kernel crashes here (SIGSEGV)"``. It has
-    the operators that crashed while they were in low precision, and those that run the same kernel on the same shapes.
+    These crashed while they were in low precision, or run the same kernel on the same shapes as one that did.
     """
     names = graph.names()
     signatures = {name: signature(node, shapes) for node, name in names.items() if not node.is_variable}
@@ -132,10 +128,8 @@ class Search:
 
     Parameters
     ----------
-    task : Task
-        The graph and the plans to choose from.
-    arrays : Arrays
-        The inputs and parameters to which the graphs of all plans are bound.
+    task, arrays
+        The graph and the plans to choose from, and the arrays to which the graphs of all plans are bound.
     shapes : mapping of Entry to tuple of int
         The shape of every tensor of the graph.
     training : bool
@@ -143,10 +137,10 @@ class Search:
     table : Table
         The times that are known already; receives the new ones.
     tell : callable
-        ``tell(kind, value)`` is called as the search proceeds, with the kinds and values that ``measured`` lists.
+        Called as the search proceeds, as that of ``measured``.
     crashes : iterable of Crash
         How earlier processes for the same job ended; a plan that crashed is not run again.
-    notes : iterable of str
+    notes : list of str
         Sentences for ``Tuned.notes`` of the returned plan; the search appends its own.
 
     Attributes
@@ -164,8 +158,8 @@ class Search:
         training: bool,
         table: Table,
         tell: Tell,
-        crashes: Iterable[Crash] = (),
-        notes: Iterable[str] = (),
+        crashes: Iterable[Crash],
+        notes: list[str],
     ) -> None:
         self._task, self._arrays, self._training = task, arrays, training
         self._table, self._tell = table, tell
@@ -173,7 +167,7 @@ class Search:
         self._readers = task.graph.consumers()
         moved = cast_bytes(shapes)
         self._moved = Costs({}, {}, moved, moved)
-        self._notes = list(notes)
+        self._notes = notes
         self.candidates = {
             FULL: frozenset(),
             RULES: task.low_nodes(task.rules_plan),
@@ -183,10 +177,8 @@ class Search:
     def run(self) -> Plan:
         """Measure, and return the plan whose steps are the fastest, with all that was measured in ``Plan.tuned``.
 
-        The plan is FP32 unless the best of the others is faster in at least three quarters of the rounds, in each of
-        which every candidate runs one step. If low precision raises ``MXNetError`` while operators are profiled, the
-        steps of the candidates so far are compared. If no operator may compute in low precision, FP32 is returned and
-        nothing is measured. Raises ``mxnet.MXNetError`` if FP32 itself fails.
+        If low precision raises ``MXNetError`` while operators are profiled, the steps of the candidates so far are
+        compared. Raises ``mxnet.MXNetError`` if FP32 itself fails.
         """
         if not self.candidates[RULES] and not self._task.may_be_low:
             self._notes.append("nothing may compute low")
@@ -232,11 +224,10 @@ class Search:
         self._tell("seconds", self._table.seconds)
 
     def _timed(self, low: frozenset[Node]) -> Timed:
-        """Return the graph of the plan in which the operators ``low`` compute in low precision, ready for timing.
+        """Return the graph of the plan in which the operators ``low`` compute in low precision, as ``_bound`` does.
 
         If ``low`` is empty, it is FP32 with the workarounds against slow kernels (``CONVERTED``) and not plain FP32,
-        because every graph with operators in low precision has these workarounds. If it is not, operators in
-        bodies of control flow follow the rules. Runs one step; raises ``mxnet.MXNetError`` if it fails (``_bound``).
+        because every graph with operators in low precision has these workarounds.
         """
         tuned = None if low else Tuned(CONVERTED, self._training)
         return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))
@@ -244,9 +235,8 @@ class Search:
     def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
         """Return the graph of ``plan``, in which the operators ``low`` compute in low precision, ready for timing.
 
-        Its first step has then run, operator by operator; before each operator, ``tell`` got its name, so that the
-        user's process knows what ran if a kernel crashes this one. Raises ``mxnet.MXNetError`` if the plan cannot run,
-        or if it crashed an earlier process.
+        Its first step has then run, operator by operator, each of them announced. Raises ``mxnet.MXNetError`` if the
+        plan cannot run, or if it crashed an earlier process.
         """
         names = self._tell_plan(low)
         if names in self._crashes:
@@ -254,20 +244,16 @@ class Search:
         return Timed(self._task.graph, plan, self._arrays, self._training, lambda owner: self._announce(owner, low))
 
     def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
-        """Call ``tell("plan", names)`` with the names of the operators ``low``, and return these names.
-
-        It tells the user's process which plan runs next, in case a kernel crashes this one.
-        """
+        """Tell the user's process which plan runs next, in case a kernel crashes; return the names of ``low``."""
         names = frozenset(self._task.names[node] for node in low)
         self._tell("plan", names)
         return names
 
     def _announce(self, owner: Owner | None, low: frozenset[Node]) -> None:
-        """Call ``tell("operators", names)`` before an operator or a cast runs, so that a crash can be blamed on it.
+        """Tell the user's process that ``owner`` runs next, so that a crash can be blamed on it; None: a whole step.
 
-        ``owner`` runs next. For an operator, ``names`` has its name. For a cast to FP32, it has that of the operator
-        that returns the tensor; for a cast to low precision, those of the readers in ``low``, the operators in low
-        precision under the plan that runs. If ``owner`` is None, a whole step is going to run, and there are no names.
+        For a cast to FP32 the operator that returns the tensor is named, for one to low precision its readers in
+        ``low``, the operators in low precision under the plan that runs.
         """
         if not isinstance(owner, Cast):
             nodes = [owner] if owner is not None else []
@@ -282,9 +268,8 @@ class Search:
 
         Two of the names stand for FP32: ``FULL`` for the graph without workarounds against slow kernels, ``CONVERTED``,
         where such a workaround applies, for that with them. In each round every candidate runs one step, and entry
-        ``i`` of each list is of round ``i``. There are 7 to 21 rounds: after the seventh, they end when the times are
-        steady (``_is_steady``) or 60 seconds have passed. A candidate whose step fails, before the rounds or in one, is
-        left out, with a note in the plan. Raises ``mxnet.MXNetError`` if plain FP32 fails.
+        ``i`` of each list is of round ``i``. A candidate whose step fails, before the rounds or in one, is left out,
+        with a note in the plan. Raises ``mxnet.MXNetError`` if plain FP32 fails.
         """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
@@ -317,10 +302,7 @@ class Search:
                 return times
 
     def _has_workarounds_against_slow_kernels(self) -> bool:
-        """Return whether a workaround against a slow kernel applies to the graph when all of it computes in FP32.
-
-        If none does, FP32 with these workarounds is the same graph as plain FP32, and need not be timed.
-        """
+        """Return whether FP32 with the workarounds against slow kernels is another graph than plain FP32."""
         plan, graph, arrays = self._task.plan(frozenset(), {}), self._task.graph, self._arrays
         with_and_without = [
             emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs, avoid_slow_kernels=avoid)
@@ -329,16 +311,13 @@ class Search:
         return len({tuple(casted.workarounds) for casted in with_and_without}) > 1
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
-        """Return the plan of the candidate named ``chosen``, with all measurements in its ``tuned``.
-
-        ``times`` is what ``_compare_steps`` returned; empty if no step was timed.
-        """
+        """Return the plan of the candidate ``chosen``, with ``times`` and all other measurements in its ``tuned``."""
         low = self.candidates.get(chosen, frozenset())
         compute = self._task.policy.compute
         if times and not low:
             self._notes.append(f"FP32: no plan in {compute} was faster beyond the spread of the rounds")
         learnt = all(map(self._table.knows, (frozenset(), self._task.may_be_low, self._task.matrix_operators)))
-        gains = {name: quartiles([a / b for a, b in zip(times[FULL], each)]) for name, each in times.items()}
+        gains = {name: _gain(times, name, FULL) for name in times}
         # FP32 was profiled with the workarounds against slow kernels, and gains are relative to plain FP32.
         converted = gains.get(CONVERTED, (1.0, 1.0, 1.0))[1]
         seconds = {
@@ -363,11 +342,7 @@ class Search:
         return replace(self._task.plan(low, self._reasons(low) if learnt else failed), tuned=tuned)
 
     def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
-        """Return why the operators that may compute in low precision, but are not in ``low``, stay in FP32.
-
-        A reason is that they are slower in low precision, ``"slower in bfloat16 here (0.31 ms, 0.12 in FP32)"``, or
-        that they gain less than their casts cost.
-        """
+        """Return why the operators that may compute in low precision, but are not in ``low``, stay in FP32."""
         compute = self._task.policy.compute
         reasons = {}
         for node in self._task.may_be_low - low:
@@ -408,14 +383,15 @@ def fastest(times: Mapping[str, Sequence[float]]) -> str:
     above 1.
     """
 
-    def gains(name: str, against: str) -> tuple[float, float, float]:
-        # The three numbers are the lower quartile, the median and the upper quartile over the rounds.
-        return quartiles([a / b for a, b in zip(times[against], times[name])])
-
-    full = CONVERTED if CONVERTED in times and gains(CONVERTED, FULL)[0] > 1 else FULL
+    full = CONVERTED if CONVERTED in times and _gain(times, CONVERTED, FULL)[0] > 1 else FULL
     others = [name for name in times if name not in (FULL, CONVERTED)]
-    best = max(others, key=lambda name: gains(name, FULL)[1], default=full)
-    return best if gains(best, full)[0] > 1 else full
+    best = max(others, key=lambda name: _gain(times, name, FULL)[1], default=full)
+    return best if _gain(times, best, full)[0] > 1 else full
+
+
+def _gain(times: Mapping[str, Sequence[float]], name: str, against: str) -> tuple[float, float, float]:
+    """Return the quartiles, over the rounds, of how many times as fast ``name`` is as ``against``."""
+    return quartiles([a / b for a, b in zip(times[against], times[name])])
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -430,20 +406,11 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
-    """Return whether the times vary so little that no more rounds are needed.
-
-    ``times`` maps each candidate's name to the seconds of its steps. The two quartiles of each candidate may differ by
-    4 % of its median at most. False after a single round.
-    """
+    """Return whether the times vary so little that no more rounds are needed: each one's quartiles by 4 % at most."""
     spreads = [quartiles(each) for each in times.values()]
-    return all(len(each) > 1 for each in times.values()) and all(
-        high - low <= 0.04 * middle for low, middle, high in spreads
-    )
+    return len(times[FULL]) > 1 and all(high - low <= 0.04 * middle for low, middle, high in spreads)
 
 
 def _first_line(error: Exception) -> str:
-    """Return, for a note, the first line of an error's text that contains "error" or "Error"; else the whole text.
-
-    Of more than 120 characters, only the last 120.
-    """
+    """Return, for a note, the first line of an error's text with "rror" in it, else all; the last 120 characters."""
     return next((line for line in str(error).splitlines() if "rror" in line), str(error))[-120:]

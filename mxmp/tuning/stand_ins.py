@@ -58,13 +58,7 @@ def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> t
 
 
 def with_stand_ins(graph: Graph) -> Graph:
-    """Return a copy of ``graph`` with stand-ins in place of operators that only the user's process can run.
-
-    Such operators are Custom ones and those of ``mx.library``. A stand-in reads the same tensors and returns tensors of
-    the same shapes by operators of MXNet's own, so every process can bind the copy. ``graph`` was read from JSON that
-    ``described`` wrote: there, such an operator has an attribute with the shapes of its outputs. ``graph`` is not
-    changed; if no operator has this attribute, it is returned instead of a copy.
-    """
+    """Return a copy of ``graph`` that every process can bind, by ``put_stand_ins``; itself if it needs no stand-in."""
     if not any(_SHAPES in node.attrs for node in graph.nodes()):
         return graph
     copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
@@ -73,10 +67,7 @@ def with_stand_ins(graph: Graph) -> Graph:
 
 
 def replaced(graph: Graph) -> list[str]:
-    """Return the names of the operators of ``graph`` that only the user's process can run; stand-ins take their place.
-
-    ``graph`` was read from JSON that ``described`` wrote.
-    """
+    """Return the names of the operators that ``put_stand_ins`` would replace."""
     return [name for node, name in graph.names().items() if _SHAPES in node.attrs]
 
 
@@ -98,11 +89,9 @@ def put_stand_ins(graph: Graph) -> dict[Node, Node]:
 
 
 def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Entry:
-    """Return a tensor of ``shape`` that takes the place of one output of the operator ``node``.
+    """Return a tensor of ``shape`` that takes the place of one output of ``node``; add its new nodes to ``made``.
 
-    Each of its elements is the FP32 sum of all elements of all inputs of ``node``, so every input has a gradient; 1 if
-    ``node`` reads nothing. ``node`` itself is not changed. Each new node is added to ``made``, with ``node`` as its
-    value.
+    Each element is the FP32 sum of all elements of all inputs, so every input has a gradient; 1 if there are none.
     """
 
     def new(op: str, inputs: list[Entry], **attrs: str) -> Entry:
@@ -118,28 +107,18 @@ def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Ent
 
 
 def _runs_here_only(node: Mapping[str, Any]) -> bool:
-    """Return whether a node of Symbol JSON is a Custom operator, or one of a library that ``mx.library`` loaded.
-
-    Another process cannot run it.
-    """
+    """Return whether a node of Symbol JSON is a Custom operator, or one of a library that ``mx.library`` loaded."""
     op = node["op"]
     return op != "null" and (op in _PYTHON or op not in RULES)
 
 
 def _title(node: Mapping[str, Any]) -> str:
-    """Return type and name of an operator of Symbol JSON for a message, for example ``"my_op 'custom0'"``.
-
-    The type of a Custom operator is the name under which the user registered it.
-    """
+    """Return type and name of an operator of Symbol JSON for a message, for example ``"my_op 'custom0'"``."""
     return f"{node.get('attrs', {}).get('op_type', node['op'])} {node['name']!r}"
 
 
 def _in_bodies(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the operators in the bodies of loops and conditions that are Custom, or of ``mx.library``'s libraries.
-
-    Another process cannot run them. Nested bodies are searched too. ``raw`` is parsed Symbol JSON, and an operator is
-    an entry of "nodes" in the JSON of its body.
-    """
+    """Yield the operators in bodies of loops and conditions, nested ones too, that another process cannot run."""
     for body in [body for node in raw["nodes"] for body in node.get("subgraphs", ())]:
         yield from filter(_runs_here_only, body["nodes"])
         yield from _in_bodies(body)

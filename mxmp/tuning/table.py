@@ -55,14 +55,12 @@ class Table:
         self, task: Task, shapes: Mapping[Entry, tuple[int, ...]], training: bool, known: dict[str, float]
     ) -> None:
         self.seconds = known
-        self._task = task
-        self._shapes = shapes
+        self._task, self._shapes = task, shapes
         self._readers = task.graph.consumers()
-        mode = "training" if training else "inference"
+        self._mode = mode = "training" if training else "inference"
         self._signatures = {
             node: f"{mode} {signature(node, shapes)}" for node in task.graph.nodes() if not node.is_variable
         }
-        self._mode = mode
 
     def knows(self, low: Collection[Node]) -> bool:
         """Return whether all operators and casts of the plan with ``low`` in low precision have times in the table."""
@@ -84,8 +82,7 @@ class Table:
             self.seconds.setdefault(key, statistics.median(times))
         casts = [Cast(*cast) for cast in self._task.choice.casts(low)]
         extra = dict.fromkeys(casts, 0.0)
-        beside = self._beside(casts, low)
-        for node, its_casts in beside.items():
+        for node, its_casts in self._beside(casts, low).items():
             more = profile.get(node, 0.0) - self.seconds[self._key(node, node in low)]
             for cast in its_casts:
                 extra[cast] += more / len(its_casts)
@@ -136,39 +133,28 @@ class Table:
         return self.seconds[self._key(node, low)]
 
     def _beside(self, casts: list[Cast], low: Collection[Node]) -> dict[Node, list[Cast]]:
-        """Return each operator beside a cast, with the casts beside it, which may change its time.
-
-        An operator is beside a cast if it returns the tensor that is cast, or reads the cast tensor. ``casts`` are all
-        casts of a plan, and ``low`` are the operators that compute in low precision under it.
-        """
+        """Return each operator that makes or reads a cast tensor, with these casts, which may change its time."""
         beside: dict[Node, list[Cast]] = {}
         rules = self._task.rule_of_node
         for cast in casts:
-            maker = cast.entry.node
             readers = {
                 node
                 for node, position in self._readers.get(cast.entry, ())
                 if (node in low and position not in rules[node].keep) is not cast.to_fp32
             }
-            for node in [*readers, maker]:
+            for node in [*readers, cast.entry.node]:
                 if not node.is_variable:
                     beside.setdefault(node, []).append(cast)
         return beside
 
     def _key(self, node: Node, low: bool) -> str:
-        """Return the key of an operator's time in ``seconds``, for example ``"training relu {} 8x64 bfloat16"``.
-
-        ``{}`` are the operator's parameters, ``8x64`` is the shape of its input. The last word is the compute dtype if
-        ``low``, otherwise "float32".
-        """
+        """Return the key of an operator's time in ``seconds``, for example ``"training relu {} 8x64 bfloat16"``."""
         return f"{self._signatures[node]} {self._task.policy.compute if low else 'float32'}"
 
     def _cast_key(self, cast: Cast) -> str:
         """Return the key of a cast's time in ``seconds``: ``"training Convolution -> float32 8x64 -> BatchNorm"``.
 
-        It begins with "training" or "inference". It has the type of the operator that returns the tensor ("null" for a
-        variable), the dtype that the tensor is cast to, its shape, and the types of all operators that read it, those
-        that do so without the cast included.
+        The last are the types of all operators that read the tensor, those that do so without the cast included.
         """
         maker = cast.entry.node.op
         readers = sorted({node.op for node, _ in self._readers.get(cast.entry, ())})
@@ -196,17 +182,13 @@ def read(path: str) -> dict[str, float]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no JSON of times ({type(error).__name__})") from error
     known = found.get("seconds") if isinstance(found, dict) else None
-    if not isinstance(known, dict) or not all(_is_time(value) for value in known.values()):
+    # Neither NaN nor infinity is less than a day.
+    if not isinstance(known, dict) or not all(type(v) in (int, float) and abs(v) < _DAY for v in known.values()):
         raise ValueError("it does not hold a number of seconds for each operator")
     operators = [value for key, value in known.items() if _CAST not in key]
     if known and not (min(operators, default=0.0) >= 0.0 < max(operators, default=0.0)):
         raise ValueError("its operators take no time, or less than none")
     return {key: float(value) for key, value in known.items()}
-
-
-def _is_time(value: Any) -> bool:
-    """Return whether a value from JSON is a number of seconds, of either sign, of less than a day."""
-    return type(value) in (int, float) and abs(value) < _DAY  # neither NaN nor infinity is
 
 
 def write(path: str, machine: Mapping[str, Any], seconds: Mapping[str, float]) -> None:

@@ -128,9 +128,7 @@ def tune(
 def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
     """Return the path of the file in which a machine's times are kept, and the times in it, by the keys of ``Table``.
 
-    ``machine`` is what ``machine.describe`` returned. ``folder`` is None for the user's cache folder. The path is None
-    if the file cannot be written. There are no times if the file does not exist or cannot be read. If it cannot be
-    read or written, one warning says why.
+    The path is None if the file cannot be written. If it cannot be read or written, one warning says why.
     """
     file, known, why = None, {}, None
     try:
