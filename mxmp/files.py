@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, and JSON files of unknown origin."""
+"""Files that appear complete or not at all, pictures among them, and JSON files of unknown origin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from contextlib import contextmanager
 from typing import Any, Iterator
 
-__all__ = ["check_writable", "read_json", "replacing", "replacing_all"]
+__all__ = ["check_writable", "new_figure", "read_json", "replacing", "replacing_all", "save_figure"]
 
 
 def check_writable(path: str) -> None:
@@ -87,6 +87,29 @@ def replacing_all(*paths: str) -> Iterator[list[str]]:
     finally:
         for temporary in filter(os.path.exists, temporaries):
             os.unlink(temporary)
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return a new matplotlib ``Figure`` of a size in inches, without a window; ``ImportError`` without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"pictures need matplotlib ({error}): pip install 'mxmp[plots]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Any, path: str | None) -> Any:
+    """Write a matplotlib ``Figure`` to the file ``path``, unless this is None, and return the figure.
+
+    Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
+    """
+    if path is not None:
+        kind = os.path.splitext(path)[1][1:]
+        if kind not in ("png", "svg", "pdf"):
+            raise ValueError(f"{os.fspath(path)!r} is no picture: expected a name that ends with .png, .svg or .pdf")
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=kind, dpi=110)
+    return figure
 
 
 def _check_replaceable(target: str) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any, Sequence
 
 import numpy as np
 
-from ..files import replacing
+from ..files import new_figure, save_figure
 from ..step.step import ScaleEvent, StepView
 from .watching.histogram import Format, Histogram
 from .watching.snapshot import KINDS, Snapshot, TensorReport
@@ -76,7 +75,7 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
     first.figure.suptitle(
         f"Step {snapshot.step}{skipped}, loss scale {_scale_text(snapshot.loss_scale)}, {snapshot.compute}"
     )
-    return _save(first, path)
+    return save_figure(first.figure, path)
 
 
 def plot_loss_scale(
@@ -130,7 +129,7 @@ def plot_loss_scale(
         second.set(ylabel="% of gradient values\nthat round to zero", ylim=(0, None))
     for axis in axes:
         axis.legend(fontsize=8)
-    return _save(first, path)
+    return save_figure(first.figure, path)
 
 
 # -- What they share --------------------------------------------------------------------------------
@@ -139,40 +138,20 @@ def plot_loss_scale(
 def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> list[Any]:
     """Return the Axes (pictures) of a new matplotlib Figure, one below the other, with a common x axis.
 
-    No window is opened. ``size`` is the Figure's (width, height) in inches, ``heights`` has the relative height of each
-    Axes, and ``xlabel`` is the text below the last one. Raises ``ImportError`` without matplotlib; the message says
-    what to install.
+    ``size`` is the Figure's (width, height) in inches, ``heights`` has the relative height of each Axes, and ``xlabel``
+    is the text below the last one.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"pictures need matplotlib ({error}): pip install 'mxmp[plots]'") from error
-    figure = Figure(figsize=size, layout="constrained")
-    found = figure.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    grid = {"height_ratios": heights}
+    found = new_figure(*size).subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw=grid)[:, 0]
     found[-1].set_xlabel(xlabel)
     return list(found)
-
-
-def _save(axis: Any, path: str | None) -> Any:
-    """Write the matplotlib Figure that ``axis`` belongs to into the file ``path``, and return the Figure.
-
-    Nothing is written if ``path`` is None. Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
-    """
-    if path is not None:
-        kind = os.path.splitext(path)[1][1:]
-        if kind not in ("png", "svg", "pdf"):
-            raise ValueError(f"{os.fspath(path)!r} is no picture: expected a name that ends with .png, .svg or .pdf")
-        with replacing(path) as temporary:
-            axis.figure.savefig(temporary, format=kind, dpi=110)
-    return axis.figure
 
 
 def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]) -> None:
     """Draw, for each exponent, the share of all gradients' values that have it, with the loss scale and without it.
 
-    ``axis`` is the matplotlib Axes to draw into, ``unscaled`` has the histograms of the gradients without the loss
-    scale. The background is red at exponents that round to zero or overflow in the compute dtype, and yellow where
-    values become subnormal and lose bits.
+    The background is red at exponents that round to zero or overflow in the compute dtype, and yellow where values
+    become subnormal and lose bits.
     """
     form, (tiny, normal, top) = snapshot.format, _edges(snapshot.format)
     for start, stop, color in ((-200, tiny, _LOST), (tiny, normal, _WEAK), (top, 200, _LOST)):
@@ -195,10 +174,7 @@ def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]
 
 
 def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) -> None:
-    """Draw a row for each tensor: the darker an exponent, the larger the share of the tensor's values that have it.
-
-    The exponents are those from ``low`` to ``high - 1``. ``axis`` is the matplotlib Axes to draw into.
-    """
+    """Draw a row for each tensor: the darker an exponent, the larger the share of the tensor's values that have it."""
     from matplotlib.colors import LogNorm
 
     start = low - int(tensors[0].histogram.exponents()[0])
@@ -239,9 +215,6 @@ def _scale_text(scale: float) -> str:
 
 
 def _row_label(name: str, limit: int = 48) -> str:
-    """Return a tensor's name as the label of a row; of a longer name than ``limit`` characters the middle is left out.
-
-    ``$`` is escaped, because matplotlib would read what follows as a formula.
-    """
+    """Return a tensor's name as the label of a row; of one longer than ``limit`` characters the middle is left out."""
     short = name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
-    return short.replace("$", r"\$")
+    return short.replace("$", r"\$")  # matplotlib would read what follows as a formula

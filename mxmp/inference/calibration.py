@@ -70,19 +70,10 @@ class Statistics:
         return {name: CALIBRATORS[calibrator](*histogram) for name, histogram in self.histograms.items()}
 
 
-def _min_max(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the smallest and the largest value of a tensor as its range for INT8, so that no value is clipped.
-
-    The arguments are the items of ``Statistics.histograms[name]`` for the tensor.
-    """
-    return low, high
-
-
 def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the range for INT8 with which a tensor's rounded values are distributed most like the exact values.
+    """Return the range for INT8 with which rounded values are distributed most like the exact values.
 
-    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence. The arguments are the items of
-    ``Statistics.histograms[name]`` for the tensor.
+    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence.
     """
     bins = _UINT8_BINS if low >= 0 else _INT8_BINS
     threshold, _ = mx.nd.contrib.calibrate_entropy(mx.nd.array(counts), mx.nd.array(edges), num_quantized_bins=bins)
@@ -90,11 +81,7 @@ def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end
 
 
 def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return a range for INT8 that holds at least 99.99 % of the values of a tensor that were counted.
-
-    It reaches equally far to both sides of 0, but not below ``low`` or above ``high``, the tensor's smallest and
-    largest value. The arguments are the items of ``Statistics.histograms[name]``; ``edges`` reach from -end to end.
-    """
+    """Return a range for INT8, as far on both sides of 0, that holds at least 99.99 % of the counted values."""
     half = len(counts) // 2
     folded = counts[half + 1 :] + counts[:half][::-1]
     share = (np.cumsum(folded) + counts[half]) / max(counts.sum(), 1)
@@ -102,16 +89,13 @@ def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, 
 
 
 def _cut(threshold: float, low: float, high: float) -> tuple[float, float]:
-    """Return the part of the range from -threshold to threshold that lies between ``low`` and ``high``.
-
-    These are the smallest and the largest value of a tensor: INT8 need not represent values that never occur.
-    """
+    """Return the part of the range from -threshold to threshold in which values occur: between ``low`` and ``high``."""
     return max(-threshold, low), min(threshold, high)
 
 
-# From the name of a calibrator to the function that returns a range for one of ``Statistics.histograms``.
+# From the name of a calibrator to the function that returns a range for the items of one of ``Statistics.histograms``.
 CALIBRATORS: Mapping[str, Callable[..., tuple[float, float]]] = {
-    "min/max": _min_max,
+    "min/max": lambda counts, edges, low, high, end: (low, high),
     "entropy": _entropy,
     "percentile 99.99": _percentile,
 }

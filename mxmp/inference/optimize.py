@@ -127,11 +127,7 @@ _NO_REPORT = InferenceReport("", "", [], [], {}, [])
 
 
 def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
-    """Return the argument ``dtypes`` of ``optimize_for_inference`` as a list; a single name becomes a list of one.
-
-    Raises ``ValueError`` for an unknown dtype, for float16 beside INT8 or bfloat16, and for ``max_drop`` negative or
-    NaN.
-    """
+    """Return ``dtypes`` as a list, a single name too; raise ``ValueError`` unless it and ``max_drop`` are allowed."""
     requested = [dtypes] if isinstance(dtypes, str) else list(dtypes)
     for dtype in requested:
         if dtype not in (INT8, BFLOAT16, FLOAT16, "float32"):
@@ -146,10 +142,8 @@ def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
 def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
     """Return all batches, the positions of those that calibrate INT8 and of those that measure accuracy, and notes.
 
-    Of several batches, the last third, at least one, measures, and the others calibrate. A single batch is cut into two
-    halves, one for each purpose, which are added after it; the whole batch stays the first, which is timed. A batch
-    that cannot be cut, because it has one row or the network takes one batch size only, does both, and a note for the
-    report says so.
+    The halves of a single batch are added after it; the whole batch stays the first, which is timed. A batch that
+    cannot be cut, because it has one row or the network takes one batch size only, does both, as a note says.
     """
     batches = subject.batches
     if len(batches) > 1:
@@ -159,17 +153,17 @@ def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], lis
     rows = {array.shape[0] if array.ndim else 1 for array in batch.values()}
     if len(rows) == 1 and min(rows) > 1:
         half = min(rows) // 2
-        parts = [{name: array[:half] for name, array in batch.items()}, {n: a[half:] for n, a in batch.items()}]
+        halves = slice(half), slice(half, None)
+        parts = [{name: array[part] for name, array in batch.items()} for part in halves]
         if not any(refusal(subject, part) for part in parts):
             return [batch, *parts], [1], [2], []
     return batches, [0], [0], ["one batch both calibrated and measured: SQNR is that of data that was seen"]
 
 
 def _has_vnni(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """Return True if this CPU has the instructions (VNNI or AMX) with which INT8 kernels are fast and do not overflow.
+    """Return False if the file ``cpuinfo`` lists neither VNNI nor AMX, without which INT8 kernels are slow.
 
-    Without them, INT8 kernels add two products of INT8 numbers in 16 bits, which may overflow. ``cpuinfo`` is the file
-    that lists the CPU's instruction sets. The result is True, too, if that file cannot be read or lists none.
+    These kernels add two products of INT8 numbers in 16 bits, which may overflow.
     """
     try:
         with open(cpuinfo, encoding="utf-8") as file:

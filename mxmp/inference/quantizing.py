@@ -9,7 +9,7 @@ import numpy as np
 from mxnet.contrib import quantization
 
 from ..precision.graph import Entry, Graph, Node
-from ..serving.folding import Params
+from ..serving.folding import Params, by_kind
 
 __all__ = ["QUANTIZED", "Ranges", "quantize", "tensors_to_calibrate"]
 
@@ -22,26 +22,13 @@ QUANTIZED = "quantized_"
 _ADDED, _ADDED_RANGE = -5, -2
 
 
-class _KnownRanges:
-    """A collector for MXNet's quantization that has all ranges beforehand, since mxmp has calibrated them itself.
-
-    MXNet reads the attribute ``min_max_dict``, from the names of tensors to their ranges.
-    """
-
-    def __init__(self, ranges: Ranges) -> None:
-        self.min_max_dict = dict(ranges)
-
-    def collect(self, name: str, array: object) -> None:
-        """Do nothing: MXNet requires a collector to have this method, but the ranges are known already."""
-
-
 def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
     """Return, sorted, the names of all tensors whose ranges ``quantize`` may need for a graph.
 
     They are outputs of operators, such as ``"fc1_output"``, and inputs of the graph, such as ``"data"``, and suffice
     whichever operators ``quantize`` leaves out. ``graph`` comes from ``fuse(..., quantizable=True)``.
     """
-    return sorted(set(_quantized(graph, params, (), True, "naive", None)[1].include_layer))
+    return sorted(set(_quantized(graph, params, (), True)[1].include_layer))
 
 
 def quantize(
@@ -77,9 +64,10 @@ def quantize(
     mxnet.MXNetError
         MXNet's pass fails.
     """
-    made, collector = _quantized(graph, params, excluded, every, "customize", _KnownRanges(ranges))
+    made, collector = _quantized(graph, params, excluded, every)
+    collector.min_max_dict.update(ranges)
     made, arguments, auxiliary = quantization.calib_graph(
-        made, *_by_kind(graph, params), collector, calib_mode="customize", quantized_dtype="auto", logger=None
+        made, *by_kind(graph.to_symbol(), params), collector, calib_mode="naive", quantized_dtype="auto", logger=None
     )
     names = [node.name[len(QUANTIZED) :] for node in Graph.from_symbol(made).nodes() if node.name.startswith(QUANTIZED)]
     fused, params = _fused(made), {**arguments, **auxiliary}
@@ -88,14 +76,10 @@ def quantize(
     return fused, params, names
 
 
-def _quantized(
-    graph: Graph, params: Params, excluded: Collection[str], every: bool, mode: str, collector: Any
-) -> tuple[mx.sym.Symbol, Any]:
+def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: bool) -> tuple[mx.sym.Symbol, Any]:
     """Return MXNet's INT8 Symbol for a graph, in which no ranges are set yet, and MXNet's collector of ranges.
 
-    ``excluded`` are names of operators that keep their dtype; ``every`` also quantizes those without a neighbor in
-    INT8. ``mode`` is MXNet's ``calib_mode``. With ``"naive"``, ``collector`` is None and a new one is returned, whose
-    ``include_layer`` names the tensors that need ranges. With ``"customize"``, ``collector`` itself is returned.
+    The collector's ``include_layer`` names the tensors that need ranges, and its ``min_max_dict`` is to get these.
     """
     # MXNet's pass also quantizes operators in bfloat16, whose inputs it cannot convert.
     nodes = [node for node in graph.nodes() if not node.is_variable]
@@ -108,14 +92,13 @@ def _quantized(
     ]
     made, _, _, collector = quantization.quantize_graph(
         Graph(copies, graph.attrs).to_symbol(),
-        *_by_kind(graph, params),
+        *by_kind(graph.to_symbol(), params),
         ctx=mx.cpu(),
         excluded_sym_names=[*excluded, *low],
-        calib_mode=mode,
+        calib_mode="naive",
         quantized_dtype="auto",
         quantize_mode="full" if every else "smart",
         quantize_granularity="channel-wise",
-        LayerOutputCollector=collector,
         logger=None,
     )
     return made, collector
@@ -199,10 +182,7 @@ def _largest(node: Node) -> float:
 
 
 def _types(graph: Graph, params: Params, tensors: list[Entry]) -> list[type | None]:
-    """Return the dtypes of some tensors of a graph whose inputs are FP32, or None for each if MXNet cannot infer them.
-
-    MXNet cannot run such a graph either: its quantized multiplication, for one, does not accept uint8.
-    """
+    """Return the dtypes of some tensors of a graph whose inputs are FP32; None for each if MXNet cannot run it."""
     if not tensors:
         return []
     symbol = Graph(tensors, graph.attrs).to_symbol()
@@ -211,9 +191,3 @@ def _types(graph: Graph, params: Params, tensors: list[Entry]) -> list[type | No
         return symbol.infer_type(**known)[1]
     except mx.MXNetError:
         return [None] * len(tensors)
-
-
-def _by_kind(graph: Graph, params: Params) -> tuple[Params, Params]:
-    states = set(graph.to_symbol().list_auxiliary_states())
-    arguments = {name: value for name, value in params.items() if name not in states}
-    return arguments, {name: value for name, value in params.items() if name in states}

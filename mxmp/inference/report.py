@@ -2,11 +2,11 @@
 
 import json
 import math
-import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from ..files import replacing
+from ..files import new_figure, replacing, save_figure
 
 __all__ = ["Candidate", "InferenceReport", "Layer"]
 
@@ -137,28 +137,17 @@ class InferenceReport:
         ValueError
             The path does not end with .png, .svg or .pdf.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError(f"pictures need matplotlib ({error}): pip install 'mxmp[plots]'") from error
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        figure = new_figure(7, 4.5)
         axis = figure.subplots()
-        dots = [(each, each.milliseconds, each.sqnr) for each in self.candidates]
-        timed = [(each, time, ratio) for each, time, ratio in dots if time is not None and ratio is not None]
+        dots = [(each.name, each.milliseconds, each.sqnr) for each in self.candidates]
+        timed = [(name, time, ratio) for name, time, ratio in dots if time is not None and ratio is not None]
         most = max([ratio for _, _, ratio in timed if ratio < math.inf] or [100.0])
-        for each, time, ratio in timed:
-            color = "tab:red" if each.name == self.chosen else "tab:blue"
-            axis.plot(time, min(ratio, most), "o", color=color)
-            axis.annotate(each.name, (time, min(ratio, most)), (5, 4), textcoords="offset points", fontsize=8)
+        for name, time, ratio in timed:
+            axis.plot(time, min(ratio, most), "o", color="tab:red" if name == self.chosen else "tab:blue")
+            axis.annotate(name, (time, min(ratio, most)), (5, 4), textcoords="offset points", fontsize=8)
         axis.set(xlabel="time of a batch, ms", ylabel="SQNR against FP32, dB", title=f"served: {self.chosen}")
         axis.margins(x=0.2, y=0.15)
-        if path is not None:
-            kind = os.path.splitext(path)[1][1:]
-            if kind not in ("png", "svg", "pdf"):
-                raise ValueError(f"{path!r} is no picture: expected a name that ends with .png, .svg or .pdf")
-            with replacing(path) as temporary:
-                figure.savefig(temporary, format=kind, dpi=110)
-        return figure
+        return save_figure(figure, path)
 
     def __str__(self) -> str:
         """Return a table of the candidates, ten operators (the slowest, or the first if not timed), and the notes."""
@@ -177,12 +166,9 @@ class InferenceReport:
         if self.calibrators:
             found = ", ".join(f"{name} {value:.1f}" for name, value in self.calibrators.items())
             text.append(f"All in INT8, by calibrator, dB: {found}")
-        counts: Dict[str, int] = {}
-        for layer in self.layers:
-            counts[layer.dtype] = counts.get(layer.dtype, 0) + 1
+        counts = Counter(layer.dtype for layer in self.layers)
         text.append(f"Operators: {', '.join(f'{number} {dtype}' for dtype, number in counts.items())}")
-        slowest = sorted(self.layers, key=lambda layer: -(layer.milliseconds or 0))[:_ROWS]
-        for layer in slowest:
+        for layer in sorted(self.layers, key=lambda layer: -(layer.milliseconds or 0))[:_ROWS]:
             alone = "" if layer.sqnr is None else f", alone {layer.sqnr:.1f} dB"
             time = "" if layer.milliseconds is None else f"{layer.milliseconds:.3f} ms  "
             text.append(f"  {time}{layer.dtype:<8}  {layer.name}: {layer.why}{alone}")

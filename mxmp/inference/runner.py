@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from types import TracebackType
-from typing import Any, Mapping, Sequence
+from typing import IO, Any, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -96,7 +96,6 @@ class Runner:
         found: dict[int, list[np.ndarray]] = {number: [] for number in batches}
         for key, array in mx.nd.load(out).items():
             found[int(key.partition(":")[0])].append(array.asnumpy())
-        os.unlink(out)
         return [found[number] for number in batches]
 
     def ranges(
@@ -104,9 +103,8 @@ class Runner:
     ) -> dict[str, dict[str, Sequence[float]]]:
         """Run a graph once on some batches; return, by calibrator and tensor, the range of values for INT8.
 
-        A range is the smallest and the largest value that INT8 should represent: ``{"entropy": {"fc1_output": [-1.5,
-        2.0]}}``. Calibrators, the ways to choose it, are listed in ``CALIBRATORS``. ``batches`` are positions;
-        ``tensors`` are names of inputs, such as ``"data"``, and of outputs of operators, such as ``"fc1_output"``.
+        For example ``{"entropy": {"fc1_output": [-1.5, 2.0]}}``; ``CALIBRATORS`` lists the calibrators. ``tensors`` are
+        names of inputs, such as ``"data"``, and of outputs of operators.
         """
         return self._ask("collect", graph=self._graphs[name], batches=list(batches), tensors=list(tensors))
 
@@ -117,13 +115,13 @@ class Runner:
         """
         return self._ask("time", graphs=[self._graphs[name] for name in names], rounds=rounds)
 
-    def profile(self, name: str, rounds: int = 3) -> dict[str, tuple[float, str]]:
+    def profile(self, name: str) -> dict[str, tuple[float, str]]:
         """Return the time and dtype of each operator in a run of the graph ``name`` on the first batch.
 
         The dict maps the name of an operator's output, such as ``"fc1_output"``, to the operator's time in
-        milliseconds, the shortest in ``rounds`` runs, and the dtype of the output, such as ``"float32"``.
+        milliseconds, the shortest in three runs, and the dtype of the output, such as ``"float32"``.
         """
-        return self._ask("profile", graph=self._graphs[name], rounds=rounds)
+        return self._ask("profile", graph=self._graphs[name])
 
     def forget(self, *names: str) -> None:
         """Let the other process free the parameters and executors of these graphs; a later request reads them again."""
@@ -136,33 +134,26 @@ class Runner:
         ``CandidateError`` if the method fails or the process crashes.
         """
         if self._process is None:
-            self._start()
+            # Without this variable MXNet would fuse operators by oneDNN there.
+            env = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
+            with open(self._path("log"), "wb") as log:
+                self._process = start_python(_START, stderr=log, text=True, env=env)
             self._ask("data", path=self._path("data.params"))
         process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
+        to_it: IO[str] = process.stdin  # type: ignore[assignment]
+        from_it: IO[str] = process.stdout  # type: ignore[assignment]
         try:
-            process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
+            to_it.write(json.dumps({"do": what, **arguments}) + "\n")
+            to_it.flush()
+            line = from_it.readline()
         except BrokenPipeError:
             line = ""
         if not line:
-            raise CandidateError(self._how_it_ended(), crashed=True)
+            raise CandidateError(self._how_it_ended(process), crashed=True)
         found = json.loads(line)
         if "error" in found:
             raise CandidateError(found["error"])
         return found["answer"]
-
-    def _start(self) -> None:
-        """Start the process that runs the graphs; its stderr goes to a log file.
-
-        ``MXNET_SUBGRAPH_BACKEND=NONE`` keeps MXNet from fusing operators by oneDNN there, so graphs run as they are.
-        """
-        with open(self._path("log"), "wb") as log:
-            env = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
-            self._process = start_python(_START, stderr=log, text=True, env=env)
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -170,10 +161,9 @@ class Runner:
             self._process.communicate()
             self._process = None
 
-    def _how_it_ended(self) -> str:
+    def _how_it_ended(self, process: subprocess.Popen) -> str:
         """Wait for the end of the process; return a sentence on its signal or status and the last error in its log."""
-        assert self._process is not None
-        status = self._process.wait()
+        status = process.wait()
         self._stop()
         with open(self._path("log"), encoding="utf-8", errors="replace") as log:
             lines = [line.strip() for line in log if "rror" in line or "terminate" in line]

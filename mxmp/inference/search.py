@@ -8,12 +8,13 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence, Tup
 import mxnet as mx
 import numpy as np
 
-from ..precision.graph import TYPE_CODES, Graph, Node
+from ..precision.graph import TYPE_CODES, Graph
 from ..precision.plan import Decision
 from ..serving.folding import Params, fold_constants, fold_norms, without_identities
 from ..serving.fusing import fuse, inner_operators
 from ..serving.lowering import lower, lower_to_float16
 from ..serving.sums import register
+from ..symbolic.checkpoint import last_line
 from ..tuning.search import quartiles
 from .calibration import sqnr
 from .quantizing import QUANTIZED, Ranges, quantize, tensors_to_calibrate
@@ -68,17 +69,6 @@ class Found(NamedTuple):
     report: InferenceReport
 
 
-class _Tried(NamedTuple):
-    """A graph that was run on the calibration data, to compare its outputs with FP32's, and its parameters by name.
-
-    ``why`` maps operators' names to reasons for their dtypes.
-    """
-
-    graph: Graph
-    params: Params
-    why: Mapping[str, str]
-
-
 class Search:
     """One search for the fastest graph that is accurate enough. ``optimize_for_inference`` makes one and calls ``run``.
 
@@ -115,9 +105,9 @@ class Search:
     ) -> None:
         self._runner, self._calibrating, self._held = runner, list(calibrating), list(held)
         self._limits, self._tell = limits, tell
-        self._original = without_identities(graph), params
-        self._base = self._original
-        self._tried: dict[str, _Tried] = {}
+        self._base = without_identities(graph), params
+        # By candidate: the graph, its parameters by name, and the reasons for the dtypes of operators by name.
+        self._tried: dict[str, tuple[Graph, Params, Mapping[str, str]]] = {}
         self._rows: dict[str, Candidate] = {}
         self._alone: dict[str, dict[str, float]] = {}  # by dtype, then by layer
         self._calibrators: dict[str, float] = {}
@@ -128,10 +118,8 @@ class Search:
     def run(self, dtypes: Collection[str]) -> Found:
         """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough by the ``Limits``.
 
-        All graphs that are accurate enough are timed in rounds, each once per round. An FP32 graph is returned unless
-        the fastest of the others beats the fastest in FP32 in at least three quarters of the rounds. With float16 in
-        ``dtypes``, the graph is for a GPU and nothing is timed: as many layers are in float16 as the accuracy of the
-        emulation on this CPU allows.
+        With float16 in ``dtypes``, the graph is for a GPU and nothing is timed: as many layers are in float16 as the
+        accuracy of the emulation on this CPU allows.
 
         Raises
         ------
@@ -159,8 +147,8 @@ class Search:
         graph, or from the network as it is if the folded one fails or has other outputs.
         """
         self._tell("float32")
-        graph, params = self._original
-        self._tried[PLAIN] = _Tried(graph, params, {})
+        graph, params = self._base
+        self._tried[PLAIN] = graph, params, {}
         self._runner.add(PLAIN, graph, params)
         every = sorted({*self._calibrating, *self._held})
         self._reference = dict(zip(every, self._runner.outputs(PLAIN, every)))
@@ -185,12 +173,8 @@ class Search:
 
         They may differ by the rounding of sums in another order. The result is False, too, if the graph cannot run.
         """
-        self._tried[name] = _Tried(graph, params, {})
-        self._runner.add(name, graph, params)
-        try:
-            found = dict(zip(self._reference, self._runner.outputs(name, list(self._reference))))
-        except CandidateError as error:
-            self._rows[name] = Candidate(name, verdict=f"{_FAILS}: {error}")
+        found = self._run(name, lambda: (graph, params), {}, list(self._reference))
+        if found is None:
             return False
         worst, agreement = self._compared(found)
         verdict = "" if worst >= _SAME else f"has other outputs: below {_SAME:.0f} dB"
@@ -221,29 +205,23 @@ class Search:
     # -- float16 ------------------------------------------------------------------------------------
 
     def _find_float16(self) -> Found:
-        """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy needs, or else the FP32 graph.
-
-        Accuracy is that of the emulation of float16 on this CPU, on the batches that measure accuracy; ``evaluate``
-        gets the emulation.
-        """
+        """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy needs, or else the FP32 graph."""
         self._tell(FLOAT16)
         self.notes.append("float16 was emulated on this CPU to see its accuracy; no time was measured")
 
-        def lowered(full: Collection[str], device: str) -> tuple[Graph, Params, Mapping[str, Decision]]:
-            # A decision says whether an operator computes in float16, and why. The graph for "cpu" is the emulation.
-            return lower_to_float16(*self._base, full, device)
-
         graph, params = self._base
-        found = lowered((), "gpu")
+        found = lower_to_float16(graph, params, (), "gpu")
         decisions = found[2]
         weighted = [node for node in graph.nodes() if any(entry.node.name in params for entry in node.inputs)]
         layers = [node.name for node in weighted if decisions[node.name].low]
-        if not layers:
+        kept: list[str] = []
+        if layers:
+            kept = self._fall_back(FLOAT16, layers, lambda full: lower_to_float16(*self._base, full, "cpu")[:2])
+        else:
             self.notes.append("float16: no layer of this network may compute in it")
-        kept = self._fall_back(FLOAT16, layers, lambda full: lowered(full, "cpu")[:2]) if layers else []
         chosen = _candidate_name(FLOAT16, len(kept), "float32")
         if chosen in self._rows and not self._rows[chosen].verdict:
-            graph, params, decisions = lowered(kept, "gpu") if kept else found
+            graph, params, decisions = lower_to_float16(graph, params, kept, "gpu") if kept else found
             if any(node.op == "FullyConnected" and decisions[name].low for node, name in self._base[0].names().items()):
                 self._try_float16_sums(kept)
         else:
@@ -253,11 +231,7 @@ class Search:
         return Found(graph, params, report)
 
     def _try_float16_sums(self, kept: Collection[str]) -> None:
-        """Try the candidate "float16 sums": the emulated float16 graph, layers ``kept`` in FP32, with float16 sums.
-
-        It emulates what FullyConnected computes on a GPU if the user sets ``MXNET_FC_TRUE_FP16=1``, which is not needed
-        here. Adds a note on its accuracy.
-        """
+        """Try the emulated float16 graph, layers ``kept`` in FP32, with float16 sums; note how accurate it is."""
         register()
         right = self._try(SUMS, lambda: lower_to_float16(*self._base, kept, "cpu", float16_sums=True)[:2], {})
         self.notes.append(
@@ -266,10 +240,7 @@ class Search:
         )
 
     def _decided(self, decisions: Mapping[str, Decision]) -> list[Layer]:
-        """Return a ``Layer`` of the report, without a time, for each operator of the FP32 graph ``self._base``.
-
-        ``decisions`` says, by an operator's name, whether it computes in float16 and why; one missing there is in FP32.
-        """
+        """Return a ``Layer`` of the report, without a time, for each operator; one not in ``decisions`` is in FP32."""
         layers, alone = [], self._alone.get(FLOAT16, {})
         for node in self._base[0].nodes():
             if not node.is_variable:
@@ -333,22 +304,15 @@ class Search:
     ) -> Any:
         """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR, or None if it fails with all.
 
-        SQNR is the signal to quantization noise ratio of the outputs, here on the batches that measure accuracy; the
-        report shows it for each calibrator. ``ranges`` has the ranges by calibrator, the way to choose them, such as
-        ``"entropy"``. ``fused`` is the FP32 graph for ``quantize``. The operators in ``failing``, which maps names to
-        reasons, cannot be in INT8 and stay in FP32; all others that can be are in INT8.
+        ``ranges`` has the ranges by calibrator. The operators in ``failing`` stay in FP32; all others that can be are
+        in INT8.
         """
         self._tell("calibrators")
         for name, found in ranges.items():
             try:
-                self._runner.add("trial", *quantize(fused, params, found, failing)[:2])
-                outputs = self._runner.outputs("trial", self._held)
+                self._calibrators[name] = self._sqnr_of(quantize(fused, params, found, failing)[:2], self._held)
             except (CandidateError, mx.MXNetError) as error:
                 self.notes.append(f"int8 by {name} fails here: {_last_line(error)}")
-                continue
-            finally:
-                self._runner.forget("trial")
-            self._calibrators[name] = self._compared(dict(zip(self._held, outputs)))[0]
         return ranges[max(self._calibrators, key=self._calibrators.__getitem__)] if self._calibrators else None
 
     # -- falling back -------------------------------------------------------------------------------
@@ -359,8 +323,7 @@ class Search:
         Keeps in ``self._alone[dtype]``, by the layer's name, the SQNR in dB of the graph's outputs on the first of the
         batches that measure accuracy. It shows how much accuracy the layer costs. Returns a dict from the name of each
         layer that cannot run in ``dtype`` to the reason. After two crashes of one type of operator, the other layers of
-        that type are put in that dict without a run. ``build`` takes the names of the layers that must not be in
-        ``dtype``, and returns a graph and its parameters.
+        that type are put in that dict without a run.
         """
         alone = self._alone[dtype] = {}
         failing: dict[str, str] = {}
@@ -373,16 +336,20 @@ class Search:
                 failing[name] = f"{kind} ended its process {_CRASHES} times"
                 continue
             try:
-                self._runner.add("alone", *build([other for other in layers if other != name]))
-                outputs = self._runner.outputs("alone", self._held[:1])
-                alone[name] = self._compared({self._held[0]: outputs[0]})[0]
+                alone[name] = self._sqnr_of(build([other for other in layers if other != name]), self._held[:1])
             except (CandidateError, mx.MXNetError) as error:
                 failing[name] = f"{_FAILS}: {_last_line(error)}"
                 if isinstance(error, CandidateError) and error.crashed:
                     crashes[kind] = crashes.get(kind, 0) + 1
-            finally:
-                self._runner.forget("alone")
         return failing
+
+    def _sqnr_of(self, made: tuple[Graph, Params], batches: Sequence[int]) -> float:
+        """Run a graph that is no candidate on some batches, and return the SQNR of its outputs in dB."""
+        try:
+            self._runner.add("trial", *made)
+            return self._compared(dict(zip(batches, self._runner.outputs("trial", batches))))[0]
+        finally:
+            self._runner.forget("trial")
 
     def _fall_back(
         self,
@@ -394,20 +361,10 @@ class Search:
         """Find how few layers must be in FP32 for a graph in ``dtype`` to be accurate enough; return their names.
 
         The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
-        is run for this is a candidate. If this SQNR is needed and was not measured, ``_measure_alone`` does it. The
-        list is empty if no layer has to be in FP32, and also if no graph with a layer in ``dtype`` is accurate enough.
-        In the second case only, the candidate named ``dtype``, with all ``layers`` in it, has a verdict; a note says so
-        too.
-
-        Parameters
-        ----------
-        dtype : {"int8", "bfloat16", "float16"}
-        layers : sequence of str
-            Names of the layers that can be in ``dtype``.
-        build : callable
-            Takes the names of layers that are to be in FP32, and returns a graph and its parameters.
-        why : mapping of str to str, optional
-            From the names of operators that cannot be in ``dtype`` to the reasons, for the report.
+        is run for this is a candidate. The list is empty if no layer has to be in FP32, and also if no graph with a
+        layer in ``dtype`` is accurate enough. In the second case only, the candidate named ``dtype``, with all
+        ``layers`` in it, has a verdict; a note says so too. ``why`` has the reasons, for the report, of operators that
+        cannot be in ``dtype``.
         """
         tried: dict[int, bool] = {}
         order = self._by_cost(dtype, layers)
@@ -441,39 +398,18 @@ class Search:
         return order[:count]
 
     def _by_cost(self, dtype: str, layers: Sequence[str]) -> list[str]:
-        """Return the layers, those first that cannot run in ``dtype``, then the others from the lowest SQNR upwards.
-
-        A layer's SQNR is that of a graph with this layer in ``dtype`` and the other ``layers`` in FP32. Before
-        ``_measure_alone`` has run for ``dtype``, the layers stay in the given order.
-        """
+        """Return the layers by their SQNR alone in ``dtype``, lowest first; as given before ``_measure_alone`` ran."""
         alone = self._alone.get(dtype, {})
         return sorted(layers, key=lambda name: alone.get(name, -np.inf))
 
     def _try(self, name: str, build: Callable[[], tuple[Graph, Params]], why: Mapping[str, str]) -> bool:
-        """Run the graph that ``build`` returns as the candidate ``name``; return True if it is accurate enough.
+        """Run the graph that ``build`` returns as the candidate ``name``; return True if it is within the ``Limits``.
 
-        It runs on the batches that measure accuracy. ``why`` maps operators' names to the reasons for their dtypes. The
-        result is False, too, if the graph cannot be made or run.
+        It runs on the batches that measure accuracy. The result is False, too, if it cannot be made or run.
         """
-        try:
-            graph, params = build()
-            self._runner.add(name, graph, params)
-            outputs = self._runner.outputs(name, self._held)
-        except (CandidateError, mx.MXNetError) as error:
-            self._rows[name] = Candidate(name, verdict=f"{_FAILS}: {_last_line(error)}")
+        outputs = self._run(name, build, why, self._held)
+        if outputs is None:
             return False
-        self._tried[name] = _Tried(graph, params, why)
-        self._rows[name] = row = self._judge(name, dict(zip(self._held, outputs)))
-        return not row.verdict
-
-    def _judge(self, name: str, outputs: Mapping[int, Sequence[np.ndarray]]) -> Candidate:
-        """Return a ``Candidate`` with the accuracy of the graph ``name`` and, if it is too low, a verdict that says so.
-
-        ``outputs`` maps from the position of a batch to the graph's outputs. If there is an ``evaluate``, its value
-        must not be more than ``max_drop`` below that of FP32. Otherwise the SQNR must reach ``min_sqnr``, and, if the
-        first output has the shape (N, C) with C > 1, at most the share ``max_drop`` of its rows may have their largest
-        value in another column than in FP32.
-        """
         limits = self._limits
         worst, agreement = self._compared(outputs)
         score, verdict = None, ""
@@ -485,15 +421,29 @@ class Search:
             verdict = f"below {limits.min_sqnr:.0f} dB"
         elif agreement is not None and agreement < 1 - limits.max_drop:
             verdict = f"{1 - agreement:.1%} of the answers are others"
-        return Candidate(name, sqnr=worst, agreement=agreement, score=score, verdict=verdict)
+        self._rows[name] = Candidate(name, sqnr=worst, agreement=agreement, score=score, verdict=verdict)
+        return not verdict
+
+    def _run(
+        self,
+        name: str,
+        build: Callable[[], tuple[Graph, Params]],
+        why: Mapping[str, str],
+        batches: Sequence[int],
+    ) -> dict[int, list[np.ndarray]] | None:
+        """Return the outputs by batch of the candidate that ``build`` makes; None, and a verdict, if it fails."""
+        try:
+            graph, params = build()
+            self._runner.add(name, graph, params)
+            outputs = self._runner.outputs(name, batches)
+        except (CandidateError, mx.MXNetError) as error:
+            self._rows[name] = Candidate(name, verdict=f"{_FAILS}: {_last_line(error)}")
+            return None
+        self._tried[name] = graph, params, why
+        return dict(zip(batches, outputs))
 
     def _compared(self, found: Mapping[int, Sequence[np.ndarray]]) -> tuple[float, float | None]:
-        """Return the SQNR of a graph's outputs against those of the network in FP32, and the share of equal argmax.
-
-        ``found`` maps from the position of a batch to the graph's outputs. The SQNR, the signal to quantization noise
-        ratio in dB over all these batches, is that of the output for which it is lowest. The share is that of the rows
-        of the first output whose largest value is in the same column; None if its shape is not (N, C) with C > 1.
-        """
+        """Return ``sqnr`` and ``agreement`` of the ``Candidate`` that has these outputs, by the position of a batch."""
         ratios, same = [], []
         for place in range(len(next(iter(found.values())))):
             pairs = [(self._reference[number][place], outputs[place]) for number, outputs in found.items()]
@@ -509,8 +459,7 @@ class Search:
         """Time all graphs of this search that are accurate enough; return the fastest and the report of the search.
 
         In each round every graph runs once. An FP32 graph is returned unless the fastest of the others beats the
-        fastest in FP32 in at least three quarters of the rounds. The unchanged FP32 graph is returned only if the other
-        FP32 graphs fail or have an SQNR below 90 dB.
+        fastest in FP32 in at least three quarters of the rounds.
         """
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]
@@ -540,10 +489,7 @@ class Search:
         return Found(graph, params, report)
 
     def _layers(self, name: str) -> list[Layer]:
-        """Measure the operators of the candidate ``name``, and return a ``Layer`` for each, in graph order.
-
-        A ``Layer`` is a line of the report: the operator's dtype, the reason for it, and its time.
-        """
+        """Measure the operators of the candidate ``name``, and return a ``Layer`` for each, in graph order."""
         graph, _, why = self._tried[name]
         spent = self._runner.profile(name)
         layers, alone = [], self._alone.get(name.partition(",")[0], {})
@@ -560,12 +506,9 @@ class Search:
 
 def _bfloat16_layers(graph: Graph) -> list[str]:
     """Return the names of the fused operators of a graph that compute in bfloat16: their weight is a bfloat16 array."""
-    return [node.name for node in graph.nodes() if node.op.startswith("_sg_mkldnn") and _has_bfloat16_weight(node)]
-
-
-def _has_bfloat16_weight(node: Node) -> bool:
-    weight = node.inputs[1].node if len(node.inputs) > 1 else None
-    return weight is not None and weight.is_variable and weight.attrs.get("__dtype__") == TYPE_CODES[BFLOAT16]
+    weights = {n.name: n.inputs[1].node for n in graph.nodes() if n.op.startswith("_sg_mkldnn") and len(n.inputs) > 1}
+    code = TYPE_CODES[BFLOAT16]
+    return [name for name, node in weights.items() if node.is_variable and node.attrs.get("__dtype__") == code]
 
 
 def _candidate_name(dtype: str, count: int, other: str) -> str:
@@ -574,5 +517,5 @@ def _candidate_name(dtype: str, count: int, other: str) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    """Return the last line of an error's message, at most 200 characters; its type where there is no message."""
-    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[-200:]
+    """Return the last line of an error's message, at most 350 characters; its type where there is no message."""
+    return (last_line(error) or type(error).__name__)[-350:]

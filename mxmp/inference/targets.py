@@ -21,9 +21,9 @@ from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes
 from ..precision.heads import HEAD_OPERATORS
 from ..precision.subgraphs import has_control_flow
-from ..serving.folding import Params
+from ..serving.folding import Params, by_kind
 from ..serving.fusing import FUSED
-from ..symbolic.checkpoint import write_arrays, write_symbol
+from ..symbolic.checkpoint import last_line, write_arrays, write_symbol
 from ..symbolic.parameters import check_parameters
 from .report import InferenceReport
 
@@ -68,18 +68,9 @@ def read_target(
 ) -> Subject:
     """Return the network and the data that ``optimize_for_inference`` was called with as a ``Subject``; check them.
 
-    A ``Subject`` has the same form for a block and a Symbol. The network is not changed; the arrays of parameters may
-    be the network's own. ``calibration`` is iterated once. With ``any_device`` parameters may be on a GPU; they are
-    copied to the CPU.
-
-    Raises
-    ------
-    TypeError
-        ``target`` is neither a Block nor a Symbol.
-    ValueError
-        ``target`` cannot be traced to a Symbol; it need not be hybridized. Or it is fused or quantized already, or has
-        parameters that are missing, not initialized, not FP32, not finite or not on a CPU. Or there are no batches, or
-        they do not fit it, are not finite or hold ``mx.np`` arrays. Or ``arg_params`` is given for a block.
+    The network is not changed; the arrays of parameters may be the network's own. ``calibration`` is iterated once.
+    With ``any_device`` parameters may be on a GPU; they are copied to the CPU. Raises ``TypeError`` and ``ValueError``
+    as ``optimize_for_inference`` does.
     """
     batches = _batches(calibration)
     if isinstance(target, mx.sym.Symbol):
@@ -104,10 +95,7 @@ def read_target(
 
 
 def _batches(calibration: Any) -> list[Any]:
-    """Return the batches of the user's calibration data as a list; a ``DataIter`` is reset first.
-
-    Raises ``ValueError`` if the data is one array or dict, is no iterable, or is empty.
-    """
+    """Return the batches of the user's calibration data as a list; a ``DataIter`` is reset first."""
     expected = "expected an iterable of batches, each what the network is called with, such as [x] or a DataIter"
     if isinstance(calibration, (NDArray, np.ndarray, str, dict)) or not isinstance(calibration, Iterable):
         raise ValueError(f"calibration is one {type(calibration).__name__}: {expected}")
@@ -120,20 +108,16 @@ def _batches(calibration: Any) -> list[Any]:
 
 
 def _read_block(block: Any, batches: list[Any]) -> Subject:
-    """Return a block and its calibration data as a ``Subject``, the form that ``read_target`` returns.
-
-    The graph is that of inference, traced in a copy of the block with the first batch. Raises ``TypeError`` if
-    ``block`` is no Block, and ``ValueError`` if it has no graph or is not initialized, or if the batches have different
-    numbers of arrays.
-    """
+    """Return a block, traced for inference with the first batch, and its calibration data as a ``Subject``."""
     if not isinstance(block, Block):
         raise TypeError(f"optimize_for_inference takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
     if not isinstance(block, HybridBlock):
         raise ValueError(f"{block.name!r} runs as Python, which has no graph: optimize the HybridBlocks in it")
     nested = [_as_arrays(_data_of(batch)) for batch in batches]
     values = [_flat(batch) for batch in nested]
+    first = nested[0]
     try:
-        symbol, found, params = traced_alone(block, _arguments(nested[0]), False)
+        symbol, found, params = traced_alone(block, tuple(first) if isinstance(first, list) else (first,), False)
     except ValueError as error:
         raise ValueError(
             f"{error}. A batch of {len(values[0])} arrays was passed on as so many inputs: where it holds labels too, "
@@ -155,11 +139,10 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
 
 
 def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
-    """Return a Symbol, its parameters and its calibration data as a ``Subject``, the form that ``read_target`` returns.
+    """Return a Symbol, its parameters and its calibration data as a ``Subject``.
 
-    Arguments of the Symbol that are not in ``args`` are inputs, also labels. The arrays of a batch that is no dict are
-    those of the inputs that its ``provide_data`` names, else of the inputs in the order of ``list_arguments()``. Inputs
-    may lack an array. Raises ``ValueError`` if the parameters, or the names in a batch, are not those of the Symbol.
+    Arguments of the Symbol that are not in ``args`` are inputs, also labels; inputs may lack an array. The arrays of a
+    batch that is no dict are those of the inputs that its ``provide_data`` names, else of the inputs in their order.
     """
     if not args and not auxs and symbol.list_auxiliary_states():
         raise ValueError("a Symbol is optimized with its parameters: pass arg_params= and aux_params=")
@@ -191,17 +174,8 @@ def _data_of(batch: Any) -> Any:
     return batch.data if isinstance(batch, mx.io.DataBatch) else batch
 
 
-def _arguments(batch: Any) -> tuple:
-    """Return the arguments for a call of a block on a batch: the items of a list or tuple, else the batch itself."""
-    return tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
-
-
 def _as_arrays(value: Any) -> Any:
-    """Return nested lists and tuples as nested lists, with each array in them as an ``NDArray`` on the CPU.
-
-    float16 and float64 become FP32; None stays None. All returned arrays are different objects, so that they can be
-    told apart by ``id``.
-    """
+    """Return nested lists and tuples as nested lists of new arrays (``_as_array``), with different ids; None stays."""
     if isinstance(value, (list, tuple)):
         return [_as_arrays(item) for item in value]
     return None if value is None else _as_array(value)
@@ -234,10 +208,7 @@ def _flat(value: Any) -> list[NDArray]:
 
 
 def _check_values(subject: Subject, any_device: bool) -> None:
-    """Raise ``ValueError`` if a parameter is not FP32, or if a parameter or calibration array is empty or not finite.
-
-    Unless ``any_device``, also if a parameter is not on a CPU. Waits for the arrays.
-    """
+    """Raise ``ValueError`` for a parameter of another dtype or device, and for an array that is empty or not finite."""
     for name, value in subject.params.items():
         if value.context.device_type != "cpu" and not any_device:
             raise ValueError(f"parameter {name!r} is on {value.context}: fusion and INT8 are for CPUs, move it there")
@@ -256,10 +227,7 @@ def _check_values(subject: Subject, any_device: bool) -> None:
 
 
 def refusal(subject: Subject, batch: Batch) -> str:
-    """Return why the network cannot run on ``batch``: an array that it reads is missing, or a shape does not fit.
-
-    The text follows a name of the batch in a message; it is ``""`` if the network can run on the batch.
-    """
+    """Return why the network cannot run on ``batch``, to follow the batch's name in a message; ``""`` if it can."""
     missing = [name for name in subject.inputs if name not in batch and name in _read_names(subject.graph)]
     if missing:
         return f"has no array for {missing}, which the network reads (a parameter belongs into arg_params)"
@@ -274,7 +242,7 @@ def refusal(subject: Subject, batch: Batch) -> str:
         ends = Graph([end for node in reshapes for end in (node.inputs[0], Entry(node))], subject.graph.attrs)
         sizes = [*map(prod, output_shapes(ends.to_symbol(), known))] if reshapes else []
     except mx.MXNetError as error:
-        return f"with shapes {shapes} does not fit the network: {str(error).strip().splitlines()[-1]}"
+        return f"with shapes {shapes} does not fit the network: {last_line(error)}"
     if found is None:
         return f"has no array for {[name for name in subject.inputs if name not in batch]}, which the network reads"
     for node, before, after in zip(reshapes, sizes[::2], sizes[1::2]):
@@ -297,29 +265,13 @@ def _read_names(graph: Graph) -> set[str]:
 
 
 class _Served:
-    """The attributes and methods that ``OptimizedBlock`` and ``OptimizedSymbol`` have in common.
-
-    Attributes
-    ----------
-    symbol : Symbol
-        The graph for inference.
-    arg_params, aux_params : dict of str to NDArray
-        Its arguments and its auxiliary states by name; inputs are not among them.
-    report : InferenceReport
-        How the graph was found.
-    """
-
-    symbol: mx.sym.Symbol
-    arg_params: Params
-    aux_params: Params
-    report: InferenceReport
+    """The attributes and methods that ``OptimizedBlock`` and ``OptimizedSymbol`` have in common."""
 
     def _take(self, graph: Graph, params: Params, report: InferenceReport) -> None:
         """Set ``symbol``, ``arg_params``, ``aux_params`` and ``report``; the parameters are copied."""
         self.symbol = graph.to_symbol()
-        states = set(self.symbol.list_auxiliary_states())
-        self.arg_params = {name: value.copy() for name, value in params.items() if name not in states}
-        self.aux_params = {name: value.copy() for name, value in params.items() if name in states}
+        copies = {name: value.copy() for name, value in params.items()}
+        self.arg_params, self.aux_params = by_kind(self.symbol, copies)
         self.report = report
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:
@@ -432,10 +384,7 @@ def _prefixed(args: Batch, auxs: Batch) -> Params:
 
 
 def served(subject: Subject, graph: Graph, params: Params, report: InferenceReport) -> OptimizedBlock | OptimizedSymbol:
-    """Return a graph and its parameters as an ``OptimizedBlock`` if ``subject`` is a block, else ``OptimizedSymbol``.
-
-    ``subject`` is the network from which the graph was made; its first batch gives the dtypes of a block's inputs.
-    """
+    """Return a graph and its parameters as what ``optimize_for_inference`` returns for the network ``subject``."""
     if subject.is_block:
         inputs = {name: subject.batches[0][name].dtype for name in subject.inputs}
         return OptimizedBlock(graph, params, inputs, subject.places, report)

@@ -93,10 +93,9 @@ class Worker:
         self._batches = [found[number] for number in sorted(found)]
 
     def run(self, graph: Mapping[str, Any], batches: list[int], out: str) -> None:
-        """Run a graph on the batches with these positions and write its outputs, in FP32, to the file ``out``.
+        """Run a graph on these batches and write its outputs, in FP32, to the file ``out``.
 
-        ``graph`` has the graph's name and files. The name of an array in the file is, for example, ``"2:0"``: position
-        of the batch, position of the output.
+        The name of an array in the file is, for example, ``"2:0"``: position of the batch, position of the output.
         """
         arrays = {}
         for number in batches:
@@ -110,10 +109,8 @@ class Worker:
     ) -> dict[str, dict[str, tuple[float, float]]]:
         """Run a graph on some batches; return, by calibrator and tensor, the range of values for INT8.
 
-        ``graph`` has the graph's name and files; ``batches`` are positions in the file that ``data`` read. A range is
-        the smallest and the largest value that INT8 should represent: ``{"entropy": {"fc1_output": (-1.5, 2.0)}}``.
-        ``CALIBRATORS`` lists the calibrators, the ways to choose it. ``tensors`` are names of inputs, ``"data"``, and
-        of outputs of operators, ``"fc1_output"``.
+        A range is the smallest and the largest value that INT8 should represent: ``{"entropy": {"fc1_output": (-1.5,
+        2.0)}}``. ``tensors`` are names of inputs, ``"data"``, and of outputs of operators, ``"fc1_output"``.
         """
         statistics = Statistics()
         wanted = set(tensors)
@@ -131,29 +128,30 @@ class Worker:
     def time(self, graphs: list[Mapping[str, Any]], rounds: int) -> dict[str, list[float]]:
         """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
 
-        Each of ``graphs`` has a name and files. A round runs every graph once, every other round in reversed order, so
-        that a slow phase of the machine slows all graphs alike. Two rounds before these are not counted.
+        A round runs every graph once, every other round in reversed order, so that a slow phase of the machine slows
+        all graphs alike. Two rounds before these are not counted.
         """
         bound = {graph["name"]: self._bound(graph).at(self._batches[0]) for graph in graphs}
         seconds: dict[str, list[float]] = {name: [] for name in bound}
         for number in range(-2, rounds):
             for name in list(bound)[:: -1 if number % 2 else 1]:
-                taken = _seconds(bound[name])
+                mx.nd.waitall()
+                start = time.perf_counter()
+                bound[name].forward(is_train=False)
+                mx.nd.waitall()
                 if number >= 0:
-                    seconds[name].append(taken)
+                    seconds[name].append(time.perf_counter() - start)
         return seconds
 
-    def profile(self, graph: Mapping[str, Any], rounds: int) -> dict[str, tuple[float, str]]:
-        """Return the time and dtype of each operator in a run of a graph on the first batch, operator by operator.
+    def profile(self, graph: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
+        """Return the time in ms, the shortest in three runs, and the dtype of each operator on the first batch.
 
-        ``graph`` has the graph's name and files. The dict maps the name of an operator's output, such as
-        ``"fc1_output"``, to the operator's time in milliseconds, the shortest in ``rounds`` runs, and the dtype of the
-        output, such as ``"float32"``.
+        The keys are the names of the operators' outputs, such as ``"fc1_output"``.
         """
         executor = self._bound(graph, anew=True).at(self._batches[0])
         least: dict[str, float] = {}
         dtypes: dict[str, str] = {}
-        for _ in range(rounds):
+        for _ in range(3):
             last = [time.perf_counter()]
 
             def note(name: str, array: NDArray, last: list[float] = last) -> None:
@@ -172,10 +170,10 @@ class Worker:
             self._graphs.pop(name, None)
 
     def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
-        """Return the ``Bound`` that is kept under the name of ``graph``, if it was read from the same path.
+        """Return the ``Bound`` that is kept under the name of ``graph``, if it is of the same path, or a new one.
 
-        Otherwise make a new one and keep it. A ``Runner`` writes each graph to a new path. With ``anew`` make one that
-        is not kept, so that its operators can be observed: MXNet cannot remove a monitor callback from an executor.
+        With ``anew`` it is not kept, so that its operators can be observed: MXNet cannot remove a monitor callback from
+        an executor.
         """
         if anew:
             return Bound(graph["symbol"], graph["params"])
@@ -187,8 +185,7 @@ class Worker:
     def _run_observed(self, executor: mx.executor.Executor, note: Callable[[str, NDArray], None]) -> None:
         """Run the forward of an executor and call ``note`` with the name and the array of each operator's output.
 
-        MXNet cannot remove the callback from ``executor`` afterwards. An exception in ``note`` is raised when the
-        forward has ended.
+        An exception in ``note`` is raised when the forward has ended.
         """
         failed = KeptError()
 
@@ -201,15 +198,6 @@ class Worker:
         executor.forward(is_train=False)
         mx.nd.waitall()
         failed.raise_it()
-
-
-def _seconds(executor: mx.executor.Executor) -> float:
-    """Return how many seconds one forward for inference takes, from an idle device until all operators have ended."""
-    mx.nd.waitall()
-    start = time.perf_counter()
-    executor.forward(is_train=False)
-    mx.nd.waitall()
-    return time.perf_counter() - start
 
 
 def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:

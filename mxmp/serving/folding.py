@@ -13,7 +13,7 @@ from ..precision.casts import is_ours
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node
 from ..precision.rule import is_true
 
-__all__ = ["Params", "copied", "fold_constants", "fold_norms", "without_identities"]
+__all__ = ["Params", "by_kind", "copied", "fold_constants", "fold_norms", "without_identities"]
 
 # Parameters and running statistics together, by the name of their variable.
 Params = Dict[str, NDArray]
@@ -21,6 +21,13 @@ Params = Dict[str, NDArray]
 _NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
 # Operators that only move values.
 _MOVES = ("Concat", "Flatten", "Reshape", "SwapAxis", "_copy", "_rnn_param_concat", "expand_dims", "transpose")
+
+
+def by_kind(symbol: mx.sym.Symbol, params: Params) -> tuple[Params, Params]:
+    """Return the arguments of a Symbol among ``params``, and its auxiliary states."""
+    states = set(symbol.list_auxiliary_states())
+    arguments = {name: value for name, value in params.items() if name not in states}
+    return arguments, {name: value for name, value in params.items() if name in states}
 
 
 def copied(graph: Graph) -> Graph:
@@ -48,10 +55,7 @@ def without_identities(graph: Graph) -> Graph:
 
 
 def _source(entry: Entry, heads: set[Node]) -> Entry:
-    """Return the tensor of which ``entry`` is a copy in inference, or ``entry`` itself if no copying operator makes it.
-
-    An operator in ``heads``, which makes an output of the graph, stays in the graph, so its output is returned.
-    """
+    """Return the tensor of which ``entry`` is a copy in inference; an operator in ``heads`` stays in the graph."""
     while entry.node not in heads and _is_identity(entry.node):
         entry = entry.node.inputs[0]
     return entry
@@ -93,9 +97,7 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
 def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values: Params) -> bool:
     """Return True if the BatchNorm ``norm`` can be folded into ``layer``, the operator whose output it normalizes.
 
-    ``readers`` is ``consumers()`` of the graph: from each tensor to the operators that read it. ``heads`` are the
-    graph's outputs. ``values`` are its parameters by name; one of either operator that is missing there makes the
-    result False.
+    ``readers`` is ``consumers()`` of the graph; ``values`` are its parameters by name, of which one may be missing.
     """
     channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     is_layer = (layer.op == "Convolution" and channels_first) or (
@@ -114,11 +116,7 @@ def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values:
 
 
 def _fold(norm: Node, layer: Node, values: Params) -> Params:
-    """Give ``layer`` a new weight and bias, so that it computes what it and the BatchNorm ``norm`` after it compute.
-
-    Changes ``layer`` in place and returns the two new parameters, FP32, by name, such as ``"conv0_folded_weight"``.
-    ``values`` are the parameters of the graph by name.
-    """
+    """Let ``layer`` compute what it and ``norm`` after it compute; return its new weight and bias by name."""
     gamma, beta, mean, variance = (values[entry.node.name].asnumpy().astype("float64") for entry in norm.inputs[1:5])
     if is_true(norm.attrs.get("fix_gamma", "True")):
         gamma = np.ones_like(gamma)

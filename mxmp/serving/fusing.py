@@ -12,8 +12,6 @@ the graph, and are taken out afterwards. They cost nothing, and no right fusion 
 
 from __future__ import annotations
 
-from typing import Collection
-
 from ..precision.graph import VARIABLE, Entry, Graph, Node
 from .folding import copied
 
@@ -32,13 +30,9 @@ def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Gra
     that oneDNN computes in the same kernel. It has the name of the last of them and only the output of that one, so an
     operator inside it must not have another reader; MXNet's pass alone does not see to that.
 
-    Parameters
-    ----------
-    quantizable : bool
-        Fuse only operators that one INT8 kernel can compute together; ``quantize`` needs such a graph.
-    apart : bool
-        Make every convolution and FullyConnected a fused operator of its own, without the operators after it. MXNet
-        cannot fuse these any further when the graph is bound.
+    With ``quantizable``, only operators are fused that one INT8 kernel can compute together; ``quantize`` needs such a
+    graph. With ``apart``, every convolution and FullyConnected is a fused operator of its own, without the operators
+    after it; MXNet cannot fuse these any further when the graph is bound.
     """
     copy = copied(graph)
     _insert_barriers(copy, apart)
@@ -65,10 +59,7 @@ def inner_operators(node: Node) -> list[str]:
 def _insert_barriers(graph: Graph, apart: bool) -> None:
     """Insert identity operators, "barriers", in place, after operators that MXNet must not fuse with their readers.
 
-    These are operators whose output has several readers, or one reader and is an output of the graph too; and operators
-    whose output a BatchNorm normalizes. A BatchNorm that is still in the graph is one that ``fold_norms`` could not
-    fold, and MXNet might fold it wrongly. With ``apart``, they are also all convolutions and FullyConnected, so that
-    each is fused with no other operator.
+    These have several readers, outputs of the graph included, or are normalized; with ``apart`` also all layers.
     """
     readers = graph.consumers()
     reads: dict[Node, int] = {}
@@ -89,12 +80,5 @@ def _insert_barriers(graph: Graph, apart: bool) -> None:
 
 def _remove_barriers(graph: Graph) -> None:
     """Remove, in place, the identity operators with which ``_insert_barriers`` kept MXNet from fusing wrongly."""
-
-    def source(entry: Entry) -> Entry:
-        while _BARRIER in entry.node.attrs:
-            entry = entry.node.inputs[0]
-        return entry
-
-    nodes: Collection[Node] = list(graph.nodes())
-    for node in nodes:
-        node.inputs = [source(entry) for entry in node.inputs]
+    for node in graph.nodes():  # a barrier reads no other one
+        node.inputs = [entry.node.inputs[0] if _BARRIER in entry.node.attrs else entry for entry in node.inputs]

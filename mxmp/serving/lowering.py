@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Collection, Mapping
 
 from ..pipeline import emitted
@@ -19,7 +18,6 @@ __all__ = ["lower", "lower_to_float16"]
 
 _BFLOAT16, _FLOAT16 = Policy("bfloat16"), Policy("float16")
 _KEPT = "kept in FP32 for accuracy"
-_UNDECIDED: Mapping[str, Decision] = MappingProxyType({})
 
 
 def lower(
@@ -28,7 +26,7 @@ def lower(
     full: Collection[str] = (),
     *,
     policy: Policy = _BFLOAT16,
-    decided: Mapping[str, Decision] = _UNDECIDED,
+    decided: Mapping[str, Decision] | None = None,
     quantizable: bool = False,
 ) -> tuple[Graph, Params]:
     """Return a copy of an FP32 graph, fused by oneDNN, in bfloat16 where the rules call that safe, and its parameters.
@@ -44,7 +42,7 @@ def lower(
         Names of operators that stay in FP32. Operators that MXNet fuses with one of them stay in FP32 too.
     policy : Policy
         A policy of bfloat16.
-    decided : mapping of str to Decision
+    decided : mapping of str to Decision, optional
         Decisions of a plan of the network, by operator; ``full`` overrules them. The rules decide for all others.
     quantizable : bool
         Fuse only operators that one INT8 kernel can compute together, as ``quantize`` needs it.
@@ -52,7 +50,7 @@ def lower(
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
     kept = {name for group in groups if set(group) & set(full) for name in group}
-    decided = {**decided, **{name: Decision(names[name].op, False, _KEPT) for name in kept}}
+    decided = {**(decided or {}), **{name: Decision(names[name].op, False, _KEPT) for name in kept}}
     plan = decide(graph, policy, "cpu", parameters=params, keep_output_names=True, decided=decided)
     for layer, *others in groups:
         # clip's own bfloat16 kernel is slow and truncates the bounds. Fused with a layer, oneDNN computes it in FP32.
@@ -106,19 +104,13 @@ def lower_to_float16(
 
 
 def _casted(graph: Graph, plan: Plan) -> CastGraph:
-    """Return the graph that runs by ``plan``, with casts and with the workarounds of the plan's device.
-
-    In inference no variable has a gradient, so workarounds for wrong gradients are left out.
-    """
+    """Return the graph that runs by ``plan``, without workarounds for wrong gradients, as no variable has one."""
     not_requested = {node.name: "null" for node in graph.nodes() if node.is_variable}
     return emitted(graph, plan, not_requested, large_inputs=True)
 
 
 def _without_marks(graph: Graph) -> Graph:
-    """Remove, in place, the attributes with which mxmp marks operators that it inserted; return the same graph.
-
-    ``strip`` then takes these operators for the network's own, and leaves them in the graph.
-    """
+    """Return the graph, in place without the marks of operators that mxmp inserted, so that ``strip`` leaves them."""
     for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
     return graph

@@ -49,10 +49,7 @@ class _Sums(mx.operator.CustomOp):
         self._flatten = flatten
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
-        """Write FullyConnected's output: sums, rounded to float16 after every four products and after the bias.
-
-        This emulates a Tensor Core of a V100 if the user sets ``MXNET_FC_TRUE_FP16=1``.
-        """
+        """Write FullyConnected's output: sums, rounded to float16 after every four products and after the bias."""
         data, weight, *bias = (array.asnumpy() for array in in_data)
         rows = data.reshape(len(data) if self._flatten else -1, weight.shape[1])
         total = np.zeros((len(rows), len(weight)), "float16")
