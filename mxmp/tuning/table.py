@@ -7,7 +7,7 @@ import statistics
 from math import prod
 from typing import Any, Collection, Mapping
 
-from ..files import replacing
+from ..files import read_json, replacing
 from ..precision.graph import Entry, Node
 from .choices import Task, signature
 from .clock import Cast, Owner
@@ -175,11 +175,10 @@ def read(path: str) -> dict[str, float]:
         The file exists and cannot be read.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+        found = read_json(path)
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"it is no JSON of times ({type(error).__name__})") from error
     known = found.get("seconds") if isinstance(found, dict) else None
     # Neither NaN nor infinity is less than a day.

@@ -226,6 +226,9 @@ class Advice:
         return sum(m.flops for m in matrices) / self.flops if self.flops else 0.0
 
     def __str__(self) -> str:
+        names = {"float16": "float16", "tf32": "TF32", "float32": "FP32"}
+        dtypes = [dtype for dtype in names if dtype == "float32" or dtype in self.gpu.tensor]
+        ridges = ", ".join(f"{self.gpu.ridge(dtype):.0f} ({names[dtype]})" for dtype in dtypes)
         return "\n".join(
             [
                 f"{self.name} ({self.policy}) on {self.gpu.name}",
@@ -233,7 +236,7 @@ class Advice:
                 "about three times that in a training step",
                 f"  {self.tensor_share:.1%} of them can run on Tensor Cores, {self.fitting_share:.1%} with all sizes "
                 "multiples",
-                f"  Arithmetic is the limit from {self._ridges()} FLOPs a byte on",
+                f"  Arithmetic is the limit from {ridges} FLOPs a byte on",
                 "",
                 *self._table(),
                 *section("Sizes", self._paddings()),
@@ -245,15 +248,6 @@ class Advice:
                 *section("What MXNet computes on this CPU is slowed down", self.slowed_by),
             ]
         )
-
-    def _ridges(self) -> str:
-        """Return a text with the FLOPs per byte from which on arithmetic, not memory, limits an operator.
-
-        It has a number for each float dtype that the GPU computes in: ``"139 (float16), 17 (FP32)"``.
-        """
-        names = {"float16": "float16", "tf32": "TF32", "float32": "FP32"}
-        dtypes = [dtype for dtype in names if dtype == "float32" or dtype in self.gpu.tensor]
-        return ", ".join(f"{self.gpu.ridge(dtype):.0f} ({names[dtype]})" for dtype in dtypes)
 
     def _table(self) -> Iterator[str]:
         """Yield the lines of a table of the matrix operators, those with most FLOPs first.
@@ -276,11 +270,7 @@ class Advice:
             yield f"  and {len(order) - _LONGEST} more"
 
     def _paddings(self) -> Iterator[str]:
-        """Yield a line for each dimension to pad, with the FLOPs that padding adds.
-
-        Operators in which the same dimension has the same size share a line. Operators that cannot run on Tensor Cores
-        are left out.
-        """
+        """Yield a line for each dimension to pad, with the FLOPs that padding adds; equal ones share a line."""
         found: dict[tuple, list[str]] = {}
         for m in self.matrices:
             for padding in m.paddings if m.on_tensor_cores(self.gpu) else ():
@@ -297,10 +287,7 @@ class Advice:
             yield "NCHW: cuDNN's Tensor Core kernels read NHWC, and transpose around each convolution"
 
     def _off_tensor_cores(self) -> Iterator[str]:
-        """Yield a line for each reason for which operators cannot run on Tensor Cores.
-
-        The line has some of these operators, their share of the network's FLOPs, and the reason.
-        """
+        """Yield a line for each reason for which operators cannot run on Tensor Cores."""
         reasons: dict[str, list[MatrixReport]] = {}
         for m in self.matrices:
             if not m.on_tensor_cores(self.gpu):
@@ -312,14 +299,8 @@ class Advice:
 
 
 def _shape(gemms: Sequence[Gemm]) -> str:
-    """Return a text for the Gemm with the most FLOPs: how many products it stands for, and their M, N and K.
-
-    For example ``"96 of 128 x 128 x 64 and 1 more"``, where the operator has one more Gemm (products of another shape);
-    ``"-"`` without a Gemm.
-    """
-    first = max(gemms, key=lambda gemm: gemm.flops, default=None)
-    if first is None:
-        return "-"
+    """Return a text for the Gemm with the most FLOPs, such as ``"96 of 128 x 128 x 64 and 1 more"``."""
+    first = max(gemms, key=lambda gemm: gemm.flops)
     times = f"{first.times} of " if first.times > 1 else ""
     more = f" and {len(gemms) - 1} more" if len(gemms) > 1 else ""
     return f"{times}{first.m} x {first.n} x {first.k}{more}"

@@ -110,11 +110,10 @@ def advise(
 
 
 def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequence[CalledGraph]:
-    """Return the graphs whose matrix operators ``advise`` counts, each with the shapes of its inputs.
+    """Return the graphs whose matrix operators ``advise`` counts; the arguments, and the errors, are those of it.
 
     A Symbol, or a net that runs as one graph, gives one; a net of which a part runs as Python gives one for each of its
-    outermost blocks that run as a graph. The arguments are those of ``advise``. Raises ``TypeError`` if ``target`` is
-    neither a Block nor a Symbol, and ``ValueError`` if ``inputs`` or ``shapes`` do not fit it.
+    outermost blocks that run as a graph.
     """
     if isinstance(target, mx.sym.Symbol):
         if inputs:
@@ -134,8 +133,7 @@ def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequ
 def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNode], Plan]:
     """Return the operators of a graph with their shapes, and the plan that says which of them compute in low precision.
 
-    If ``policy`` is a Policy, the rules make the plan, for a GPU. Raises ``ValueError`` if the shapes do not fit the
-    graph, or if ``policy`` is the Plan of another graph.
+    Raises ``ValueError`` if the shapes, or the Plan ``policy``, do not fit the graph.
     """
     graph, parameters = strip(Graph.from_symbol(called.symbol)), called.parameters or None
     plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
@@ -151,22 +149,11 @@ def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNod
     return nodes, plan
 
 
-def _elements(shaped: ShapedNode, found: Products) -> int:
-    """Return how many elements of memory an operator reads and writes each time it runs.
-
-    These are all its inputs and outputs, each once. A recurrent layer reads its weights again at each time step; there
-    the operands and results of its matrix products ``found`` are counted.
-    """
-    if shaped.node.op == "RNN":  # no cache holds the weights from one time step to the next
-        return sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
-    return sum(tensor.size for tensor in [*shaped.ins, *shaped.outs] if tensor)
-
-
 def _matrix(shaped: ShapedNode, found: Products, plan: Plan, prefix: str) -> MatrixReport:
-    """Return the MatrixReport on an operator with the matrix products ``found``, in the dtype that ``plan`` gives it.
-
-    ``prefix``, such as ``"dense0/"``, is put before its name in the report; it is ``""`` where the net is one graph.
-    """
+    """Return the MatrixReport on an operator with the matrix products ``found``, in its dtype under ``plan``."""
+    elements = sum(tensor.size for tensor in [*shaped.ins, *shaped.outs] if tensor)
+    if shaped.node.op == "RNN":  # no cache holds the weights from one time step to the next
+        elements = sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
     decision = plan.decisions[shaped.name]
     dtype = plan.policy.compute if decision.low else "float32"
     if shaped.ins[0] is not None and shaped.ins[0].dtype in ("int8", "uint8"):
@@ -174,7 +161,7 @@ def _matrix(shaped: ShapedNode, found: Products, plan: Plan, prefix: str) -> Mat
     depthwise = shaped.node.op in ("Convolution", "Deconvolution") and found.sizes[0].value == 1 < found.gemms[0].times
     return MatrixReport(
         *(prefix + shaped.name, shaped.node.op, found.layout, found.gemms, found.sizes, shaped.times),
-        *(_elements(shaped, found), dtype, decision.reason, depthwise),
+        *(elements, dtype, decision.reason, depthwise),
     )
 
 
@@ -185,9 +172,8 @@ _OWN = {"num_hidden", "num_filter", "no_bias"}
 def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
     """Yield each group of matrix operators that could be one larger operator, because they read the same tensor.
 
-    The operators of a group, at least two, are FullyConnected layers, ungrouped convolutions or ``dot``. The tensor is
-    the first input of each; the second is a variable that no other reads. Number of outputs and bias may differ, no
-    other attribute. ``prefix`` is put before their names.
+    These are FullyConnected layers, ungrouped convolutions or ``dot``. The tensor is the first input of each; the
+    second is a variable that no other reads. Number of outputs and bias may differ, no other attribute.
     """
     groups: dict[tuple, list[ShapedNode]] = defaultdict(list)
     for shaped in nodes:

@@ -79,10 +79,9 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
 
 
 def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:
-    """Return the shape and dtype of every output of every node of a graph; None for one that cannot be inferred.
+    """Return the shape and dtype of every output of every node, from those of variables in ``known``, or None.
 
-    They are inferred from ``known``, which maps the names of variables to their shapes and dtypes. Raises
-    ``mx.MXNetError`` if these do not fit the graph.
+    Raises ``mx.MXNetError`` if these do not fit the graph.
     """
     nodes = list(graph.nodes())
     raw = json.loads(graph.to_json())
@@ -128,9 +127,7 @@ def numpy_dtype(name: str) -> np.dtype:
 def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
     """Return how often a body of a control-flow node runs when the node runs once; ``number`` counts its bodies from 0.
 
-    It is the length of the array that ``foreach`` iterates over, or 1 if that is not known; ``max_iterations`` for both
-    bodies of ``while_loop``; 1 for the condition of ``cond`` (``number`` 0) and 0.5 for each of its branches. ``ins``
-    has the shapes of the node's inputs.
+    It is 1 for a ``foreach`` over an array whose length is not known.
     """
     if node.op == "_foreach":
         return ins[0].shape[0] if ins and ins[0] else 1
@@ -140,10 +137,9 @@ def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
 
 
 def _inner(node: Node, body: Body, ins: list[Tensor | None]) -> dict[str, Tensor]:
-    """Return a dict from the variables of a control-flow node's body to their shapes and dtypes, where these are known.
+    """Return the known shapes and dtypes of the variables in a control-flow node's body, from the node's inputs.
 
-    They follow from ``ins``, the shapes and dtypes of the node's inputs. If ``foreach`` iterates over an input of shape
-    (T, N, C), the body's variable has shape (N, C).
+    If ``foreach`` iterates over an input of shape (T, N, C), the body's variable has shape (N, C).
     """
     sliced = literal_eval(node.attrs["in_data_locs"]) if node.op == "_foreach" else ()
     known = {}

@@ -87,11 +87,10 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
 def _convolution(weight_at: int) -> Callable[..., Products]:
-    """Return the function that ``products`` calls for one type of convolution.
+    """Return the function of a convolution whose weight is the input at position ``weight_at``.
 
-    ``weight_at`` is the position of the weight among the operator's inputs, counted from 0. The function treats a
-    convolution as one matrix product for each group: M is the number of output pixels of the batch, N the output
-    channels of the group, and K the input channels of the group times the kernel's size.
+    There is one matrix product for each group: M is the number of output pixels of the batch, N the output channels of
+    the group, and K the input channels of the group times the kernel's size.
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
@@ -102,11 +101,10 @@ def _convolution(weight_at: int) -> Callable[..., Products]:
 
 
 def _deconvolution(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix products of a Deconvolution from its attributes, input shapes and output shape.
+    """Return the matrix products of a Deconvolution, which computes the same as the data gradient of a convolution.
 
-    A Deconvolution computes the same as the data gradient of a convolution, with one product for each group: M is the
-    number of input pixels of the batch, N the output channels of the group times the kernel's size, and K the input
-    channels of the group.
+    There is one for each group: M is the number of input pixels of the batch, N the output channels of the group times
+    the kernel's size, and K the input channels of the group.
     """
     data, weight = ins[:2]
     return _convolved(
@@ -119,9 +117,8 @@ def _convolved(
 ) -> Products:
     """Return the matrix products of a convolution or Deconvolution; its Sizes are the input and output channels.
 
-    ``attrs`` has the operator's attributes, ``data`` and ``out`` are the shapes of its input and output. ``gemm`` is
-    called with the numbers of groups, of input channels and of output channels of a group, and returns the Gemm.
-    ``upwards`` is True for a Deconvolution, which has no fast kernels for 4 input channels.
+    ``gemm`` is called with the numbers of groups, of input channels and of output channels of a group. ``upwards`` is
+    True for a Deconvolution, which has no fast kernels for 4 input channels.
     """
     layout, groups = attrs.get("layout", "None"), int(attrs.get("num_group", 1))
     layout = _LAYOUTS[len(out) - 2] if layout == "None" else layout
@@ -145,20 +142,15 @@ def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Pr
 
 
 def _fully_connected(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix product of a FullyConnected from its attributes, input shapes and output shape.
-
-    M is the number of rows (the batch; with ``flatten=False`` all axes but the last together), N the number of outputs
-    and K the number of inputs of the layer.
-    """
+    """Return the matrix product of a FullyConnected; with ``flatten=False``, all axes but the last are rows."""
     outputs, inputs = ins[1]
     return _product(Gemm(1, prod(out) // outputs, outputs, inputs), "NT", ("rows (batch)", "outputs", "inputs"))
 
 
 def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix product of ``dot`` or ``tensordot`` from its attributes, input shapes and output shape.
+    """Return the matrix product of ``dot`` or ``tensordot``; there is no Gemm if an operand is a scalar.
 
     ``dot`` sums over one axis of each operand, ``tensordot`` over one or several; K is the size of these axes together.
-    The result has no Gemm if an operand is a scalar.
     """
     a, b = ins[:2]
     if not a or not b:
@@ -173,10 +165,10 @@ def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
 
 
 def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix products of an operator like ``batch_dot`` from its attributes, input shapes and output shape.
+    """Return the matrix products of an operator like ``batch_dot``.
 
-    The operator multiplies the matrices of two batches pairwise. A matrix's columns are the last axis of its array, and
-    its rows the last but one, or the axis that the attribute ``axis`` of ``linalg_gemm`` names.
+    A matrix's columns are the last axis of its array, and its rows the last but one, or the axis that the attribute
+    ``axis`` of ``linalg_gemm`` names.
     """
     row = int(attrs.get("axis", -2))
     a, b = (shape if len(shape) > 1 else (1, *shape) if left else (*shape, 1) for shape, left in zip(ins, (1, 0)))
@@ -186,19 +178,16 @@ def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Pr
 
 
 def _transposition(attrs: Mapping[str, str]) -> str:
-    """Return a letter for each of an operator's two operands: T if it is transposed, otherwise N. For example ``"NT"``.
-
-    ``attrs`` has the operator's attributes, of which ``transpose_a`` and ``transpose_b`` are read.
-    """
+    """Return a letter for each of an operator's two operands, T if it is transposed, otherwise N, such as ``"NT"``."""
     return "".join("T" if is_true(attrs.get(key)) else "N" for key in ("transpose_a", "transpose_b"))
 
 
 def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Products]:
-    """Return the function that ``products`` calls for one of MXNet's ``interleaved_matmul`` attention operators.
+    """Return the function of one of MXNet's ``interleaved_matmul`` attention operators.
 
     ``scores`` is True for an operator that multiplies queries and keys, False for one that multiplies attention weights
-    and values. The width of a head is read from the input at position ``width_of``: its last axis is ``parts`` times
-    the heads times the width, as ``parts`` projections are interleaved (3 for queries, keys and values).
+    and values. The last axis of the input at position ``width_of`` is ``parts`` times the heads times the width of a
+    head, as ``parts`` projections are interleaved (3 for queries, keys and values).
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
@@ -215,7 +204,7 @@ _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def _rnn(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix products of a recurrent operator (``RNN``) from its attributes, input shapes and output shape.
+    """Return the matrix products of a recurrent operator (``RNN``).
 
     Each layer in each direction multiplies the inputs of all time steps at once, as cuDNN does. Then, at each time
     step, it multiplies the hidden state by the weights of the gates. An LSTM with a projection has one more product at

@@ -58,8 +58,7 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
 def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
     """Return the report on a tensor that is not finite and that neither an operator nor a cast made, such as the loss.
 
-    ``found`` is the range of the tensor, ``past`` has the records before it in the step, ``params`` are the names
-    of the parameters, and ``scale`` is the loss scale.
+    ``past`` has the records before it in the step.
     """
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
@@ -90,12 +89,7 @@ def _blame_operator(
     params: Sequence[str],
     scale: float,
 ) -> Blame:
-    """Return the report on a tensor that is not finite and that an operator of the network, or a cast by mxmp, made.
-
-    ``observed`` says which one, ``found`` is the range of the tensor, ``past`` has the records before it in the step,
-    ``graphs`` are the converted graphs that ran, ``params`` are the names of the parameters, and ``scale`` is the
-    loss scale.
-    """
+    """Return the report on a tensor that is not finite and that an operator of the network, or a cast by mxmp, made."""
     graph = next((graph for graph in graphs if observed.node in graph), None)
     low = graphs[0].plan.policy.compute
     where = "backward" if observed.backward else "forward"
@@ -128,21 +122,16 @@ def _blame_operator(
 
 
 def _overflow_text(unrounded: Range, dtype: str) -> str:
-    """Return a phrase on the value that was too large when a tensor was rounded to ``dtype``.
-
-    For example ``"overflow: 7e+04 is rounded to float16, which ends at 65504"``. ``unrounded`` is the range of the
-    tensor before the rounding.
-    """
+    """Return a phrase such as ``"overflow: 7e+04 is rounded to float16, which ends at 65504"``."""
     return f"overflow: {unrounded.largest:.4g} is rounded to {dtype}, which ends at {FORMATS[dtype].largest:.5g}"
 
 
 def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Range | None:
     """Return the range that a tensor had in FP32 before a cast by mxmp rounded it; None if no such tensor is known.
 
-    ``observed`` and ``found`` describe the rounded tensor. Returned is a range in ``past``, the records before it, that
-    is FP32, has the same shape and is beyond the dtype of ``found``: for the gradient of a graph output that of the
-    loss, or else one with the label of the rounded tensor, such as ``"fc -> relu"``, or else a sum of gradients,
-    ``SUM``; of several the last. None if ``found`` is FP32 itself.
+    It is the last range in ``past`` that is FP32, has the same shape and is beyond the dtype of ``found``: for the
+    gradient of a graph output that of the loss, or else one with the label of the rounded tensor, or else a sum of
+    gradients.
     """
     if found.dtype == "float32":
         return None
@@ -155,9 +144,8 @@ def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Rang
 def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
     """Return the ranges of the tensors that an operator read, each once, as far as they are in ``past``.
 
-    ``observed`` is a tensor that the operator made. If this is a gradient, the gradients that were sent to the operator
-    come first. If ``past`` lacks one of the operator's inputs, all inputs of the net come next, since those of a Gluon
-    net are recorded under other names (``"the input"``).
+    If it made a gradient, the gradients that were sent to it come first. If ``past`` lacks one of its inputs, all
+    inputs of the net come next, since those of a Gluon net are recorded under other names (``"the input"``).
     """
     known = {record.range.name: record.range for record in past}
     sent = [r for name, r in known.items() if observed.backward and name.endswith(f" -> {observed.operator}")]

@@ -82,11 +82,7 @@ def explain(
 def _report_symbol(
     symbol: mx.sym.Symbol, policy: Policy, plan: Plan | None, ctx: mx.Context | None, shapes: dict[str, tuple]
 ) -> GraphReport:
-    """Return the report on an FP32 Symbol as it would be converted by ``plan``, or if this is None, under ``policy``.
-
-    ``ctx`` is the device it would run on (None: the current context); a plan has its own. ``shapes`` maps names of
-    inputs to shapes, and may be empty. Raises ``ValueError`` if the shapes do not fit the Symbol.
-    """
+    """Return the report on an FP32 Symbol, as ``plan`` would convert it or, if this is None, ``policy``."""
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
     try:
@@ -119,11 +115,10 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
 
 
 def _workarounds(fitted: CastGraph) -> dict[str, list[str]]:
-    """Return a dict from the name of each workaround applied to a graph to the names of the nodes that needed it.
+    """Return a dict from the name of each workaround of a converted graph to the nodes of the FP32 graph that need it.
 
-    The nodes are operators and variables of the FP32 graph; for a workaround that concerns a cast, the operator or
-    variable whose tensor is cast. ``fitted`` is the converted graph. Workarounds in the bodies of its loops and
-    branches are left out.
+    For a workaround that concerns a cast, that is the operator or variable whose tensor is cast. Workarounds in the
+    bodies of loops and branches are left out.
     """
 
     def source(node: Node) -> str:
@@ -137,14 +132,11 @@ def _workarounds(fitted: CastGraph) -> dict[str, list[str]]:
 def _described(
     graph: Graph, plan: Plan, fitted: CastGraph, shapes: Mapping[str, tuple], prefix: str = ""
 ) -> tuple[list[NodeReport], list[CastSize], dict[str, list[str]]]:
-    """Return the reports on the operators of a graph, on its casts, and on its workarounds.
-
-    The last is a dict from the name of a workaround to the names of the nodes that needed it. All three include the
-    bodies of control flow.
+    """Return the reports on the operators of a graph, on its casts, and on its workarounds, those of bodies included.
 
     ``graph`` is the FP32 graph, ``fitted`` the graph that runs on the device by ``plan``. Casts that a workaround has
-    removed from ``fitted``, because a kernel of the device casts inside, do not count. ``shapes`` maps the names of the
-    graph's inputs to their shapes. ``prefix``, ``"loop/"`` in the body of a loop, is put before each name.
+    removed from ``fitted``, because a kernel of the device casts inside, do not count. ``prefix``, ``"loop/"`` in the
+    body of a loop, is put before each name.
     """
     planned = PlannedGraph(graph, plan)
     casted = insert_casts(planned)

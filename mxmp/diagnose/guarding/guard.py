@@ -104,8 +104,7 @@ class Guard(StepObserver):
         """Find out which layer overflowed in this step, if the probe listened to it, and count the overflow against it.
 
         An overflow counts in an applied step too, but only a layer that has made a step skip is moved. If it is the
-        ``patience``-th of such a layer, ``after_step`` moves the layer. The network's ScaledStep, which does each
-        training step, calls this with the gradients of the parameters before the update. Waits for the device.
+        ``patience``-th of such a layer, ``after_step`` moves the layer. Waits for the device.
         """
         if not self._recording.has_operators:
             return
@@ -134,7 +133,7 @@ class Guard(StepObserver):
         """Move the layer to FP32 that overflowed for the ``patience``-th time, if any; stop or start the probe.
 
         The probe listens in the next step if this one was skipped, or has raised the loss scale to ``low_scale`` or
-        less. The network's ScaledStep, which does each training step, calls this at its end.
+        less.
         """
         ran, to_move, self._to_move = self._recording.has_operators, self._to_move, None
         if ran or (self._probe.listens and self._network.is_stale):
@@ -150,12 +149,7 @@ class Guard(StepObserver):
             self._start()
 
     def _counts_against_layer(self, observed: Observed | None) -> bool:
-        """Return whether an overflow is the fault of the layer that computed the tensor, and not of a high loss scale.
-
-        ``observed`` says which tensor has overflowed; None means one that no operator made, such as a parameter. Such a
-        tensor and an output always count, whatever the loss scale. A gradient that an operator sends back counts if the
-        loss scale is at most ``low_scale``, or cannot become lower.
-        """
+        """Return whether an overflow is the fault of the layer that made the tensor, not of a high loss scale."""
         gradient = observed is not None and observed.backward
         return not gradient or self._step.loss_scale <= self._low_scale or self._step.at_floor
 
@@ -233,7 +227,7 @@ def _without_harmless(records: Sequence[Record], graphs: Sequence[ObservedGraph]
     """Return the ``records`` of a skipped step without outputs that are not finite and did no harm.
 
     Such an output is none of the graph's. The operators that read it, as a sigmoid reads inf, returned finite values,
-    and none of them sent back the first gradient that is not finite. ``graphs`` are the converted graphs that ran.
+    and none of them sent back the first gradient that is not finite.
     """
     bad = [observed for observed, found in records if observed is not None and not found.finite]
     harmed = {observed.operator for observed in bad if not observed.backward}
@@ -251,15 +245,11 @@ def _without_harmless(records: Sequence[Record], graphs: Sequence[ObservedGraph]
 
 
 def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str], *, with_followers: bool) -> list[str]:
-    """Return the names in the FP32 graph of the operators to move to FP32 because a tensor was not finite.
+    """Return the names in the FP32 graph of the operators to move to FP32 because ``first`` was not finite.
 
-    ``first`` is the record of the first tensor that was not finite, ``params`` are the names of the parameters.
-    The names are those of the operators at fault, and of the operators of the same type that share a parameter with one
-    of them, such as the other time steps of an unrolled cell. Operators in FP32 are left out: the list is empty where
-    the tensor became inf or NaN in FP32, and where ``graph`` does not have the tensor.
-
-    ``with_followers`` adds the low-precision operators behind these whose rule has the kind ``FOLLOW``: they compute in
-    low precision only because their inputs are. Needed where a Plan decides the dtypes; the rules move them unasked.
+    These are the operators at fault, and those of the same type that share a parameter with one of them. Operators in
+    FP32 are left out: the list is empty where the tensor became inf or NaN in FP32, and where ``graph`` does not have
+    it. ``with_followers`` adds ``_followers``, needed where a Plan decides the dtypes; the rules move them unasked.
     """
     fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
     layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
@@ -287,10 +277,9 @@ def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
 
 
 def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:
-    """Yield ``node``, and the operators of the same type in low precision that read one of its parameters too.
+    """Yield ``node``, perhaps twice, and the operators of its type in low precision that read one of its parameters.
 
-    For example, all time steps of an unrolled cell read one weight. ``params`` are the names of the parameters.
-    ``node`` may be yielded twice.
+    For example, all time steps of an unrolled cell read one weight.
     """
     own = _parameters_read(graph, node, params)
     yield node
@@ -306,10 +295,7 @@ def _parameters_read(graph: ObservedGraph, node: Node, params: Collection[str]) 
 
 
 def _followers(graph: ObservedGraph, layer: Iterable[Node]) -> Iterable[Node]:
-    """Yield the low-precision operators behind ``layer`` that are in low precision only because their inputs are.
-
-    Their rules have the kind ``FOLLOW``, and they read an output of ``layer``, directly or through casts or each other.
-    """
+    """Yield the low-precision operators behind ``layer`` that are in low precision only because their inputs are."""
     stack, found = list(layer), set(layer)
     while stack:
         for reader in graph.readers(stack.pop()):

@@ -58,8 +58,7 @@ def profile(path: str) -> Profile:
 def _read(path: str) -> tuple[KernelReport, ...]:
     """Return one report for each triple of kernel, operator and device, longest total time first.
 
-    ``path`` is an SQLite export of Nsight Systems. Raises ``ValueError`` if the file is damaged or holds no kernels;
-    ``profile`` puts the path before the message.
+    ``profile`` puts the path before the message of its ``ValueError``.
     """
     import sqlite3  # which not every Python has
 
@@ -85,10 +84,9 @@ def _read(path: str) -> tuple[KernelReport, ...]:
 def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, str], float]]:
     """Yield, for each run of a GPU kernel, the tuple (name, operator, kind, device) and the duration in seconds.
 
-    The kind is what ``kind_of_kernel`` returns, but ``"cast"`` if the operator is a cast and the kernel uses no Tensor
-    Cores; the device is ``"gpu/0"`` or so. The operator is the one whose NVTX range was open at the launch, empty if
-    none is known: MXNet opens a range for each operator that its profiler records (src/profiler/nvtx.h). Yields nothing
-    if the tables of kernels or texts are missing. Raises ``ValueError`` for a damaged file.
+    The operator is the one whose NVTX range was open at the launch, empty if none is known: MXNet opens a range for
+    each operator that its profiler records (src/profiler/nvtx.h). Yields nothing if the tables of kernels or texts are
+    missing. Raises ``ValueError`` for a damaged file.
     """
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"} <= tables:
@@ -118,8 +116,7 @@ def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[t
     """Yield, for each CUDA call on a thread with NVTX ranges, the pair (process id, correlation id) and a range's name.
 
     Where the call is a launch, the pair says which run of a kernel it launched. The range is the innermost one that was
-    open on the thread at that time, so MXNet's operator; the name is empty if none was open. ``names`` maps the ids of
-    the table StringIds to texts.
+    open on the thread at that time, so MXNet's operator; the name is empty if none was open.
     """
     events: dict[int, list[tuple[int, bool, int, Any]]] = defaultdict(list)  # by thread: start, is a launch, -end, ...
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}
@@ -152,11 +149,7 @@ def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[t
 
 
 def _check(table: str, kind: type, **columns: Any) -> None:
-    """Raise ``ValueError`` if a value read from the database is not of type ``kind``.
-
-    SQLite keeps values of any type in any column, so a damaged file may have them. ``columns`` maps the names of
-    columns of ``table`` to the values read from them.
-    """
+    """Raise ``ValueError`` if a value from ``table`` is not of type ``kind``: SQLite keeps any type in any column."""
     for column, value in columns.items():
         if not isinstance(value, kind):
             raise ValueError(f"is damaged: column {column} of {table} must hold {kind.__name__}, got {shorten(value)}")

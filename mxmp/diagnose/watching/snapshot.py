@@ -139,7 +139,6 @@ class Snapshot:
         return self._underflow([t.true(self.loss_scale) for t in self.gradients])
 
     def _underflow(self, histograms: list[Histogram]) -> float:
-        """Return the share of all values that are not zero but round to zero in the compute dtype; 0 for no values."""
         lost = sum(h.between(None, self.format.tiny - 2) for h in histograms)
         return lost / max(sum(h.counted for h in histograms), 1)
 
@@ -165,7 +164,6 @@ class Snapshot:
         form = self.format
 
         def out_of_range(tensor: TensorReport) -> float:
-            # Returns -1 for a tensor that is not rounded to the compute dtype, so that it comes last.
             found = tensor.histogram
             return found.underflow(form) + found.overflow(form) + (found.nans > 0) if tensor.low else -1.0
 
@@ -196,10 +194,7 @@ def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
 
 
 def _headroom(tensor: TensorReport, form: Format) -> str:
-    """Return a line of text on how far the loss scale could be raised, or by how much it is too high.
-
-    ``tensor`` is the report on the gradient that overflows first, ``form`` the range of the compute dtype.
-    """
+    """Return a line of text on how far the loss scale could be raised before ``tensor``, a gradient, overflows."""
     powers = tensor.histogram.headroom(form)
     if not math.isfinite(powers):
         return f"overflow: {tensor.name} holds inf or NaN" if powers < 0 else "no gradient but zeros"

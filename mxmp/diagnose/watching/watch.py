@@ -72,7 +72,6 @@ class Watch(StepObserver):
         super().__init__(network)
 
     def _forget(self) -> None:
-        """Drop the tensors recorded in the current step, and the weights copied before its update."""
         self._reported = False
         self._pending: list[_PendingReport] = []
         self._before: list[tuple[Weight, list[NDArray]]] = []
@@ -91,9 +90,7 @@ class Watch(StepObserver):
         """Record the gradients of the parameters, and copy the weights, if this is a watched step.
 
         A step is watched if the probe has reported tensors in it. It listens to one bucket of a BucketingModule, and
-        reports none in a step of another. The network's ScaledStep calls this method in every step, before the update.
-        ``gradients`` are as the update gets them: multiplied by the loss scale. If ``Trainer.unscale`` has divided them
-        by it, they are multiplied again.
+        reports none in a step of another.
         """
         if not self._reported:  # another bucket ran, or a batch of another size
             return
@@ -113,8 +110,8 @@ class Watch(StepObserver):
     def after_step(self) -> None:
         """Make the Snapshot of a watched step, and start the probe if the next step is to be watched.
 
-        The network's ScaledStep calls this method after every step. If the graphs that the probe listens to were
-        replaced, because the net was converted again or a module got a batch of another size, it starts again.
+        If the graphs that the probe listens to were replaced, because the net was converted again or a module got a
+        batch of another size, it starts again.
         """
         if self._reported:
             self._finish(self._low_variables())
@@ -130,11 +127,7 @@ class Watch(StepObserver):
         return {name for graph in self._probe.graphs for name in graph.low_variables}
 
     def _finish(self, low: set[str]) -> None:
-        """Stop the probe, record what the step added to each weight, and append the step's Snapshot to ``snapshots``.
-
-        ``low`` holds the names of the variables that operators in low precision read: the reports on their updates have
-        ``low=True``. Waits for the device. Also calls the callback that ``watch`` was given.
-        """
+        """Stop the probe, record what the step added to each weight, and make its Snapshot. Waits for the device."""
         self._probe.stop()
         if not self._step.last_step_skipped:
             with autograd.pause():
@@ -163,11 +156,9 @@ class Watch(StepObserver):
             self._note_tensor(kind, observed.label, observed.op, observed.low, array)
 
     def _note_tensor(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
-        """Record one tensor for the Snapshot: its absolute values, the largest of them, and their sum of squares.
+        """Record one tensor for the Snapshot, with these fields of its TensorReport. Does not wait for the device.
 
-        Starts to compute these, and does not wait for the device. ``kind``, ``name``, ``op`` and ``low`` are fields of
-        the tensor's TensorReport. Integer and empty arrays are ignored. Of an array with more elements than ``watch``
-        was told to ``sample``, only evenly spaced values are kept, at most that many.
+        Integer and empty arrays are ignored. At most ``sample`` values are kept, evenly spaced.
         """
         with autograd.pause():
             values = values_of(array, magnitude=True)
@@ -194,8 +185,7 @@ def _largest(flat: NDArray) -> NDArray:
 def _stride(shape: Sequence[int], at_least: int) -> int:
     """Return the smallest stride, not below ``at_least``, that has no factor in common with the length of any axis.
 
-    If every stride-th element of the flattened tensor is taken, the sample then has elements of all rows and channels
-    alike. ``shape`` is the tensor's shape.
+    Every stride-th element of the flattened tensor is then a sample of all rows and channels alike.
     """
     stride = at_least
     while stride > 1 and any(math.gcd(stride, size) > 1 for size in shape):
