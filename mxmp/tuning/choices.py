@@ -33,21 +33,13 @@ class Task:
         What it excludes stays in FP32 under every plan.
     device : {"cpu", "gpu"}
         The device whose kernels run the graph.
-    parameters : collection of str, optional
-        The names of the variables that may be stored in float16, if the policy stores parameters so. None stands for
-        the weights and biases of convolutions, FullyConnected and RNN.
-    keep_output_names : bool
-        True keeps an operator with several outputs in FP32 if one of them is an output of the graph, because a cast
-        behind it would change its name.
+    parameters, keep_output_names, training_shapes
+        As for ``decide``.
     slow_too : bool
-        True lets operators compute in low precision whose low-precision kernel is correct but known to be slow; False
-        keeps them in FP32.
+        True lets operators compute in low precision whose low-precision kernel is correct but known to be slow.
     left_out : mapping of str to str, optional
         The operators that stay in FP32 under every plan although rules and policy allow low precision: from the name of
         each to the reason, for example ``"its low-precision kernel crashes here (SIGSEGV)"``.
-    training_shapes : mapping of str to tuple
-        The shapes of the inputs by name for plans for training, empty for inference. With them ``rules_plan`` avoids
-        bfloat16 kernels that train slower than FP32's for few rows.
 
     Attributes
     ----------
@@ -98,7 +90,11 @@ class Task:
         self.matrix_operators = frozenset(node for node in self.may_be_low if safe[node][0] is Kind.LOW)
         self._planned = PlannedGraph(graph, self.rules_plan)
         self.rule_of_node: Mapping[Node, Rule] = self._planned.rules
-        self._may_be_stored_low = self._storable_low()
+        stored = set()
+        if policy.stores_low(device):
+            most = self._decide({self.names[node]: Decision(node.op, True, "") for node in self.may_be_low})
+            stored = {node for node, name in self.names.items() if node.is_variable and name in most.low_variables}
+        self._may_be_stored_low = stored
         self.choice = Choice(self._planned, self.may_be_low, may_be_stored_low=self._may_be_stored_low)
 
     def low_nodes(self, plan: Plan) -> frozenset[Node]:
@@ -109,9 +105,7 @@ class Task:
         """Return the plan in which, of ``may_be_low``, those in ``low`` compute in low precision, the rest in FP32.
 
         All other operators follow the rules; if ``low`` is empty, those in the bodies of loops and conditions compute
-        in FP32. ``reasons`` maps operators of ``may_be_low`` to the text that the plan gives for their dtype. For one
-        without such a text, the plan gives the reason of the rules if it has the dtype that the rules choose, and
-        otherwise "chosen by tuning".
+        in FP32. ``reasons`` maps operators of ``may_be_low`` to the text that the plan gives for their dtype.
         """
         decided = {}
         for node in self.may_be_low:
@@ -130,10 +124,8 @@ class Task:
     def least_bytes(self, shapes: Mapping[Entry, tuple[int, ...]]) -> frozenset[Node]:
         """Return the operators in low precision under the plan whose casts move the fewest bytes in one forward.
 
-        A cast moves the bytes that it reads and writes (``cast_bytes``). Only plans are compared in which all of
-        ``matrix_operators`` compute in low precision. Of several plans with the fewest bytes, it is the one with the
-        most operators in low precision. ``shapes`` maps every tensor of the graph to its shape. Raises ``ImportError``
-        where python-igraph is not installed.
+        Only plans are compared in which all of ``matrix_operators`` compute in low precision. Of several plans with the
+        fewest bytes, it is the one with the most operators in low precision. ``shapes`` maps every tensor to its shape.
         """
         free = self.may_be_low - self.matrix_operators
         choice = Choice(self._planned, free, self.matrix_operators, self._may_be_stored_low)
@@ -143,13 +135,6 @@ class Task:
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
         """Return the plan with the decisions ``decided``; other operators follow the rules, ``left_out`` stay FP32."""
         return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._options)
-
-    def _storable_low(self) -> set[Node]:
-        """Return the variables stored in float16 under the plan with all of ``may_be_low`` in low precision."""
-        if not self.policy.stores_low(self.device):
-            return set()
-        most = self._decide({self.names[node]: Decision(node.op, True, "") for node in self.may_be_low})
-        return {node for node, name in self.names.items() if node.is_variable and name in most.low_variables}
 
 
 def _around_matrix_operators(graph: Graph, safe: Mapping[Node, tuple[Kind, Rule]]) -> frozenset[Node]:

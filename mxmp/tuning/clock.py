@@ -33,17 +33,7 @@ __all__ = ["Arrays", "Cast", "Owner", "Timed"]
 
 
 class Cast(NamedTuple):
-    """The cast of one tensor to another dtype, as something that takes time: its forward and its backward together.
-
-    Measured times are kept for each operator (a ``Node``) and for each ``Cast``. The type ``Owner`` stands for either.
-
-    Attributes
-    ----------
-    entry : Entry
-        The tensor, in the FP32 graph (which has no casts).
-    to_fp32 : bool
-        True if it is cast from low precision to FP32, False if from FP32 to low precision.
-    """
+    """The cast of a tensor of the FP32 graph, forward and backward: to FP32 if ``to_fp32``, else to low precision."""
 
     entry: Entry
     to_fp32: bool
@@ -73,19 +63,14 @@ class Arrays:
 
     Parameters
     ----------
-    graph : Graph
-        The network in FP32.
-    ctx : mxnet.Context
-        The device.
+    graph, ctx
+        The network in FP32, and the device.
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for variables by name; a variable that is missing has no gradient.
-    values : mapping of str to NDArray
-        The inputs that the user gave as arrays, by name.
-    shapes : mapping of str to tuple of int
-        The shapes of the other inputs, by name. Their values are made here, and so are those of all parameters.
+    values, shapes : mapping of str to NDArray, and to tuple of int
+        The inputs that the user gave as arrays, by name; and the shapes of the other inputs.
     large_inputs : bool
-        True if ``kernels.padding.LargeInputs`` found the inputs large enough beside the padding of the convolutions, so
-        that the graph can be timed without the workarounds for wrong gradients around padding.
+        As for ``emitted``.
 
     Attributes
     ----------
@@ -157,18 +142,14 @@ class Timed:
 
     Parameters
     ----------
-    graph : Graph
-        The network in FP32.
-    plan : Plan
-        Which operators of ``graph`` compute in low precision.
-    arrays : Arrays
-        Inputs, parameters, gradients and states, made for ``graph``; several plans of it can share them.
+    graph, plan, arrays
+        The network in FP32, a plan of it, and arrays for it, which several plans can share.
     training : bool
         True if a step is a forward and a backward, False if it is a forward alone.
     before_each : callable, optional
         If given, the constructor runs another step first, operator by operator. Before each operator runs, this is
-        called with the operator of the FP32 graph, or mxmp's cast of one of its tensors, for which it runs; after the
-        step it is called with None. So the caller knows what ran when a kernel crashes the process.
+        called with the ``Owner`` for which it runs; after the step it is called with None. So the caller knows what ran
+        when a kernel crashes the process.
 
     Attributes
     ----------
@@ -216,8 +197,8 @@ class Timed:
             mx.nd.array(rng.normal(0, 1, out.shape), arrays.ctx).astype(out.dtype) for out in outputs
         ]
         if before_each is not None:
+            careful = _bind(symbol, arrays, arguments, gradients)
             with suppress(mx.MXNetError):  # the next step raises it again, unless the monitor was its cause
-                careful = _bind(symbol, arrays, arguments, gradients)
                 self._run(careful, lambda owner: None if owner is None else before_each(owner), before=True)
             before_each(None)
         self.step()
@@ -234,18 +215,19 @@ class Timed:
         ``step`` waits after each operator too, and takes longer.
         """
         spent: dict[Owner, float] = {}
-        times = {"last": 0.0, "pending": 0.0}
+        last = pending = 0.0
 
         def note(owner: Owner | None) -> None:
             # If ``owner`` is None, these seconds are added at the next call, to the time of its ``owner``.
-            times["pending"] += time.perf_counter() - times["last"]
+            nonlocal last, pending
+            pending += time.perf_counter() - last
             if owner is not None:
-                spent[owner] = spent.get(owner, 0.0) + times["pending"]
-                times["pending"] = 0.0
-            times["last"] = time.perf_counter()
+                spent[owner] = spent.get(owner, 0.0) + pending
+                pending = 0.0
+            last = time.perf_counter()
 
         mx.nd.waitall()
-        times["last"] = time.perf_counter()
+        last = time.perf_counter()
         self._run(self._executor, note)
         return spent
 

@@ -20,18 +20,13 @@ __all__ = ["Choice", "Costs", "Tensor", "cheapest"]
 class Tensor(NamedTuple):
     """What decides whether one tensor of a graph is cast: the node that it comes from, and the operators that read it.
 
-    An assignment says of each operator of the graph whether it computes in low precision or in FP32.
-
     Attributes
     ----------
     source : Node or None
-        The operator that returns the tensor, or the variable that holds it. The tensor is in low precision where the
-        operator computes in low precision, or the variable is stored so. None where the tensor is FP32 under every
-        assignment: its operator always computes in FP32 or always returns this output in FP32, or its variable is
-        always stored in FP32.
+        The operator that returns the tensor, or the variable that holds it, and whose dtype the tensor has. None where
+        the tensor is FP32 under every assignment.
     readers : tuple of Node
-        The operators that read the tensor in the dtype in which they compute, so in low precision under some
-        assignment; each once.
+        The operators that read the tensor in low precision under some assignment; each once.
     read_in_fp32 : bool
         True if something reads the tensor in FP32 under every assignment: an operator that always computes in FP32, an
         input such as a label that is always FP32, or the graph's outputs where the policy returns FP32.
@@ -46,10 +41,9 @@ class Tensor(NamedTuple):
 class Costs:
     """What each operator costs in each dtype, and each tensor's cast in each direction.
 
-    ``cheapest`` finds the dtypes with the lowest sum of these costs. All are in one unit, for example seconds or bytes.
-    An operator or tensor that a mapping lacks costs 0 there. Costs of operators may be negative. So may that of a cast
-    whose presence depends on one operator alone (``Choice.sole_decider``): the time of a cast that makes the operators
-    beside it faster can be less than 0.
+    All are in one unit, for example seconds or bytes. An operator or tensor that a mapping lacks costs 0 there. Costs
+    of operators may be negative. So may that of a cast whose presence depends on one operator alone
+    (``Choice.sole_decider``): the time of a cast that makes the operators beside it faster can be less than 0.
 
     Attributes
     ----------
@@ -70,20 +64,13 @@ class Choice:
 
     An assignment is a set of nodes: the operators that compute in low precision. All other operators compute in FP32.
 
-    Parameters
-    ----------
-    planned : PlannedGraph
-        The graph, with the rule of each operator. The decisions of its plan are not read.
-    free, always_low, may_be_stored_low
-        The sets that the attributes of these names hold.
+    The decisions of the plan of ``planned`` are not read.
 
     Attributes
     ----------
-    free : frozenset of Node
-        The operators that compute in low precision under some assignments and in FP32 under the others.
-    always_low : frozenset of Node
-        The operators that compute in low precision under every assignment. An operator that is neither here nor in
-        ``free`` computes in FP32 under every assignment.
+    free, always_low : frozenset of Node
+        The operators that compute in low precision under some assignments, and those that do so under every one. All
+        others compute in FP32 under every assignment.
     may_be_stored_low : frozenset of Node
         The variables (weights, biases) that are stored in low precision under those assignments in which all
         operators that read them compute in low precision. They then need no cast.
@@ -100,31 +87,20 @@ class Choice:
     ) -> None:
         self.free, self.always_low = frozenset(free), frozenset(always_low)
         self.may_be_stored_low = frozenset(may_be_stored_low)
-        self._low_somewhere = self.free | self.always_low
-        heads = set(planned.graph.heads) if planned.plan.policy.output == "float32" else set()
-        readers = planned.graph.consumers()
-        self.tensors = {
-            entry: self._tensor(planned, entry, readers.get(entry, []), entry in heads)
-            for entry in dict.fromkeys([*readers, *planned.graph.heads])
-        }
-
-    def _tensor(
-        self, planned: PlannedGraph, entry: Entry, users: list[tuple[Node, int]], is_fp32_output: bool
-    ) -> Tensor:
-        """Return the ``Tensor`` of ``entry``; ``users`` read it, each as the input at a position."""
-        node, rules = entry.node, planned.rules
-        readers = [user for user, i in users if user in self._low_somewhere and i not in rules[user].keep]
-        computed_low = node in self._low_somewhere and entry.index not in rules[node].keep_outputs
-        source = node if computed_low or node in self.may_be_stored_low else None
-        return Tensor(source, tuple(dict.fromkeys(readers)), is_fp32_output or len(readers) < len(users))
+        self._low_somewhere = low = self.free | self.always_low
+        fp32_heads = set(planned.graph.heads) if planned.plan.policy.output == "float32" else set()
+        consumers, rules = planned.graph.consumers(), planned.rules
+        self.tensors = {}
+        for entry in dict.fromkeys([*consumers, *planned.graph.heads]):
+            node, users = entry.node, consumers.get(entry, [])
+            readers = [user for user, i in users if user in low and i not in rules[user].keep]
+            computed_low = node in low and entry.index not in rules[node].keep_outputs
+            source = node if computed_low or node in self.may_be_stored_low else None
+            read_in_fp32 = entry in fp32_heads or len(readers) < len(users)
+            self.tensors[entry] = Tensor(source, tuple(dict.fromkeys(readers)), read_in_fp32)
 
     def cost(self, low: Collection[Node], costs: Costs) -> float:
-        """Return the total cost of one assignment of dtypes, in the unit of ``costs``, such as seconds.
-
-        It is the sum over the operators of ``free`` and ``always_low`` and over the casts; operators that always
-        compute in FP32 are left out, since they cost the same under every assignment. ``low`` is the assignment: all
-        operators that compute in low precision, those of ``always_low`` included.
-        """
+        """Return the cost of the assignment ``low``: of the casts, and of all operators but those always in FP32."""
         nodes = sum((costs.low if node in low else costs.fp32).get(node, 0.0) for node in self._low_somewhere)
         return nodes + sum(
             (costs.to_fp32 if to_fp32 else costs.to_low).get(entry, 0.0) for entry, to_fp32 in self.casts(low)
@@ -133,10 +109,9 @@ class Choice:
     def sole_decider(self, entry: Entry, to_fp32: bool) -> Node | None:
         """Return the operator whose dtype alone decides whether a tensor is cast; None if there is no such operator.
 
-        ``to_fp32`` says which cast is meant: True the one from low precision to FP32, False the one from FP32 to low
-        precision. The graph has this cast of the tensor ``entry`` under exactly those assignments in which the returned
-        operator computes in low precision. ``cheapest`` adds its cost to that of the operator in low precision, so only
-        such a cast may have a negative cost.
+        The graph has the cast of ``entry``, to FP32 or to low precision, under exactly those assignments in which the
+        returned operator computes in low precision. ``cheapest`` adds its cost to that of the operator in low
+        precision, so only such a cast may have a negative cost.
         """
         tensor = self.tensors[entry]
         if tensor.source in self.may_be_stored_low:
@@ -146,10 +121,9 @@ class Choice:
         return tensor.readers[0] if tensor.source is None and len(tensor.readers) == 1 else None
 
     def casts(self, low: Collection[Node]) -> Iterator[tuple[Entry, bool]]:
-        """Yield each cast that the graph has under one assignment of dtypes: the tensor to cast, and the direction.
+        """Yield each cast under the assignment ``low``: the tensor, and whether it is cast to FP32 or to low precision.
 
-        The direction is True for a cast to FP32 and False for a cast to low precision. ``low`` is the assignment: all
-        operators that compute in low precision. A tensor has at most one cast, however many operators read it.
+        A tensor has at most one cast, however many operators read it.
         """
         for entry, tensor in self.tensors.items():
             is_low = [node in low for node in tensor.readers]

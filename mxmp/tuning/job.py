@@ -23,8 +23,7 @@ __all__ = ["Crash", "Job", "job_of"]
 class Crash(NamedTuple):
     """One crash of the process in which ``tune`` measures: the plan that ran, where in it, and how the process ended.
 
-    Made in the user's process, which starts another one. That one does not run this plan again, and keeps in FP32 those
-    of ``operators`` that are in ``low``.
+    The next process does not run this plan again, and keeps in FP32 those of ``operators`` that are in ``low``.
 
     Attributes
     ----------
@@ -46,8 +45,7 @@ class Crash(NamedTuple):
 class Job:
     """What the process in which ``tune`` measures must know: the network, and how and where it is going to run.
 
-    ``job_of`` makes it in the user's process, and ``pickle`` brings it to the other one. Nothing in it is an object of
-    the user's, but for the arrays in ``values``.
+    Nothing in it is an object of the user's, but for the arrays in ``values``.
 
     Attributes
     ----------
@@ -64,8 +62,7 @@ class Job:
     inputs : mapping of str to tuple of int
         The shape of every input by its name. All other variables are parameters and auxiliary states.
     values : mapping of str to NDArray
-        The inputs that the user gave as arrays, by name. The process makes values for all other inputs and for the
-        parameters, most of them random.
+        The inputs that the user gave as arrays, by name.
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name; a variable that is missing has no gradient.
     parameters : list of str, optional
@@ -74,13 +71,11 @@ class Job:
     blocks : tuple of str
         The prefixes of the block and of all blocks in it, as ``Plan.blocks`` holds them; empty for a Symbol.
     stand_ins : list of str
-        Types and names (``"my_op 'custom0'"``) of the operators that only the user's process can run. In their place
-        the process times operators of MXNet's own that read and return tensors of the same shapes.
+        Types and names (``"my_op 'custom0'"``) of the operators that only the user's process can run.
     seconds : dict of str to float
-        The times of operators and casts from earlier runs, by the keys of ``table.Table``, such as
-        ``"training relu {} 8x64 bfloat16"``. New times are added to it.
+        The times of operators and casts from earlier runs, by the keys of ``table.Table``. New times are added to it.
     crashes : tuple of Crash
-        How the earlier processes for this job ended. Operators that crashed in low precision stay in FP32.
+        How the earlier processes for this job ended.
     """
 
     symbol: str
@@ -113,29 +108,9 @@ def job_of(
 ) -> Job:
     """Return the job for one call of ``tune``: what the process that measures must know, as data to be pickled.
 
-    ``target`` is not changed, and no operator runs.
-
-    Parameters
-    ----------
-    target : HybridBlock or Symbol
-        The network, as ``tune`` got it.
-    inputs : tuple
-        The positional inputs of ``tune``: for a block, arrays or shapes, or lists of them.
-    named : mapping of str to NDArray or tuple of int
-        The inputs of a Symbol by name, as arrays or shapes.
-    policy, ctx, training
-        The policy, the device, and True if a step is a forward and a backward (a block is then traced in training).
-    measure : bool
-        True if the job will be measured in another process. A Custom operator, or one of ``mx.library``, in the body of
-        control flow is then a ``ValueError``: that process cannot run it, and there is no stand-in for it.
-
-    Raises
-    ------
-    TypeError
-        ``target`` is neither a Block nor a Symbol.
-    ValueError
-        The block is no HybridBlock or cannot be traced; its inputs are named or missing; those of a Symbol have no
-        names, or names that it does not have; an input is no array or shape; or ``measure`` forbids an operator.
+    ``target`` is not changed, and no operator runs. ``inputs`` are the positional inputs of ``tune``, ``named`` those
+    of a Symbol by name. With ``measure``, an operator in the body of control flow that only this process can run is a
+    ``ValueError``, as it gets no stand-in. Other errors are those of ``tune``.
     """
     blocks: tuple[str, ...] = ()
     parameters, grad_req = None, {}

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,10 @@ def _gpu(number: int) -> str:
     return "" if failed or driver.cuDeviceGetName(name, len(name), device) else name.value.decode()
 
 
-def _processor(cpuinfo: str = "/proc/cpuinfo") -> str:
-    """Return the model of the CPU as Linux's file ``cpuinfo`` has it, or else what ``platform`` says."""
-    try:
-        with open(cpuinfo, encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
+def _processor() -> str:
+    """Return the model of the CPU as Linux has it, or else what ``platform`` says."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -43,19 +43,11 @@ _PARALLEL_COPY = 200_000
 
 
 def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[str, float]]:
-    """Measure a job in a process of its own; return the fastest plan and ``job.seconds``.
+    """Measure a job in a process of its own; return the fastest plan and ``job.seconds``, with all new times.
 
     If the process crashes, in one operator or in a whole step, another one starts. In that one the operators whose
-    low-precision kernels crashed compute in FP32, and the plan that ran is not run again. Blocks until the plan is
-    found.
-
-    Parameters
-    ----------
-    job : Job
-        The network, and how to measure it. ``job.seconds`` has the times from earlier runs; new ones are added to it in
-        place.
-    show : callable
-        Called with the name of each part of the search, such as ``"steps"``, when it begins, for a progress bar.
+    low-precision kernels crashed compute in FP32, and the plan that ran is not run again. ``show`` is called with the
+    name of each part of the search, such as ``"steps"``, when it begins. Blocks until the plan is found.
 
     Raises
     ------

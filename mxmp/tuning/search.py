@@ -39,43 +39,14 @@ Tell = Callable[[str, Any], None]
 
 
 def measured(job: Job, tell: Tell) -> Plan:
-    """Measure in this process which plan for a job has the fastest steps on this machine, and return the plan.
+    """Measure in this process, which a kernel may crash, which plan for a job has the fastest steps, and return it.
 
-    Kernels may crash the process, so ``process.measured_apart`` calls this in a process of its own. The call blocks
-    until all is measured.
-
-    Parameters
-    ----------
-    job : Job
-        The network, the policy, the device and the times that are known already.
-    tell : callable
-        ``tell(kind, value)`` is called as the search proceeds. Kind and value are ``"part"`` and a text, when a part of
-        the search begins; ``"plan"`` and the names of the operators that compute in low precision, before a plan runs;
-        ``"operators"`` and the names of those that run next, before they do; ``"seconds"`` and the times of all
-        operators and casts measured so far, by the keys of ``table.Table``.
-
-    Raises
-    ------
-    ValueError
-        The shapes or the policy do not fit the network, or the policy does not fit the device.
-    mxnet.MXNetError
-        The network fails even in FP32.
+    ``tell(kind, value)`` is called as the search proceeds. Kind and value are ``"part"`` and a text, when a part of the
+    search begins; ``"plan"`` and the names of the operators that compute in low precision, before a plan runs;
+    ``"operators"`` and the names of those that run next, before they do; ``"seconds"`` and the times of all operators
+    and casts measured so far, by the keys of ``table.Table``. Raises ``ValueError`` and ``MXNetError`` as ``tune``.
     """
-    graph = job.graph()
-    shapes = shapes_of(graph, job.inputs)
-    untimed = dict.fromkeys(replaced(graph), "only the user's process can run it, so that it could not be timed")
-    task = _task(job, graph, left_out={**untimed, **_crashing(graph, shapes, job.crashes)})
-    table = Table(task, shapes, job.training, dict(job.seconds))
-    drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
-    # A converted block has another graph for large inputs; a cast Symbol has one for all.
-    large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
-    large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
-    arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
-    notes = [
-        f"only your process can run {each}: it computes in FP32, and was timed as a stand-in" for each in job.stand_ins
-    ]
-    plan = Search(task, arrays, shapes, job.training, table, tell, job.crashes, notes).run()
-    return replace(plan, blocks=job.blocks)
+    return replace(Search(job, tell).run(), blocks=job.blocks)
 
 
 def fewest_bytes(job: Job) -> Plan:
@@ -119,29 +90,12 @@ def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Cra
 
 
 class Search:
-    """One search for the fastest plan of a task; ``run`` does it, from measuring operators to comparing whole steps.
+    """One search for the fastest plan of a job; ``run`` does it, from measuring operators to comparing whole steps.
 
     The search first profiles three plans, which means that it times them operator by operator: FP32, as much low
     precision as possible, and the matrix operators alone in low precision. A minimum cut of the measured costs gives a
     new plan. This one is profiled too, and the cut repeated, until all times of the new plan are known; there are three
     cuts at most. Then whole steps are timed of all plans that may win, the candidates, and ``fastest`` says which wins.
-
-    Parameters
-    ----------
-    task, arrays
-        The graph and the plans to choose from, and the arrays to which the graphs of all plans are bound.
-    shapes : mapping of Entry to tuple of int
-        The shape of every tensor of the graph.
-    training : bool
-        True if a step is a forward and a backward, False if it is a forward alone.
-    table : Table
-        The times that are known already; receives the new ones.
-    tell : callable
-        Called as the search proceeds, as that of ``measured``.
-    crashes : iterable of Crash
-        How earlier processes for the same job ended; a plan that crashed is not run again.
-    notes : list of str
-        Sentences for ``Tuned.notes`` of the returned plan; the search appends its own.
 
     Attributes
     ----------
@@ -150,24 +104,24 @@ class Search:
         operators that compute in low precision under the plan.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        arrays: Arrays,
-        shapes: Mapping[Entry, tuple[int, ...]],
-        training: bool,
-        table: Table,
-        tell: Tell,
-        crashes: Iterable[Crash],
-        notes: list[str],
-    ) -> None:
-        self._task, self._arrays, self._training = task, arrays, training
-        self._table, self._tell = table, tell
-        self._crashes = {crash.low: crash for crash in crashes}
-        self._readers = task.graph.consumers()
+    def __init__(self, job: Job, tell: Tell) -> None:
+        graph = job.graph()
+        shapes = shapes_of(graph, job.inputs)
+        untimed = dict.fromkeys(replaced(graph), "only the user's process can run it, so that it could not be timed")
+        self._task = task = _task(job, graph, left_out={**untimed, **_crashing(graph, shapes, job.crashes)})
+        self._training, self._tell = job.training, tell
+        self._table = Table(task, shapes, job.training, dict(job.seconds))
+        # A converted block has another graph for large inputs; a cast Symbol has one for all.
+        large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
+        large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
+        drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
+        self._arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
+        self._crashes = {crash.low: crash for crash in job.crashes}
+        self._readers = graph.consumers()
         moved = cast_bytes(shapes)
         self._moved = Costs({}, {}, moved, moved)
-        self._notes = notes
+        timed_as = "it computes in FP32, and was timed as a stand-in"
+        self._notes = [f"only your process can run {each}: {timed_as}" for each in job.stand_ins]
         self.candidates = {
             FULL: frozenset(),
             RULES: task.low_nodes(task.rules_plan),
@@ -355,10 +309,9 @@ class Search:
 def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], step: float) -> dict[Owner, float]:
     """Return a profile, the seconds of each operator and cast, without the time of waiting after every operator.
 
-    A profile waits for the device after each operator, and a whole step, of ``step`` seconds, only at its end. So the
-    sum of the profile is too large. The excess is taken in equal shares from each operator that the bound graph runs,
-    of which ``operators`` has the number for each key of ``profile``; no time falls below 0. The returned seconds add
-    up to ``step``, within 0.1 %. If the sum of ``profile`` does not exceed ``step``, a copy of it is returned.
+    A profile waits for the device after each operator, and a whole step, of ``step`` seconds, only at its end. The
+    excess of its sum is taken in equal shares from each operator that the bound graph runs, of which ``operators`` has
+    the number for each key of ``profile``; no time falls below 0, and the sum becomes ``step``, within 0.1 %.
     """
     left = dict(profile)
     for _ in range(8):  # where one would fall below 0, the others share the rest in the next pass
@@ -374,13 +327,10 @@ def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, in
 def fastest(times: Mapping[str, Sequence[float]]) -> str:
     """Return the name of the candidate, a plan that was timed, that wins the comparison of whole steps.
 
-    ``times`` maps each candidate's name to the seconds of its steps, one for each round. ``FULL`` is plain FP32, and
-    ``CONVERTED``, if it is there, FP32 with the workarounds against slow kernels. Of these two, ``CONVERTED`` counts as
-    FP32 if it is faster in three quarters of the rounds, otherwise ``FULL``. Of the other candidates, which have
-    operators in low precision, the best is the one with the highest median, over the rounds, of the time of ``FULL``
-    divided by its own. It wins if it is faster than FP32 in three quarters of the rounds; otherwise FP32 wins. Faster
-    in three quarters of them means that the lower quartile, over the rounds, of the other's time divided by its own is
-    above 1.
+    ``times`` maps each candidate's name to the seconds of its steps, one for each round. ``CONVERTED`` counts as FP32
+    if it is faster than ``FULL`` in three quarters of the rounds. Of the candidates in low precision, the best is the
+    one with the highest median gain over ``FULL``. It wins if it is faster than FP32 in three quarters of the rounds,
+    that is if the lower quartile of its gain is above 1.
     """
 
     full = CONVERTED if CONVERTED in times and _gain(times, CONVERTED, FULL)[0] > 1 else FULL

@@ -25,19 +25,10 @@ _PYTHON = ("Custom", "_npi_Custom", "_NDArray", "_Native")
 def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, list[str], list[str]]:
     """Return a Symbol as JSON for another process, and titles of the operators that only this process can run.
 
-    Those are Custom operators and operators of a library that ``mx.library`` loaded. The other process runs stand-ins
-    for them: operators of MXNet's own that read and return tensors of the same shapes. ``shapes`` maps the names of the
-    Symbol's inputs to their shapes.
-
-    Returns
-    -------
-    text : str
-        Symbol JSON. Each operator that only this process can run has an attribute with the shapes of its outputs,
-        from which ``put_stand_ins`` makes its stand-in.
-    titles : list of str
-        Type and name of each of these operators outside the bodies of loops and conditions: ``"my_op 'custom0'"``.
-    titles_in_bodies : list of str
-        The same for those in such bodies, which get no stand-ins.
+    Those are Custom operators and operators of a library that ``mx.library`` loaded. In the JSON they have an attribute
+    with the shapes of their outputs, from which ``put_stand_ins`` makes stand-ins. The titles, ``"my_op 'custom0'"``,
+    come in two lists: of those outside the bodies of loops and conditions, and of those inside, which get no stand-ins.
+    ``shapes`` maps the names of the Symbol's inputs to their shapes.
     """
     text = symbol.tojson(remove_amp_cast=False)
     raw = json.loads(text)

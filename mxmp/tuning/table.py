@@ -35,10 +35,8 @@ class Table:
 
     Parameters
     ----------
-    task : Task
-        The graph and the plans to choose from.
-    shapes : mapping of Entry to tuple of int
-        The shape of every tensor of the graph.
+    task, shapes
+        The graph and the plans to choose from, and the shape of every tensor of the graph.
     training : bool
         True if the times are of a forward and a backward, False if of a forward. The two have different keys.
     known : dict of str to float
@@ -166,13 +164,7 @@ class Table:
 def read(path: str) -> dict[str, float]:
     """Return the measured times in a file that ``write`` wrote, by the keys of ``Table``; empty if there is no file.
 
-    Raises
-    ------
-    ValueError
-        The file holds something else, or impossible times: a day or more, an operator with negative seconds, or no
-        operator with more than zero (unless the file has no times at all).
-    OSError
-        The file exists and cannot be read.
+    Raises ``ValueError`` if the file holds something else, or impossible times, and ``OSError`` if it cannot be read.
     """
     try:
         found = read_json(path)
