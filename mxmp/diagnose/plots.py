@@ -214,7 +214,7 @@ def _scale_text(scale: float) -> str:
     return f"$2^{{{exponent:.0f}}}$" if exponent == round(exponent) else f"{scale:g}"
 
 
-def _row_label(name: str, limit: int = 48) -> str:
-    """Return a tensor's name as the label of a row; of one longer than ``limit`` characters the middle is left out."""
-    short = name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
+def _row_label(name: str) -> str:
+    """Return a tensor's name as the label of a row; of one longer than 48 characters the middle is left out."""
+    short = name if len(name) <= 48 else f"{name[:23]}…{name[-24:]}"
     return short.replace("$", r"\$")  # matplotlib would read what follows as a formula

@@ -8,12 +8,14 @@ from typing import Iterator, Sequence
 
 from ..shared.report import section, some, table
 from .gemm import Gemm, Size
-from .gpus import MULTIPLES, Gpu, gpu_named
+from .gpus import Gpu, gpu_named
 
 __all__ = ["Advice", "Joinable", "MatrixReport", "Padding"]
 
 _ITEMSIZE = {"float16": 2, "int8": 1, "tf32": 4, "float32": 4}
 _LONGEST = 20
+# NVIDIA, Convolutional Layers User's Guide, "Tensor Layouts In Memory: NCHW vs NHWC".
+_TRANSPOSED = "NCHW: cuDNN's Tensor Core kernels read NHWC, and transpose around each convolution"
 _WORTH = 0.1  # of a matrix operator's FLOPs: padding that costs more is named, not advised
 
 
@@ -105,7 +107,9 @@ class MatrixReport:
     @property
     def multiple(self) -> int:
         """Return the number of which the operator's ``sizes`` should be multiples: 16 in INT8, 8 in any other dtype."""
-        return MULTIPLES["int8" if self.dtype == "int8" else "float16"]
+        # Elements in 16 bytes, what Tensor Core kernels load at once: NVIDIA, Matrix Multiplication Background User's
+        # Guide, 2.2 "Tensor Core Requirements". Since cuBLAS 11 and cuDNN 7.6.3 other sizes run too, at a loss.
+        return 16 if self.dtype == "int8" else 8
 
     @property
     def paddings(self) -> tuple[Padding, ...]:
@@ -229,6 +233,7 @@ class Advice:
         names = {"float16": "float16", "tf32": "TF32", "float32": "FP32"}
         dtypes = [dtype for dtype in names if dtype == "float32" or dtype in self.gpu.tensor]
         ridges = ", ".join(f"{self.gpu.ridge(dtype):.0f} ({names[dtype]})" for dtype in dtypes)
+        is_transposed = any(m.layout in ("NCHW", "NCDHW") and m.on_tensor_cores(self.gpu) for m in self.matrices)
         return "\n".join(
             [
                 f"{self.name} ({self.policy}) on {self.gpu.name}",
@@ -240,7 +245,7 @@ class Advice:
                 "",
                 *self._table(),
                 *section("Sizes", self._paddings()),
-                *section("Layout", self._layouts()),
+                *section("Layout", [_TRANSPOSED] if is_transposed else []),
                 *section("Not on Tensor Cores", self._off_tensor_cores()),
                 *section("Products of one input that could be one", map(str, self.joinable)),
                 *section("In no figure, because shapes or products are not known", self.unknown[:8]),
@@ -279,12 +284,6 @@ class Advice:
             dear = ", more than it is worth" if padding.cost > _WORTH and padding.value > multiple else ""
             cost = f"{padding.cost:.0%}" if padding.cost >= 0.1 else f"{100 * padding.cost:.2g}%"
             yield f"{some(names, 1)}: {padding.what} {padding.value:,} -> {padding.to:,} (+{cost} of its FLOPs{dear})"
-
-    def _layouts(self) -> Iterator[str]:
-        """Yield a line on the transposes that NCHW costs, if a convolution that can run on Tensor Cores has NCHW."""
-        if any(m.layout in ("NCHW", "NCDHW") and m.on_tensor_cores(self.gpu) for m in self.matrices):
-            # NVIDIA, Convolutional Layers User's Guide, "Tensor Layouts In Memory: NCHW vs NHWC".
-            yield "NCHW: cuDNN's Tensor Core kernels read NHWC, and transpose around each convolution"
 
     def _off_tensor_cores(self) -> Iterator[str]:
         """Yield a line for each reason for which operators cannot run on Tensor Cores."""

@@ -65,18 +65,10 @@ def is_matrix(op: str) -> bool:
 
 
 def products(op: str, attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix products that one run of an operator computes, from its attributes and shapes.
+    """Return the matrix products that one run of an operator of type ``op`` computes; ``is_matrix(op)`` must be True.
 
-    Parameters
-    ----------
-    op : str
-        The operator's type, such as ``"Convolution"``; ``is_matrix(op)`` must be True.
-    attrs : mapping of str to str
-        The operator's attributes, as in Symbol JSON: ``{"num_filter": "64"}``.
-    ins : sequence of shape
-        The shapes of all inputs.
-    out : shape
-        The shape of the first output.
+    ``attrs`` are its attributes as in Symbol JSON, ``{"num_filter": "64"}``; ``ins`` are the shapes of all inputs, and
+    ``out`` is that of the first output.
     """
     return _PRODUCTS[op](attrs, ins, out)
 
@@ -133,7 +125,7 @@ def _convolved(
 # -- Products ---------------------------------------------------------------------------------------
 
 
-def _product(gemm: Gemm, layout: str = "NN", names: Sequence[str] = "MNK") -> Products:
+def _product(gemm: Gemm, layout: str, names: Sequence[str] = "MNK") -> Products:
     """Return the Products of an operator with one Gemm, whose M, N and K should all be multiples of 8 or 16.
 
     ``names`` says what M, N and K are in this operator, for example ``("rows (batch)", "outputs", "inputs")``.

@@ -1,14 +1,10 @@
-"""Peak figures of GPUs that MXNet 1.9.1 runs on, and what their Tensor Cores want."""
+"""Peak figures of GPUs that MXNet 1.9.1 runs on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GPUS", "MULTIPLES", "Gpu", "gpu_named"]
-
-# Elements in 16 bytes, what Tensor Core kernels load at once: NVIDIA, Matrix Multiplication Background User's Guide,
-# 2.2 "Tensor Core Requirements". Since cuBLAS 11 and cuDNN 7.6.3 other sizes run too, at a loss.
-MULTIPLES = {"float16": 8, "int8": 16, "tf32": 4}
+__all__ = ["GPUS", "Gpu", "gpu_named"]
 
 
 @dataclass(frozen=True)
@@ -34,18 +30,13 @@ class Gpu:
     fp32: float
 
     def peak(self, dtype: str) -> float:
-        """Return the peak operations per second of matrix products in a dtype.
-
-        ``dtype`` is ``"float16"``, ``"tf32"``, ``"int8"`` or ``"float32"``. For a dtype that the Tensor Cores cannot
-        compute in, this is the peak of the FP32 cores.
-        """
+        """Return the peak operations per second of the Tensor Cores or, if they lack ``dtype``, of the FP32 cores."""
         return self.tensor.get(dtype, self.fp32)
 
     def ridge(self, dtype: str) -> float:
         """Return the arithmetic intensity, in FLOPs per byte, at which memory and arithmetic limit a kernel equally.
 
-        A kernel with a lower intensity is limited by memory bandwidth, one with a higher by arithmetic. ``dtype`` is
-        ``"float16"``, ``"tf32"``, ``"int8"`` or ``"float32"``.
+        A kernel with a lower intensity is limited by memory bandwidth, one with a higher by arithmetic.
         """
         return self.peak(dtype) / self.bandwidth
 

@@ -8,7 +8,6 @@ from mxnet import autograd
 from mxnet.gluon import Block
 
 from ...probe import Probe
-from ...step.step import ScaledStep
 from ..shared.targets import Network, trained_network
 from .recording import Recording
 from .report import Blame
@@ -76,7 +75,10 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
         if len(args) != 1 or not hasattr(args[0], "data") or loss is not None:
             raise TypeError("of a module, blame takes the DataBatch of the step: blame(module, batch)")
         network, batch = trained_network(target), list(args)
-    scale = _scale_of_last(network.step) if loss_scale is None else float(loss_scale)
+    step = network.step
+    scale = step.loss_scale if loss_scale is None else float(loss_scale)
+    if loss_scale is None and step.last_step_skipped:  # its loss scale may have been higher
+        scale = [event.loss_scale for event in step.history if event.step <= step.steps][-1]
     recording = Recording()
     probe = Probe(network, recording.note_observed)
     network.prepare(batch, loss)
@@ -92,10 +94,3 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     if not recording.has_operators:
         raise ValueError("no operator ran: the batch must have the shapes that the module is bound to")
     return verdict(recording.records(), probe.graphs, [weight.name for weight in weights], scale)
-
-
-def _scale_of_last(step: ScaledStep) -> float:
-    """Return the current loss scale or, if the last step was skipped, that of this step, which may have been higher."""
-    if not step.last_step_skipped:
-        return step.loss_scale
-    return [event.loss_scale for event in step.history if event.step <= step.steps][-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Sequence
+from typing import Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -20,28 +20,6 @@ from .verdict import Record
 __all__ = ["Recording"]
 
 
-class _PendingRecord(NamedTuple):
-    """A recorded tensor whose range is still being computed on its device; ``record`` waits and returns its Record.
-
-    ``observed`` says which operator of the network made the tensor. It is None for an input, a parameter, the loss, and
-    a gradient of the loss or of a parameter. ``numbers`` has shape (4,): the lowest and highest finite value (lowest
-    above highest if none is finite), the number of infs, the number of NaNs. The other fields are those of Range.
-    """
-
-    observed: Observed | None
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    numbers: NDArray
-
-    def record(self) -> Record:
-        """Return the tensor's Record: its Range, and which operator made it. Waits for the device."""
-        lowest, highest, infs, nans = (float(x) for x in self.numbers.asnumpy())
-        if lowest > highest:  # none is finite
-            lowest = highest = math.nan
-        return Record(self.observed, Range(self.name, self.shape, self.dtype, lowest, highest, int(infs), int(nans)))
-
-
 class Recording:
     """The value ranges of the tensors of one step, with the operators that made them, in the order of recording.
 
@@ -50,12 +28,13 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        self._pending: list[_PendingRecord] = []
+        # Each with a function that waits for the range, which is still being computed on its device.
+        self._pending: list[tuple[Observed | None, Callable[[], Range]]] = []
 
     @property
     def has_operators(self) -> bool:
         """Return whether any recorded tensor was made by an operator of the network: False if it has not run yet."""
-        return any(pending.observed for pending in self._pending)
+        return any(observed for observed, _ in self._pending)
 
     def note(self, name: str, array: NDArray, observed: Observed | None = None) -> None:
         """Record the range of one tensor, without waiting for the device; integer and empty arrays are left out.
@@ -72,10 +51,17 @@ class Recording:
             lowest, highest = mx.nd.where(finite, values, edge).min(), mx.nd.where(finite, values, -edge).max()
             nans = (values != values).sum()
             infs = (1 - finite).sum() - nans
-            dtype = np.dtype(array.dtype)
-            dtype_name = dtype.names[0] if dtype.names else dtype.name
             numbers = mx.nd.concat(lowest, highest, infs, nans, dim=0)
-            self._pending.append(_PendingRecord(observed, name, array.shape, dtype_name, numbers))
+        shape, dtype = array.shape, np.dtype(array.dtype)
+
+        def read() -> Range:
+            lowest, highest, infs, nans = (float(x) for x in numbers.asnumpy())
+            if lowest > highest:  # none is finite
+                lowest = highest = math.nan
+            dtype_name = dtype.names[0] if dtype.names else dtype.name
+            return Range(name, shape, dtype_name, lowest, highest, int(infs), int(nans))
+
+        self._pending.append((observed, read))
 
     def note_observed(self, observed: Observed, array: NDArray) -> None:
         """Record a tensor that a probe reports, made by the operator or mxmp's cast that ``observed`` describes."""
@@ -97,4 +83,4 @@ class Recording:
 
     def records(self) -> list[Record]:
         """Return a Record for each tensor, its Range and the operator that made it, in order. Waits for the device."""
-        return [pending.record() for pending in self._pending]
+        return [Record(observed, read()) for observed, read in self._pending]

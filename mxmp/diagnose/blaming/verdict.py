@@ -30,17 +30,8 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
     """Return a Blame, the report on the first tensor that is not finite; its ``reproduced`` is False if all are finite.
 
     Since all tensors before it are finite, the operator that made it is at fault, and not the inputs of this operator.
-
-    Parameters
-    ----------
-    records : sequence of Record
-        All tensors of one step, in the order in which they were computed.
-    graphs : sequence of ObservedGraph
-        The converted graphs in which the tensors were computed.
-    params : sequence of str
-        The names of the parameters, frozen ones too.
-    scale : float
-        The loss scale of the step.
+    ``records`` has all tensors of one step, in the order in which they were computed, ``graphs`` the converted graphs
+    that computed them, and ``params`` the names of the parameters, frozen ones too.
     """
     for i, (observed, found) in enumerate(records):
         if not found.finite:

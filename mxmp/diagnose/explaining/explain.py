@@ -97,36 +97,18 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
     fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)
     nodes, casts, workarounds = _described(graph, plan, fitted, shapes)
-    at: dict[str, list[str]] = {}
-    for workaround, names in workarounds.items():
-        for name in names:
-            at.setdefault(name, []).append(workaround)
+    at = {workaround: dict.fromkeys(places) for workaround, places in workarounds.items()}
     variables = [name for node, name in graph.names().items() if node.is_variable]
     return GraphReport(
         converted.name,
         converted.training,
         plan,
-        tuple(replace(node, workarounds=tuple(dict.fromkeys(at.get(node.name, ())))) for node in nodes),
+        tuple(replace(node, workarounds=tuple(name for name in at if node.name in at[name])) for node in nodes),
         tuple(casts),
         tuple(sorted(plan.low_variables)),
         tuple(name for name in variables if name not in plan.low_variables),
-        {name: tuple(dict.fromkeys(places)) for name, places in workarounds.items()},
+        {name: tuple(places) for name, places in at.items()},
     )
-
-
-def _workarounds(fitted: CastGraph) -> dict[str, list[str]]:
-    """Return a dict from the name of each workaround of a converted graph to the nodes of the FP32 graph that need it.
-
-    For a workaround that concerns a cast, that is the operator or variable whose tensor is cast. Workarounds in the
-    bodies of loops and branches are left out.
-    """
-
-    def source(node: Node) -> str:
-        while node not in fitted.source and node.inputs:
-            node = node.inputs[0].node
-        return fitted.source[node].name if node in fitted.source else node.name
-
-    return {name: list(map(source, nodes)) for name, nodes in fitted.workarounds.items()}
 
 
 def _described(
@@ -135,9 +117,16 @@ def _described(
     """Return the reports on the operators of a graph, on its casts, and on its workarounds, those of bodies included.
 
     ``graph`` is the FP32 graph, ``fitted`` the graph that runs on the device by ``plan``. Casts that a workaround has
-    removed from ``fitted``, because a kernel of the device casts inside, do not count. ``prefix``, ``"loop/"`` in the
-    body of a loop, is put before each name.
+    removed from ``fitted``, because a kernel of the device casts inside, do not count. A workaround is named with the
+    operators and variables that need it, if it concerns a cast those whose tensor is cast. ``prefix``, ``"loop/"`` in
+    the body of a loop, is put before each name.
     """
+
+    def source(node: Node) -> str:
+        while node not in fitted.source and node.inputs:
+            node = node.inputs[0].node
+        return prefix + (fitted.source[node].name if node in fitted.source else node.name)
+
     planned = PlannedGraph(graph, plan)
     casted = insert_casts(planned)
     left = set(fitted.graph.nodes())
@@ -145,7 +134,7 @@ def _described(
     inserted = set(casted.casts)
     names = planned.names
     casts = [cast._replace(tensor=prefix + cast.tensor) for cast in cast_sizes(casted, shapes)]
-    workarounds = {name: [prefix + place for place in places] for name, places in _workarounds(fitted).items()}
+    workarounds = {name: list(map(source, places)) for name, places in fitted.workarounds.items()}
     nodes = []
     for new, old in casted.source.items():
         if old.is_variable:

@@ -69,14 +69,7 @@ class Guard(StepObserver):
     """
 
     def __init__(self, network: TrainedNetwork, patience: int, low_scale: float) -> None:
-        """Start to guard a network.
-
-        An operator is moved to FP32 when it was at fault in ``patience`` steps, in a row or not. At fault is the one
-        that made the first tensor with an inf or NaN. If that tensor overflowed in a cast from FP32, those that read it
-        are. If it is a gradient, the step counts only at a loss scale of at most ``low_scale``, or where the scaler
-        cannot lower it. Raises ``ValueError`` if several workers train the network, or it is a part of a net that was
-        converted as a whole.
-        """
+        """Start to guard a network; ``patience``, ``low_scale`` and the errors are those of ``guard``."""
         network.check_excludable()
         self.moved: list[Moved] = []
         self.overflows: dict[str, int] = {}
@@ -113,8 +106,11 @@ class Guard(StepObserver):
         records = _without_harmless(records, graphs) if skips else records
         params = [weight.name for weight in self._network.weights(frozen=True)]
         first = next((record for record in records if not record.range.finite), None)
-        if first is None or not self._counts_against_layer(first.observed):
+        if first is None:
             return
+        is_gradient = first.observed is not None and first.observed.backward
+        if is_gradient and self._step.loss_scale > self._low_scale and not self._step.at_floor:
+            return  # the loss scale was too high
         planned = self._network.is_planned
         layers = (_layer_at_fault(graph, first, params, with_followers=planned) for graph in graphs)
         layer = next(filter(None, layers), None)
@@ -147,11 +143,6 @@ class Guard(StepObserver):
         raised = before < self._scale <= self._low_scale
         if (self._step.last_step_skipped or raised) and not self._probe.listens:
             self._start()
-
-    def _counts_against_layer(self, observed: Observed | None) -> bool:
-        """Return whether an overflow is the fault of the layer that made the tensor, not of a high loss scale."""
-        gradient = observed is not None and observed.backward
-        return not gradient or self._step.loss_scale <= self._low_scale or self._step.at_floor
 
     def _start(self) -> None:
         """Let the probe listen from the next forward on, with a new recording that begins with the weights."""

@@ -38,15 +38,8 @@ def is_network(target: Any) -> bool:
 def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[ConvertedGraph], list[str]]:
     """Return the FP32 graphs of a converted net or a bound module, with their plans, and the names of FP32 blocks.
 
-    FP32 blocks are those of a net that run as Python, not as a graph; a module has none. A net that was not called
-    since ``convert``, ``hybridize`` or ``cast`` has no graph, and is called once with ``inputs``; otherwise these are
-    ignored.
-
-    Raises
-    ------
-    ValueError
-        The net is not converted; it has no graph, and there are no inputs or the call runs none; or the module is not
-        bound.
+    FP32 blocks are those of a net that run as Python, not as a graph; a module has none. A net that has no graph yet is
+    called once with ``inputs``. Raises ``ValueError`` as ``explain`` does.
     """
     if not isinstance(target, Block):
         return bound_graphs(target), []
@@ -57,14 +50,8 @@ def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
     """Return an object by which diagnostics use a network that trains, in the same way for both frontends.
 
     ``target`` is a converted net and ``trainer`` its mxmp.Trainer; or ``target`` is an mxmp.Module or
-    mxmp.BucketingModule with an optimizer, without ``trainer``.
-
-    Raises
-    ------
-    TypeError
-        ``target`` is neither a net nor a module, a net's ``trainer`` is no mxmp.Trainer, or a module has a ``trainer``.
-    ValueError
-        The net is not converted, or the module has no optimizer.
+    mxmp.BucketingModule with an optimizer, without ``trainer``. Raises ``TypeError`` for another type of object, and
+    ``ValueError`` if the net is not converted or the module has no optimizer.
     """
     if isinstance(target, (Module, BucketingModule)):
         if trainer is not None:

@@ -155,8 +155,8 @@ class Snapshot:
             ]
         )
 
-    def _table(self, each: int = 5) -> list[str]:
-        """Return the lines of a table with the worst tensors of every kind, at most ``each`` of a kind, worst first.
+    def _table(self) -> list[str]:
+        """Return the lines of a table with the worst tensors of every kind, at most five of a kind, worst first.
 
         A tensor is the worse, the more of its values round to zero or overflow; those with a NaN come first, those that
         are not rounded to the compute dtype last.
@@ -171,7 +171,7 @@ class Snapshot:
             ("", "", "rounded to", "is 0", "to 0", "subnormal", "overflow", "smallest", "largest")
         ]
         for kind in KINDS:
-            for number, tensor in enumerate(sorted(self.of(kind), key=out_of_range, reverse=True)[:each]):
+            for number, tensor in enumerate(sorted(self.of(kind), key=out_of_range, reverse=True)[:5]):
                 found, dtype = tensor.histogram, form.name if tensor.low else ""
                 shares = found.zero_share, found.underflow(form), found.subnormal(form), found.overflow(form)
                 numbers = [*(f"{share:.1%}" for share in shares), f"{found.smallest:.2g}", f"{found.largest:.2g}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -22,31 +22,6 @@ from .snapshot import Snapshot, TensorReport, merged
 __all__ = ["Watch", "watch"]
 
 
-class _PendingReport(NamedTuple):
-    """What is kept of one tensor until the end of a watched step, when it is made into a TensorReport.
-
-    The arrays stay on their device, so that recording a tensor does not wait for it. ``values`` holds the tensor's
-    absolute values, or an evenly spaced sample of them; ``largest`` the largest absolute value of the whole tensor,
-    shape (1,); ``squares`` the sum of the squares of all values, shape (1,), which is NaN if a value is NaN; ``size``
-    the number of elements of the tensor. The other fields are those of TensorReport.
-    """
-
-    kind: str
-    name: str
-    op: str
-    low: bool
-    values: NDArray
-    largest: NDArray
-    squares: NDArray
-    size: int
-
-    def report(self) -> TensorReport:
-        """Return the TensorReport with the histogram of the magnitudes in ``self.values``. Waits for the device."""
-        largest = math.nan if math.isnan(self.squares.asscalar()) else float(self.largest.asscalar())
-        histogram = Histogram.of(self.values.asnumpy(), self.size, largest)
-        return TensorReport(self.kind, self.name, self.op, self.low, histogram)
-
-
 class Watch(StepObserver):
     """Records a histogram of each tensor's values in some training steps of a net or module; ``watch`` makes it.
 
@@ -60,11 +35,7 @@ class Watch(StepObserver):
     """
 
     def __init__(self, network: TrainedNetwork, every: int, sample: int, keep: int, callback: Callable | None) -> None:
-        """Start to watch a network: the next step, and then every step whose number is a multiple of ``every``.
-
-        Of each tensor at most ``sample`` values are counted. The last ``keep`` Snapshots are kept, and ``callback``,
-        unless it is None, is called with each Snapshot.
-        """
+        """Start to watch a network; the other arguments are those of ``watch``."""
         self.snapshots: deque[Snapshot] = deque(maxlen=keep)
         self._every = every
         self._sample = sample
@@ -73,7 +44,7 @@ class Watch(StepObserver):
 
     def _forget(self) -> None:
         self._reported = False
-        self._pending: list[_PendingReport] = []
+        self._pending: list[Callable[[], TensorReport]] = []
         self._before: list[tuple[Weight, list[NDArray]]] = []
 
     @property
@@ -136,7 +107,7 @@ class Watch(StepObserver):
                         new = values_of(array)
                         if new is not None:
                             self._note_tensor("update", weight.name, "", weight.name in low, new - old)
-        reports = merged(pending.report() for pending in self._pending)
+        reports = merged(report() for report in self._pending)
         self._forget()
         compute = self._probe.graphs[0].plan.policy.compute  # the net may be restored by now
         snapshot = Snapshot(self._step.steps, self._scale, self._step.last_step_skipped, compute, reports)
@@ -167,14 +138,20 @@ class Watch(StepObserver):
             flat = values.reshape((-1,))
             stride = _stride(array.shape, -(-flat.size // self._sample))
             picked = flat if stride == 1 else mx.nd.slice(flat, begin=(0,), end=(flat.size,), step=(stride,))
-            pending = _PendingReport(kind, name, op, low, picked, _largest(flat), mx.nd.dot(flat, flat), flat.size)
-            self._pending.append(pending)
+            size, largest, squares = flat.size, _largest(flat), mx.nd.dot(flat, flat)
+
+        def report() -> TensorReport:
+            # At the end of the step: until then the arrays stay on their device. A NaN shows in the sum of squares.
+            most = math.nan if math.isnan(squares.asscalar()) else float(largest.asscalar())
+            return TensorReport(kind, name, op, low, Histogram.of(picked.asnumpy(), size, most))
+
+        self._pending.append(report)
 
 
 def _largest(flat: NDArray) -> NDArray:
     """Return the largest of the values of a vector, none of them negative, as an array of shape (1,).
 
-    A NaN may be ignored; ``_PendingReport.squares`` shows it. On a CPU a max pooling over the whole vector computes
+    A NaN may be ignored. On a CPU a max pooling over the whole vector computes
     the result, since MXNet's ``max`` takes five times as long.
     """
     if flat.ctx.device_type == "gpu":
