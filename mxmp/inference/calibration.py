@@ -30,9 +30,8 @@ class Statistics:
     ----------
     histograms : dict of str to tuple
         From the name of a tensor, such as ``"fc1_output"``, to (counts, edges, low, high, end), as in
-        ``mxnet.contrib.quantization``. ``counts`` and ``edges`` are NumPy arrays: the number of values in each bin, and
-        the edges of the bins, which reach from -end to end. ``low`` and ``high`` are the smallest and the largest
-        value.
+        ``mxnet.contrib.quantization``: the number of values in each bin, the edges of the bins, which reach from -end
+        to end, the smallest and the largest value.
     """
 
     def __init__(self) -> None:

@@ -34,14 +34,12 @@ def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
 def quantize(
     graph: Graph, params: Params, ranges: Ranges, excluded: Collection[str], *, every: bool = False
 ) -> tuple[Graph, Params, list[str]]:
-    """Quantize a graph to INT8 by MXNet's own passes.
+    """Return a graph in INT8 by MXNet's own passes, its parameters, and the names of the operators that it quantized.
 
     Parameters
     ----------
-    graph : Graph
-        In FP32 or partly bfloat16, from ``fuse(..., quantizable=True)``.
-    params : dict of str to NDArray
-        The parameters of the graph by name.
+    graph, params
+        In FP32 or partly bfloat16, from ``fuse(..., quantizable=True)``, and its parameters by name.
     ranges : mapping of str to (smallest, largest)
         The range of values that INT8 represents, for each tensor that ``tensors_to_calibrate`` names.
     excluded : collection of str
@@ -49,15 +47,6 @@ def quantize(
     every : bool
         True also quantizes operators such as poolings and additions if none of their neighbors is in INT8, though this
         makes them no faster.
-
-    Returns
-    -------
-    Graph
-        The quantized graph, of new nodes.
-    dict of str to NDArray
-        Its parameters by name, with weights in INT8.
-    list of str
-        The names in ``graph`` of the operators that compute in INT8, in graph order.
 
     Raises
     ------

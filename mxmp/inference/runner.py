@@ -25,13 +25,7 @@ _START = code_of("mxmp.inference.worker")
 
 
 class CandidateError(Exception):
-    """A graph cannot run on this machine: MXNet raised an error, or a kernel crashed.
-
-    Attributes
-    ----------
-    crashed : bool
-        True if the process in which the graph ran has crashed; False if MXNet raised an error and the process runs on.
-    """
+    """A graph cannot run on this machine: MXNet raised an error or, if ``crashed``, its process has ended."""
 
     def __init__(self, reason: str, crashed: bool = False) -> None:
         super().__init__(reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
@@ -42,19 +43,7 @@ Build = Callable[[Collection[str]], Tuple[Graph, Params]]
 
 
 class Limits(NamedTuple):
-    """The limits of accuracy that ``optimize_for_inference`` was called with; ``Search._judge`` applies them.
-
-    Attributes
-    ----------
-    max_drop : float
-        The value of ``evaluate`` in FP32 minus the least accepted one. Without ``evaluate``, the share of rows (0 to 1)
-        of the first output whose largest value may be in another column than in FP32; not used unless this output has
-        the shape (N, C) with C > 1.
-    min_sqnr : float
-        The least signal to quantization noise ratio of each output, in dB; not used with ``evaluate``.
-    evaluate : callable or None
-        Takes a graph and its parameters, and returns a finite number, higher for a better network.
-    """
+    """The limits of accuracy, as of ``optimize_for_inference``; here ``evaluate`` takes a graph and its parameters."""
 
     max_drop: float
     min_sqnr: float
@@ -112,21 +101,13 @@ class Search:
         self._alone: dict[str, dict[str, float]] = {}  # by dtype, then by layer
         self._calibrators: dict[str, float] = {}
         self._score: float | None = None
-        self._bfloat16_is_accurate = False  # if so, layers that leave INT8 are tried in bfloat16 too
         self.notes: list[str] = []
 
     def run(self, dtypes: Collection[str]) -> Found:
         """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough by the ``Limits``.
 
         With float16 in ``dtypes``, the graph is for a GPU and nothing is timed: as many layers are in float16 as the
-        accuracy of the emulation on this CPU allows.
-
-        Raises
-        ------
-        ValueError
-            The network's FP32 outputs hold NaN, or the user's ``Limits.evaluate`` returned no finite number.
-        CandidateError
-            The network fails in FP32.
+        accuracy of the emulation on this CPU allows. Raises ``CandidateError`` if the network fails in FP32.
         """
         self._try_float32(fused=FLOAT16 not in dtypes)
         if FLOAT16 in dtypes:
@@ -186,10 +167,7 @@ class Search:
     def _try_bfloat16(self) -> None:
         """Run graphs in bfloat16: with all layers that the rules allow, or with as few in FP32 as accuracy needs."""
         self._tell(BFLOAT16)
-
-        def build(full: Collection[str]) -> tuple[Graph, Params]:
-            return lower(*self._base, full)
-
+        build = partial(lower, *self._base)
         try:
             layers = _bfloat16_layers(build(())[0])
         except (mx.MXNetError, ValueError) as error:
@@ -199,8 +177,6 @@ class Search:
             self.notes.append("bfloat16: no operator of this network may compute in it")
             return
         self._fall_back(BFLOAT16, layers, build)
-        rows = self._rows.items()
-        self._bfloat16_is_accurate = any(name.startswith(BFLOAT16) and not row.verdict for name, row in rows)
 
     # -- float16 ------------------------------------------------------------------------------------
 
@@ -208,7 +184,6 @@ class Search:
         """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy needs, or else the FP32 graph."""
         self._tell(FLOAT16)
         self.notes.append("float16 was emulated on this CPU to see its accuracy; no time was measured")
-
         graph, params = self._base
         found = lower_to_float16(graph, params, (), "gpu")
         decisions = found[2]
@@ -295,7 +270,7 @@ class Search:
             return quantize(lowered, values, {**found, **more}, {*rest, *failing})[:2]
 
         kept = self._fall_back(INT8, layers, lambda rest: build(rest, False), why=failing)
-        if kept and self._bfloat16_is_accurate:
+        if kept and any(name.startswith(BFLOAT16) and not row.verdict for name, row in self._rows.items()):
             name = _candidate_name(INT8, len(kept), BFLOAT16)
             self._try(name, lambda: build(kept, True), dict.fromkeys(kept, "for accuracy"))
 

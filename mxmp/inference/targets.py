@@ -40,17 +40,15 @@ class Subject(NamedTuple):
 
     Attributes
     ----------
-    graph : Graph
-        The FP32 graph, without casts that mxmp inserted.
-    params : dict of str to NDArray
-        Its parameters and running statistics by name, in FP32 on the CPU.
+    graph, params
+        The FP32 graph, without casts that mxmp inserted, and its parameters and running statistics, FP32 on the CPU.
     inputs : list of str
         The names of its inputs, in the order in which the network takes them.
     places : list of int
         For a block, the place of each of ``inputs`` among the arrays that a call takes, of which the block may read
         fewer. Empty for a Symbol.
     batches : sequence of mapping of str to NDArray
-        The calibration data: for each batch, from the names of inputs to arrays on the CPU.
+        The calibration data, by the names of inputs, on the CPU.
     is_block : bool
         True for a HybridBlock, False for a Symbol.
     """

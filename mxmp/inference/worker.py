@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -31,12 +31,8 @@ _KEPT_SHAPES = 2
 class Bound:
     """A graph with its parameters, read from files, and the executors for the last shapes of inputs that it ran with.
 
-    Parameters
-    ----------
-    symbol : str
-        The path of the JSON file of the graph.
-    params : mapping of str to (str, str)
-        From the name of each parameter to the path of the file that has its array, and the array's name in that file.
+    ``symbol`` is the path of its JSON file. ``params`` maps the name of each parameter to the path of the file that has
+    its array, and the array's name in that file.
     """
 
     def __init__(self, symbol: str, params: Mapping[str, tuple[str, str]]) -> None:
@@ -200,33 +196,24 @@ class Worker:
         failed.raise_it()
 
 
-def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Carry out commands and yield the answer to each.
-
-    A command is a line of JSON: an object with the name of a method of ``Worker`` as ``"do"``, and the method's
-    arguments. The answer is ``{"answer": RESULT}`` or, if MXNet or NumPy raised an error, ``{"error": LINE}`` with one
-    line of its message. Any other error is raised, and so ends the process.
-    """
-    worker = Worker()
-    for line in commands:
-        command = json.loads(line)
-        try:
-            yield {"answer": getattr(worker, command.pop("do"))(**command)}
-        except (mx.MXNetError, ValueError, MemoryError) as error:
-            lines = [text for text in str(error).splitlines() if text.strip()] or [type(error).__name__]
-            yield {"error": next((text for text in reversed(lines) if "rror" in text), lines[-1])[-300:]}
-
-
 def main() -> None:
     """Answer the commands on stdin, one per line, until it is closed; the answers are lines of JSON on stdout.
 
-    What MXNet and other libraries write to stdout goes to stderr, so that answers are not mixed with it.
+    A command is an object with the name of a method of ``Worker`` as ``"do"``, and the method's arguments. The answer
+    is ``{"answer": RESULT}``, or ``{"error": LINE}`` with one line of the message of an error.
     """
     np.seterr(all="ignore")
     prepare_to_crash()
     register()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for found in _answers(iter(sys.stdin.readline, "")):
+    os.dup2(2, 1)  # what other libraries write to stdout goes to stderr
+    worker = Worker()
+    for line in iter(sys.stdin.readline, ""):
+        command = json.loads(line)
+        try:
+            found = {"answer": getattr(worker, command.pop("do"))(**command)}
+        except (mx.MXNetError, ValueError, MemoryError) as error:
+            lines = [text for text in str(error).splitlines() if text.strip()] or [type(error).__name__]
+            found = {"error": next((text for text in reversed(lines) if "rror" in text), lines[-1])[-300:]}
         answers.write(json.dumps(found) + "\n")
         answers.flush()

@@ -39,8 +39,8 @@ def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Gra
     backend = "MKLDNN_QUANTIZE" if quantizable else "MKLDNN"
     fused = Graph.from_symbol(copy.to_symbol().get_backend_symbol(backend))
     fused.numpy = graph.numpy
-    _remove_barriers(fused)
-    for node in fused.nodes():
+    for node in fused.nodes():  # a barrier reads no other one
+        node.inputs = [entry.node.inputs[0] if _BARRIER in entry.node.attrs else entry for entry in node.inputs]
         if node.op in FUSED:
             node.name = inner_operators(node)[-1]
     return fused
@@ -76,9 +76,3 @@ def _insert_barriers(graph: Graph, apart: bool) -> None:
             if keep or (position == 0 and user.op == "BatchNorm"):
                 name = f"{user.name}_{position}_barrier"
                 user.inputs[position] = Entry(Node("BlockGrad", name, {_BARRIER: "1"}, [entry]))
-
-
-def _remove_barriers(graph: Graph) -> None:
-    """Remove, in place, the identity operators with which ``_insert_barriers`` kept MXNet from fusing wrongly."""
-    for node in graph.nodes():  # a barrier reads no other one
-        node.inputs = [entry.node.inputs[0] if _BARRIER in entry.node.attrs else entry for entry in node.inputs]

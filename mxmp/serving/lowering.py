@@ -40,10 +40,8 @@ def lower(
         The FP32 graph and its parameters by name. BatchNorm is folded (``fold_norms``); nothing is fused yet.
     full : collection of str
         Names of operators that stay in FP32. Operators that MXNet fuses with one of them stay in FP32 too.
-    policy : Policy
-        A policy of bfloat16.
-    decided : mapping of str to Decision, optional
-        Decisions of a plan of the network, by operator; ``full`` overrules them. The rules decide for all others.
+    policy, decided
+        A policy of bfloat16, and decisions of a plan, by operator, which ``full`` overrules.
     quantizable : bool
         Fuse only operators that one INT8 kernel can compute together, as ``quantize`` needs it.
     """
@@ -110,7 +108,7 @@ def _casted(graph: Graph, plan: Plan) -> CastGraph:
 
 
 def _without_marks(graph: Graph) -> Graph:
-    """Return the graph, in place without the marks of operators that mxmp inserted, so that ``strip`` leaves them."""
+    """Remove, in place, the marks of operators that mxmp inserted, so that ``strip`` leaves them; return the graph."""
     for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
     return graph
