@@ -107,10 +107,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _cast(args: argparse.Namespace) -> None:
-    """Run ``cast``: write a low-precision symbol, and its parameters if their file is given, to files.
-
-    Prints in which dtype each type of operator computes and why, and the size of the parameters before and after.
-    """
+    """Run ``cast``: write a low-precision symbol, and its parameters if their file is given, to files."""
     symbol = read_symbol(args.symbol)
     low = cast_symbol(symbol, args.policy, exclude=args.exclude, ctx=mx.Context(args.device))
     params = _parameters(args.params, symbol, _shapes(args)) if args.params else {}
@@ -129,10 +126,7 @@ def _cast(args: argparse.Namespace) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
-    """Run ``explain``: print in which dtype each type of operator in a symbol would compute, and why.
-
-    With ``--nodes``, print it for every single operator as well.
-    """
+    """Run ``explain``: print in which dtype each type of operator in a symbol would compute, and why."""
     found = _explanation(read_symbol(args.symbol), args)
     print(found)
     if args.nodes:
@@ -147,11 +141,7 @@ def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation
 
 
 def _tune(args: argparse.Namespace) -> None:
-    """Run ``tune``: find the plan (the dtype of every operator) that is fastest on this machine; write and print it.
-
-    With ``--bytes`` nothing is measured. Then all matrix operators for which that is safe are in low precision. Of such
-    plans, this is the one whose casts move the fewest bytes.
-    """
+    """Run ``tune``: find the plan (the dtype of every operator) that is fastest on this machine; write and print it."""
     symbol = read_symbol(args.symbol)
     shapes: dict[str, Any] = dict(_shapes(args))
     check_shapes(shapes, symbol.list_inputs())
@@ -171,11 +161,7 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _optimize(args: argparse.Namespace) -> None:
-    """Run ``optimize``: write the fastest graph for inference that is accurate enough, with its parameters.
-
-    Its outputs must keep to both limits: ``--max-drop``, the share of samples whose top answer may be another than in
-    FP32, and ``--min-sqnr``, in dB. Prints a report with the time and the accuracy of all graphs that were tried.
-    """
+    """Run ``optimize``: write the fastest graph for inference that is accurate enough, with its parameters."""
     symbol = read_symbol(args.symbol)
     params = _parameters(args.params, symbol, {})
     found = optimize_for_inference(
@@ -201,13 +187,7 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
 
     An array in the file has all batches of one input: shape (batches, rows, ...). A .npy file has one array, for the
     first of ``inputs``, the names of the symbol's inputs; an .npz file has arrays by the names of the inputs. That
-    these are the symbol's is not checked here.
-
-    Raises
-    ------
-    ValueError
-        The file cannot be read, an array has less than two axes, the arrays have different numbers of batches, or
-        ``inputs`` is empty.
+    these are the symbol's is not checked here. Raises ``ValueError`` if the file or its arrays have another form.
     """
     try:
         raw = np.load(path, allow_pickle=False)
@@ -254,11 +234,7 @@ def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> d
 
 
 def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
-    """Return a dict from the names of inputs to the shapes that ``--shape`` gives them; empty without ``--shape``.
-
-    ``--shape data=1,3,224,224`` gives ``{"data": (1, 3, 224, 224)}``. Raises ``ValueError`` for a text that is not
-    ``NAME=SIZE,SIZE,...`` with positive integers.
-    """
+    """Return the shapes of ``--shape``, ``{"data": (1, 3, 224, 224)}`` for ``--shape data=1,3,224,224``."""
     shapes = {}
     for text in args.shape:
         name, _, sizes = text.partition("=")

@@ -25,22 +25,9 @@ def code_of(module: str) -> str:
 def start_python(code: str, hint: str = "", **options: Any) -> subprocess.Popen:
     """Start a new Python process that runs ``code``, with pipes for its stdin and stdout, and return it at once.
 
-    The new process gets the ``sys.path`` of this one as its arguments, and its environment variables unless ``options``
-    has ``env``. It runs in a session of its own, so Ctrl-C in a terminal does not reach it: the caller has to end it.
-
-    Parameters
-    ----------
-    code : str
-        Python code, as ``code_of`` returns it.
-    hint : str
-        A sentence for the error message on what the user can do instead: ``"Use tune(measure=False)"``.
-    options
-        Further arguments of ``subprocess.Popen``, such as ``stderr`` or ``text``.
-
-    Raises
-    ------
-    RuntimeError
-        ``sys.executable`` is empty, so Python does not know which program to start.
+    The new process gets the ``sys.path`` of this one as its arguments. It runs in a session of its own, so Ctrl-C in a
+    terminal does not reach it: the caller has to end it. ``options`` are further arguments of ``subprocess.Popen``.
+    Raises ``RuntimeError``, with a ``hint`` at what the user can do instead, if Python does not know its executable.
     """
     if not sys.executable:
         raise RuntimeError(f"mxmp cannot start a Python to measure in: sys.executable is empty. {hint}".rstrip())
@@ -56,9 +43,8 @@ def start_python(code: str, hint: str = "", **options: Any) -> subprocess.Popen:
 def prepare_to_crash() -> None:
     """Let a segmentation fault end this process by the signal SIGSEGV, without a core file.
 
-    Processes that ``start_python`` started call it, because a kernel may crash in them. Otherwise MXNet's handler of
-    SIGSEGV would end the process with an ordinary exit status, and the parent process could not tell a crash from an
-    error.
+    Otherwise MXNet's handler of SIGSEGV would end the process with an ordinary exit status, and the parent process
+    could not tell a crash from an error.
     """
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     with suppress(ImportError, ValueError, OSError):

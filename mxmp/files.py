@@ -29,13 +29,8 @@ def check_writable(path: str) -> None:
 def read_json(path: str) -> Any:
     """Return the parsed content of a JSON file.
 
-    Raises
-    ------
-    ValueError
-        The file is not in UTF-8, is not JSON, or is nested deeper than Python's recursion limit. The message does not
-        name ``path``: the caller adds it.
-    OSError
-        The file cannot be read.
+    Raises ``OSError`` if it cannot be read, and ``ValueError``, which does not name ``path``, if it is not in UTF-8, is
+    not JSON, or is nested deeper than Python's recursion limit.
     """
     with open(path, encoding="utf-8") as file:
         try:
@@ -50,11 +45,7 @@ def replacing(path: str) -> Iterator[str]:
 
     So ``path`` has either its old content or the whole new one, even if the process dies in between. After an error in
     the block the temporary file is removed. If ``path`` is a symbolic link, the file that it points to is replaced.
-
-    Raises
-    ------
-    OSError
-        The folder is missing or read-only, or the disk is full. The message names ``path``, not the temporary file.
+    Raises ``OSError``, which names ``path``, if it cannot be written.
     """
     with replacing_all(path) as (temporary,):
         yield temporary
@@ -64,9 +55,8 @@ def replacing(path: str) -> Iterator[str]:
 def replacing_all(*paths: str) -> Iterator[list[str]]:
     """Yield the path of a temporary file for each of ``paths``; all are renamed when the block ends without an error.
 
-    It is meant for files that belong together: none is renamed before all have been written and flushed to the disk, so
-    if the disk is full, or after an error in the block, all ``paths`` keep their old content. Of a symbolic link, the
-    file that it points to is replaced. Raises ``OSError`` if a file cannot be written.
+    None is renamed before all have been written and flushed to the disk, so if the disk is full, or after an error in
+    the block, all ``paths`` keep their old content. Else as ``replacing``.
     """
     # A link stays one: what it points to is replaced.
     targets = [os.path.realpath(path) for path in paths]

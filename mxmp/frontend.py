@@ -48,9 +48,7 @@ Note = Callable[[str, NDArray], None]
 
 
 class ConvertedGraph(NamedTuple):
-    """One FP32 graph of a network, and the Plan (the dtype of every operator) by which it is converted.
-
-    The frontends return it for ``explain``, which converts the FP32 graph once more to report on the result.
+    """One FP32 graph of a network, and the Plan by which it is converted, for ``explain``.
 
     Attributes
     ----------
@@ -59,18 +57,12 @@ class ConvertedGraph(NamedTuple):
         ``"softmax, bucket 10"``.
     training : bool or None
         True if the graph runs in training, False in inference; None for a Symbol that is not bound.
-    symbol : Symbol
-        The FP32 graph.
-    plan : Plan
-        The dtype that each operator computes in.
+    symbol, plan
+        The FP32 graph and its plan.
     shapes : mapping of str to tuple
         From the name of an input (``"data"``) to its shape; the shapes of parameters are inferred from these.
-    requested_gradients : mapping of str to str
-        From a variable's name to its ``grad_req``: ``"write"``, ``"add"`` or ``"null"``. A variable whose ``grad_req``
-        is not known is missing.
-    large_inputs : bool
-        True if the graph runs only with inputs so large, compared with the padding of its convolutions, that oneDNN
-        computes the weight gradients right. Then the workarounds for its faults at small inputs are left out.
+    requested_gradients, large_inputs
+        As ``grad_req`` and ``large_inputs`` of ``pipeline.emitted``.
     """
 
     name: str
@@ -131,10 +123,8 @@ class GraphRun(NamedTuple):
 class TrainedNetwork(Protocol):
     """The protocol by which ``watch``, ``blame`` and ``guard`` use a network that trains, of either frontend.
 
-    ``mxmp.gluon`` implements it for a converted net with its Trainer, ``mxmp.symbolic`` for a Module or
-    BucketingModule. Each call of a diagnostic makes one such object. Several methods take a *place*, the object that
-    runs graphs: in Gluon the hook of a converted block, in a Module an executor. ``listen`` passes every place to its
-    callback.
+    Each call of a diagnostic makes one such object. Several methods take a *place*, the object that runs graphs: in
+    Gluon the hook of a converted block, in a Module an executor. ``listen`` passes every place to its callback.
     """
 
     @property
@@ -146,10 +136,7 @@ class TrainedNetwork(Protocol):
 
     @property
     def policy(self) -> Policy:
-        """Return the Policy by which the network is converted now. ``exclude`` replaces it by one with more patterns.
-
-        If the network was converted by a Plan, it is the Plan's policy.
-        """
+        """Return the Policy, perhaps a Plan's, by which the network is converted now; ``exclude`` replaces it."""
 
     @property
     def is_planned(self) -> bool:
@@ -196,23 +183,17 @@ class TrainedNetwork(Protocol):
         """
 
     def graphs(self, place: Any) -> Iterator[GraphRun]:
-        """Yield the graphs that ``place``, the hook of a block or an executor, runs in training.
-
-        A hook builds a graph at the first call that needs it; earlier the graph is missing.
-        """
+        """Yield the graphs that ``place`` runs in training. A hook builds a graph at the first call that needs it."""
 
     def count_graphs(self, place: Any) -> int:
-        """Return how many graphs ``graphs(place)`` would yield, without reading them; ``place`` is a hook or executor.
-
-        A probe that does not know a tensor's name reads the graphs again if this number has grown.
-        """
+        """Return how many graphs ``graphs(place)`` would yield, without reading them."""
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Report every tensor that an operator computes in training, forward and backward, until ``stop_listening``.
 
-        Calls ``listener_at(place)`` at once for each place: each block's hook, or each executor of a module's current
-        bucket. From the next forward on, the Listener that it returned is called with every tensor of that place, and
-        the name that MXNet's monitor gives the tensor (``"fc1_output"``).
+        Calls ``listener_at(place)`` at once for each place, of a BucketingModule for those of the current bucket. From
+        the next forward on, the Listener that it returned is called with every tensor of that place, and the name that
+        MXNet's monitor gives the tensor (``"fc1_output"``).
 
         Raises
         ------
@@ -248,10 +229,7 @@ class TrainedNetwork(Protocol):
 
 
 def in_training(listener: Listener, is_training: Callable[[], bool]) -> Listener:
-    """Return a function that passes a tensor's name and array on to ``listener``, but only in training.
-
-    ``is_training()`` is called for each tensor; where it returns False, the tensor is ignored.
-    """
+    """Return a function that passes a tensor's name and array on to ``listener`` where ``is_training()`` is True."""
 
     def called(name: str, array: NDArray) -> None:
         if is_training():
@@ -283,10 +261,7 @@ class Listeners(GraphListener):
         return not self._listeners
 
     def add(self, listener: Listener) -> None:
-        """Call ``listener(name, array)`` from now on for each tensor that MXNet's monitor reports.
-
-        These are the outputs of operators, in training and in inference, and the gradients of a backward.
-        """
+        """Call ``listener(name, array)`` from now on for each tensor that MXNet's monitor reports, in inference too."""
         self._listeners.append(listener)
 
     def remove(self, listener: Listener) -> None:
@@ -296,8 +271,7 @@ class Listeners(GraphListener):
     def __call__(self, name: Any, *operator_and_handle: Any) -> None:
         """Call all listeners with the name and the array of one tensor. MXNet calls this method.
 
-        ``name`` is bytes or str, such as ``"fc1_output"``. The last argument is the handle of the array; a block passes
-        the operator's name in front of it, an executor does not.
+        The last argument is the handle of the array; a block, not an executor, passes the operator's name before it.
         """
         array = NDArray(NDArrayHandle(operator_and_handle[-1]), writable=False)  # frees the handle
         for listener in list(self._listeners):
@@ -306,10 +280,9 @@ class Listeners(GraphListener):
 
 @contextmanager
 def unchanged(gradients: Sequence[NDArray], states: Sequence[NDArray]) -> Iterator[None]:
-    """Set the arrays ``gradients`` to zero; when the ``with`` block ends, restore them and the arrays ``states``.
+    """Set the arrays ``gradients`` to zero; when the ``with`` block ends, restore them and ``states``.
 
-    ``states`` are running statistics, which a forward in the block would change. All are restored after an error too.
-    Waits for the device when the block ends.
+    ``states`` are running statistics, which a forward in the block would change. Waits for the device at the end.
     """
     with autograd.pause():
         before = [(array, array.copy()) for array in [*gradients, *states]]

@@ -72,14 +72,8 @@ class ObservedGraph:
         Names of the variables that an operator in low precision reads, directly or through casts.
     """
 
-    def __init__(
-        self, symbol: mx.sym.Symbol, plan: Plan, has_gradient: Callable[[str], bool] = lambda name: True
-    ) -> None:
-        """Read the nodes of the converted graph ``symbol`` and the name that each of them had in the FP32 graph.
-
-        ``has_gradient`` takes the name of a variable and returns whether its gradient is computed. An executor also
-        reports arrays for gradients that it never computes; ``observe`` returns None for these.
-        """
+    def __init__(self, symbol: mx.sym.Symbol, plan: Plan, has_gradient: Callable[[str], bool]) -> None:
+        """Read the nodes of the converted graph ``symbol``; the arguments are the fields of a GraphRun."""
         graph = Graph.from_symbol(symbol)
         self.plan = plan
         self._names = network_names(graph, plan)
@@ -112,10 +106,7 @@ class ObservedGraph:
         return node in self._differentiable
 
     def source(self, entry: Entry) -> Entry:
-        """Return the tensor of the FP32 graph from which nodes that mxmp inserted, such as casts, made ``entry``.
-
-        An Entry is one output of a node, or a variable. Returns ``entry`` itself where mxmp did not insert its node.
-        """
+        """Return the tensor of the FP32 graph from which nodes that mxmp inserted, such as casts, made ``entry``."""
         while entry.node not in self._names and entry.node.inputs:
             entry = source_of(entry) if is_ours(entry.node) else entry.node.inputs[0]
         return entry
@@ -136,8 +127,7 @@ class ObservedGraph:
     def original_op(self, node: Node) -> str:
         """Return the type in the FP32 graph, such as ``"Convolution"``, of an operator that mxmp has not inserted.
 
-        It differs from ``node.op`` where a workaround has replaced the operator by one of another type. A variable has
-        ``"null"``.
+        It differs from ``node.op`` where a workaround has replaced the operator by one of another type.
         """
         decision = self.plan.decisions.get(self.original_name(node))
         return node.op if decision is None else decision.op
@@ -151,11 +141,7 @@ class ObservedGraph:
         return self.source(Entry(node)).node in self._outputs
 
     def inputs(self, operator: str) -> list[Entry]:
-        """Return the tensors that an operator reads in the FP32 graph, in the order of its inputs.
-
-        ``operator`` is its name, ``"fc1"``. Casts in front of it are skipped: the Entries are outputs of operators of
-        the FP32 graph, or variables. The list is empty where the graph has no such operator.
-        """
+        """Return the tensors of the FP32 graph that an operator of this name reads; none without such an operator."""
         return [self.source(e) for node, name in self._names.items() if name == operator for e in node.inputs]
 
     def readers(self, node: Node) -> list[Node]:
@@ -169,18 +155,12 @@ class ObservedGraph:
         return list(dict.fromkeys(found))
 
     def readers_of(self, variable: str) -> list[Node]:
-        """Return the operators of the FP32 graph that read the variable of this name, ``"fc1_weight"``.
-
-        They read it directly or through inserted nodes. The list is empty where the graph has no such variable.
-        """
+        """Return the ``readers`` of the variable of this name; none if the graph has no such variable."""
         node = self._nodes.get(variable)
         return [] if node is None else self.readers(node)
 
     def _find(self, name: str) -> Observed | None:
-        """Return a description of the tensor that the monitor calls ``name``, or None where ``observe`` returns None.
-
-        ``name`` must not be MXNet's name of a sum of gradients (``SUMS``).
-        """
+        """Return what ``observe`` does, for a name that is not that of a sum of gradients (``SUMS``)."""
         place = place_of(self._nodes, name)
         if place is None or place.what == "input":
             return None

@@ -44,8 +44,7 @@ def low_graph(graph: Graph, how: Policy | Plan, device: str, *, keep_output_name
     device : {"cpu", "gpu"}
         Where the graph will run.
     keep_output_names : bool
-        True: keep an operator with several outputs in FP32 if one of them is an output of the graph, which a cast
-        behind it would rename. Has no effect if ``how`` is a plan.
+        As for ``decide``. Has no effect if ``how`` is a plan.
 
     Raises
     ------
@@ -111,11 +110,9 @@ def emitted(
 
 
 def _low_body(body: Body, plan: Plan, requested: Mapping[int, str], avoid_slow_kernels: bool) -> Graph:
-    """Return the graph to run for the FP32 ``body`` of a loop or branch, with casts and workarounds.
+    """Return the graph to run for the FP32 ``body`` of a loop or branch, as ``emitted`` makes it.
 
-    ``plan`` is the plan of this body alone. ``requested`` maps positions of the control-flow node's inputs to the
-    ``grad_req`` of the variables there. ``avoid_slow_kernels`` is False to leave out workarounds that only make the
-    graph faster.
+    ``requested`` maps positions of the control-flow node's inputs to the ``grad_req`` of the variables there.
     """
     within = {variable.name: requested[i] for variable, i in body.positions.items() if i in requested}
     # In a body MXNet adds the gradients of the iterations.
@@ -199,18 +196,10 @@ class Conversion:
             operators with the same name and type follow the plan, and the rules decide for all others.
         fixed : collection of str
             Names of parameters that must stay in FP32, such as Gluon Constants, unless ``stored`` says otherwise.
-        keep_output_names : bool
-            True: keep an operator with several outputs in FP32 if one of them is an output of the graph, which a cast
-            behind it would rename, even if a plan says otherwise.
-        grad_req : mapping of str to str
-            From the name of a variable to its ``grad_req``, on which some workarounds depend. A missing variable gets
-            every workaround that one of the values would need.
-        large_inputs : bool
-            True: leave out the workarounds for oneDNN's wrong weight gradients at inputs that are small beside the
-            padding.
-        training_shapes : mapping of str to tuple
-            The shapes of the inputs by name, if the graph is for training and they are known. Some bfloat16 kernels
-            train slower than FP32's for few rows, and are not used.
+        keep_output_names, training_shapes
+            As for ``decide``; ``keep_output_names`` overrules a plan.
+        grad_req, large_inputs
+            As for ``emitted``.
 
         Raises
         ------
@@ -233,18 +222,12 @@ class Conversion:
         return graph, plan
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
-        """Return the plan of one FP32 graph, by the policy or plan of the conversion.
-
-        ``decided(how, undecided, low)`` returns the graph's plan under ``how``. ``undecided`` are the names of the
-        parameters that may be stored in float16 or FP32, as the returned plan says; ``low`` those of the parameters
-        that are stored in float16 already. ``device`` is where the graph will run. A subclass may decide otherwise.
-        """
+        """Return the plan of one FP32 graph, as the Decider ``decided`` makes it. A subclass may decide otherwise."""
         return decided(self.how, undecided, low)
 
 
 @lru_cache(maxsize=None)
 def _log_that_float16_is_emulated() -> None:
-    """Log a warning, once in a process, that float16 on a CPU is emulated and slow, and that bfloat16 may be fast."""
     logger.warning(
         "float16 is emulated on a CPU, to show how it trains, and is slower than FP32. The fast dtype of a CPU with "
         "AVX512-BF16 or AMX is 'bfloat16'"
@@ -254,11 +237,9 @@ def _log_that_float16_is_emulated() -> None:
 def _decided(
     graph: Graph, device: str, options: Mapping[str, Any], how: Policy | Plan, undecided: set[str], low: set[str]
 ) -> Plan:
-    """Return a plan for one FP32 graph, made under a policy or after the plan that the user gave.
+    """Return a plan for one FP32 graph, made under a policy or after the plan that the user gave: a ``Decider``.
 
     If ``how`` is a plan, it decides for operators that have the same name and type in it, and the rules for all others.
-    ``undecided`` are the names of the parameters that may be stored in float16 or FP32, as the returned plan says;
-    ``low`` those of the parameters that are stored in float16 already. ``options`` are further keywords of ``decide``.
     Raises ``ValueError`` if the plan ``how`` has no operator of the graph, or is for another device.
     """
     given = _planned_for(device, how).decisions if isinstance(how, Plan) else {}

@@ -117,9 +117,13 @@ class Policy:
     def __str__(self) -> str:
         """Return a string that ``parse`` reads: ``compute`` and all fields that differ from their default."""
         default = Policy(self.compute)
-        names = [f.name for f in fields(self)]
-        changed = [name for name in names if name == "compute" or getattr(self, name) != getattr(default, name)]
-        return ",".join(f"{name}={_encode(getattr(self, name))}" for name in changed)
+        texts = []
+        for name in (f.name for f in fields(self)):
+            value = getattr(self, name)
+            if name == "compute" or value != getattr(default, name):
+                items = [quote(item, safe=_PATTERN_CHARS) for item in value] if name in _LISTS else [value]
+                texts.append(f"{name}={';'.join(map(str, items))}")
+        return ",".join(texts)
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -153,7 +157,11 @@ class Policy:
                 raise ValueError(f"Policy.parse({text!r}): {part!r} is no FIELD=VALUE with FIELD one of {known}")
             if field in values:
                 raise ValueError(f"Policy.parse({text!r}): field {field!r} is given twice")
-            values[field] = _decode(field, value.strip())
+            value = value.strip()
+            if field in _LISTS:
+                values[field] = tuple(unquote(name) for name in value.split(";") if name)
+            else:
+                values[field] = None if value == "None" else value
         return cls(**{**(_RECIPES[recipe][0] if recipe else {}), **values})
 
     @classmethod
@@ -206,9 +214,11 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
     if isinstance(policy, str):
         policy = Policy.parse(policy)
     if not isinstance(policy, Policy):
+        text = repr(policy)
+        got = text if len(text) <= 100 and "\n" not in text else f"a {type(policy).__name__}"
         raise ValueError(
             f"policy must be a recipe ({', '.join(_RECIPES)}), a policy string or an mxmp.Policy, "
-            f"got {_short(policy)}{_hint(policy)}"
+            f"got {got}{_hint(policy)}"
         )
     more = _as_names("exclude", exclude)
     return replace(policy, exclude=tuple(dict.fromkeys(policy.exclude + more))) if more else policy
@@ -234,10 +244,7 @@ def is_policy_text(text: str) -> bool:
 
 
 def _check_choice(field: str, value: object) -> None:
-    """Raise ``ValueError`` if ``value`` is not allowed for ``field``; the message says which values are.
-
-    ``field`` is ``"compute"``, ``"params"``, ``"norm"`` or ``"output"``.
-    """
+    """Raise ``ValueError`` if ``value`` is not allowed for ``field``; the message says which values are."""
     allowed = _ALLOWED[field]
     if not (value is None or isinstance(value, str)) or value not in allowed:
         is_recipe = isinstance(value, str) and value in _RECIPES
@@ -256,11 +263,10 @@ _OTHER_NAMES = {
 
 
 def _hint(value: object, allowed: Collection[object] = ()) -> str:
-    """Return a suggestion to add to the message about a wrong ``value``, or ``""`` if there is none.
+    """Return a suggestion for the message about a wrong ``value``: ``"; did you mean 'float16'?"`` for ``"fp16"``.
 
-    For ``"fp16"`` it is ``"; did you mean 'float16'?"``. ``value`` may be another library's name for a precision
-    (``"fp16"``, ``"O1"``), a recipe spelt otherwise or a dtype object. Only a value in ``allowed`` is suggested; if
-    that is empty, any policy string may be.
+    ``value`` may be another library's name for a precision, a recipe spelt otherwise or a dtype object. Only a value in
+    ``allowed`` is suggested; if that is empty, any policy string may be.
     """
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
@@ -271,17 +277,8 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
     return f"; did you mean {meant!r}?" if meant is not None and (not allowed or meant in allowed) else ""
 
 
-def _short(value: object, limit: int = 100) -> str:
-    """Return ``repr(value)`` for an error message, or ``"a TYPE"`` where that is long or has several lines."""
-    text = repr(value)
-    return text if len(text) <= limit and "\n" not in text else f"a {type(value).__name__}"
-
-
 def _as_names(field: str, values: object) -> tuple[str, ...]:
-    """Return as a tuple the strings that a user gave for ``exclude``, ``low_ops`` or ``full_ops``, named by ``field``.
-
-    Raises ``ValueError`` if ``values`` is a single string, not iterable, or holds anything but non-empty strings.
-    """
+    """Return as a tuple the strings that a user gave for ``field``; raise ``ValueError`` for anything else."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         hint = f", such as [{values!r}]" if isinstance(values, str) else ""
         raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings{hint}")
@@ -292,17 +289,3 @@ def _as_names(field: str, values: object) -> tuple[str, ...]:
             hint = f"; a block's is block.name, {own!r}" if isinstance(own, str) else ""
             raise ValueError(f"Policy({field}={list(names)!r}): {name!r} is no name or pattern{hint}")
     return names
-
-
-def _encode(value: object) -> str:
-    """Return the text for a field's value in a policy string: ``"*head*;*stem*"`` for ``("*head*", "*stem*")``."""
-    if isinstance(value, tuple):
-        return ";".join(quote(name, safe=_PATTERN_CHARS) for name in value)
-    return str(value)
-
-
-def _decode(field: str, value: str) -> object:
-    """Return the value of ``field`` from its text in a policy string: the inverse of ``_encode``."""
-    if field in _LISTS:
-        return tuple(unquote(name) for name in value.split(";") if name)
-    return None if value == "None" else value

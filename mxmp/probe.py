@@ -69,10 +69,7 @@ class Probe:
     def stop(self) -> None:
         """Stop reporting, and remove everything that ``start`` added to the network.
 
-        Raises
-        ------
-        BaseException
-            The first exception that ``callback`` raised since ``start``. MXNet itself would not pass it on.
+        Raises the first exception that ``callback`` raised since ``start``, which MXNet itself would not pass on.
         """
         with hold_interrupts():
             self.listens = False
@@ -81,11 +78,8 @@ class Probe:
         self._failed.raise_it()
 
     def _listener_at(self, where: Any) -> Listener:
-        """Return the function that is to be called with the name and array of each tensor that ``where`` computes.
-
-        ``where`` is the hook of a converted block, or an executor. MXNet may hold the function longer than these exist.
-        So it has only weak references to the probe and to ``where``, and does nothing once one of them has been freed.
-        """
+        """Return the function that is to be called with the name and array of each tensor that ``where`` computes."""
+        # MXNet may hold the function longer than these exist.
         report, place = weakref.WeakMethod(self._report), weakref.ref(where)
 
         def listener(name: str, array: NDArray) -> None:
@@ -96,11 +90,7 @@ class Probe:
         return listener
 
     def _report(self, where: Any, name: str, array: NDArray) -> None:
-        """Call the callback with a tensor that MXNet's monitor reported, if a training graph at ``where`` has it.
-
-        ``where`` is the hook or executor that computed it, ``name`` the monitor's name, such as ``"fc1_output"``.
-        Exceptions are kept, and ``stop`` raises the first of them.
-        """
+        """Call the callback with a tensor that MXNet's monitor reported, if a training graph at ``where`` has it."""
         if not self.listens:
             return
         with self._failed:
@@ -112,28 +102,22 @@ class Probe:
     def _observe(self, where: Any, name: str) -> Observed | None:
         """Return a description of the tensor that the monitor calls ``name``, from the newest graph that has it.
 
-        ``where`` is the hook or executor that reported the tensor; only its graphs are searched. None means that none
-        of them has such a tensor. A hook may build more graphs while the probe listens: if the graphs known so far do
-        not have ``name``, the new ones are read too.
+        Only graphs at ``where`` are searched. A hook may build more graphs while the probe listens: if the graphs known
+        so far do not have ``name``, the new ones are read too.
         """
+
+        def newest() -> Observed | None:
+            return next((found for _, graph in reversed(known) if (found := graph.observe(name)) is not None), None)
+
         known = self._known.setdefault(id(where), [])
-        found = _observe_newest(known, name)
+        found = newest()
         if found is None and len(known) < self.network.count_graphs(where):
             keys = [key for key, _ in known]
             runs = [run for run in self.network.graphs(where) if not any(run.key is key for key in keys)]
             known += [(run.key, ObservedGraph(run.symbol, run.plan, run.has_gradient)) for run in runs]
             self.graphs = [graph for each in self._known.values() for _, graph in each]
-            found = _observe_newest(known, name)
+            found = newest()
         return found
-
-
-def _observe_newest(known: list[tuple[Any, ObservedGraph]], name: str) -> Observed | None:
-    """Return a description of the tensor ``name`` from the last graph in ``known`` that has it; None if none has.
-
-    ``name`` is the monitor's, such as ``"fc1_output"``. ``known`` has the graphs of one hook or executor, oldest first,
-    as pairs: the ``key`` of its GraphRun, which identifies the graph, and its ObservedGraph.
-    """
-    return next((found for _, graph in reversed(known) if (found := graph.observe(name)) is not None), None)
 
 
 class StepObserver(Observer):
@@ -146,10 +130,7 @@ class StepObserver(Observer):
     """
 
     def __init__(self, network: TrainedNetwork) -> None:
-        """Start the probe, so that it listens from the next forward on, and register with the network's ScaledStep.
-
-        The ScaledStep then calls ``before_update`` and ``after_step`` in every step.
-        """
+        """Start the probe, so that it listens from the next forward on, and register with the network's ScaledStep."""
         self._network = network
         self._step = network.step
         self._probe = Probe(network, self._observe)
