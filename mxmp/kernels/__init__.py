@@ -1,7 +1,7 @@
 """Workarounds for kernels of MXNet, oneDNN and cuDNN that fail, give wrong numbers or are slow: a table and its loop.
 
 =================  ================================================================================
-``table``          one row a workaround: the fault, its source, where it applies, the rewrite, its test
+``table``          one row a workaround: the fault, its source, the rewrite, its test
 ``fit``            the loop over the table
 ``workaround``     the classes of a row and of the graph that is rewritten
 ``emulation``      float16 on a CPU, as a Tensor Core computes it

@@ -7,29 +7,18 @@ summed in float16, as on a GPU. Afterwards casts that change no value are skippe
 
 from __future__ import annotations
 
-from typing import Sequence
-
-from ..precision.casts import APART, FULL, MARK, casts_to
+from ..precision.casts import APART, FULL, MARK, casts_to, inserted
 from ..precision.graph import Entry, Node
 from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
 __all__ = [
-    *("clamp_to_lowest", "compute_in_float64", "failing_deconvolutions", "low_nodes", "poolings_of_padding"),
-    *("round_every_node", "selecting_nodes", "skip_needless_roundings"),
+    *("clamp_to_lowest", "compute_in_float64", "round_every_node", "skip_needless_roundings"),
 ]
 
 
-def low_nodes(fitted: FittedGraph) -> list[Node]:
-    """Return all operators, not only matrix operators, that compute in float16 in the converted graph of ``fitted``.
-
-    The emulation of float16 on a CPU rewrites these: ``round_every_node`` puts casts around them.
-    """
-    return list(fitted.low)
-
-
-def round_every_node(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
-    """Emulate each float16 operator in ``nodes``: cast its inputs to FP32 and its outputs to float16, in place.
+def round_every_node(fitted: FittedGraph) -> list[Node]:
+    """Emulate each float16 operator: cast its inputs to FP32 and its outputs to float16, in place; return them all.
 
     The operator then computes in FP32 and rounds its result once, as a Tensor Core does. Inputs and outputs that its
     rule does not take in float16 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. The outputs of the graph keep
@@ -52,6 +41,7 @@ def round_every_node(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
             if entry.index not in rule.keep_outputs:  # type: ignore[union-attr]
                 half[entry] = _round(fitted, entry, is_head=entry in heads)
     graph.heads = [half.get(entry, entry) for entry in graph.heads]
+    return list(low)
 
 
 def _widen(fitted: FittedGraph, entry: Entry, name: str) -> Entry:
@@ -60,9 +50,10 @@ def _widen(fitted: FittedGraph, entry: Entry, name: str) -> Entry:
     The cast is added to ``fitted.widenings``. Each input of an operator gets its own cast: if several operators read
     one, MXNet would sum their gradients in FP32 and round the sum, where a GPU rounds each gradient.
     """
-    cast = Node("Cast", name, {"dtype": FULL, MARK: "cast", APART: name}, [entry])
-    fitted.widenings.add(cast)
-    return Entry(cast)
+    cast = inserted("Cast", name, [entry], dtype=FULL)
+    cast.node.attrs[APART] = name
+    fitted.widenings.add(cast.node)
+    return cast
 
 
 def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
@@ -74,7 +65,7 @@ def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
     """
     node, dtype = entry.node, fitted.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""
-    cast = Node("Cast", f"{node.name}{suffix}_rounded", {"dtype": dtype, MARK: "cast"}, [entry])
+    cast = inserted("Cast", f"{node.name}{suffix}_rounded", [entry], dtype=dtype).node
     if is_head and entry.index == 0:
         cast.attrs[MARK] = "head"
         cast.name, node.name = node.name, f"{node.name}_{FULL}"
@@ -82,73 +73,50 @@ def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
     return Entry(cast)
 
 
-def failing_deconvolutions(fitted: FittedGraph) -> list[Node]:
-    """Return the 1-D and 2-D deconvolutions that compute in emulated float16 in the converted graph of ``fitted``.
+def compute_in_float64(fitted: FittedGraph) -> list[Node]:
+    """Change the casts to FP32 in front of each float16 deconvolution to casts to float64; return the deconvolutions.
 
-    oneDNN's backward of an FP32 deconvolution fails if the weight is the output of a cast, as it is in the emulation.
-    3-D ones, which stay in FP32, are left out.
+    MXNet then computes them by its own float64 kernel; the backward of oneDNN's FP32 kernel fails if the weight is the
+    output of a cast. The casts behind them round to float16 as before. 3-D ones stay in FP32.
     """
     operators = ("Deconvolution", "_npx_deconvolution")
-    return [node for node in fitted.low if node.op in operators and spatial_axes(node.attrs) != 3]
-
-
-def compute_in_float64(fitted: FittedGraph, deconvolutions: Sequence[Node]) -> None:
-    """Change the casts to FP32 in front of each operator in ``deconvolutions`` to casts to float64, in place.
-
-    MXNet then computes them by its own float64 kernel; oneDNN's FP32 kernel fails in the backward. The casts behind
-    them round to float16 as before.
-    """
+    deconvolutions = [node for node in fitted.low if node.op in operators and spatial_axes(node.attrs) != 3]
     for node in deconvolutions:
         for cast in (entry.node for entry in node.inputs if entry.node in fitted.widenings):
             name = f"{cast.name[: -len(FULL)]}float64"
             cast.name, cast.attrs["dtype"], cast.attrs[APART] = name, "float64", name
+    return deconvolutions
 
 
-def poolings_of_padding(fitted: FittedGraph) -> list[Node]:
-    """Return the max poolings, in emulated float16, in which a window may cover nothing but padding.
+def clamp_to_lowest(fitted: FittedGraph) -> list[Node]:
+    """Clamp the output of each max pooling in which a window may cover padding alone to -65504; return the poolings.
 
     Only ``pooling_convention="full"``, which rounds the number of windows up, may have such windows. For these the FP32
-    kernel returns FP32's lowest value, which is -inf in float16.
+    kernel returns FP32's lowest value, which a cast to float16 would turn into -inf; -65504 is float16's lowest value.
     """
 
     def may_cover_padding(node: Node) -> bool:
         is_max = node.op in ("Pooling", "_npx_pooling") and node.attrs.get("pool_type", "max") == "max"
         return is_max and node.attrs.get("pooling_convention") == "full"
 
-    return [node for node in fitted.low if may_cover_padding(node)]
-
-
-def clamp_to_lowest(fitted: FittedGraph, poolings: Sequence[Node]) -> None:
-    """Insert ``max(x, -65504)`` between each max pooling in ``poolings`` and the casts that round its output.
-
-    -65504 is float16's lowest value. For a window that covers only padding, the pooling's kernel returns FP32's lowest
-    value, which a cast to float16 would turn into -inf.
-    """
+    poolings = [node for node in fitted.low if may_cover_padding(node)]
     for node in poolings:
         for cast in fitted.roundings.get(node, ()):
             name = cast.name if cast.attrs[MARK] == "head" else node.name
-            attrs = {"scalar": "-65504.0", MARK: "copy"}
-            cast.inputs[0] = Entry(
-                Node("_maximum_scalar", f"{name}_of_{fitted.casted.compute}", attrs, list(cast.inputs))
-            )
+            name = f"{name}_of_{fitted.casted.compute}"
+            cast.inputs[0] = inserted("_maximum_scalar", name, cast.inputs, scalar=-65504.0)
+    return poolings
 
 
-def selecting_nodes(fitted: FittedGraph) -> list[Node]:
-    """Return the operators, in emulated float16, whose outputs are input values up to sign, or zeros.
+def skip_needless_roundings(fitted: FittedGraph) -> list[Node]:
+    """Take out the cast to float16 behind each operator that selects values, and the cast back; return the operators.
 
-    Their rules have ``exact=True``; examples are relu, reshape and concat. They give the same numbers whether values
-    are rounded to float16 before or after them, so one of the two roundings is needless.
+    They only select or move values (``Rule.exact``), such as relu, reshape and concat. Their inputs are float16
+    numbers, so their FP32 outputs are float16 numbers too; in the backward, the casts in front of the operators round
+    their gradients. So no number changes. Both casts stay where the output is one of the graph, or not read by one cast
+    to FP32 alone.
     """
-    return [node for node in fitted.roundings if fitted.low[node].exact]
-
-
-def skip_needless_roundings(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
-    """Take out the cast to float16 behind each operator in ``nodes``, and the emulation's cast back to FP32, in place.
-
-    The operators only select or move values (``selecting_nodes``). Their inputs are float16 numbers, so their FP32
-    outputs are float16 numbers too; in the backward, the casts in front of the operators round their gradients. So no
-    number changes. Both casts stay where the output is one of the graph, or not read by one cast to FP32 alone.
-    """
+    nodes = [node for node in fitted.roundings if fitted.low[node].exact]
     readers = fitted.graph.consumers()
     heads = set(fitted.graph.heads)
     for node in nodes:
@@ -159,3 +127,4 @@ def skip_needless_roundings(fitted: FittedGraph, nodes: Sequence[Node]) -> None:
                 if widening in fitted.widenings:
                     ((widening, position),) = readers[Entry(widening)]
                 widening.inputs[position] = rounding.inputs[0]
+    return nodes

@@ -72,10 +72,9 @@ def fit_to_device(
     for row in WORKAROUNDS:
         applies = avoid_slow_kernels or row.effect != "slow"
         if applies and row.device == device and casted.compute in row.dtypes and row.name not in left_out:
-            nodes = list(row.where(fitted))
+            nodes = row.rewrite(fitted)
             if nodes:
-                row.rewrite(fitted, nodes)
-                casted.workarounds[row.name] = nodes
+                casted.workarounds[row.name] = list(nodes)
     return casted.graph
 
 

@@ -6,20 +6,17 @@ oneDNN stores the arrays that it computes in blocks of channels ("blocked"), oth
 
 from __future__ import annotations
 
-from typing import Iterator, Sequence
+from typing import Iterator
 
-from ..precision.casts import FULL, MARK, is_ours
+from ..precision.casts import FULL, inserted, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
 __all__ = [
     *("block_inputs", "copy_around_convolutions", "copy_around_norms", "copy_inputs", "copy_reshaped", "copy_weights"),
-    *("grouped_with_cast_weight", "is_cast_of_variable", "norms_after_volumes", "plain_copy"),
-    *("reshapes_after_volumes", "reshapes_before_convolutions", "small_block_convolutions", "unblocked_norms"),
+    *("is_cast_of_variable", "plain_copy"),
 ]
-
-_RESHAPES = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
 
 
 def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
@@ -28,8 +25,7 @@ def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
     The new node, named ``NAME_ROLE`` after ``node`` and ``role``, is a ``slice_axis`` over the whole array. MXNet
     computes it without oneDNN, so neither the copy nor the gradient that its backward returns has a layout of oneDNN's.
     """
-    attrs = {"axis": "0", "begin": "0", "end": "None", MARK: "cast"}
-    return Entry(Node("slice_axis", f"{node.name}_{role}", attrs, [entry]))
+    return inserted("slice_axis", f"{node.name}_{role}", [entry], axis=0, begin=0, end=None)
 
 
 def is_cast_of_variable(node: Node) -> bool:
@@ -52,107 +48,74 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
             yield node
 
 
-def reshapes_after_volumes(fitted: FittedGraph) -> list[Node]:
-    """Return all ``Reshape``, ``Flatten`` and ``expand_dims`` whose inputs depend on a 3-D operator.
-
-    That is a 3-D convolution, deconvolution or pooling. Reshapes in bfloat16 fail on oneDNN's blocked layout of five
-    axes, which ``copy_inputs`` avoids; those in FP32 are returned too.
-    """
-    return [node for node in _after_volumes(fitted.graph) if node.op in _RESHAPES]
-
-
-def copy_inputs(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
-    """Let each operator in ``reshapes`` read a copy of its data in the plain (row-major) layout, in place.
+def copy_inputs(fitted: FittedGraph) -> list[Node]:
+    """Let each reshape that depends on a 3-D operator read a plain copy of its data, in place; return these reshapes.
 
     In bfloat16 a reshape fails on the blocked layout that oneDNN gives the output of a 3-D convolution.
     """
+    operators = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
+    reshapes = [node for node in _after_volumes(fitted.graph) if node.op in operators]
     for node in reshapes:
         node.inputs[0] = plain_copy(node.inputs[0], node)
+    return reshapes
 
 
-def reshapes_before_convolutions(fitted: FittedGraph) -> list[Node]:
-    """Return, in graph order, the bfloat16 ``Reshape`` and ``expand_dims`` on which a bfloat16 convolution depends.
+def copy_reshaped(fitted: FittedGraph) -> list[Node]:
+    """Insert a plain copy behind each bfloat16 reshape on which a bfloat16 convolution depends; return these reshapes.
 
     The gradient that the convolution sends back may have oneDNN's blocked layout, on which the backward of a reshape
-    fails.
+    fails. Behind the copy, the reshape gets its gradient in the plain layout.
     """
-    found: list[Node] = []
+    reshapes: list[Node] = []
     needed = {node for node in fitted.low if node.op == "Convolution"}
     for node in reversed(list(fitted.graph.nodes())):
         if node in needed:
             needed.update(entry.node for entry in node.inputs)
             if node in fitted.low and node.op in ("Reshape", "reshape", "expand_dims"):
-                found.append(node)
-    return found[::-1]
-
-
-def copy_reshaped(fitted: FittedGraph, reshapes: Sequence[Node]) -> None:
-    """Insert a plain (row-major) copy behind each operator in ``reshapes``: its readers read the copy instead.
-
-    In the backward, the reshape then gets its gradient from the copy, in the plain layout. It fails on a gradient in
-    oneDNN's blocked layout.
-    """
+                reshapes.insert(0, node)
     fitted.graph.insert_behind(reshapes, lambda node: plain_copy(Entry(node), node, "flat"))
+    return reshapes
 
 
-def norms_after_volumes(fitted: FittedGraph) -> list[Node]:
-    """Return the ``BatchNorm`` operators that depend on a 3-D convolution, deconvolution or pooling.
+def copy_around_norms(fitted: FittedGraph) -> list[Node]:
+    """Insert a plain copy in front of and behind each BatchNorm that depends on a 3-D operator; return these norms.
 
-    The backward of BatchNorm fails on oneDNN's blocked layout of five axes; ``copy_around_norms`` avoids it.
+    So neither the BatchNorm's data nor the gradient of its output has oneDNN's blocked layout of five axes, on which
+    its backward fails.
     """
-    return [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
-
-
-def copy_around_norms(fitted: FittedGraph, norms: Sequence[Node]) -> None:
-    """Insert a copy in the plain (row-major) layout in front of and behind each BatchNorm in ``norms``.
-
-    So neither the BatchNorm's data nor the gradient of its output has a blocked layout, on which its backward fails.
-    """
+    norms = [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
     fitted.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
     for norm in norms:
         norm.inputs[0] = plain_copy(norm.inputs[0], norm, "given")
+    return norms
 
 
 # -- Grouped convolutions ---------------------------------------------------------------------------
 
 
-def grouped_with_cast_weight(fitted: FittedGraph) -> list[Node]:
-    """Return the convolutions with several groups, depthwise ones included, whose weight is mxmp's cast of a variable.
+def copy_weights(fitted: FittedGraph) -> list[Node]:
+    """Insert a copy between the weight of each grouped convolution and mxmp's cast of it; return these convolutions.
 
-    If the same FP32 variable was used in FP32 inference, its array may have a blocked layout that the cast to bfloat16
-    cannot read.
+    Where FP32 inference has left the variable's array in a blocked layout, oneDNN's ``amp_cast`` fails; the copy has
+    the plain (row-major) layout. MXNet's ``Cast`` would not need the copy, but truncates to bfloat16 instead of
+    rounding.
     """
-    return [node for node in _grouped(fitted.graph) if is_cast_of_variable(node.inputs[1].node)]
-
-
-def copy_weights(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
-    """Insert a copy between the FP32 weight of each of ``convolutions`` and the cast of the weight to bfloat16.
-
-    oneDNN's ``amp_cast`` fails on the blocked layout that a grouped weight may have; the copy has the plain (row-major)
-    layout. MXNet's ``Cast`` would not need the copy, but truncates to bfloat16 instead of rounding.
-    """
+    convolutions = [node for node in _grouped(fitted.graph) if is_cast_of_variable(node.inputs[1].node)]
     for cast in dict.fromkeys(node.inputs[1].node for node in convolutions):
         weight = cast.inputs[0]
-        cast.inputs[0] = Entry(Node("_copy", f"{weight.node.name}_plain", {MARK: "cast"}, [weight]))
+        cast.inputs[0] = inserted("_copy", f"{weight.node.name}_plain", [weight])
+    return convolutions
 
 
-def small_block_convolutions(fitted: FittedGraph) -> list[Node]:
-    """Return the 2-D convolutions with several groups whose arrays oneDNN stores in blocks of 4 or 8 channels.
+def copy_around_convolutions(fitted: FittedGraph) -> list[Node]:
+    """Insert copies around each 2-D convolution that oneDNN stores in small blocks of channels; return these nodes.
 
-    These have 4, 8, 12, 20, ... (not 16, 32, ...) output channels per group. oneDNN's BatchNorm is slow on arrays in
-    such small blocks.
+    BatchNorm is slow on arrays in blocks of 4 or 8 channels. The copy in front has the plain (row-major) layout. The
+    copy behind has the blocks that oneDNN chooses for a depthwise convolution (``_blocked_copy``) if the number of
+    output channels is a multiple of 16 (for an FP32 convolution: of 8), and the plain layout otherwise. A ResNeXt's
+    block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench layouts``).
     """
-    return [node for node in _grouped(fitted.graph) if _is_2d(node) and _has_small_blocks(node)]
-
-
-def copy_around_convolutions(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
-    """Insert a copy in front of and behind each of ``convolutions``, into layouts in which BatchNorm is not slow.
-
-    The copy in front has the plain (row-major) layout. The copy behind has the blocks that oneDNN chooses for a
-    depthwise convolution (``_blocked_copy``) if the number of output channels is a multiple of 16 (for an FP32
-    convolution: of 8), and the plain layout otherwise. A ResNeXt's block of 128 channels in 32 groups takes 17 ms
-    instead of 280 (``scripts/dev.py bench layouts``).
-    """
+    convolutions = [node for node in _grouped(fitted.graph) if _is_2d(node) and _has_small_blocks(node)]
 
     def copied(node: Node) -> Entry:
         low = node in fitted.low
@@ -163,6 +126,7 @@ def copy_around_convolutions(fitted: FittedGraph, convolutions: Sequence[Node]) 
     fitted.graph.insert_behind(convolutions, copied)
     for node in convolutions:
         node.inputs[0] = plain_copy(node.inputs[0], node, "given")
+    return convolutions
 
 
 def _grouped(graph: Graph) -> list[Node]:
@@ -171,38 +135,29 @@ def _grouped(graph: Graph) -> list[Node]:
 
 
 def _has_small_blocks(node: Node) -> bool:
-    """Return True if oneDNN stores the arrays of a convolution with several groups in blocks of 4 or 8 channels.
-
-    It does so for 4, 8, 12, 20, ... (not 16, 32, ...) output channels per group. BatchNorm is slow on such arrays.
-    """
-    groups = int(node.attrs.get("num_group", "1"))
-    each = int(node.attrs["num_filter"]) // groups
-    return groups > 1 and each % 4 == 0 and each % 16 != 0
+    """Return True for a convolution with 4, 8, 12, 20, ... (not 16, 32, ...) output channels in each of its groups."""
+    each = int(node.attrs["num_filter"]) // int(node.attrs["num_group"])
+    return each % 4 == 0 and each % 16 != 0
 
 
 # -- BatchNorm in emulated float16 -------------------------------------------------------------------
 
 
-def unblocked_norms(fitted: FittedGraph) -> list[Node]:
-    """Return the ``BatchNorm`` operators over axis 1 whose data is a 2-D convolution's output in emulated float16.
+def block_inputs(fitted: FittedGraph) -> list[Node]:
+    """Let each BatchNorm of a rounded 2-D convolution read its data in oneDNN's blocks of channels; return the norms.
 
-    The cast that rounds this output to float16 returns the plain (row-major) layout, in which oneDNN's BatchNorm is
-    slow.
+    The cast that rounds the convolution's output to float16 returns the plain (row-major) layout, in which oneDNN's
+    BatchNorm over axis 1 is slow. With the copies, a training step of a ResNet-50 in emulated float16 took 1.93 times
+    as long as in FP32; without them, 2.08 times.
     """
-    norms = (n for n in fitted.graph.nodes() if n.op == "BatchNorm" and n.attrs.get("axis", "1") == "1")
-    return [norm for norm in norms if _convolution_before(norm) is not None]
-
-
-def block_inputs(fitted: FittedGraph, norms: Sequence[Node]) -> None:
-    """Insert, in front of each BatchNorm in ``norms``, a copy of its data in oneDNN's blocks of channels.
-
-    BatchNorm is fast in that layout. With the copies, a training step of a ResNet-50 in emulated float16 took 1.93
-    times as long as in FP32; without them, 2.08 times.
-    """
-    for norm in norms:
-        convolution = _convolution_before(norm)
-        if convolution is not None:
-            norm.inputs[0] = _blocked_copy(norm.inputs[0], convolution, norm.name)
+    norms = []
+    for norm in fitted.graph.nodes():
+        convolution = _convolution_before(norm) if norm.op == "BatchNorm" else None
+        if convolution is not None and norm.attrs.get("axis", "1") == "1":
+            norms.append((norm, convolution))
+    for norm, convolution in norms:
+        norm.inputs[0] = _blocked_copy(norm.inputs[0], convolution, norm.name)
+    return [norm for norm, _ in norms]
 
 
 def _convolution_before(norm: Node) -> Node | None:
@@ -231,8 +186,8 @@ def _blocked_copy(entry: Entry, convolution: Node, name: str, dtype: str = FULL)
     blocked layout, ``slice`` fails, "dimensions are invalid", or ends the process.)
     """
     size = convolution.attrs["num_filter"]
-    ones = Entry(Node("_ones", f"{name}_ones", {"shape": f"({size}, 1, 1, 1)", "dtype": FULL, MARK: "copy"}))
+    ones = inserted("_ones", f"{name}_ones", shape=f"({size}, 1, 1, 1)", dtype=FULL)
     if dtype != FULL:
-        ones = Entry(Node("amp_cast", f"{name}_ones_low", {"dtype": dtype, MARK: "copy"}, [ones]))
-    attrs = {"kernel": "(1, 1)", "num_filter": size, "num_group": size, "no_bias": "True", MARK: "copy"}
-    return Entry(Node("Convolution", f"{name}_blocked", attrs, [entry, ones]))
+        ones = inserted("amp_cast", f"{name}_ones_low", [ones], dtype=dtype)
+    attrs = {"kernel": "(1, 1)", "num_filter": size, "num_group": size, "no_bias": "True"}
+    return inserted("Convolution", f"{name}_blocked", [entry, ones], **attrs)

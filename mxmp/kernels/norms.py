@@ -5,17 +5,15 @@ cuDNN's BatchNorm reads float16, computes in FP32 with FP32 parameters, and roun
 
 from __future__ import annotations
 
-from typing import Sequence
-
-from ..precision.casts import APART, FULL, MARK, casts_to
+from ..precision.casts import APART, FULL, casts_to, inserted
 from ..precision.graph import Entry, Node
 from ..precision.rules import RULES, Kind, missing_kernel
 from .workaround import FittedGraph
 
-__all__ = ["drop_casts", "norms_between_casts", "norms_sharing_casts", "separate_casts"]
+__all__ = ["drop_casts", "separate_casts"]
 
 
-def norms_between_casts(fitted: FittedGraph) -> list[Node]:
+def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
     """Return the BatchNorms between casts by mxmp: they read a cast to FP32, and a cast to float16 reads their output.
 
     One float16 kernel of cuDNN does the same as such a cast, BatchNorm and cast together. Other operators may read the
@@ -36,52 +34,45 @@ def norms_between_casts(fitted: FittedGraph) -> list[Node]:
     return [node for node in norms if is_between(node)]
 
 
-def norms_sharing_casts(fitted: FittedGraph) -> list[Node]:
-    """Return those BatchNorms of ``norms_between_casts`` whose casts do not round all that cuDNN's kernel rounds.
+def separate_casts(fitted: FittedGraph) -> list[Node]:
+    """Let the casts around each BatchNorm round all that cuDNN's kernel rounds; return the norms that needed it.
 
-    The emulation of float16 on a CPU must round as that kernel does: the BatchNorm's output for every reader, and the
-    gradient of its data before MXNet sums it with others. The casts do not, where another operator reads the same cast
-    to FP32, so that the gradients of both are summed before they are rounded; or where an FP32 operator reads the
-    BatchNorm's output directly.
+    Each such BatchNorm gets its own cast to FP32, in place: where another operator reads the same cast, the gradients
+    of both would be summed before they are rounded. FP32 operators that read its output directly now read it rounded
+    to float16 and cast back to FP32. The emulation on a CPU then gives a GPU's numbers; on a GPU, the kernel can then
+    replace the casts (``drop_casts``).
     """
     readers = fitted.graph.consumers()
-    return [
+    norms = [
         node
-        for node in norms_between_casts(fitted)
+        for node in _norms_between_casts(fitted)
         if len(readers[node.inputs[0]]) > 1 or not all(casts_to(user, "float16") for user, _ in readers[Entry(node)])
     ]
-
-
-def separate_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
-    """Rewrite the casts around each BatchNorm in ``norms``, in place, so that they round what cuDNN's kernel rounds.
-
-    The emulation on a CPU then gives a GPU's numbers; on a GPU, the kernel can then replace them (``drop_casts``). Each
-    BatchNorm gets its own cast to FP32, so the gradient of its data is rounded to float16 before MXNet sums it with
-    others. FP32 operators that read its output now read it rounded to float16 and cast back to FP32.
-    """
-    readers = fitted.graph.consumers()
     for node in norms:
         shared = node.inputs[0].node
         name = f"{shared.name}_for_{node.name}"
-        node.inputs[0] = Entry(Node("Cast", name, {**shared.attrs, APART: name}, list(shared.inputs)))
+        node.inputs[0] = inserted("Cast", name, shared.inputs, dtype=FULL, **{APART: name})
         users = readers[Entry(node)]
         rounded = next(user for user, _ in users if casts_to(user, "float16"))
-        widened = Node("Cast", f"{node.name}_to_{FULL}", {"dtype": FULL, MARK: "cast"}, [Entry(rounded)])
+        widened = inserted("Cast", f"{node.name}_to_{FULL}", [Entry(rounded)], dtype=FULL)
         for user, position in users:
             if not casts_to(user, "float16"):
-                user.inputs[position] = Entry(widened)
+                user.inputs[position] = widened
+    return norms
 
 
-def drop_casts(fitted: FittedGraph, norms: Sequence[Node]) -> None:
-    """Take out the casts before and after each BatchNorm in ``norms``, in place, so that it reads and returns float16.
+def drop_casts(fitted: FittedGraph) -> list[Node]:
+    """Take out the casts before and after each BatchNorm, so that it reads and returns float16; return these norms.
 
     FP32 readers of the output keep a cast. This is for a GPU, where cuDNN's float16 kernel itself computes in FP32;
     gamma, beta and the running statistics stay FP32.
     """
-    separate_casts(fitted, norms)
+    norms = _norms_between_casts(fitted)
+    separate_casts(fitted)
     readers = fitted.graph.consumers()
     for node in norms:
         node.inputs[0] = node.inputs[0].node.inputs[0]
         for cast, _ in readers[Entry(node)]:
             for user, position in readers[Entry(cast)]:
                 user.inputs[position] = Entry(node)
+    return norms

@@ -12,62 +12,43 @@ from typing import Sequence
 
 import mxnet as mx
 
-from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads, replace_operator
+from ..precision.casts import FULL, PASSED, inserted, is_ours, replace_heads, replace_operator
 from ..precision.graph import Entry, Graph, Node, output_shapes
 from ..precision.rule import numbers_in
 from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
-__all__ = [
-    *("LargeInputs", "convolutions_with_unused_taps", "least_inputs", "pad_separately", "padded_volumes"),
-    "select_used_taps",
-]
-
-_DTYPE = {"dtype": "bfloat16", MARK: "cast"}
+__all__ = ["LargeInputs", "least_inputs", "pad_separately", "select_used_taps"]
 
 
-def convolutions_with_unused_taps(fitted: FittedGraph) -> list[Node]:
-    """Return the 1-D and 2-D bfloat16 convolutions in which a tap (kernel position) may read nothing but padding.
+def select_used_taps(fitted: FittedGraph) -> list[Node]:
+    """Give the taps of 1-D and 2-D bfloat16 convolutions that read only padding the gradient 0; return these nodes.
 
-    oneDNN may leave the weight gradient of such a tap unwritten. Whether there is one depends on the size of the
-    convolution's input, which is not known here, so all convolutions are returned that have one at some size. Left out
-    are those for which oneDNN was measured to write it at any size (``_is_written``), such as 3x3 with stride 1. The
-    list is empty if ``fitted.large_inputs`` says that the inputs are large enough for all of them.
+    oneDNN may leave the weight gradient of these taps (kernel positions) unwritten. Which taps they are depends on the
+    size of the data, which the rewritten graph reads at each run, so all convolutions are rewritten that have one at
+    some size (``_may_read_padding``), and none if ``fitted.large_inputs``. Forward values stay the same. Costs about 2
+    ns per weight and training step.
     """
-    return [] if fitted.large_inputs else [node for node in _may_read_padding(fitted.graph) if node in fitted.low]
-
-
-def select_used_taps(fitted: FittedGraph, convolutions: Sequence[Node]) -> None:
-    """Rewrite ``convolutions``, in place, so that taps (kernel positions) that read only padding get gradient 0.
-
-    oneDNN may leave the weight gradient of these taps unwritten. Which taps they are depends on the size of the data,
-    which the rewritten graph reads at each run. Forward values stay the same. Costs about 2 ns per weight and training
-    step.
-    """
+    convolutions = [node for node in _may_read_padding(fitted.graph) if node in fitted.low and not fitted.large_inputs]
     for node in convolutions:
         _select(node, [least_inputs(*axis) for axis in _axes(node)])
+    return convolutions
 
 
-def padded_volumes(fitted: FittedGraph) -> list[Node]:
-    """Return the padded 3-D convolutions and deconvolutions whose weight gradient oneDNN may get wrong.
+def pad_separately(fitted: FittedGraph) -> list[Node]:
+    """Let new operators pad for 3-D convolutions and deconvolutions, whose ``pad`` becomes 0; return the latter.
 
-    It does so for inputs so small that a kernel covers padding at both ends of an axis at once; at other sizes the
-    returned ones are right. The list is empty if ``fitted.large_inputs`` says that the inputs are large enough.
+    Around inputs so small that a kernel covers padding at both ends of an axis at once, oneDNN may get their weight
+    gradient wrong (``_around_both_ends``); it is right without padding. A new ``Pad`` in front of a convolution pads
+    its data; a new ``slice`` behind a deconvolution crops its output. Nothing changes if ``fitted.large_inputs``.
     """
-    return [] if fitted.large_inputs else _around_both_ends(fitted.graph)
-
-
-def pad_separately(fitted: FittedGraph, volumes: Sequence[Node]) -> None:
-    """Set the attribute ``pad`` of each operator in ``volumes`` to 0, and let new operators pad instead, in place.
-
-    ``volumes`` are 3-D convolutions and deconvolutions. A new ``Pad`` in front of a convolution pads its data; a new
-    ``slice`` behind a deconvolution crops its output. oneDNN's gradients are right for operators without padding.
-    """
+    volumes = [] if fitted.large_inputs else _around_both_ends(fitted.graph)
     for node in volumes:
         if node.op == "Convolution":
             _pad(node, node in fitted.low and fitted.casted.compute == "bfloat16")
     deconvolutions = [node for node in volumes if node.op == "Deconvolution"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(deconvolutions, _crop))
+    return volumes
 
 
 class LargeInputs:
@@ -218,22 +199,20 @@ def _pad(node: Node, low: bool) -> None:
     if low and is_ours(given.node):
         given = given.node.inputs[0]
     elif low:
-        given = Entry(Node("amp_cast", f"{node.name}_given", {"dtype": FULL, MARK: "cast"}, [given]))
+        given = inserted("amp_cast", f"{node.name}_given", [given], dtype=FULL)
     width = [0, 0, 0, 0] + [pad for _, _, pad, _ in _axes(node) for _ in ("front", "behind")]
-    attrs = {"mode": "constant", "pad_width": str(tuple(width)), MARK: "cast"}
-    node.inputs[0] = Entry(Node("Pad", f"{node.name}_padded", attrs, [given]))
+    node.inputs[0] = inserted("Pad", f"{node.name}_padded", [given], mode="constant", pad_width=tuple(width))
     if low:
-        node.inputs[0] = Entry(Node("amp_cast", f"{node.name}_padded_low", dict(_DTYPE), [node.inputs[0]]))
+        node.inputs[0] = inserted("amp_cast", f"{node.name}_padded_low", [node.inputs[0]], dtype="bfloat16")
     _drop_padding(node)
 
 
 def _crop(node: Node) -> Entry:
     """Set a deconvolution's padding to 0; return the output of a new ``slice`` that cuts as much off its output."""
     front = [pad or None for _, _, pad, _ in _axes(node)]
-    ends = {"begin": (None, None, *front), "end": (None, None, *(pad and -pad for pad in front))}
-    attrs = {name: str(value) for name, value in ends.items()}
+    begin, end = (None, None, *front), (None, None, *(pad and -pad for pad in front))
     _drop_padding(node)
-    return Entry(Node("slice", f"{node.name}_cropped", {**attrs, MARK: "cast"}, [Entry(node)]))
+    return inserted("slice", f"{node.name}_cropped", [Entry(node)], begin=begin, end=end)
 
 
 def _drop_padding(volume: Node) -> None:
@@ -253,8 +232,7 @@ def _select(node: Node, least: list[list[int]]) -> None:
     """
 
     def op(kind: str, role: str, inputs: Sequence[Entry], **attrs: object) -> Entry:
-        text = {name: str(value) for name, value in attrs.items()}
-        return Entry(Node(kind, f"{node.name}_{role}", {**text, MARK: "cast"}, list(inputs)))
+        return inserted(kind, f"{node.name}_{role}", inputs, **attrs)
 
     sizes = op("shape_array", "shape", [node.inputs[0]])  # int64
     seen = op("_ones", "one", [], shape=(1, 1), dtype=FULL)
@@ -279,4 +257,4 @@ def _select(node: Node, least: list[list[int]]) -> None:
     selected.node.attrs[PASSED] = "1"
     # MXNet infers no shapes of inputs through "where"; through this identity it does.
     selected = op("_identity_with_attr_like_rhs", "weight_told", [selected, fixed])
-    node.inputs[1] = Entry(Node("amp_cast", f"{node.name}_weight_low", dict(_DTYPE), [selected]))
+    node.inputs[1] = op("amp_cast", "weight_low", [selected], dtype="bfloat16")

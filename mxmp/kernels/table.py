@@ -25,7 +25,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "slower than amp_cast, which oneDNN computes",
         source="MXNet 1.9.1, 3rdparty/mshadow/mshadow/bfloat.h: the constructor drops the lower 16 bits",
         test=f"{_TESTS}/test_fit.py::test_bfloat16_casts_are_amp_casts",
-        where=rounding.inserted_casts,
         rewrite=rounding.use_amp_cast,
     ),
     Workaround(
@@ -35,7 +34,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="sigmoid, tanh and elemwise_sub truncate their bfloat16 results instead of rounding to nearest",
         source="MXNet 1.9.1, mshadow's bfloat16 arithmetic (mshadow/bfloat.h); oneDNN's kernels round",
         test=f"{_TESTS}/test_fit.py::test_bfloat16_computes_truncating_operators_by_ones_that_round",
-        where=rounding.truncating_operators,
         rewrite=rounding.replace_truncating_operators,
     ),
     Workaround(
@@ -45,7 +43,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="the FP32 kernel of clip (ReLU6) branches for every element",
         source="MXNet 1.9.1, src/operator/tensor/matrix_op-inl.h: struct clip",
         test=f"{_TESTS}/test_fit.py::test_clip_is_computed_in_two_and_is_its_own_again",
-        where=rounding.slow_clips,
         rewrite=rounding.clip_by_two_bounds,
     ),
     Workaround(
@@ -56,7 +53,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "gradients of 1 stops at 256",
         source="MXNet 1.9.1, src/executor/graph_executor.cc: AggregateGradient",
         test=f"{_TESTS}/test_fit.py::test_bfloat16_sums_the_gradients_of_a_shared_weight_in_fp32",
-        where=rounding.shared_casts,
         rewrite=rounding.split_shared_casts,
     ),
     Workaround(
@@ -67,7 +63,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "no conversion (reorder) to bfloat16",
         source='oneDNN 2.4: "could not create a primitive descriptor for a reorder primitive"',
         test=f"{_TESTS}/test_fit.py::test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32",
-        where=layouts.grouped_with_cast_weight,
         rewrite=layouts.copy_weights,
     ),
     Workaround(
@@ -78,7 +73,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "these, oneDNN computes a BatchNorm before or after it by its slow reference kernel",
         source="oneDNN 2.4, src/cpu/ref_batch_normalization.cpp; figures: scripts/dev.py bench layouts",
         test=f"{_TESTS}/test_layouts.py::test_which_convolutions_keep_their_layout_to_themselves",
-        where=layouts.small_block_convolutions,
         rewrite=layouts.copy_around_convolutions,
     ),
     Workaround(
@@ -89,7 +83,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "and holds what was in memory, perhaps NaN",
         source="oneDNN 2.4, src/cpu/x64/jit_avx512_core_bf16_conv_kernel.cpp; a 5x5 kernel padded by 2 on a 1x1 input",
         test=f"{_TESTS}/test_padding.py::test_nothing_reads_memory_that_was_never_written",
-        where=padding.convolutions_with_unused_taps,
         rewrite=padding.select_used_taps,
     ),
     Workaround(
@@ -99,7 +92,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault='the backward of amp_cast ignores grad_req="add": it adds nothing to the gradient array',
         source="MXNet 1.9.1, src/operator/tensor/amp_cast.cc",
         test=f"{_TESTS}/test_fit.py::test_bfloat16_loses_no_gradient_of_a_tensor_that_many_read",
-        where=rounding.casts_losing_gradients,
         rewrite=rounding.copy_before_casts,
     ),
     Workaround(
@@ -110,7 +102,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "layout of the convolution's output",
         source='oneDNN 2.4: "could not create a primitive descriptor for a reorder primitive"',
         test=f"{_TESTS}/test_cpu_kernels.py::test_a_3d_convolution_and_a_reshape",
-        where=layouts.reshapes_after_volumes,
         rewrite=layouts.copy_inputs,
     ),
     Workaround(
@@ -121,7 +112,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "from the blocked layout of the gradient that a convolution behind it returns",
         source='oneDNN 2.4: "could not create a primitive descriptor for a reorder primitive"',
         test=f"{_TESTS}/test_layouts.py::test_a_reshape_to_four_axes_before_a_convolution_trains",
-        where=layouts.reshapes_before_convolutions,
         rewrite=layouts.copy_reshaped,
     ),
     # -- float16, emulated --------------------------------------------------------------------------
@@ -133,7 +123,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "with others; on a CPU, casts that BatchNorm shares with an FP32 operator do not",
         source="our own emulation; src/operator/nn/cudnn/cudnn_batch_norm-inl.h of MXNet 1.9.1",
         test=f"{_TESTS}/test_norms.py::test_readers_in_fp32_get_what_a_gpus_kernel_rounds",
-        where=norms.norms_sharing_casts,
         rewrite=norms.separate_casts,
     ),
     Workaround(
@@ -144,7 +133,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "in FP32 between casts that round as a Tensor Core does",
         source="MXNet 1.9.1, src/operator/nn/convolution.cc and others; NVIDIA, Volta architecture whitepaper (2017)",
         test=f"{_TESTS}/test_emulation.py::test_followers_round_their_own_output",
-        where=emulation.low_nodes,
         rewrite=emulation.round_every_node,
     ),
     Workaround(
@@ -154,7 +142,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="the backward of an FP32 Deconvolution fails if its weight is no variable, but computed, as by a cast",
         source='oneDNN 2.4: "could not execute a primitive"',
         test=f"{_TESTS}/test_emulation.py::test_matrix_operators_equal_numpy_with_one_rounding_forward_and_backward",
-        where=emulation.failing_deconvolutions,
         rewrite=emulation.compute_in_float64,
     ),
     Workaround(
@@ -165,7 +152,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "product with 0",
         source="MXNet 1.9.1, src/operator/nn/pool.h: the maximum starts from MinValue of the dtype",
         test=f"{_TESTS}/test_emulation.py::test_a_pooling_window_wholly_in_padding_gives_the_lowest_float16_and_no_nan",
-        where=emulation.poolings_of_padding,
         rewrite=emulation.clamp_to_lowest,
     ),
     Workaround(
@@ -175,7 +161,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="two casts around an operator that only selects values, such as relu, change no value but take time",
         source="our own emulation",
         test=f"{_TESTS}/test_emulation.py::test_the_shortcut_of_exact_operators_changes_no_bit",
-        where=emulation.selecting_nodes,
         rewrite=emulation.skip_needless_roundings,
     ),
     Workaround(
@@ -186,7 +171,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "in blocks of channels",
         source="oneDNN 2.4, src/cpu/ref_batch_normalization.cpp",
         test=f"{_TESTS}/test_layouts.py::test_a_batch_norm_after_a_rounded_convolution_reads_blocks_of_channels",
-        where=layouts.unblocked_norms,
         rewrite=layouts.block_inputs,
     ),
     # -- plain FP32 has these too -------------------------------------------------------------------
@@ -199,7 +183,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         source="oneDNN 2.4, src/cpu/x64/jit_avx512_core_bf16_conv_kernel.cpp: compute_od_loop_common, "
         "compute_oh_loop_common",
         test=f"{_TESTS}/test_padding.py::test_3d_convolutions_are_padded_apart_only_where_padding_is_not_small_beside_the_input",
-        where=padding.padded_volumes,
         rewrite=padding.pad_separately,
     ),
     Workaround(
@@ -209,7 +192,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="the backward of BatchNorm fails if its input, or the gradient of its output, has a blocked 3-D layout",
         source='MXNet 1.9.1, src/operator/nn/mkldnn/mkldnn_batch_norm-inl.h: "Check failed: !is_view"',
         test=f"{_TESTS}/test_layouts.py::test_batch_norm_behind_a_volume_trains",
-        where=layouts.norms_after_volumes,
         rewrite=layouts.copy_around_norms,
     ),
     Workaround(
@@ -221,7 +203,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "left unwritten",
         source="MXNet 1.9.1, src/operator/contrib/roi_align.cc: top_data[n] = 0",
         test=f"{_TESTS}/test_cpu_kernels.py::test_nothing_reads_memory_that_was_never_written",
-        where=unwritten.regions_of_interest,
         rewrite=unwritten.zero_unassigned_regions,
     ),
     Workaround(
@@ -232,7 +213,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "weight). Two matrix products of attention (_contrib_interleaved_matmul_*) have the same fault",
         source="MXNet 1.9.1, src/operator/nn/mkldnn/mkldnn_fully_connected.cc",
         test=f"{_TESTS}/test_cpu_kernels.py::test_nothing_reads_memory_that_was_never_written",
-        where=unwritten.operators_with_frozen_input,
         rewrite=unwritten.request_both_gradients,
     ),
     Workaround(
@@ -244,7 +224,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "(amp_cast, amp_multicast) leaves both gradients unwritten",
         source="MXNet 1.9.1, src/operator/tensor/elemwise_binary_op_basic.cc: elemwise_add has CloneGradient",
         test=f"{_TESTS}/test_fit.py::test_a_sum_with_a_variable_to_whose_gradient_backwards_add",
-        where=unwritten.sums_of_variables,
         rewrite=unwritten.copy_summands,
     ),
     # -- on a GPU -----------------------------------------------------------------------------------
@@ -257,7 +236,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         source="cuDNN, cudnnBatchNormalizationForwardTraining: FP32 parameters beside half tensors; MXNet 1.9.1, "
         "src/operator/nn/cudnn/cudnn_batch_norm-inl.h: dtype_param_",
         test=f"{_TESTS}/test_cuda.py::test_the_casts_around_a_norm_are_inside_its_kernel_on_a_gpu",
-        where=norms.norms_between_casts,
         rewrite=norms.drop_casts,
         device="gpu",
     ),
@@ -268,7 +246,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="AdaptiveAvgPooling2D, as in squeeze-and-excitation blocks, sums a window in float16",
         source="MXNet 1.9.1, src/operator/contrib/adaptive_avg_pooling.cu: T sum",
         test=f"{_TESTS}/test_cuda.py::test_an_adaptive_average_of_everything_is_cudnns_on_a_gpu",
-        where=cuda.global_averages,
         rewrite=cuda.use_global_pooling,
         device="gpu",
     ),
@@ -280,7 +257,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "MXNet's NumPy interface has one",
         source="MXNet 1.9.1, src/operator/numpy/np_broadcast_reduce_op.h: the parameter dtype",
         test=f"{_TESTS}/test_cuda.py::test_a_sum_reads_float16_and_adds_in_fp32_on_a_gpu",
-        where=cuda.sums_of_casts,
         rewrite=cuda.sum_float16,
         device="gpu",
     ),
@@ -292,7 +268,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "enlarges eightfold, as HRNet does",
         source="MXNet 1.9.1, 3rdparty/mshadow/mshadow/extension/spatial_pool.h",
         test=f"{_TESTS}/test_cuda.py::test_an_upsampling_doubles_step_by_step_on_a_gpu",
-        where=cuda.large_upsamplings,
         rewrite=cuda.double_in_steps,
         device="gpu",
     ),
@@ -303,7 +278,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="BatchNormWithReLU has no GPU kernel for any dtype: the process ends",
         source="MXNet 1.9.1, src/operator/contrib/batch_norm_relu.cc: FCompute<cpu> alone",
         test=f"{_TESTS}/test_cuda.py::test_batch_norm_with_relu_is_two_operators_on_a_gpu",
-        where=cuda.norms_with_relu,
         rewrite=cuda.split_norms_with_relu,
         device="gpu",
     ),
@@ -316,7 +290,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "the other axes to end at 0",
         source="MXNet 1.9.1, src/operator/fusion/fused_op.cu; load_slice in fused_op-inl.h",
         test=f"{_TESTS}/test_cuda.py::test_a_step_keeps_a_slice_out_of_the_fusion_on_a_gpu",
-        where=cuda.slices_without_step,
         rewrite=cuda.write_steps,
         device="gpu",
     ),

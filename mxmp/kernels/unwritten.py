@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Mapping
 
-from ..precision.casts import FULL, MARK, PASSED, is_ours, replace_heads
+from ..precision.casts import FULL, PASSED, inserted, is_ours, replace_heads
 from ..precision.graph import Entry, Node
 from .workaround import FittedGraph
 
-__all__ = [
-    *("copy_summands", "operators_with_frozen_input", "regions_of_interest", "request_both_gradients"),
-    *("sums_of_variables", "zero_unassigned_regions"),
-]
+__all__ = ["copy_summands", "request_both_gradients", "zero_unassigned_regions"]
 
 # From an operator to the positions of two inputs. MXNet's CPU kernel writes the gradient of the second one only where
 # that of the first one is requested.
@@ -23,40 +20,31 @@ _WRITTEN_TOGETHER = {
 }
 
 
-def operators_with_frozen_input(fitted: FittedGraph) -> list[Node]:
-    """Return the operators whose CPU kernel may leave the gradient of one input unwritten, as another input is frozen.
-
-    A frozen input gets no gradient (``grad_req="null"``). For example, FullyConnected does not write the gradient of
-    its bias if its weight is frozen. It is left out if it has no bias, or if its weight is a variable that gets a
-    gradient by ``fitted.grad_req``; a weight that is computed, or not in ``grad_req``, may be frozen.
-    """
-
-    def may_lose_gradient(node: Node) -> bool:
-        # The kernel writes it together with the gradient of a first input, such as the weight, and only if MXNet
-        # requests that one, which it does not where the first input has ``grad_req="null"``.
-        first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
-        return first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitted.grad_req)
-
-    return [node for node in fitted.graph.nodes() if may_lose_gradient(node)]
-
-
-def request_both_gradients(fitted: FittedGraph, operators: Sequence[Node]) -> None:
-    """Let each of ``operators`` read the two inputs whose gradients its kernel writes together through one new node.
+def request_both_gradients(fitted: FittedGraph) -> list[Node]:
+    """Let operators read two inputs whose gradients the kernel writes together through one new node; return them.
 
     The two are, for example, weight and bias of a FullyConnected. The new node is an ``amp_multicast``, which copies
     both. Its backward needs the gradients of both its outputs, so MXNet requests both from the operator, even if one of
-    the inputs is frozen, and the kernel writes both.
+    the inputs is frozen (``grad_req="null"``), and the kernel writes both. Operators without the second input, and
+    those whose first input is a variable that gets a gradient by ``fitted.grad_req``, stay as they are; a weight that
+    is computed, or not in ``grad_req``, may be frozen.
     """
-    for node in operators:
+    found = []
+    for node in fitted.graph.nodes():
+        first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
+        if first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitted.grad_req):
+            found.append(node)
+    for node in found:
         first, second = _WRITTEN_TOGETHER[node.op]
         # amp_multicast's own backward ignores grad_req="add", a copy's does not.
         read = [
-            Entry(Node("_copy", f"{e.node.name}_asked", {MARK: "cast"}, [e])) if e.node.is_variable else e
+            inserted("_copy", f"{e.node.name}_asked", [e]) if e.node.is_variable else e
             for e in (node.inputs[first], node.inputs[second])
         ]
-        attrs = {"num_outputs": "2", MARK: "cast", PASSED: "each"}
-        both = Node("amp_multicast", f"{node.name}_asked", attrs, read)
+        both = inserted("amp_multicast", f"{node.name}_asked", read, num_outputs=2).node
+        both.attrs[PASSED] = "each"
         node.inputs[first], node.inputs[second] = Entry(both, 0), Entry(both, 1)
+    return found
 
 
 def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
@@ -69,57 +57,45 @@ def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
     return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
 
 
-def sums_of_variables(fitted: FittedGraph) -> list[Node]:
-    """Return the ``elemwise_add`` operators that read a variable whose ``grad_req`` is "add" or not known.
+def copy_summands(fitted: FittedGraph) -> list[Node]:
+    """Let each ``elemwise_add`` of a variable whose ``grad_req`` is "add" or not known read copies; return them.
 
-    MXNet takes the array that holds the variable's gradient for the gradient of the sum, too.
+    MXNet takes the array that holds the variable's gradient for the gradient of the sum, too. With copies of all its
+    variables, the gradient of the sum has an array of its own, and the backward of a copy adds it to the variable's.
     """
 
     def is_added_to(entry: Entry) -> bool:
         return entry.node.is_variable and fitted.grad_req.get(entry.node.name, "add") == "add"
 
-    return [node for node in fitted.graph.nodes() if node.op == "elemwise_add" and any(map(is_added_to, node.inputs))]
-
-
-def copy_summands(fitted: FittedGraph, sums: Sequence[Node]) -> None:
-    """Let each ``elemwise_add`` in ``sums`` read copies of its variables, in place.
-
-    The gradient of the sum then has an array of its own, and the backward of a copy adds it to the variable's.
-    """
+    sums = [node for node in fitted.graph.nodes() if node.op == "elemwise_add" and any(map(is_added_to, node.inputs))]
     for node in sums:
         for position, entry in enumerate(node.inputs):
             if entry.node.is_variable:
-                name = f"{node.name}_in{position}_accumulated"
-                node.inputs[position] = Entry(Node("_copy", name, {MARK: "cast"}, [entry]))
+                node.inputs[position] = inserted("_copy", f"{node.name}_in{position}_accumulated", [entry])
+    return sums
 
 
-def regions_of_interest(fitted: FittedGraph) -> list[Node]:
-    """Return the ``ROIAlign`` operators of the graph.
-
-    MXNet's CPU kernel does not write the output for regions whose batch index is negative.
-    """
-    return [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
-
-
-def zero_unassigned_regions(fitted: FittedGraph, aligns: Sequence[Node]) -> None:
-    """Make the output of each ``ROIAlign`` in ``aligns`` 0 for regions whose batch index is negative, in place.
+def zero_unassigned_regions(fitted: FittedGraph) -> list[Node]:
+    """Make the output of each ``ROIAlign`` 0 for regions whose batch index is negative, in place; return these nodes.
 
     A negative batch index marks a region that belongs to no image here, but for example to another level of a feature
     pyramid. MXNet's kernel does not write its output.
     """
+    aligns = [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(aligns, _assigned_only))
+    return aligns
 
 
 def _assigned_only(node: Node) -> Entry:
     """Rewrite one ``ROIAlign`` in place; return a tensor with its output, but 0 where a batch index is negative.
 
-    A region with a negative batch index belongs to no image. ``node`` then reads a valid box in the place of each such
-    region (for region ``n``, the kernel would set value ``n`` of the flattened output to 0 and write nothing else), and
-    new nodes behind ``node`` replace by zeros what it computes from that box.
+    ``node`` then reads a valid box in the place of each such region (for region ``n``, the kernel would set value ``n``
+    of the flattened output to 0 and write nothing else), and new nodes behind ``node`` replace by zeros what it
+    computes from that box.
     """
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
-        return Entry(Node(kind, f"{node.name}_{role}", {**attrs, MARK: "cast"}, list(inputs)))
+        return inserted(kind, f"{node.name}_{role}", inputs, **attrs)
 
     rois = node.inputs[1]
     index = op("slice_axis", "index", rois, axis="1", begin="0", end="1")

@@ -72,10 +72,9 @@ class Workaround:
         The file, function or issue where the fault is, with the version of MXNet, oneDNN or cuDNN.
     test : str
         The pytest id of a test that fails without the workaround.
-    where : callable
-        Takes the ``FittedGraph`` and returns the nodes of its graph that the fault concerns.
     rewrite : callable
-        Takes the ``FittedGraph`` and those nodes, and rewrites the graph around them in place.
+        Takes the ``FittedGraph``, rewrites its graph in place around the nodes that the fault concerns, and returns
+        these nodes.
     device : {"cpu", "gpu"}
         The device whose kernels have the fault.
     """
@@ -86,6 +85,5 @@ class Workaround:
     fault: str
     source: str
     test: str
-    where: Callable[[FittedGraph], Sequence[Node]]
-    rewrite: Callable[[FittedGraph, Sequence[Node]], None]
+    rewrite: Callable[[FittedGraph], Sequence[Node]]
     device: str = "cpu"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Mapping
+from typing import Iterable, Mapping
 
 from .graph import TYPE_CODES, Entry, Graph, Node
 from .plan import PlannedGraph
@@ -20,6 +20,7 @@ __all__ = [
     "casts_to",
     "declare_full",
     "insert_casts",
+    "inserted",
     "is_ours",
     "passed_on",
     "replace_heads",
@@ -99,6 +100,14 @@ def is_ours(node: Node) -> bool:
     False for the network's own nodes, and for those that ``scale_heads`` inserts in front of loss heads.
     """
     return MARK in node.attrs
+
+
+def inserted(op: str, name: str, inputs: Iterable[Entry] = (), **attrs: object) -> Entry:
+    """Return the first output of a new node that is marked as mxmp's, for which ``is_ours`` is True.
+
+    ``op`` is its operator and ``attrs`` the parameters, which become texts as in Symbol JSON; ``strip`` removes it.
+    """
+    return Entry(Node(op, name, {**{key: str(value) for key, value in attrs.items()}, MARK: "cast"}, list(inputs)))
 
 
 def casts_to(node: Node, dtype: str) -> bool:
@@ -279,12 +288,8 @@ class _Rewriter:
         key = (entry, dtype)
         if key not in self._casts:
             suffix = f"_{entry.index}" if entry.index else ""
-            self._casts[key] = Node(
-                "Cast",
-                f"{entry.node.name}{suffix}_to_{dtype}",
-                {"dtype": dtype, MARK: "cast"},
-                [self._copied(entry)],
-            )
+            name = f"{entry.node.name}{suffix}_to_{dtype}"
+            self._casts[key] = inserted("Cast", name, [self._copied(entry)], dtype=dtype).node
         return Entry(self._casts[key])
 
     def _copied(self, entry: Entry) -> Entry:
@@ -296,14 +301,7 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
 
     ``new`` maps nodes that were copied already to their copies; the copy's control dependencies are such copies.
     """
-    return Node(
-        node.op,
-        node.name,
-        dict(node.attrs),
-        inputs,
-        [new[n] for n in node.control_deps],
-        node.subgraphs,
-    )
+    return Node(node.op, node.name, dict(node.attrs), inputs, [new[n] for n in node.control_deps], node.subgraphs)
 
 
 def passed_on(entry: Entry) -> Entry:

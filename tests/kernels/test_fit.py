@@ -95,7 +95,7 @@ def test_clip_is_computed_in_two_and_is_its_own_again():
 
 def bound_in_two(graph: Graph) -> None:
     fitted = FittedGraph(CastGraph(graph, "bfloat16", [], {}, {node: node for node in graph.nodes()}), {}, False)
-    rounding.clip_by_two_bounds(fitted, rounding.slow_clips(fitted))
+    rounding.clip_by_two_bounds(fitted)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 6), (-1, 1), (-0.5, 127), (2, 2)])
