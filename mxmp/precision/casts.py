@@ -91,7 +91,45 @@ def insert_casts(planned: PlannedGraph) -> CastGraph:
     ``"fc_output"`` as before. Only where the operator has several outputs, the cast ones get new names:
     ``"split_output"`` for ``"split_output0"``, ``"split_1_to_float32_output"`` for ``"split_output1"``.
     """
-    return _Rewriter(planned).run()
+    plan, graph = planned.plan, planned.graph
+    compute = plan.policy.compute
+    new: dict[Node, Node] = {}
+    casts: dict[tuple[Entry, str], Entry] = {}
+
+    def copied(entry: Entry) -> Entry:
+        return Entry(new[entry.node], entry.index, entry.version)
+
+    def cast(entry: Entry, dtype: str) -> Entry:
+        key = (entry, dtype)
+        if key not in casts:
+            suffix = f"_{entry.index}" if entry.index else ""
+            casts[key] = inserted("Cast", f"{entry.node.name}{suffix}_to_{dtype}", [copied(entry)], dtype=dtype)
+        return casts[key]
+
+    def read(entry: Entry, node: Node, position: int) -> Entry:
+        low = planned.wants_low(node, position)
+        return copied(entry) if low == planned.is_low(entry) else cast(entry, compute if low else FULL)
+
+    def output(entry: Entry) -> Entry:
+        if plan.policy.output != FULL or not planned.is_low(entry):
+            return copied(entry)
+        if entry.index == 0 and not entry.node.is_variable:
+            _take_name(cast(entry, FULL).node, new[entry.node], compute)
+        return cast(entry, FULL)
+
+    for node in graph.nodes():
+        new[node] = _copy(node, [read(entry, node, position) for position, entry in enumerate(node.inputs)], new)
+        if node in planned.low_variables:
+            _declare_dtype(new[node], compute)
+    heads = [output(entry) for entry in graph.heads]
+    return CastGraph(
+        Graph(heads, graph.attrs, numpy=graph.numpy),
+        compute,
+        [entry.node for entry in casts.values()],
+        {new[node]: planned.rules[node] for node, decision in planned.decisions.items() if decision.low},
+        {copy: node for node, copy in new.items()},
+        plan.policy.norm,
+    )
 
 
 def is_ours(node: Node) -> bool:
@@ -121,8 +159,7 @@ def casts_to(node: Node, dtype: str) -> bool:
 def source_of(entry: Entry) -> Entry:
     """Return the network's own tensor that inserted nodes pass on as ``entry``; for a cast, the tensor that it casts.
 
-    ``passed_on`` says which input a node with several passes on. Returns ``entry`` itself if mxmp did not insert its
-    node. An inserted node without inputs counts as the network's.
+    An inserted node without inputs counts as the network's.
     """
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)
@@ -163,11 +200,10 @@ def strip(graph: Graph) -> Graph:
 
 
 def replace_operator(node: Node, op: str, **attrs: str) -> None:
-    """Turn ``node``, an operator of the network, into the operator ``op`` with the parameters ``attrs``, in place.
+    """Turn ``node``, an operator of the network, into the operator ``op`` with only the parameters ``attrs``.
 
-    For example, a workaround turns an AdaptiveAvgPooling2D into a Pooling, whose kernel is more exact. Parameters that
-    ``attrs`` does not have are dropped. The node keeps its name, its inputs and the attributes that any node may have,
-    such as ``__dtype__``. ``strip`` restores the former operator and its parameters.
+    The node keeps its name, its inputs and the attributes that any node may have, such as ``__dtype__``. ``strip``
+    restores the former operator and its parameters.
     """
     hidden = {name: value for name, value in node.attrs.items() if _is_hidden(name)}
     node.attrs = {**hidden, **attrs, _REPLACED: json.dumps([node.op, node.attrs])}
@@ -190,8 +226,7 @@ def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
 def _take_name(ours: Node, source: Node, suffix: str) -> None:
     """Give ``ours``, a node that mxmp inserted, the name of ``source``, and rename ``source`` to ``<name>_<suffix>``.
 
-    ``ours`` replaces the operator ``source`` as the node that makes a graph output, and MXNet names an output by its
-    node. Does nothing if ``ours`` took a name before.
+    MXNet names a graph output by its node, and ``ours`` makes it now. Does nothing if ``ours`` took a name before.
     """
     if ours.attrs[MARK] != "head":
         ours.attrs[MARK] = "head"
@@ -228,79 +263,8 @@ def declare_full(graph: Graph) -> None:
             _declare_dtype(node, FULL)
 
 
-class _Rewriter:
-    """One run of ``insert_casts``: copies a graph node by node, and inserts casts by its plan.
-
-    Below, the FP32 graph is the graph that is copied, and the new graph is the copy.
-    """
-
-    def __init__(self, planned: PlannedGraph) -> None:
-        self._planned = planned
-        self._policy = planned.plan.policy
-        self._new: dict[Node, Node] = {}
-        self._casts: dict[tuple[Entry, str], Node] = {}
-
-    def run(self) -> CastGraph:
-        planned, new = self._planned, self._new
-        for node in planned.graph.nodes():
-            inputs = [self._read(e, node, i) for i, e in enumerate(node.inputs)]
-            new[node] = _copy(node, inputs, new)
-            if node in planned.low_variables:
-                _declare_dtype(new[node], self._policy.compute)
-        heads = [self._output(entry) for entry in planned.graph.heads]
-        return CastGraph(
-            Graph(heads, planned.graph.attrs, numpy=planned.graph.numpy),
-            self._policy.compute,
-            list(self._casts.values()),
-            {new[node]: planned.rules[node] for node, decision in planned.decisions.items() if decision.low},
-            {copy: node for node, copy in new.items()},
-            self._policy.norm,
-        )
-
-    def _read(self, entry: Entry, node: Node, position: int) -> Entry:
-        """Return the tensor that the copy of ``node`` reads at ``position``, where ``node`` itself reads ``entry``.
-
-        This is the copy of ``entry``, or a cast of this copy if the plan has ``node`` read another dtype.
-        """
-        low = self._planned.wants_low(node, position)
-        if low == self._planned.is_low(entry):
-            return self._copied(entry)
-        return self._cast(entry, self._policy.compute if low else FULL)
-
-    def _output(self, entry: Entry) -> Entry:
-        """Return the new graph's output for ``entry``, an output of the FP32 graph.
-
-        This is the copy of ``entry``, or a cast of this copy to FP32 if ``entry`` is in low precision and the policy
-        has ``output="float32"``.
-        """
-        if self._policy.output != FULL or not self._planned.is_low(entry):
-            return self._copied(entry)
-        cast = self._cast(entry, FULL)
-        if entry.index == 0 and not entry.node.is_variable:
-            _take_name(cast.node, self._new[entry.node], self._policy.compute)
-        return cast
-
-    def _cast(self, entry: Entry, dtype: str) -> Entry:
-        """Return a cast to ``dtype`` of the tensor that stands for ``entry`` in the new graph.
-
-        The first call inserts the cast, later calls share it.
-        """
-        key = (entry, dtype)
-        if key not in self._casts:
-            suffix = f"_{entry.index}" if entry.index else ""
-            name = f"{entry.node.name}{suffix}_to_{dtype}"
-            self._casts[key] = inserted("Cast", name, [self._copied(entry)], dtype=dtype).node
-        return Entry(self._casts[key])
-
-    def _copied(self, entry: Entry) -> Entry:
-        return Entry(self._new[entry.node], entry.index, entry.version)
-
-
 def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
-    """Return a copy of ``node`` for a new graph, in which it reads the tensors ``inputs``.
-
-    ``new`` maps nodes that were copied already to their copies; the copy's control dependencies are such copies.
-    """
+    """Return a copy of ``node`` that reads ``inputs``; ``new`` maps nodes that were copied already to their copies."""
     return Node(node.op, node.name, dict(node.attrs), inputs, [new[n] for n in node.control_deps], node.subgraphs)
 
 
@@ -308,8 +272,7 @@ def passed_on(entry: Entry) -> Entry:
     """Return the input that a node which mxmp inserted passes on as ``entry``, perhaps rounded, padded or cropped.
 
     This is the first input, unless the node's attribute ``PASSED`` names another: a ``where`` that selects between the
-    network's tensor and zeros passes its second input on, and an ``amp_multicast`` each input as the output of the same
-    position. ``entry`` must be an output of an inserted node that has inputs.
+    network's tensor and zeros passes its second input on, and an ``amp_multicast`` each. The node must have inputs.
     """
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]
@@ -325,10 +288,7 @@ def _declare_dtype(variable: Node, dtype: str) -> None:
 
 
 def _restore_dtype(node: Node) -> None:
-    """Undo ``_declare_dtype``, in place: the variable declares its former dtype, or none if it declared none.
-
-    Does nothing for a node for which ``_declare_dtype`` was not called.
-    """
+    """Undo ``_declare_dtype``, in place, if it was called for ``node``."""
     if _STORED in node.attrs:
         before = node.attrs.pop(_STORED)
         del node.attrs["__dtype__"]
@@ -337,10 +297,9 @@ def _restore_dtype(node: Node) -> None:
 
 
 def _restore_operator(node: Node) -> None:
-    """Undo ``replace_operator``, in place: ``node`` has its former operator and parameters.
+    """Undo ``replace_operator``, in place, if it was called for ``node``.
 
-    Attributes that any node may have, such as ``__dtype__``, stay as they are now. Does nothing for a node for which
-    ``replace_operator`` was not called.
+    Attributes that any node may have, such as ``__dtype__``, stay as they are now.
     """
     if _REPLACED in node.attrs:
         node.op, before = json.loads(node.attrs.pop(_REPLACED))

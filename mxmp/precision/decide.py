@@ -118,11 +118,10 @@ def decide(
     """
     names = graph.names()
     check_policy(policy, device, {node.op for node in names})
-    excluded = _Patterns(policy.exclude)
     draft = _Draft(policy, device, non_fp32, parameters if parameters and policy.stores_low(device) else ())
     if policy.compute == "bfloat16" and training_shapes:
         draft.data_shapes = _shapes_of_products(graph, training_shapes)
-    for node, rule, fixed in _operators(graph, draft, excluded, keep_output_names):
+    for node, rule, fixed in _operators(graph, draft, keep_output_names):
         given = decided.get(names[node])
         if fixed:
             decision = Decision(node.op, False, fixed)
@@ -132,11 +131,11 @@ def decide(
             decision = Decision(node.op, *draft.by_rule(node, rule))
         draft.rules[node], draft.decisions[node] = rule, decision
     inner: dict[Node, dict[str, Decision]] = {}
-    unmatched = set(excluded.unmatched())
+    unmatched = {p for p in policy.exclude if not any(draft.patterns[p].match(node.name) for node in names)}
     for node in filter(lambda node: node.subgraphs, draft.decisions):
         inner[node] = {}
         for body in bodies(node):
-            fixed = excluded.match(node.name) or (_STEERS if body.steers else "")
+            fixed = draft.excluded(node.name) or (_STEERS if body.steers else "")
             prefix = body.prefix(names[node])
             within = {name[len(prefix) :]: d for name, d in decided.items() if name.startswith(prefix)}
             found = _decide_body(node, body, policy, device, draft, fixed, within)
@@ -176,32 +175,27 @@ def may_compute_low(
     """
     draft = _Draft(policy, device, _NOTHING)
     found: dict[Node, tuple[Kind, Rule]] = {}
-    for node, rule, fixed in _operators(graph, draft, _Patterns(policy.exclude), keep_output_names):
+    for node, rule, fixed in _operators(graph, draft, keep_output_names):
         kind, _ = draft.kind(node, rule, slow_too)
         if not fixed and kind in (Kind.LOW, Kind.FOLLOW):
             found[node] = kind, rule
     return found
 
 
-def _operators(
-    graph: Graph, draft: _Draft, excluded: _Patterns, keep_output_names: bool
-) -> Iterator[tuple[Node, Rule, str]]:
+def _operators(graph: Graph, draft: _Draft, keep_output_names: bool) -> Iterator[tuple[Node, Rule, str]]:
     """Yield each operator of ``graph``, its rule, and a reason to keep it in FP32 whatever its rule says, or ``""``.
 
-    There is such a reason if a pattern of ``excluded`` matches its name, or if its outputs are no dense FP32 arrays.
-    With ``keep_output_names``, also if it has several outputs and one is a graph output, which a cast would rename. For
-    later decisions, records in ``draft`` which nodes have outputs that are no dense FP32 arrays, and how many channels
-    a first output has. Operators in bodies of control flow are not yielded.
+    For later decisions, records in ``draft`` which nodes have outputs that are no dense FP32 arrays, and how many
+    channels a first output has. Operators in bodies of control flow are not yielded.
     """
     heads = {entry.node for entry in graph.heads if keep_output_names and _has_several_outputs(entry, graph)}
     for node in graph.nodes():
-        unwanted = excluded.match(node.name)
         draft.note_channels(node)
         rule = None if node.is_variable else rule_under(draft.policy, node.op)
         fixed = draft.non_fp32_reason(node, rule)
         if fixed:
             draft.non_fp32[node] = fixed
-        fixed = fixed or unwanted
+        fixed = fixed or draft.excluded(node.name)
         if node in heads:
             fixed = fixed or "casts would rename the graph outputs that it makes, because it has several"
         if rule is not None:
@@ -227,10 +221,9 @@ def _decide_body(
 ) -> Plan:
     """Return the plan of a body of the control-flow operator ``node``, with names as in it: ``"fc"``, no ``"loop/fc"``.
 
-    ``draft`` is that of the graph around the body; it knows which tensors that this graph passes into the body are
-    no dense FP32 arrays. If ``fixed`` is not ``""``, it is the reason for which the whole body stays in FP32. Otherwise
-    the plan is that of ``decide``. ``decided`` is the part of ``decide``'s argument that is about the body, with names
-    as in the body.
+    ``draft``, of the graph around the body, knows which tensors it passes in that are no dense FP32 arrays. ``fixed``
+    is the reason for which the whole body stays in FP32, or ``""``; ``decided`` the part of ``decide``'s argument about
+    the body.
     """
     outer = {variable.name: node.inputs[position].node for variable, position in body.positions.items()}
     non_fp32 = {name: draft.non_fp32[source] for name, source in outer.items() if source in draft.non_fp32}
@@ -249,6 +242,8 @@ class _Draft:
 
     Attributes
     ----------
+    patterns : dict of str to Pattern
+        The patterns of ``policy.exclude``, compiled.
     rules : dict of Node to Rule
         The rules of the operators so far.
     decisions : dict of Node to Decision
@@ -268,6 +263,7 @@ class _Draft:
         self._storable = frozenset(storable)
         self.policy = policy
         self._device = device
+        self.patterns = {pattern: pattern_of(pattern) for pattern in policy.exclude}
         self.rules: dict[Node, Rule] = {}
         self.decisions: dict[Node, Decision] = {}
         self.non_fp32: dict[Node, str] = {}
@@ -280,6 +276,11 @@ class _Draft:
         self._undecided: dict[Node, None] = {}
         # Operators that only move the values of parameters that may be stored in float16, until ``settle`` decides.
         self._movers: dict[Node, None] = {}
+
+    def excluded(self, name: str) -> str:
+        """Return why the node ``name`` is excluded, such as ``"excluded by '*head*'"``; ``""`` if it is not."""
+        found = next((pattern for pattern, compiled in self.patterns.items() if compiled.match(name)), None)
+        return f"excluded by {found!r}" if found else ""
 
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
         """Return whether ``node`` computes in low precision by its rule, the policy and the device's kernels, and why.
@@ -344,10 +345,7 @@ class _Draft:
                 self.decisions[node] = Decision(node.op, False, why)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
-        """Return whether ``entry`` is the output of an FP32 BatchNorm that gets float16 data, and has a float16 kernel.
-
-        ``_norm_reads_float16`` says which BatchNorms have one.
-        """
+        """Return whether ``entry`` is the output of an FP32 BatchNorm that gets float16 data and has such a kernel."""
         node = entry.node
         return node in self._normalized and self._norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
 
@@ -370,11 +368,9 @@ class _Draft:
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
         """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
 
-        The dtypes of the node's inputs are not considered. If the policy has ``norm="compute"``, ``Kind.NORM``
-        (BatchNorm) becomes ``Kind.FOLLOW`` (low precision if all inputs are). Otherwise it stays ``Kind.NORM``: it
-        computes in FP32 as ``Kind.FULL`` does, but ``settle`` asks whether it has a float16 kernel. ``Kind.LOW`` and
-        ``Kind.FOLLOW`` become ``Kind.FULL`` if the device has no low-precision kernel, or one that is wrong or, unless
-        ``slow_too``, slower than FP32's.
+        The dtypes of the node's inputs are not considered. With ``norm="compute"``, ``Kind.NORM`` (BatchNorm) becomes
+        ``Kind.FOLLOW``. Otherwise it stays ``Kind.NORM``: it computes in FP32 as ``Kind.FULL`` does, but ``settle``
+        asks whether it has a float16 kernel. ``slow_too`` allows kernels that are right, but slower than FP32's.
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
@@ -410,9 +406,8 @@ class _Draft:
     def _may_be_either(self, entry: Entry) -> bool:
         """Return whether an operator may read this tensor in FP32 or in low precision, as ``settle`` decides later.
 
-        True for the first output of an FP32 operator with ``Rule.normalized`` (values of about 1 or less), such as
-        BatchNorm, and for an output of an operator that follows only such tensors, for which ``settle`` decides. Always
-        False in bfloat16.
+        True for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, and for outputs of
+        operators that follow only such tensors. Always False in bfloat16.
         """
         if entry.node in self._normalized:
             return entry.index == 0
@@ -428,10 +423,7 @@ class _Draft:
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
-        """Return whether ``node``, which is decided already, reads its input at ``position`` in low precision.
-
-        Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices.
-        """
+        """Return whether ``node``, which is decided already, reads its input at ``position`` in low precision."""
         if node in self.low_inputs:
             return position in self.low_inputs[node]
         return self.decisions[node].low and position not in self.rules[node].keep
@@ -439,8 +431,7 @@ class _Draft:
     def note_channels(self, node: Node) -> None:
         """Record how many channels the first output of ``node`` has, if ``num_filter`` of convolutions determines this.
 
-        Otherwise records nothing. ``missing_kernel`` needs the number, because some bfloat16 kernels of oneDNN are
-        slower than FP32's unless it is a multiple of 16.
+        Some bfloat16 kernels of oneDNN are slower than FP32's unless it is a multiple of 16.
         """
         found: int | None = None
         if node.op == "Convolution":
@@ -511,27 +502,3 @@ def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | No
         ):
             low.add(variable)
     return low
-
-
-class _Patterns:
-    """The patterns of ``Policy.exclude``, and which of them have matched the name of a node so far.
-
-    A pattern may also match the name of a Gluon block, ``"net0_dense0"``: then it matches every node in the block.
-    """
-
-    def __init__(self, patterns: tuple[str, ...]) -> None:
-        self._compiled = [(p, pattern_of(p)) for p in patterns]
-        self._matched: set[str] = set()
-
-    def match(self, name: str) -> str:
-        """Return why the node ``name`` is excluded, such as ``"excluded by '*head*'"``; ``""`` if it is not.
-
-        Of several patterns that match, the text names the first. Remembers all patterns that match, for ``unmatched``.
-        """
-        found = [pattern for pattern, compiled in self._compiled if compiled.match(name)]
-        self._matched.update(found)
-        return f"excluded by {found[0]!r}" if found else ""
-
-    def unmatched(self) -> tuple[str, ...]:
-        """Return the patterns that matched no name for which ``match`` was called; perhaps they are misspelt."""
-        return tuple(p for p, _ in self._compiled if p not in self._matched)

@@ -234,11 +234,8 @@ class Graph:
 def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
     """Return a shape that a user wrote, a non-empty tuple or list of positive integers, as a tuple of int.
 
-    Raises
-    ------
-    ValueError
-        ``value`` is no such shape. The message says how to write one; it begins with ``name``, the name of the input
-        that has the shape, unless ``name`` is empty.
+    Raises ``ValueError`` for anything else. The message says how to write a shape, and begins with ``name``, that of
+    the input, unless it is empty.
     """
     start = f"{name}=" if name else ""
     if isinstance(value, (tuple, list)):
@@ -254,23 +251,12 @@ def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
 
 
 def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
-    """Check the shapes of a Symbol's inputs that a user gave as keyword arguments, ``data=(32, 3, 224, 224)``.
+    """Raise ``ValueError`` unless ``shapes``, which a user gave as ``data=(32, 3, 224, 224)``, suit a Symbol.
 
-    Parameters
-    ----------
-    shapes : dict of str to tuple
-        From the name of an input to its shape; inputs may be left out.
-    inputs : list of str
-        The names of the inputs that the Symbol has.
-    keywords : sequence of str
-        Names of the calling function's other keyword arguments, such as ``"policy"``. The message suggests one if an
-        unknown name in ``shapes`` resembles it, as the user perhaps misspelt it.
-
-    Raises
-    ------
-    ValueError
-        A name is none of ``inputs``, ``as_shape`` refuses a shape, or a shape is too large: MXNet counts the elements
-        of an array in 64 bits and each size in 32, or in 64 if it is built with ``USE_INT64_TENSOR_SIZE``.
+    ``inputs`` are the names of the Symbol's inputs, of which some may be left out. A shape is refused by ``as_shape``,
+    or if it is too large: MXNet counts the elements of an array in 64 bits and each size in 32, or in 64 if it is built
+    with ``USE_INT64_TENSOR_SIZE``. ``keywords`` are the calling function's other keyword arguments, such as
+    ``"policy"``: the message suggests one if an unknown name resembles it.
     """
     largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
     for name, shape in shapes.items():

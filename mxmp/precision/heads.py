@@ -108,9 +108,8 @@ def _own_gradients(node: Node) -> tuple[int, ...]:
 def _scaled(x: Entry, dtype: str, scale: Entry, name: str) -> Entry:
     """Return a tensor that equals ``x`` in the forward; in the backward its gradient, times ``scale``, goes to ``x``.
 
-    It is ``BlockGrad(x) + (t - BlockGrad(t)) * scale`` with ``t = sign_ste(x)``, exact for infinities and NaN too.
-    ``dtype`` is that of ``x``. If it is not FP32, the product is cast, and not ``scale``: a cast of ``scale`` would run
-    in the forward, before the backward's loss scale is set. ``name`` is the prefix of the names of the new nodes.
+    If ``dtype``, that of ``x``, is not FP32, the product is cast, and not ``scale``: a cast of ``scale`` would run in
+    the forward, before the backward's loss scale is set. ``name`` is the prefix of the names of the new nodes.
     """
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:

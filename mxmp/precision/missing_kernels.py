@@ -25,10 +25,8 @@ class Call(NamedTuple):
 
     Attributes
     ----------
-    op : str
-        The operator's name in Symbol JSON, ``"Convolution"``.
-    attrs : mapping of str to str
-        Its parameters as in Symbol JSON, ``{"kernel": "(3, 3)"}``.
+    op, attrs
+        The operator's name in Symbol JSON, and its parameters: ``"Convolution"``, ``{"kernel": "(3, 3)"}``.
     channels : int or None
         How many channels its first input has, if ``num_filter`` of convolutions before it determines this; otherwise
         None, as shapes are not inferred.
@@ -134,18 +132,12 @@ def _scales_inexactly(call: Call) -> bool:
 
 
 def _truncates_a_bound(call: Call) -> bool:
-    """Return whether the clip ``call`` has a bound that bfloat16 cannot hold exactly (``a_max=0.1``).
-
-    MXNet's bfloat16 kernel would truncate such a bound.
-    """
+    """Return whether the clip ``call`` has a bound that bfloat16 cannot hold exactly (``a_max=0.1``)."""
     return not all(_is_bfloat16(call.attrs.get(bound, "nan")) for bound in ("a_min", "a_max"))
 
 
 def _is_bfloat16(text: str) -> bool:
-    """Return whether bfloat16 holds the number in ``text`` exactly: the lower 16 bits of the FP32 number are zero.
-
-    Returns False for NaN, and for a text that is no number.
-    """
+    """Return whether bfloat16 holds the number in ``text`` exactly: the lower 16 bits of the FP32 number are zero."""
     try:
         return struct.pack("<f", float(text))[:2] == b"\0\0" and float(text) == float(text)
     except (OverflowError, ValueError):
@@ -178,18 +170,12 @@ CHANNEL_BLOCK = 16
 
 
 def _is_unblocked(call: Call) -> bool:
-    """Return whether the number of channels of the operator's first input is known, and no multiple of 16.
-
-    oneDNN's bfloat16 layouts store channels in blocks of 16 (``CHANNEL_BLOCK``), and are slow for other numbers.
-    """
+    """Return whether the number of channels of the operator's first input is known, and no multiple of 16."""
     return call.channels is not None and call.channels % CHANNEL_BLOCK != 0
 
 
 def _is_unblocked_depthwise(call: Call) -> bool:
-    """Return whether the convolution ``call`` is depthwise, and its ``num_filter`` is no multiple of 16.
-
-    oneDNN's bfloat16 layouts store channels in blocks of 16 (``CHANNEL_BLOCK``), and are slow for other numbers.
-    """
+    """Return whether the convolution ``call`` is depthwise, and its ``num_filter`` is no multiple of 16."""
     filters = call.attrs["num_filter"]
     return call.attrs.get("num_group", "1") == filters != "1" and int(filters) % CHANNEL_BLOCK != 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any, Callable, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -38,6 +38,9 @@ _ZEROS = {"cond": 0, "index": 1, "rhs": 1}
 _COPIES = {"Cast", "amp_cast", "_copy", "slice_axis", "amp_multicast", "Convolution", "_identity_with_attr_like_rhs"}
 _WITH_CONDITION = {"where", "_npi_where", "_npi_where_lscalar", "_npi_where_rscalar"}
 _INPUTS = {"data": 0, "input0": 0, "lhs": 0, "weight": 1, "input1": 1, "rhs": 1}
+# What a user's monitor callback gets: the tensor's name in the FP32 network, ``"fc_output"``, the operator's type there
+# (None: that which MXNet reports), and the values.
+_Report = Tuple[str, Optional[str], NDArray]
 
 
 def network_names(graph: Graph, plan: Plan) -> dict[Node, str]:
@@ -98,29 +101,6 @@ class Place(NamedTuple):
     suffix: str
 
 
-class _Report(NamedTuple):
-    """What a user's monitor callback gets for one tensor that MXNet reports.
-
-    Attributes
-    ----------
-    name : str
-        The tensor's name in the FP32 network, ``"fc_output"``.
-    op : str or None
-        The operator's type in the FP32 network, for a callback of Gluon, which gets the type too. None: the callback
-        gets the type that MXNet reports.
-    array : NDArray
-        The tensor's values. The callback gets float16 and bfloat16 values in FP32, and others as they are.
-    rounded : bool
-        Whether to round ``array`` to float16 first, because the tensor is float16 by the plan. In emulation MXNet
-        reports what the operator computed in FP32, before a cast rounds it.
-    """
-
-    name: str
-    op: str | None
-    array: NDArray
-    rounded: bool
-
-
 class NetworkView:
     """Translates what MXNet's monitor reports of one graph with casts to names and values of the FP32 network.
 
@@ -173,11 +153,11 @@ class NetworkView:
                 found = self._read(name.decode(), array, in_gluon=bool(op))
                 if found is None:
                     return
-                array = in_full(found.array.astype("float16") if found.rounded else found.array)
-            if op and found.op:
-                op = [found.op.encode()]
+                own_name, own_op, array = found[0], found[1], in_full(found[2])
+            if op and own_op:
+                op = [own_op.encode()]
             handle, array.handle = array.handle, NDArrayHandle()  # the callback frees it, as it frees MXNet's handles
-            callback(found.name.encode(), *op, handle.value)
+            callback(own_name.encode(), *op, handle.value)
 
         return report
 
@@ -188,10 +168,10 @@ class NetworkView:
         of a Symbol does, which names some outputs differently.
         """
         if name in self._nodes and self._nodes[name].is_variable:
-            return None if name == SCALE_NAME else _Report(name, None, array, False)
+            return None if name == SCALE_NAME else (name, None, array)
         place = place_of(self._nodes, name)
         if place is None:
-            return _Report(name, None, array, False)  # a sum of gradients, which MXNet makes
+            return name, None, array  # a sum of gradients, which MXNet makes
         if place.node in self._stands_for:
             return self._read_change(place, array)
         if place.node not in self._names or _is_of_scale(place):
@@ -229,7 +209,8 @@ class NetworkView:
     def _report(self, place: Place, array: NDArray) -> _Report:
         """Return name, type and values that a user's callback gets for ``place``, a tensor of the network's operators.
 
-        ``array`` has the values as MXNet reports them.
+        ``array`` has the values as MXNet reports them: in emulation, what the operator computed in FP32, before a cast
+        rounds it. A tensor that is float16 by the plan is rounded here.
         """
         name = self._names[place.node]
         decision = self._plan.decisions[name]
@@ -238,7 +219,9 @@ class NetworkView:
         rounded = decision.low and self._plan.policy.compute == "float16" and place.what != "input"
         rule = rule_under(self._plan.policy, decision.op)
         kept = rule.keep if place.what == "gradient" else rule.keep_outputs
-        return _Report(f"{name}_{place.suffix}", op, array, rounded and place.number not in (None, *kept))
+        if rounded and place.number not in (None, *kept):
+            array = array.astype("float16")
+        return f"{name}_{place.suffix}", op, array
 
 
 def _is_of_scale(place: Place) -> bool:
@@ -275,9 +258,8 @@ def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
 def _input_names(op: str, attrs: frozenset[tuple[str, str]]) -> list[str]:
     """Return the names of an operator's inputs, auxiliary states too, as MXNet declares them.
 
-    For a BatchNorm they are ``["data", "gamma", "beta", "moving_mean", "moving_var"]``. ``op`` and ``attrs`` are the
-    operator's name and its parameters, as in Symbol JSON. Returns ``[]`` for an operator that is neither in ``mx.sym``
-    nor in ``mx.sym.contrib``.
+    ``op`` and ``attrs`` are the operator's name and its parameters, as in Symbol JSON. Returns ``[]`` for an operator
+    that is neither in ``mx.sym`` nor in ``mx.sym.contrib``.
     """
     home, name = (mx.sym.contrib, op[len("_contrib_") :]) if op.startswith("_contrib_") else (mx.sym, op)
     if not hasattr(home, name):
@@ -303,8 +285,7 @@ def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
 def _changes(entry: Entry) -> Iterator[Node]:
     """Yield the inserted nodes that change values or shapes on the way from the network's own tensor to ``entry``.
 
-    If ``entry`` is what a convolution reads, the Pad that mxmp inserted in front of it is such a node. The node nearest
-    to ``entry`` comes first. Nodes of an operator in ``_COPIES``, such as Cast or ``_copy``, are left out.
+    Such as the Pad in front of a convolution. The node nearest to ``entry`` comes first.
     """
     while is_ours(entry.node) and entry.node.inputs:
         if entry.node.op not in _COPIES:

@@ -273,8 +273,7 @@ class PlannedGraph:
 def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
     """Return the positions of the inputs that a control-flow operator reads in float16, as ``Plan.within`` says.
 
-    ``within`` are the operator's bodies, each with its own plan. The inputs are data and weights of a ``foreach`` that
-    all operators of its body read in float16. In bfloat16, and for other control flow, there are none.
+    ``within`` are the operator's bodies, each with its own plan.
     """
     found: set[int] = set()
     for body, plan in within:
@@ -284,10 +283,7 @@ def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
 
 
 def _read_low(body: Body, plan: Plan) -> frozenset[str]:
-    """Return the names of the variables that ``body`` may get in float16, because all that reads them does so.
-
-    ``plan`` is that of ``body`` alone.
-    """
+    """Return the names of the variables that ``body`` may get in float16, as all that reads them does."""
     planned = PlannedGraph(body.graph, plan)
     heads, readers = {entry.node for entry in body.graph.heads}, body.graph.consumers()
     return frozenset(
@@ -332,13 +328,8 @@ def rule_under(policy: Policy, op: str) -> Rule:
     """Return the rule of the operator ``op`` in a graph with this policy.
 
     An operator that the rule table does not have, such as one of a plug-in, gets a rule of ``Kind.FULL`` if the
-    policy's ``full_ops`` or ``low_ops`` names it. For all operators ``decide`` lets these lists overrule the kind.
-
-    Raises
-    ------
-    ValueError
-        Neither the rule table nor the policy has the operator, or it is ``IdentityAttachKLSparseReg``, which cannot be
-        trained with loss scaling.
+    policy's ``full_ops`` or ``low_ops`` names it. Raises ``ValueError`` if neither has it, or for
+    ``IdentityAttachKLSparseReg``, which cannot be trained with loss scaling.
     """
     if op in REFUSED:
         raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
@@ -358,8 +349,7 @@ def _parents(name: str) -> Iterator[str]:
 def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
     """Return a dict from the name to the type of each operator, those in bodies of control flow included.
 
-    ``names`` maps the nodes of one graph to their unique names. ``prefix`` is put in front of each name: ``"loop/"`` if
-    the graph is the body of the loop ``"loop"``, as in a plan.
+    ``names`` maps the nodes of one graph to their unique names; ``prefix`` is put in front of each (``"loop/"``).
     """
     found = {}
     for node, name in names.items():
@@ -371,10 +361,9 @@ def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
 
 
 def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
-    """Check that a plan has exactly the operators of a graph, by name and type.
+    """Raise ``ValueError``, which names the first operators that differ, unless a plan has exactly those of a graph.
 
-    ``names`` are the unique names of the graph's nodes, as ``Graph.names`` returns them. Raises ``ValueError`` if the
-    plan is of another graph; the message names the first operators that differ.
+    ``names`` are the unique names of the graph's nodes, as ``Graph.names`` returns them.
     """
     operators = _operators(names)
     planned: dict[str, Any] = {name: decision.op for name, decision in plan.decisions.items()}
@@ -442,10 +431,9 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
 def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
     """Return patterns that match, after the blocks were renamed, just what ``pattern`` matched before.
 
-    This is one pattern, if that matches just these: ``pattern`` itself (``"*head*"``), or with the new prefix where it
-    begins with the prefix of a block (``"net0_*"``). Otherwise it is the list of the new names of all blocks and nodes
-    that ``pattern``, one of ``Policy.exclude``, matched. ``names`` are the old names of all blocks and nodes; for a
-    ``name``, ``rename(name + "_")`` returns the new one, with the underscore.
+    This is one pattern, if that matches just these: ``pattern`` itself (``"*head*"``), or with the new prefix of a
+    block (``"net0_*"``). Otherwise it is the list of the new names of all that it matched. ``names`` are the old names
+    of all blocks and nodes; for a ``name``, ``rename(name + "_")`` returns the new one, with the underscore.
     """
     new = re.sub("_$", "", rename(pattern + "_"))
     before, after = pattern_of(pattern), pattern_of(new)

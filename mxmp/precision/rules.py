@@ -59,15 +59,10 @@ RULES = _by_operator(rule_table.TABLE)
 
 
 def rule_of(name: str) -> Rule:
-    """Return the rule of an operator, by its name in Symbol JSON or an alias.
+    """Return the rule of an operator, by its name or an alias; raises ``UnknownOperator`` if it has none.
 
     Names such as ``"_backward_Convolution"``, which contain "backward" and are not in the rule table, have one rule in
     common, of ``Kind.ALONE``: autograd makes these operators in the dtype of their forward operators.
-
-    Raises
-    ------
-    UnknownOperator
-        Neither the table has the name, nor does it contain "backward".
     """
     if name in RULES:
         return RULES[name]
@@ -88,24 +83,11 @@ def missing_kernel(
 ) -> str:
     """Return why an operator must stay in FP32 on a device although its rule allows low precision, or ``""``.
 
-    It must if the device has no kernel for it in the compute dtype, or one that is wrong or slower than FP32's.
-
-    Parameters
-    ----------
-    op : str
-        The operator's name in Symbol JSON.
-    attrs : mapping of str to str
-        Its parameters as in Symbol JSON.
-    compute : {"float16", "bfloat16"}
-        The compute dtype.
-    device : {"cpu", "gpu"}
-        Where the graph will run.
-    channels : int, optional
-        How many channels its first input has, where that is known. Some kernels are slow for some numbers of channels.
-    data_shape : tuple of int
-        The shape of its first input in training, where that is known. Some kernels are slow for few rows.
-    slow_too : bool
-        Allow kernels that are right, but slower than FP32's with casts around it: return ``""`` for them as well.
+    It must if the device has no kernel for it in the compute dtype, or one that is wrong or slower than FP32's. ``op``
+    and ``attrs`` are its name and parameters as in Symbol JSON, ``compute`` is ``"float16"`` or ``"bfloat16"``,
+    ``device`` ``"cpu"`` or ``"gpu"``. Some kernels are slow for some numbers of ``channels`` of the first input, or few
+    rows in ``data_shape``, its shape in training, where these are known. ``slow_too`` allows kernels that are right,
+    but slower.
     """
     call = Call(op, attrs, channels, data_shape)
     for row in missing_kernels.TABLE.get((device, compute), ()):

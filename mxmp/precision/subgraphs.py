@@ -95,10 +95,8 @@ def has_control_flow(graph: Graph) -> bool:
 def set_bodies(node: Node, graphs: list[Graph]) -> None:
     """Replace the bodies of a control-flow node, in place, by ``graphs``, in the order of ``bodies(node)``.
 
-    Raises
-    ------
-    RuntimeError
-        The variables of a new body have other names or another order. The node's attributes refer to them by position.
+    Raises ``RuntimeError`` if the variables of a body have other names or another order: the node's attributes refer to
+    them by position.
     """
     for raw, graph in zip(node.subgraphs or (), graphs):
         before, after = ([v.name for v in _variables(g)] for g in (Graph.from_json(json.dumps(raw)), graph))
@@ -110,9 +108,8 @@ def set_bodies(node: Node, graphs: list[Graph]) -> None:
 def feed_bodies(node: Node, graphs: list[Graph], variable: str, value: Entry) -> None:
     """Replace the bodies of a control-flow node, in place, by ``graphs``, where ``variable`` stands for ``value``.
 
-    ``graphs`` are those of ``bodies(node)``, in this order, of which some may also read a new variable of the name
-    ``variable``. ``value``, a tensor of the graph of ``node``, becomes the last input of the node; all iterations of a
-    loop read it.
+    ``graphs`` are those of ``bodies(node)``, of which some may also read a new variable of the name ``variable``.
+    ``value`` becomes the last input of the node; all iterations of a loop read it.
     """
     end = len(node.inputs)
     node.inputs.append(value)
@@ -141,8 +138,7 @@ def _variables(graph: Graph) -> list[Node]:
 def _positions(node: Node, number: int) -> list[int]:
     """Return, for each variable of a body of ``node``, the position of the node's input whose value it gets.
 
-    ``number`` says which body, in the order of ``bodies``. The node's attributes have these positions; only those of
-    ``_foreach`` have the inverse: which variable of the body each input of the node is passed to.
+    ``number`` is that of the body in ``bodies(node)``. The attributes of ``_foreach`` have the inverse.
     """
     if node.op == "_foreach":
         places = [p for key in ("in_data_locs", "in_state_locs", "remain_locs") for p in _numbers(node, key)]

@@ -14,17 +14,10 @@ _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class CastSize(NamedTuple):
-    """One cast of a graph, and how many bytes it reads and writes.
+    """One cast of a graph, and how many bytes it reads and writes in one forward: None where the shape is not known.
 
-    Attributes
-    ----------
-    tensor : str
-        What is cast: the name of an operator or variable, ``"fc"``; ``"split[1]"`` for the second output of
-        ``"split"``.
-    dtype : str
-        The dtype to which the tensor is cast.
-    bytes : int or None
-        Bytes that the cast reads and writes in one forward; None where the tensor's shape is not known.
+    ``tensor`` is what is cast, the name of an operator or variable, ``"fc"``, or ``"split[1]"`` for the second output
+    of ``"split"``; ``dtype`` that to which it is cast.
     """
 
     tensor: str
@@ -35,8 +28,7 @@ class CastSize(NamedTuple):
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
     """Return how many bytes each cast of a converted graph reads and writes, in the order of ``casted.casts``.
 
-    ``shapes`` maps the names of the graph's inputs to their shapes. ``bytes`` is None for a tensor whose shape MXNet
-    cannot infer from these.
+    ``shapes`` maps the names of the graph's inputs to their shapes.
     """
     casts = casted.casts
     sizes: list[int | None] = [None] * len(casts)

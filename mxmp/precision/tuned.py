@@ -14,13 +14,7 @@ FULL, CONVERTED = "float32", "float32, converted"
 
 
 def texts(values: Any) -> tuple[str, ...]:
-    """Return a tuple of the strings in ``values``, a list that was read from JSON.
-
-    Raises
-    ------
-    ValueError
-        ``values`` is no list of strings, or a string cannot be encoded in UTF-8: JSON can hold half a surrogate pair.
-    """
+    """Return a tuple of the strings in ``values``, a list read from JSON; raise ``ValueError`` for anything else."""
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"expected a list of texts, got {values!r:.200}")
     "".join(values).encode()  # JSON may hold half a character
@@ -35,20 +29,13 @@ def _number(value: Any) -> Any:
 
 
 def _quartiles(values: Any) -> tuple[float, float, float]:
-    """Return three numbers read from JSON (lower quartile, median, upper quartile) as a tuple.
-
-    Raises ``TypeError`` or ``ValueError`` for anything else.
-    """
+    """Return three numbers read from JSON (lower quartile, median, upper quartile) as a tuple, or raise an error."""
     low, middle, high = map(_number, values)
     return low, middle, high
 
 
 def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a copy of a dict that was read from JSON, with ``read(value)`` in place of each value.
-
-    ``read`` checks one value and raises for a wrong one, as ``_number`` does. Raises ``ValueError`` for a key that
-    cannot be encoded in UTF-8 (see ``texts``).
-    """
+    """Return a copy of a dict that was read from JSON, with ``read(value)``, which may raise, for each value."""
     return dict(zip(texts(list(values)), map(read, values.values())))
 
 
@@ -96,10 +83,8 @@ class Tuned:
     def from_dict(cls, raw: Mapping[str, Any]) -> Tuned:
         """Return the ``Tuned`` whose ``to_dict()`` was written to JSON and read again as ``raw``.
 
-        Raises
-        ------
-        AttributeError, OverflowError, TypeError, ValueError
-            ``raw`` is anything else. A dict straight from ``to_dict`` is refused, as its ``notes`` are still a tuple.
+        Raises ``AttributeError``, ``OverflowError``, ``TypeError`` or ``ValueError`` for anything else. A dict straight
+        from ``to_dict`` is refused, as its ``notes`` are still a tuple.
         """
         if set(raw) != {f.name for f in fields(cls)} or type(raw["training"]) is not bool:
             raise ValueError(f"'tuned' is {raw!r:.200}")
