@@ -57,11 +57,10 @@ def _widen(fitted: FittedGraph, entry: Entry, name: str) -> Entry:
 
 
 def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
-    """Return the output of a new cast to float16 of an operator's FP32 output ``entry``.
+    """Return the output of a new cast to float16 of an operator's output ``entry``; note it in ``fitted.roundings``.
 
-    The cast is added to ``fitted.roundings``. It is called ``"fc_rounded"``, that of a second output
-    ``"split_1_rounded"``. But if ``entry`` is an output of the graph (``is_head``) and the first of its operator, the
-    cast takes the operator's name, ``"fc"``, and the operator is called ``"fc_float32"``.
+    It is called ``"fc_rounded"``, that of a second output ``"split_1_rounded"``. But if ``entry`` is an output of the
+    graph (``is_head``) and the first of its operator, it is called ``"fc"``, and the operator ``"fc_float32"``.
     """
     node, dtype = entry.node, fitted.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""

@@ -79,10 +79,9 @@ def fit_to_device(
 
 
 def _switched_off(text: str) -> set[str]:
-    """Return the names of the workarounds to leave out: ``text`` is the environment's ``MXMP_WITHOUT``.
+    """Return the names of the workarounds to leave out, from the text of ``MXMP_WITHOUT``, ``"amp_cast,split_casts"``.
 
-    ``text`` is a list such as ``"amp_cast,split_casts"``; the result is empty for ``""``. Raises ``ValueError`` if
-    one of the names is not a workaround's.
+    Raises ``ValueError`` if one of the names is not a workaround's.
     """
     names = set(filter(None, text.split(",")))
     known = [row.name for row in WORKAROUNDS]
@@ -93,11 +92,7 @@ def _switched_off(text: str) -> set[str]:
 
 @lru_cache(maxsize=None)
 def _warn_of_slow_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> None:
-    """Warn, once in a process, if this CPU has no bfloat16 instructions, so that oneDNN computes bfloat16 in FP32.
-
-    ``cpuinfo`` is the file that lists the CPU's instruction sets. Where it cannot be read, or lists none, there is no
-    warning.
-    """
+    """Warn, once in a process, if ``cpuinfo`` has no bfloat16 instructions: oneDNN then computes bfloat16 in FP32."""
     try:
         with open(cpuinfo) as file:
             known = file.read()

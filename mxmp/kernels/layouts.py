@@ -180,10 +180,9 @@ def _is_2d(convolution: Node) -> bool:
 def _blocked_copy(entry: Entry, convolution: Node, name: str, dtype: str = FULL) -> Entry:
     """Return the output of a new node that copies the tensor ``entry``, of ``dtype``, into oneDNN's blocks of channels.
 
-    ``entry`` is the output of ``convolution``, or a cast of it, and has as many channels. The new node, named
-    ``NAME_blocked`` after ``name``, is a depthwise 1 x 1 convolution whose weight is all ones. (They cannot be
-    made from the weight of ``convolution`` by ``slice`` and ``ones_like``. Where FP32 inference left that weight in a
-    blocked layout, ``slice`` fails, "dimensions are invalid", or ends the process.)
+    ``entry`` has as many channels as the output of ``convolution``. The new node, ``NAME_blocked``, is a depthwise 1 x
+    1 convolution whose weight is all ones. (They cannot be made from the weight of ``convolution`` by ``slice`` and
+    ``ones_like``: where FP32 inference left that in a blocked layout, ``slice`` fails or ends the process.)
     """
     size = convolution.attrs["num_filter"]
     ones = inserted("_ones", f"{name}_ones", shape=f"({size}, 1, 1, 1)", dtype=FULL)

@@ -79,19 +79,15 @@ class LargeInputs:
         self._known: dict[tuple, bool] = {}
 
     def __bool__(self) -> bool:
-        """Return False if no input is too small for the graph: its weight gradients are right without workarounds.
-
-        If True, ``at`` says whether inputs of given shapes are large enough.
-        """
+        """Return False if no input is too small for the graph, so that ``at`` always returns True."""
         return bool(self._least)
 
     def at(self, shapes: Sequence[tuple]) -> bool:
         """Return True if inputs of these shapes are large enough for the graph to run without the two workarounds.
 
-        These are ``unused_taps`` and ``padded_volumes``, which avoid wrong weight gradients where the padding of a
-        convolution is not small beside its input. ``shapes`` holds one shape for each of the ``names`` of the
-        constructor. False also where the sizes that a convolution reads do not follow from these shapes, or where the
-        shapes do not fit the graph. The answer for ``shapes`` that fit is kept, so that a block can ask at every call.
+        ``shapes`` holds one shape for each of the ``names`` of the constructor. False also where the sizes that a
+        convolution reads do not follow from them, or where they do not fit the graph. The answer for ``shapes`` that
+        fit is kept, so that a block can ask at every call.
         """
         if not self:
             return True
@@ -216,10 +212,7 @@ def _crop(node: Node) -> Entry:
 
 
 def _drop_padding(volume: Node) -> None:
-    """Set the padding of a 3-D convolution or deconvolution to 0, in place; the caller has a new node pad or crop.
-
-    An attribute keeps the original value, so that ``strip``, which removes all that mxmp inserted, can restore it.
-    """
+    """Set the padding of a 3-D convolution or deconvolution to 0, in place, so that ``strip`` can restore it."""
     replace_operator(volume, volume.op, **{**volume.attrs, "pad": "(0, 0, 0)"})
 
 

@@ -16,24 +16,17 @@ __all__ = ["FittedGraph", "Workaround"]
 class FittedGraph:
     """A converted graph that ``fit_to_device`` rewrites for a device: what the workarounds read and change.
 
-    ``fit_to_device`` makes one such object for each graph and passes it to each workaround in turn.
-
     Attributes
     ----------
     casted : CastGraph
         The converted graph and what is known of its nodes. Workarounds change ``casted.graph`` in place.
-    grad_req : mapping of str to str
-        From the name of a variable to the gradient that is requested for it: "write", "add" or "null". For a variable
-        that is not in it, every workaround is applied that one of the three requests would need.
-    large_inputs : bool
-        True if the graph will run only with inputs that are large beside the padding of its convolutions, as
-        ``LargeInputs`` checks: the workarounds for wrong gradients around padding are then left out.
+    grad_req, large_inputs
+        The arguments of ``fit_to_device``, which documents them.
     roundings : dict of Node to list of Node
         In emulated float16, from each low-precision operator to the casts to float16 that round its outputs. The
         workaround ``emulated_float16`` fills it; in bfloat16, and on a GPU, it is empty.
     widenings : set of Node
         In emulated float16, the casts to FP32 between a float16 tensor and the low-precision operator that reads it.
-        Empty where ``roundings`` is.
     """
 
     casted: CastGraph

@@ -37,8 +37,7 @@ def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequenc
 def update_by_momentum(optimizer: mx.optimizer.SGD, index: int, weight: NDArray, grad: NDArray, state: NDArray) -> None:
     """Update one dense FP32 weight in place by MXNet's ``sgd_mom_update``, and raise its update count in the optimizer.
 
-    MXNet's Updater uses a kernel for many weights instead, which gives the same bits but is slower for large weights on
-    a CPU. ``index`` is the parameter's index in the optimizer, ``state`` its momentum.
+    MXNet's Updater uses a kernel for many weights, which gives the same bits but is slower for large ones on a CPU.
     """
     optimizer._set_current_context(weight.ctx.device_id)
     optimizer._update_count(index)

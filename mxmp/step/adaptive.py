@@ -76,13 +76,6 @@ class AdaptiveLossScaler(DynamicLossScaler):
     ------
     ValueError
         An argument is out of range; names the argument and what it must be.
-
-    Attributes
-    ----------
-    ARGUMENTS, COUNTERS
-        The entries of ``state_dict`` besides class and scale. ARGUMENTS: the names of arguments of the constructor.
-        COUNTERS: the names of private values that change while training (``"clean_steps"``), each with the function
-        that checks a loaded value.
     """
 
     ARGUMENTS = (*DynamicLossScaler.ARGUMENTS, "max_zeros", "margin", "measure_interval")
@@ -157,14 +150,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._measured.append((float(zeros), float(largest)))
 
     def adjust(self, finite: bool) -> None:
-        """Raise or lower the loss scale after a training step; call once per step.
+        """Raise or lower the loss scale after a training step, by the rules of the class; call once per step.
 
-        ``finite`` is False if the step was skipped for an overflow, which lowers the scale, except for the first
-        ``hysteresis - 1`` overflows (counted anew after ``growth_interval`` steps in a row without one). It is True if
-        the update was applied. Then the scale changes only by a measurement that ``note_gradients`` has recorded in
-        this step. It falls if the largest gradient is above half of float16's maximum. Otherwise it rises if more than
-        ``max_zeros`` of the elements are 0; but not if the largest gradient would come too near to that maximum, or an
-        earlier rise was useless (rule 4 of the class).
+        ``finite`` is False if the step was skipped for an overflow, and True if the update was applied. Then the scale
+        changes only by a measurement that ``note_gradients`` has recorded in this step.
         """
         measured, self._measured = self._measured, []
         self._until_measured = max(self._until_measured - 1, 0)
@@ -183,12 +172,9 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._follow(fmean(zeros), max(largest))
 
     def _note_overflow(self) -> None:
-        """Lower the loss scale after an overflow, raise the headroom if it was too small; let the next step measure.
+        """Lower the loss scale after an overflow, by rule 1 of the class; let the next step measure.
 
-        The scale is multiplied by ``backoff_factor``, except for the first ``hysteresis - 1`` overflows. The headroom
-        is the factor by which the largest gradient must stay below 65504 after a rise. If the last measurement,
-        converted to the present scale, was a factor ``f`` below 65504, the headroom becomes at least ``2 * f``. It
-        stays if nothing was measured since the start, or since a user set the scale.
+        The headroom stays if nothing was measured since the start, or since a user set the scale.
         """
         if self._largest:
             had = _LARGEST / (self._largest * self._scale)
@@ -198,14 +184,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._until_measured = 0
 
     def _follow(self, zeros: float, largest: float) -> None:
-        """Multiply the loss scale by ``backoff_factor`` or ``growth_factor``, or leave it, after a measurement.
+        """Lower the loss scale, raise it or leave it after a measurement, by rules 3 and 4 of the class.
 
-        The parameters' gradients were measured. ``largest``, the largest absolute value of an element, with the loss
-        scale in it, lowers the scale if above half of 65504. Otherwise ``zeros``, the share of elements that are 0,
-        averaged over the parameters, raises it if above ``max_zeros``, with two exceptions. The first: ``largest``
-        would then exceed 65504 divided by the headroom (``_room``), which is ``2**margin``, or more after overflows
-        that no measurement foresaw. The second: an earlier rise made ``zeros`` less than 2 % smaller, and the count of
-        steps without overflow has not reached ``growth_interval`` since.
+        ``largest`` has the loss scale in it; ``zeros`` is the share of elements that are 0, averaged over the
+        parameters.
         """
         before, self._before_rise = self._before_rise, None
         self._largest = largest / self._scale

@@ -106,19 +106,14 @@ class FiniteSums:
             self._together.setdefault((array.ctx, array.dtype, array.stype), []).append(i)
 
     def serves(self, gradients: Sequence[Gradient]) -> bool:
-        """Return whether this object reads the arrays of ``gradients``: the same NDArray objects in the same order.
-
-        If not, the caller must make a new FiniteSums to check them for overflows. Names are not compared.
-        """
+        """Return whether this object reads the arrays of ``gradients``: the same NDArray objects in the same order."""
         return len(gradients) == len(self._arrays) and all(map(is_, [g.array for g in gradients], self._arrays))
 
     def __call__(self) -> Scalars:
         """Compute for each gradient a number that is inf or NaN if the gradient holds an inf or NaN. Does not wait.
 
-        The number is the sum of the squares of the present values, which is inf also where it exceeds FP32's range. For
-        float16 gradients on a CPU it is 0 or -inf, unless the constructor got ``check_only=False``. Returns a list of
-        pairs: an FP32 vector on a device, and for each element of the vector the position of its gradient in
-        ``gradients``, the constructor's argument. ``fetch`` copies the numbers to the host.
+        Returns a list of pairs: an FP32 vector on a device, and for each element of the vector the position of its
+        gradient in the constructor's ``gradients``. ``fetch`` copies the numbers to the host.
         """
         found: Scalars = []
         for array, i in self._alone:
@@ -137,11 +132,9 @@ class FiniteSums:
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
-    """Compute the sum of the squares of each gradient's elements in FP32. Does not wait for a device.
+    """Compute the sum of the squares of each gradient's elements in FP32, for ``fetch``. Does not wait for a device.
 
-    Returns a list of pairs: an FP32 vector on a device, and for each element of the vector the position of its gradient
-    in ``gradients``. ``fetch`` copies the numbers to the host. A sum is inf or NaN if an element is, and inf where it
-    exceeds FP32's range.
+    A sum is inf or NaN if an element is, and inf where it exceeds FP32's range.
     """
     return FiniteSums(gradients, _NORM_BY_DOT, check_only=False)()
 
@@ -149,10 +142,9 @@ def square_sums(gradients: Sequence[Gradient]) -> Scalars:
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
     """Compute each gradient's share of elements that are 0, and its largest absolute value, for ``AdaptiveLossScaler``.
 
-    Returns two lists: first for the shares, from 0 to 1, then for the largest values. Each is a list of pairs: an FP32
-    vector of one element on the gradient's device, and a list with the gradient's position in ``gradients``. ``fetch``
-    copies the numbers to the host. Does not wait for a device. Of a row-sparse gradient only the stored rows count;
-    both numbers are 0 if it has none.
+    Returns two lists for ``fetch``, with one pair for each gradient: first of the shares, from 0 to 1, then of the
+    largest values. Does not wait for a device. Of a row-sparse gradient only the stored rows count; both numbers are 0
+    if it has none.
     """
     shares: Scalars = []
     peaks: Scalars = []
@@ -176,9 +168,8 @@ def largest_on_cpu(arrays: Sequence[NDArray], least: int) -> list[int]:
 def fetch(*groups: Scalars) -> list[np.ndarray]:
     """Copy numbers from devices to the host; return one float32 NumPy array per group. Waits for the devices.
 
-    A group is a list of pairs (FP32 vector on a device, list of positions), such as ``FiniteSums`` or ``distances``
-    returns: element ``k`` of the vector goes to index ``positions[k]`` of the group's NumPy array. An empty group gives
-    an empty array. The vectors of all groups are joined on the devices first, so that one transfer is enough.
+    Element ``k`` of a vector in a group goes to index ``positions[k]`` of the group's NumPy array. The vectors of all
+    groups are joined on the devices first, so that one transfer is enough.
     """
     found = [np.empty(sum(len(members) for _, members in group), np.float32) for group in groups]
     devices: dict[mx.Context, list[tuple[NDArray, list[int], np.ndarray]]] = {}
@@ -199,10 +190,7 @@ def fetch(*groups: Scalars) -> list[np.ndarray]:
 
 
 def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Return those of ``gradients`` that hold an inf or a NaN, in their order. Waits for the device.
-
-    Checks every element. A sum of squares, in contrast, overflows also for finite elements that are large enough.
-    """
+    """Return those of ``gradients`` that hold an inf or a NaN; checks every element. Waits for the device."""
     values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
     (flags,) = fetch([(mx.nd.all_finite(each), [i]) for i, each in enumerate(values)])
     return [gradient for gradient, finite in zip(gradients, flags) if not finite]
@@ -296,8 +284,7 @@ def _dense_values(array: NDArray) -> NDArray:
 def _for_squares(array: NDArray) -> NDArray:
     """Return a gradient's values as a dense array in the dtype to square them in: FP32 on a CPU, unchanged on a GPU.
 
-    MXNet's CPU kernels square in the dtype of their input, and the square of 256 is beyond float16's maximum. The GPU
-    kernels square in FP32.
+    MXNet's CPU kernels square in the dtype of their input, where 256 overflows float16; the GPU kernels square in FP32.
     """
     values = _dense_values(array)
     return values if _on_gpu(values) else values.astype("float32", copy=False)

@@ -34,17 +34,14 @@ __all__ = [
 class Weight(NamedTuple):
     """One parameter: its arrays on all devices of this worker, its FP32 masters, and a function that sets its value.
 
-    A frontend makes it where a states file, a kvstore or diagnostics need the parameter's values, so that these work
-    alike for Gluon and Module. The arrays are the parameter's own, not copies.
+    States files, kvstores and diagnostics use it, so that these work alike for Gluon and Module.
 
     Attributes
     ----------
-    name : str
-        Name of the parameter (``"fc1_weight"``).
-    shape : tuple
-        Shape of the parameter; 0 stands for a dimension that is not known before the first forward.
+    name, shape
+        Of the parameter (``"fc1_weight"``); 0 stands for a dimension that is not known before the first forward.
     arrays : sequence of NDArray
-        The arrays that operators read, one per device. Empty before initialization.
+        The arrays that operators read, one per device; no copies. Empty before initialization.
     masters : sequence of NDArray or None
         The FP32 master weights, one per device; None if the parameter has none (all FP32 ones), or is not initialized.
     assign : callable
@@ -59,23 +56,15 @@ class Weight(NamedTuple):
     assign: Callable[[NDArray], Any]
 
     def round_masters(self) -> None:
-        """Write the parameter's FP32 masters, rounded to float16, into ``arrays``; do nothing without masters.
-
-        Does not wait for a device.
-        """
+        """Write the FP32 masters, if there are any, rounded to float16, into ``arrays``. Does not wait for a device."""
         for master, array in zip(self.masters or (), self.arrays):
             round_master(master, array)
 
 
 class MasterPair(NamedTuple):
-    """The two arrays of a parameter that is stored in float16, on one device.
+    """The arrays of a float16 parameter on one device: the FP32 ``master``, which the optimizer updates, and ``half``.
 
-    Attributes
-    ----------
-    master : NDArray
-        The FP32 master weights, which the optimizer updates.
-    half : NDArray
-        The float16 array that operators read: the master, rounded, unless a user has written into it.
+    Operators read ``half``: the master, rounded, unless a user has written into it.
     """
 
     master: NDArray
@@ -85,10 +74,8 @@ class MasterPair(NamedTuple):
 def distances(pairs: Sequence[MasterPair]) -> Scalars:
     """Compute for each pair of finite arrays a number that is 0 if and only if ``half`` is the rounded ``master``.
 
-    A MasterPair has the FP32 master (``master``) and the float16 array (``half``) of one parameter on one device. If
-    they differ, a user has written into ``half``. Where an array of the pair has an inf or NaN, the number is inf or
-    NaN. Returns a list of pairs (FP32 vector on a device, positions in ``pairs`` that its elements belong to), for
-    ``fetch``; does not wait for a device.
+    If they differ, a user has written into ``half``. Where an array of the pair has an inf or NaN, the number is inf or
+    NaN. Returns the numbers for ``fetch``; does not wait for a device.
 
     The number is the sum of squared differences in FP32. Two different float16 numbers differ by at least 2**-24, and
     2**-48 is a normal FP32 number, so the sum for different arrays is never 0. Takes 6 bytes of memory per element for
@@ -114,9 +101,7 @@ def distances(pairs: Sequence[MasterPair]) -> Scalars:
 def take_over(master: NDArray, half: NDArray) -> None:
     """Copy into ``master`` each element of ``half`` that differs from the rounded master. Does not wait for the device.
 
-    ``master`` is the FP32 master of a parameter, ``half`` its float16 array. An element that differs was written by a
-    user, for example into the array that ``Parameter.data()`` returned. Elements of the master at other places keep
-    their FP32 precision.
+    A user has written it. Elements of the master at other places keep their FP32 precision.
     """
     master, half = master.as_nd_ndarray(), half.as_nd_ndarray()
     with autograd.pause():
@@ -145,16 +130,8 @@ def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays:
     """Send the weights of worker 0 to all workers at the start of training; wait until this worker has received them.
 
     MXNet's broadcast does not wait. If a worker pushed gradients before the weights had arrived, most runs diverged.
-
-    Parameters
-    ----------
-    kvstore : KVStore
-        The open store of a distributed job.
-    weights : mapping of str or int to Weight
-        The weights to send, each by a key that the store does not know yet. Master weights are sent in FP32 and then
-        rounded into the float16 arrays; weights without masters are sent as they are.
-    arrays : sequence of NDArray
-        Further arrays to wait for, which MXNet itself has begun to send.
+    ``weights`` has each weight by a key that ``kvstore`` does not know yet; masters are sent in FP32 and then rounded
+    into the float16 arrays. ``arrays`` are further ones to wait for, which MXNet itself has begun to send.
     """
     for key, weight in weights.items():
         source = list(weight.masters or weight.arrays)

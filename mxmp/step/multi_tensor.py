@@ -18,16 +18,9 @@ _KERNEL_LIMIT = 60
 
 
 class FlatCopies(NamedTuple):
-    """Memory for copies of several arrays of one device: one vector, and a view into the vector for each array.
+    """Memory for copies of several arrays of one device: one vector ``flat``, and ``each``, a view into it per array.
 
-    An operator on the vector, such as a cast, processes all copies at once.
-
-    Attributes
-    ----------
-    flat : NDArray
-        The vector.
-    each : list of NDArray
-        One view into ``flat`` for each array, with the array's shape.
+    An operator on the vector, such as a cast, processes all copies at once. A view has the array's shape.
     """
 
     flat: NDArray
@@ -37,8 +30,7 @@ class FlatCopies(NamedTuple):
     def like(cls, arrays: Sequence[NDArray], flat: NDArray | None = None) -> FlatCopies:
         """Return a FlatCopies: a vector, and views into it in the order and shapes of ``arrays``. Copies no values.
 
-        ``flat`` is the vector to use; it has as many elements as all arrays together. None: a new FP32 vector, not
-        initialized, on the device of the first array.
+        ``flat`` is the vector to use; None: a new FP32 vector, not initialized, on the device of the first array.
         """
         ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
         flat = mx.nd.empty(ends[-1], arrays[0].ctx) if flat is None else flat
@@ -95,12 +87,10 @@ def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
 
 
 def _sgd(weights: Iterable[tuple[NDArray, ...]], out: list[NDArray], *, rate: float) -> None:
-    """Run one SGD update, without momentum and weight decay and with learning rate ``rate``, on all ``weights``.
+    """Run one SGD update, without momentum and weight decay and with learning rate ``rate``, on at most 60 ``weights``.
 
-    ``weights`` are all pairs or all triples, at most 60, and one operator updates them. For a pair (weight, gradient)
-    it writes ``weight - rate * gradient`` to the array of the same position in ``out``. For a triple (float16 weight,
-    gradient, FP32 weight) it changes the FP32 weight in place, ``weight32 -= rate * gradient``, and writes it, rounded
-    to float16, to ``out``.
+    For pairs (weight, gradient) it writes ``weight - rate * gradient`` to ``out``. For triples (float16 weight,
+    gradient, FP32 weight) it changes the FP32 weight in place, and writes it, rounded to float16, to ``out``.
     """
     groups = list(weights)
     update = mx.nd.multi_sgd_update if len(groups[0]) == 2 else mx.nd.multi_mp_sgd_update

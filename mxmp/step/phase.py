@@ -22,14 +22,7 @@ __all__ = ["Event", "Phase", "Progress"]
 
 
 class Phase(enum.Enum):
-    """What has been done with the gradients of a Gluon Trainer since its last step.
-
-    ``READY``: no backward of a scaled loss has run. ``SCALED``: a backward has written them, multiplied by the loss
-    scale; each device has its own. ``REDUCED``: after that they were summed over devices and workers. ``CLIPPED``:
-    after that ``clip_global_norm`` chose a factor by which the update will multiply them. ``UNSCALED``,
-    ``UNSCALED_REDUCED`` and ``UNSCALED_CLIPPED`` are like ``SCALED``, ``REDUCED`` and ``CLIPPED``, but ``unscale()``
-    has divided the gradients by the loss scale.
-    """
+    """What has been done with the gradients of a Gluon Trainer since its last step, as in the table above."""
 
     READY = enum.auto()
     SCALED = enum.auto()
@@ -111,11 +104,10 @@ class Progress:
     def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
         """Raise ``RuntimeError`` if the user may not call ``event``, a method of the Trainer, in the present phase.
 
-        Refused are ``unscale``, ``clip_global_norm`` and an update before a scaled backward; a second ``unscale``; and
-        ``backward`` (or ``scale_loss``, also ``Event.BACKWARD``) after ``unscale``, after ``clip_global_norm``, or,
-        with ``grad_req="add"``, after ``allreduce_grads``. At a ``loss_scale`` of 1 nothing is refused for want of a
-        scaled backward, since the gradients of a plain ``loss.backward()`` are the same. ``called`` is the method's
-        name for the message if it is not ``event.value``: ``step`` checks ``Event.UPDATE``.
+        Refused is what ``_AFTER`` lacks; and ``backward`` after ``allreduce_grads`` with ``grad_req="add"``. At a
+        ``loss_scale`` of 1 nothing is refused for want of a scaled backward, since the gradients of a plain
+        ``loss.backward()`` are the same. ``called`` is the method's name for the message if it is not ``event.value``:
+        ``step`` checks ``Event.UPDATE``.
         """
         before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
@@ -133,11 +125,7 @@ class Progress:
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
-        """Set ``phase``, which says what was done with the gradients, to the one after ``event``.
-
-        ``event`` is a method of the Trainer that ``check`` has permitted. At a ``loss_scale`` of 1, ``READY`` (no
-        scaled backward has run) counts as ``SCALED``: the gradients of a plain ``loss.backward()`` are the same.
-        """
+        """Set ``phase`` to the one after ``event``, a method of the Trainer that ``check`` has permitted."""
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         if event is Event.UPDATE:
             self.clip = 1.0

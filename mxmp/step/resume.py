@@ -58,10 +58,7 @@ class InitialOptimizer(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: mx.optimizer.Optimizer) -> InitialOptimizer:
-        """Return an InitialOptimizer with copies of the optimizer's present attributes and of its schedule.
-
-        If the optimizer has made updates already, ``attributes`` is empty: any attribute may have changed.
-        """
+        """Return an InitialOptimizer with copies of the optimizer's present attributes and of its schedule."""
         used = optimizer.num_update > optimizer.begin_num_update
         schedule, _ = without_start(optimizer.lr_scheduler)
         return cls({} if used else to_host(savable_attributes(optimizer)), describe(schedule))
@@ -82,9 +79,7 @@ class InitialOptimizer(NamedTuple):
 def savable_attributes(optimizer: mx.optimizer.Optimizer) -> dict:
     """Return those attributes of the optimizer, by name, that a file can hold and another run can continue from.
 
-    They are arrays, bools, numbers, strings, None, and dicts, lists or tuples of these. Left out are attributes of the
-    process, and those that every run sets anew: ``param_dict``, ``idx2name``, ``sym_info``, ``lr_scheduler``,
-    ``rescale_grad``, ``aggregate_num`` and ``multi_precision``.
+    Left out are those of the process, and those that every run sets anew (``_NOT_STATE``).
     """
     return {k: v for k, v in vars(optimizer).items() if k not in _NOT_STATE and is_data(v)}
 
@@ -156,10 +151,7 @@ class FromUpdate(mx.lr_scheduler.LRScheduler):
 
 
 def without_start(schedule: Any) -> tuple[Any, int]:
-    """Return the user's own learning-rate schedule, and the number of the update at which it starts.
-
-    These are the attributes of a FromUpdate; any other ``schedule`` is returned itself, with 0.
-    """
+    """Return the user's own learning-rate schedule, and the update at which it starts: 0, but for a FromUpdate."""
     return (schedule.schedule, schedule.start) if isinstance(schedule, FromUpdate) else (schedule, 0)
 
 
@@ -200,11 +192,9 @@ def class_names(described: Any) -> Any:
 
 
 def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: int) -> None:
-    """Set the attributes of the optimizer's learning-rate schedule to saved ones; let it start at update ``start``.
+    """Set the optimizer's learning-rate schedule, if any, to a saved one of its class, which starts at ``start``.
 
-    At update ``n`` the optimizer then gets ``schedule(n - start)``. ``described`` is the saved schedule, as
-    ``describe`` returned it; its class names are those of the optimizer's schedule. An optimizer without a schedule is
-    left as it is.
+    At update ``n`` the optimizer then gets ``schedule(n - start)``. ``described`` is what ``describe`` returned for it.
     """
     schedule, _ = without_start(optimizer.lr_scheduler)
     _set_attributes(schedule, described)

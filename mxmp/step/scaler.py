@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping, TypeVar
 
@@ -40,10 +41,7 @@ _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
 
 def require(valid: bool, name: str, value: Any, allowed: str) -> None:
-    """Raise ``ValueError`` with the message ``"NAME must be ALLOWED, got VALUE"`` if ``valid`` is False.
-
-    ``name`` is the argument that has ``value``; ``allowed`` says what it must be (``"a positive number"``).
-    """
+    """Raise ``ValueError`` with the message ``"NAME must be ALLOWED, got VALUE"`` if ``valid`` is False."""
     if not valid:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 
@@ -75,25 +73,15 @@ def check_scale(name: str, value: Any) -> float:
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of Python or NumPy, and no bool.
-
-    ``name``: the argument that the error names.
-    """
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of Python or NumPy, and no bool."""
     require(isinstance(value, Integral) and not isinstance(value, bool), name, value, "an integer")
     return int(value)
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``, and no bool.
-
-    ``name``: the argument that the error names.
-    """
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``, and no bool."""
     require(check_integer(name, value) >= least, name, value, f"at least {least}")
     return int(value)
-
-
-def _check_not_negative(name: str, value: Any) -> int:
-    return check_count(name, value, least=0)
 
 
 # Methods of scalers of other libraries (torch, Keras, mxnet.contrib.amp), and what does the same here.
@@ -150,10 +138,7 @@ class StaticLossScaler:
         self._set(check_scale("loss_scale", value))
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale to ``scale``, which the caller has checked with ``check_scale``.
-
-        Subclasses refuse more values.
-        """
+        """Set the loss scale to ``scale``, which ``check_scale`` has checked; subclasses refuse more values."""
         self._scale = scale
 
     if not TYPE_CHECKING:  # mypy would take it for a class with any attribute
@@ -267,19 +252,12 @@ class DynamicLossScaler(StaticLossScaler):
     ------
     ValueError
         An argument is out of range; names the argument and what it must be.
-
-    Attributes
-    ----------
-    ARGUMENTS, COUNTERS
-        The entries of ``state_dict`` besides class and scale. ARGUMENTS: the names of arguments of the constructor.
-        COUNTERS: the names of private values that change while training (``"clean_steps"``), each with the function
-        that checks a loaded value.
     """
 
     ARGUMENTS: tuple[str, ...] = (
         *("growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale", "hysteresis"),
     )
-    COUNTERS: ClassVar = {"clean_steps": _check_not_negative, "tolerance": check_integer}
+    COUNTERS: ClassVar = {"clean_steps": partial(check_count, least=0), "tolerance": check_integer}
 
     def __init__(
         self,
@@ -335,11 +313,7 @@ class DynamicLossScaler(StaticLossScaler):
             self._back_off()
 
     def _back_off(self) -> None:
-        """Count an overflow, restart the count of steps without one, and multiply the scale by ``backoff_factor``.
-
-        It does not fall below ``min_scale``. The first ``hysteresis - 1`` overflows leave it as it is, and so do the
-        first ``hysteresis - 1`` after ``growth_interval`` steps in a row without one.
-        """
+        """Count an overflow, restart the count of steps without one; lower the scale, but for ``hysteresis``."""
         self._clean_steps = 0
         self._tolerance -= 1
         if self._tolerance <= 0:
@@ -416,12 +390,11 @@ def _hint(loss_scale: Any) -> str:
 class ScalerGroup:
     """The trainers that have the same scaler object; the scaler is adjusted once for all of them.
 
-    The members are ScaledSteps: each trainer has one, which checks its gradients and applies or skips its updates. One
-    Gluon backward may write the gradients of several trainers, which then must have the same loss scale. So the loss
-    scale does not change from a Gluon backward until all members whose gradients it writes have stepped. Then the
-    scaler's ``adjust`` is called once. A Module's backward writes its own gradients only, and its step adjusts the
-    scaler unless members must still step. A scaler that only one trainer has forms a group, too. ``group_of`` makes the
-    groups. A group has only weak references to its scaler and its members.
+    The members are the trainers' ScaledSteps. One Gluon backward may write the gradients of several trainers, which
+    then must have the same loss scale. So it does not change from a Gluon backward until all members whose gradients it
+    writes have stepped; then ``adjust`` is called once. A Module's backward writes its own gradients only, and its step
+    adjusts the scaler unless members must still step. A scaler that only one trainer has forms a group, too. A group
+    has only weak references to its scaler and its members.
 
     Attributes
     ----------
@@ -437,17 +410,13 @@ class ScalerGroup:
 
     @property
     def loss_scale(self) -> float:
-        """Return the loss scale of the last backward, until all trainers whose gradients it writes have stepped.
-
-        After that return the scaler's own loss scale.
-        """
+        """Return the loss scale of the last backward while members must step for it; then the scaler's own."""
         return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
 
     def note_backward(self, reached: Iterable[Any]) -> None:
-        """Record that a backward begins; the members in ``reached`` must step before the scaler is adjusted.
+        """Record that a backward begins, which writes the gradients of the members in ``reached``: they must step.
 
-        ``reached`` are the ScaledSteps of the trainers whose gradients the backward writes. The loss scale of this
-        backward is stored in their ``scaled_by``.
+        Its loss scale is stored in their ``scaled_by``.
         """
         scale = self.loss_scale
         for member in reached:
@@ -455,10 +424,9 @@ class ScalerGroup:
             member.scaled_by = scale
 
     def note_step(self, member: Any, finite: bool) -> None:
-        """Record that ``member``, a trainer's ScaledStep, has stepped; ``finite`` is False if it had an overflow.
+        """Record that ``member`` has stepped; ``finite`` is False after an overflow. The last one adjusts the scaler.
 
-        If no other member whose gradients a backward has written must still step, adjust the scaler: an overflow in any
-        of the steps since its last adjustment counts as an overflow.
+        An overflow in any of the steps since the last adjustment counts as an overflow.
         """
         self._finite = self._finite and finite
         self._stop_waiting(member)

@@ -60,9 +60,8 @@ def read(content: bytes) -> dict[str, Any]:
 def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
     """Return the optimizer states, and the optimizer, from the bytes that ``get_states`` of MXNet's Updater makes.
 
-    The states are a dict from the index or name of a parameter to its state. The optimizer is None if ``get_states``
-    ran with ``dump_optimizer=False``. ``_OnlyMXNet`` unpickles the bytes, so a file cannot run code of its own. Raises
-    an exception of any class for anything else.
+    The optimizer is None if ``get_states`` ran with ``dump_optimizer=False``. ``_OnlyMXNet`` unpickles the bytes, so a
+    file cannot run code of its own. Raises an exception of any class for anything else.
     """
     found = _OnlyMXNet(io.BytesIO(content)).load()
     states, optimizer = (found, None) if isinstance(found, dict) else found
@@ -102,10 +101,7 @@ def _decode(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _digest(tree: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the SHA-256 of the JSON text ``tree`` and of all arrays, as 32 bytes in a uint8 array.
-
-    ``write`` stores it in the file, so that ``read`` detects a change.
-    """
+    """Return the SHA-256 of the JSON text ``tree`` and of all arrays, as 32 bytes in a uint8 array."""
     digest = hashlib.sha256(tree.encode())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -129,11 +125,7 @@ class _OnlyMXNet(pickle.Unpickler):
     _KINDS = (NDArray, mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class ``module.name``, which a pickle requests; raise ``UnpicklingError`` if it is not allowed.
-
-        Allowed are NDArrays, optimizers and learning-rate schedules of MXNet, GluonCV and GluonNLP, and containers of
-        Python and NumPy. The error comes before the pickle can call the class.
-        """
+        """Return the class ``module.name``, which a pickle requests; raise ``UnpicklingError`` if it is not allowed."""
         if name in self._NAMES.get(module, ()):
             return super().find_class(module, name)
         if module.split(".")[0] in ("mxnet", "gluoncv", "gluonnlp"):

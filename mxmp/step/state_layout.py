@@ -29,9 +29,8 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray | None, dtype: Any) -> Any:
     """Return the optimizer's state of an FP32 weight in the form that the optimizer needs for a weight of ``dtype``.
 
-    States files hold ``state`` as of an FP32 weight only. For float16, if the optimizer uses ``multi_precision`` and
-    ``master``, the FP32 weight as a NumPy array, is not None, the result is the pair of ``state`` and ``master`` in the
-    optimizer's order; otherwise the arrays of ``state`` become float16. For any other dtype returns ``state`` as it is.
+    For float16, if the optimizer uses ``multi_precision`` and ``master``, the FP32 weight, is not None, it is the pair
+    of ``state`` and ``master`` in the optimizer's order; otherwise the arrays of ``state`` become float16.
     """
     if np.dtype(dtype) != np.float16:
         return state
@@ -60,10 +59,7 @@ class Layout:
                     self._master = k
 
     def split(self, state: Any) -> tuple[Any, Any]:
-        """Return the state of an FP32 weight and the FP32 master, which ``multi_precision`` has combined in ``state``.
-
-        If there is no master inside, return ``state`` as it is, and None.
-        """
+        """Return the state of an FP32 weight and its master, which ``multi_precision`` has combined; or it and None."""
         pair = isinstance(state, (list, tuple)) and len(state) == 2 and _nesting(state) != self._kind
         if not pair or self._master is None or _nesting(state[1 - self._master]) != self._kind:
             return state, None
@@ -87,10 +83,7 @@ def _nesting(state: Any) -> Any:
 
 
 def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.optimizer.Optimizer:
-    """Return a shallow copy of the optimizer, with some attributes replaced: ``attributes`` maps names to values.
-
-    With the copy, loaded values can be tried without a change to the optimizer.
-    """
+    """Return a shallow copy of the optimizer with other values of ``attributes``, to try loaded values."""
     other = copy.copy(optimizer)
     vars(other).update(attributes)
     return other
@@ -99,10 +92,9 @@ def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.o
 def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer, shapes: Sequence[tuple]) -> None:
     """Raise ``ValueError`` unless states and masters of a file fit this optimizer and parameters of these shapes.
 
-    ``states`` maps a parameter's index to its state, ``masters`` to its FP32 master. ``shapes`` are those of all
-    parameters, in the order of their indices; a parameter may lack both. A master must have the parameter's shape. A
-    state must be nested as the optimizer nests states; those of its arrays that the optimizer makes in the weight's
-    shape must have the parameter's shape. A dimension of 0 or -1 matches any size.
+    ``states`` and ``masters`` are by the indices of parameters, whose ``shapes`` are in this order; a parameter may
+    lack both. A state must be nested as the optimizer nests states; those of its arrays that the optimizer makes in the
+    weight's shape, and masters, must have the parameter's shape. A dimension of 0 or -1 matches any size.
     """
     model = Layout(optimizer).state
     for index, state in states.items():

@@ -178,10 +178,9 @@ def read(path: str) -> OptimizerStates:
 def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates:
     """Return an OptimizerStates with the optimizer's attributes, schedule and states, copied to the host.
 
-    The argument ``states`` maps a parameter's index to its state on one device. FP32 masters that MXNet's
-    ``multi_precision`` keeps inside a state go to the result's ``masters``, and float16 states become FP32, so that all
-    states are those of FP32 weights. Fields that do not come from the optimizer are None. Waits for the device. Raises
-    ``TypeError`` for a state that a file cannot hold.
+    FP32 masters that MXNet's ``multi_precision`` keeps inside a state go to the result's ``masters``, and float16
+    states become FP32, so that all states are those of FP32 weights. Waits for the device. Raises ``TypeError`` for a
+    state that a file cannot hold.
     """
     map_leaves(_check_leaf, states)
     schedule, start = without_start(optimizer.lr_scheduler)
@@ -253,12 +252,8 @@ def _check(
 ) -> Callable[[], None]:
     """Raise ``ValueError`` if a loaded file does not fit optimizer and parameters; return a function that applies it.
 
-    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts. ``load``
-    calls it when everything is checked, so an error changes nothing. ``found`` is the content of the file, ``shapes``
-    are those of the parameters, with 0 for a dimension that is not known yet. With ``settings="file"`` hyper-parameters
-    and schedule are the file's, and a schedule of another class is an error. With ``"caller"`` they stay as they are,
-    but a schedule with the class and attributes of the file's continues where that was saved, and any other starts at
-    the saved update count.
+    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts.
+    ``load``, whose docstring explains ``settings``, calls it when everything is checked, so an error changes nothing.
     """
     optimizer, initial = updaters.optimizer, updaters.initial
     if found.optimizer != type(optimizer).__name__:
@@ -295,11 +290,10 @@ def _check(
 
 
 def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
-    """Return the saved state of the parameter with this index, as the optimizer expects it for that parameter.
+    """Return the saved state, which is that of an FP32 weight, as the optimizer expects it for the parameter ``index``.
 
-    The state in the file is of an FP32 weight. It is returned as it is, unless the parameter is stored in float16
-    without an FP32 master; then its arrays become float16, or with ``multi_precision`` a master is added: the file's,
-    or if it has none, the present weight in FP32.
+    For one that is stored in float16 without an FP32 master, its arrays become float16, or with ``multi_precision`` a
+    master is added: the file's, or if it has none, the present weight in FP32.
     """
     if weight.masters or not weight.arrays:
         return found.states[index]

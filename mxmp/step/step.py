@@ -196,9 +196,8 @@ class ScaledStep:
     def restart_floor_count(self) -> None:
         """Restart the count of skipped steps in a row at the lowest scale, which would end in ``FloatingPointError``.
 
-        So for all trainers that have the same scaler, since an overflow reaches them through one backward. ``guard``
-        calls it in a step in which it has found the layer that overflows: it moves the layer to FP32 if it overflows
-        often enough, and then training can go on.
+        It does so for all trainers that have the same scaler, since one backward reaches them. ``guard`` calls it in a
+        step in which it has found the layer that overflows, which it may move to FP32.
         """
         self.group.skips_at_floor.clear()
 
@@ -217,12 +216,8 @@ class ScaledStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set scaler, step counters and the history of loss scales to a state that ``state_dict`` returned.
 
-        If the state is of another class of scaler, a warning is logged, and only the scaler stays as it is.
-
-        Raises
-        ------
-        ValueError
-            ``state`` is no such state; nothing has changed.
+        If the state is of another class of scaler, a warning is logged, and only the scaler stays as it is. Raises
+        ``ValueError``, with nothing changed, if ``state`` is no such state.
         """
         try:
             steps, skipped, at_floor = (int(state[k]) for k in ("steps", "skipped_steps", "skips_at_floor"))
@@ -249,11 +244,9 @@ class ScaledStep:
     ) -> tuple[list[Gradient], list[MasterPair]]:
         """Return the gradients with an overflow, and those pairs of ``exposed`` into which a user has written.
 
-        ``exposed`` has pairs of FP32 master and float16 array; a user has written into a pair if its float16 array is
-        not the rounded master. The method also keeps the present ``statistics``, or restores the last ones if a
-        gradient or a statistic is inf or NaN, and measures finite gradients if the scaler needs it in this step
-        (``AdaptiveLossScaler``). All numbers come to the host in one transfer; a second one follows only if a sum of
-        squares is not finite. ``unscaled``: whether the gradients have been divided by the loss scale.
+        Also keeps the present ``statistics``, or restores the last ones if a gradient or a statistic is inf or NaN, and
+        measures finite gradients if the scaler needs it in this step. All numbers come to the host in one transfer; a
+        second one follows only if a sum of squares is not finite.
         """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
@@ -278,12 +271,8 @@ class ScaledStep:
     def _note(self, bad: Sequence[Gradient]) -> None:
         """Record a finished step: update counters, history and the loss scale, and log a skip or a change of the scale.
 
-        ``bad`` holds the gradients with an overflow; it is empty after an applied update.
-
-        Raises
-        ------
-        FloatingPointError
-            This was the third (``FLOOR_PATIENCE``) skipped step in a row at a loss scale that an overflow cannot lower.
+        ``bad`` holds the gradients with an overflow. Raises ``FloatingPointError`` after the third (``FLOOR_PATIENCE``)
+        skipped step in a row at a loss scale that an overflow cannot lower.
         """
         self.steps += 1
         self.last_step_skipped = bool(bad)
@@ -307,11 +296,7 @@ class ScaledStep:
             )
 
     def _log(self, bad: Sequence[Gradient], before: float, after: float) -> None:
-        """Log that this step was skipped, as a warning, or else that its loss scale was changed, as information.
-
-        ``bad`` holds the gradients with an overflow, and is empty for a step that was not skipped. ``before`` and
-        ``after`` are the loss scales of this step and of the next one.
-        """
+        """Log that this step was skipped, as a warning, or else that its loss scale was changed, as information."""
         if bad:
             message = "step %d skipped: non-finite gradients in %s; loss scale %g -> %g"
             logger.warning(message, self.steps, _some(self.overflow_params), before, after)

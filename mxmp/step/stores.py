@@ -91,10 +91,7 @@ def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
 
 
 def refuse_compression(compression_params: Any) -> None:
-    """Raise ``ValueError`` unless ``compression_params`` is None.
-
-    MXNet's 2-bit compression compares gradients with a fixed threshold, which means nothing if the loss scale changes.
-    """
+    """Raise ``ValueError`` unless ``compression_params`` is None."""
     if compression_params is not None:
         raise ValueError(
             f"compression_params={compression_params!r}: 2-bit compression compares scaled gradients with its "
@@ -116,10 +113,7 @@ def refuse_sparse_weight(name: str, storage: str) -> None:
 
 
 def is_distributed(store: Any) -> bool:
-    """Return whether ``store``, an open kvstore or None, is distributed: has "dist" in its type, or several workers.
-
-    The answer is False for a store of a user's own class that does not say how many workers it has.
-    """
+    """Return whether ``store``, an open kvstore or None, is distributed: has "dist" in its type, or several workers."""
     if store is None:
         return False
     try:

@@ -26,10 +26,8 @@ class Update(NamedTuple):
 
     Attributes
     ----------
-    index : int
-        Index of the parameter, by which the optimizer keeps its state.
-    device : int
-        Number of the device, from 0, in the Trainer's or Module's list of contexts.
+    index, device : int
+        Indices of the parameter in the optimizer, and of the device in the Trainer's or Module's list of contexts.
     name : str
         Name of the parameter (``"fc1_weight"``).
     weight : NDArray
@@ -97,10 +95,9 @@ class Updater(mx.optimizer.Updater):
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
         """Update ``weights``, FP32 masters and weights that have no master, to the same bits as MXNet's Updater.
 
-        Large FP32 arrays on a CPU are updated faster. For SGD with momentum and for Adam, new states begin at
-        another offset in a page of memory than the weight: with equal offsets an AMD core can take several times as
-        long (``_zeros_apart``). For SGD with momentum, weights with a dense gradient are updated one by one: MXNet's
-        operator for many arrays takes about three times as long for them.
+        Large FP32 arrays on a CPU are updated faster: for SGD with momentum and Adam, new states do not begin where the
+        weight does in a page of memory (``_zeros_apart``); and for SGD with momentum, weights with a dense gradient are
+        updated one by one, as MXNet's operator for many arrays takes about three times as long for them.
         """
         alone: set[int] = set()
         kind = type(self.optimizer)
@@ -145,8 +142,7 @@ class Updater(mx.optimizer.Updater):
     def _as_multi_precision(self, masters: Mapping[int, NDArray]) -> Iterator[None]:
         """Turn on the optimizer's ``multi_precision`` within the ``with`` block; put each FP32 master into its state.
 
-        MXNet's ``multi_precision`` kernels expect it there. ``masters`` has them by the parameters' indices. Missing
-        states are made. After the block the states are without masters again; the kernels have changed both in place.
+        MXNet's ``multi_precision`` kernels expect it there. After the block the states are without masters again.
         """
         optimizer, states, before = self.optimizer, self.states, self.optimizer.multi_precision
         for i, master in masters.items():
@@ -175,9 +171,8 @@ class Updater(mx.optimizer.Updater):
     def _true_gradients(self, grads: Sequence[NDArray]) -> Iterator[list[NDArray]]:
         """Yield the gradients for the optimizer as a list: ``grads``, or unscaled copies if the optimizer needs those.
 
-        LBSGD needs them where it reads gradients before it applies ``rescale_grad``; so does any optimizer at a
-        ``rescale_grad`` below 1e-10, of which MXNet loses digits. With copies the optimizer's ``rescale_grad`` is the
-        user's own within the ``with`` block, without the loss scale.
+        With copies the optimizer's ``rescale_grad`` is the user's own within the ``with`` block, without the loss
+        scale.
         """
         if not self._needs_true_gradients():
             yield list(grads)
@@ -274,10 +269,7 @@ class Updaters(List[Updater]):
         return len(self) > 1 and (own or isinstance(optimizer, _NOT_PER_DEVICE))
 
     def _copy_weight(self, source: Update, to: Update) -> None:
-        """Copy an updated weight from the device of ``source`` to that of ``to``.
-
-        If the weight has an FP32 master, the master is copied, and then rounded into the float16 weight.
-        """
+        """Copy an updated weight, through its masters if any, from the device of ``source`` to that of ``to``."""
         master, other = self[source.device].master(source.index), self[to.device].master(to.index)
         if master is None or other is None:
             source.weight.copyto(to.weight)
@@ -286,10 +278,9 @@ class Updaters(List[Updater]):
             round_master(other, to.weight)
 
     def set_states(self, states: Mapping[int, Any], contexts: Sequence[mx.Context], place: Callable) -> None:
-        """Replace the optimizer's states on all devices.
+        """Replace the optimizer's states, by the parameters' indices, on all devices, one for each of ``contexts``.
 
-        ``states`` maps a parameter's index to its state, whose arrays may be NumPy's. ``contexts`` has the device of
-        each Updater. ``place(state, ctx)`` returns a copy of a state on a device.
+        ``place(state, ctx)`` returns a copy of a state on a device.
         """
         for updater, ctx in zip(self, contexts):
             updater.states = {index: place(state, ctx) for index, state in states.items()}
@@ -310,11 +301,7 @@ _SMALLEST_RESCALE = 1e-10
 
 
 def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether the optimizer takes norms or sums of gradients before it multiplies them by ``rescale_grad``.
-
-    LBSGD does, with ``batch_scale`` above 1 or ``warmup_strategy="lars"``. For any other, also a user's own, the answer
-    is False.
-    """
+    """Return whether the optimizer takes norms or sums of gradients before it multiplies them by ``rescale_grad``."""
     return isinstance(optimizer, mx.optimizer.LBSGD) and (
         optimizer.batch_scale > 1 or optimizer.warmup_strategy == "lars"
     )
@@ -322,10 +309,9 @@ def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
 
 @contextmanager
 def rescaled(optimizer: mx.optimizer.Optimizer, factor: float) -> Iterator[None]:
-    """Multiply ``optimizer.rescale_grad`` by ``factor`` within the ``with`` block.
+    """Multiply ``optimizer.rescale_grad`` by ``factor``, with the inverse of the loss scale, within the ``with`` block.
 
-    ``factor`` contains the inverse of the loss scale. So the optimizer divides the loss scale out itself, in FP32, and
-    no copy of the gradients is needed.
+    So the optimizer divides the loss scale out itself, in FP32, and no copy of the gradients is needed.
     """
     before = optimizer.rescale_grad
     optimizer.rescale_grad = _Rescale(before, factor)
@@ -343,8 +329,7 @@ _AGGREGATED = 45
 def _aggregated(optimizer: mx.optimizer.Optimizer, updates: Sequence[Update]) -> Iterator[None]:
     """Let SGD update 45 weights at once on a GPU within the ``with`` block, instead of 4, which takes fewer launches.
 
-    A number that the user has set is kept, by ``MXNET_OPTIMIZER_AGGREGATION_SIZE`` or as ``aggregate_num``. The device
-    of the first of ``updates`` counts for all.
+    A number that the user has set is kept. The device of the first of ``updates`` counts for all.
     """
     before = optimizer.aggregate_num
     on_gpu = any(update.weight.ctx.device_type == "gpu" for update in updates[:1])
