@@ -260,7 +260,7 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
         )
 
 
-def master_at(params: Sequence[gluon.Parameter], index: int, device: int) -> NDArray | None:
+def master_at(params: Sequence[gluon.Parameter], device: int, index: int) -> NDArray | None:
     """Return the FP32 master of ``params[index]`` on the context with index ``device``; None if it has no masters."""
     param = params[index]
     return param.master(device) if isinstance(param, LowParameter) else None

@@ -67,7 +67,7 @@ class FiniteSums:
     """Computes one FP32 number for each gradient, which is inf or NaN if the gradient holds an inf or NaN.
 
     This is the check for overflows of every step: few operators, and no wait for a device. The number is the sum of the
-    squares of all elements, or, with ``check_only``, 0 or -inf for a float16 gradient on a CPU. Squares of finite
+    squares of all elements, or, unless ``exact``, 0 or -inf for a float16 gradient on a CPU. Squares of finite
     elements beyond 1e19 overflow FP32, too, so the caller must confirm an inf or NaN by ``non_finite``. The constructor
     chooses the operators; each call of the object runs them on the present values. So one object serves all steps of a
     training run in which the arrays are the same objects.
@@ -75,30 +75,26 @@ class FiniteSums:
     Parameters
     ----------
     gradients : sequence of Gradient
-        The gradients whose arrays every call reads.
-    dot_from : int
-        A dense array on a CPU with at least this many elements is summed by an operator of its own, which is faster.
-        All other arrays with the same device, dtype and storage type are summed by one operator.
-    check_only : bool
-        True: float16 arrays on a CPU are not summed but checked, up to 200 of them by one operator. The number of each
-        is 0 if all arrays of its operator are finite, and -inf if any is not. False: they are cast to FP32 and summed,
-        which takes longer. (MXNet's CPU kernels square float16 in float16, where the square of 256 overflows.)
+        The gradients whose arrays every call reads. Large dense arrays on a CPU are summed one by one, which is faster;
+        all others with the same device, dtype and storage type by one operator.
+    exact : bool
+        False: float16 arrays on a CPU are not summed but checked, up to 200 of them by one operator. The number of each
+        is 0 if all arrays of its operator are finite, and -inf if any is not. True: they are cast to FP32 and summed,
+        which takes longer (MXNet's CPU kernels square float16 in float16, where the square of 256 overflows); and more
+        arrays are summed one by one, which is more exact.
     """
 
-    def __init__(
-        self,
-        gradients: Sequence[Gradient],
-        dot_from: int = _CHECK_BY_DOT,
-        *,
-        check_only: bool = True,
-    ) -> None:
+    def __init__(self, gradients: Sequence[Gradient], *, exact: bool = False) -> None:
         self._arrays = [gradient.array for gradient in gradients]
-        half = [i for i, array in enumerate(self._arrays) if array.dtype == np.float16 and not _on_gpu(array)]
         self._checked: dict[mx.Context, list[int]] = {}
-        for i in half if check_only else ():
-            self._checked.setdefault(self._arrays[i].ctx, []).append(i)
-        rest = sorted(set(range(len(self._arrays))).difference(half if check_only else ()))
-        large = [rest[k] for k in largest_on_cpu([self._arrays[i] for i in rest], dot_from)]
+        rest = []
+        for i, array in enumerate(self._arrays):
+            if array.dtype == np.float16 and not _on_gpu(array) and not exact:
+                self._checked.setdefault(array.ctx, []).append(i)
+            else:
+                rest.append(i)
+        least = _NORM_BY_DOT if exact else _CHECK_BY_DOT
+        large = [rest[k] for k in largest_on_cpu([self._arrays[i] for i in rest], least)]
         self._alone = [(self._arrays[i].reshape((-1,)), i) for i in large]
         self._together: dict[tuple, list[int]] = {}
         for i in sorted(set(rest).difference(large)):
@@ -136,7 +132,7 @@ def square_sums(gradients: Sequence[Gradient]) -> Scalars:
 
     A sum is inf or NaN if an element is, and inf where it exceeds FP32's range.
     """
-    return FiniteSums(gradients, _NORM_BY_DOT, check_only=False)()
+    return FiniteSums(gradients, exact=True)()
 
 
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:

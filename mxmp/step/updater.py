@@ -217,13 +217,14 @@ class Updaters(List[Updater]):
     optimizer : mx.optimizer.Optimizer
     num_devices : int
     master : callable
-        From a weight's index and a device's number to the weight's FP32 master on that device, or to None.
+        From a device's number and a weight's index to the weight's FP32 master on that device, or to None.
     """
 
     def __init__(
         self, optimizer: mx.optimizer.Optimizer, num_devices: int, master: Callable[[int, int], NDArray | None]
     ) -> None:
-        super().__init__(Updater(optimizer, partial(_master_of, master, k)) for k in range(num_devices))
+        # No lambda: ``copy.deepcopy`` of a Trainer copies what a partial refers to, so that the copy has own masters.
+        super().__init__(Updater(optimizer, partial(master, k)) for k in range(num_devices))
         self.optimizer = optimizer
         self.initial = InitialOptimizer.of(optimizer)
 
@@ -285,15 +286,6 @@ class Updaters(List[Updater]):
         for updater, ctx in zip(self, contexts):
             updater.states = {index: place(state, ctx) for index, state in states.items()}
             updater.states_synced = dict.fromkeys(updater.states, True)
-
-
-def _master_of(master: Callable[[int, int], NDArray | None], device: int, index: int) -> NDArray | None:
-    """Return ``master(index, device)``, the FP32 master of a weight on a device, or None.
-
-    It is a function for ``functools.partial``, and no lambda: ``copy.deepcopy`` also copies what a partial refers to,
-    but not what a lambda does, so that a copied Trainer would update the masters of the original.
-    """
-    return master(index, device)
 
 
 # MXNet reads operator attributes from text and keeps 19 decimals: 10 zeros and an FP32's 9 digits.

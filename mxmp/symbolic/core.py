@@ -162,7 +162,7 @@ class Core:
             if name in self.low_names
         }
 
-    def master(self, index: int, device: int) -> NDArray | None:
+    def master(self, device: int, index: int) -> NDArray | None:
         """Return the FP32 master weight of a parameter on a device; None for a parameter that is stored in FP32.
 
         ``index`` is the parameter's index in the optimizer, ``device`` the device's position among those of the module.
