@@ -72,14 +72,12 @@ class TracedGraph(NamedTuple):
     Attributes
     ----------
     op_args : list of (bool, int or Parameter)
-        Where the value of each input of the graph's Symbol comes from, in the order of ``list_inputs()``: ``(True, i)``
-        for the i-th array that is passed to the block, ``(False, parameter)`` for a Parameter. Empty until
-        ``infer_shapes`` has run.
+        Where the value of each input of the Symbol comes from, in the order of ``list_inputs()``: ``(True, i)`` for the
+        i-th array that is passed to the block, ``(False, parameter)``. Empty until ``infer_shapes`` has run.
     graph : (list of Symbol, Symbol)
         The variables that stand for the arrays passed to the block, and the Symbol of its outputs.
     in_format, out_format : int or nested list of int
-        How the block's arguments and outputs are nested: 0 for an array, -1 for None, a list for a list or tuple; n > 1
-        for an output that is a Symbol with n outputs.
+        How the block's arguments and outputs are nested (see ``flatten``).
     """
 
     op_args: list
@@ -142,8 +140,7 @@ def trace(clone: HybridBlock, args: tuple) -> Any:
     """Trace the FP32 graph of ``clone`` for a call with ``args``, store it on ``clone``, and return its output Symbols.
 
     ``clone`` is a block that ``copied`` returned. The Symbols are in the lists, tuples and namedtuples that its
-    ``hybrid_forward`` returned; MXNet itself does not keep the types of namedtuples. For a SymbolBlock, which has its
-    graph already, nothing is traced and None returned.
+    ``hybrid_forward`` returned, whose types MXNet itself does not keep. A SymbolBlock is not traced, and gives None.
     """
     if isinstance(clone, SymbolBlock):
         return None
@@ -163,11 +160,9 @@ def trace(clone: HybridBlock, args: tuple) -> Any:
 
 
 def infer_shapes(clone: HybridBlock, args: tuple) -> None:
-    """Infer the shapes of the Parameters of ``clone`` from ``args``, and initialize those that wait for their shape.
+    """Infer the shapes of the Parameters of ``clone``, traced with ``args``, and initialize those that wait for it.
 
-    ``clone`` is a copy of a block (``copied``) on which ``trace`` has stored the graph of a call with ``args``. Copy
-    and block have the same Parameter objects, so the block's Parameters are initialized. Afterwards
-    ``traced_graph(clone).op_args`` says which argument or Parameter each input of the graph is.
+    Copy and block have the same Parameters. ``traced_graph(clone).op_args`` then says what each input of the graph is.
     """
     clone._build_cache(*args)
 
@@ -178,10 +173,7 @@ def traced_graph(block: HybridBlock) -> TracedGraph:
 
 
 def set_traced_graph(block: HybridBlock, traced: TracedGraph) -> None:
-    """Store an FP32 graph in the attributes of ``block`` that MXNet's ``export`` and ``save`` write to files.
-
-    A converted block does not run this graph: its hook runs another one, in low precision.
-    """
+    """Store an FP32 graph in the attributes of ``block`` that MXNet's ``export`` and ``save`` write to files."""
     block._cached_op_args, block._cached_graph, block._in_format, block._out_format = traced
 
 
@@ -211,19 +203,15 @@ def undo_load(block: Block) -> None:
 def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
     """Set ``forward`` and ``call_graph`` in place of ``block.forward`` and of MXNet's ``block._call_cached_op``.
 
-    ``HybridBlock.forward`` calls ``_call_cached_op`` if the block is active. Both get the arguments of the call and
-    must return the block's output. The graph and the CachedOp that are stored on the block are deleted (a SymbolBlock
-    keeps its graph).
+    ``HybridBlock.forward`` calls the latter if the block is active. The graph and the CachedOp that are stored on the
+    block are deleted (a SymbolBlock keeps its graph).
     """
     block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
 
 
 def restore_calls(block: HybridBlock) -> None:
-    """Undo ``redirect_calls``, so that ``block(...)`` runs the ``forward`` of its class again.
-
-    Also deletes the graph and the CachedOp that are stored on the block (a SymbolBlock keeps its graph).
-    """
+    """Undo ``redirect_calls``, and delete the graph and the CachedOp likewise."""
     block.__dict__.pop("forward", None)
     block.__dict__.pop("_call_cached_op", None)
     block._clear_cached_op()
@@ -232,8 +220,7 @@ def restore_calls(block: HybridBlock) -> None:
 def set_cached_op(block: HybridBlock, op: Any) -> None:
     """Store ``op``, the dict of a converted block's graphs, where MXNet keeps the CachedOp of a hybridized block.
 
-    MXNet sets that attribute to None in ``hybridize``, ``cast`` and when the block gets a new child, so the graphs are
-    dropped whenever a CachedOp would be.
+    ``hybridize``, ``cast`` and a new child set it to None, so the graphs are dropped whenever a CachedOp would be.
     """
     block._cached_op = op
 
@@ -259,8 +246,7 @@ def overrides_forward(block: Block) -> bool:
 def lacks_states(block: HybridBlock) -> bool | None:
     """Return whether a recurrent layer is called without initial states just now; None for other blocks.
 
-    The graph of ``gluon.rnn.LSTM``, for example, then returns the output alone, and otherwise the output and the
-    states. MXNet stores this in ``skip_states`` of the layer before it calls ``forward``.
+    Its graph then returns the output alone. MXNet stores this in ``skip_states`` before it calls ``forward``.
     """
     return getattr(block, "skip_states", None)
 
@@ -322,30 +308,25 @@ def monitor(block: HybridBlock) -> tuple | None:
 
 
 def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
-    """Set the op hook of this block only; ``block.register_op_hook`` would set that of its children too.
-
-    ``monitor`` is ``(callback, monitor_all)``, the arguments of ``register_op_hook``, or None to remove the callback.
-    """
+    """Set the op hook, ``(callback, monitor_all)`` or None, of this block alone, not of its children."""
     block._callback, block._monitor_all = monitor or (None, False)
 
 
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
     """Make MXNet call ``callback(name, operator, handle)`` for each output of each node that ``op`` runs.
 
-    ``name`` and ``operator`` are bytes. ``callback`` must free the array: ``NDArray(NDArrayHandle(handle))`` does.
-    With ``monitor_all`` it is called for the nodes' inputs too. From then on only the calling thread may run ``op``:
-    ``silence_removed`` relies on that to replace the callback when it is not running. Call ``remove_op_hook`` before
-    the last reference to ``op`` is dropped.
+    ``callback`` must free the array: ``NDArray(NDArrayHandle(handle))`` does. With ``monitor_all`` it is called for the
+    nodes' inputs too. From then on only the calling thread may run ``op``: ``silence_removed`` relies on that to
+    replace the callback when it is not running. Call ``remove_op_hook`` before the last reference to ``op`` is dropped.
     """
     op._register_op_hook(callback, monitor_all)
 
 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
-    """Queue ``op`` for ``silence_removed``, which replaces the callback of its op hook by one that does nothing.
+    """Queue ``op``, which ``thread`` runs, for ``silence_removed``, which replaces its callback by an empty one.
 
     A backward of what autograd recorded may run after ``op`` is dropped, and calls the callback, which must exist then.
-    So the queue keeps ``op`` alive until its callback is replaced. ``thread`` is the number (``threading.get_ident()``)
-    of the thread that runs ``op``.
+    So the queue keeps ``op`` alive until its callback is replaced.
     """
     _hooked.append((thread, op))
 
@@ -370,10 +351,7 @@ def silence_removed() -> None:
 
 
 def _free(name: bytes, op_name: bytes, handle: int, _: Any) -> None:
-    """Free the array ``handle``, which belongs to the op hook's callback that MXNet passes it to, and do nothing else.
-
-    ``silence_removed`` registers this callback in place of a user's.
-    """
+    """Free the array ``handle``, which belongs to the op hook's callback that gets it, and do nothing else."""
     NDArray(NDArrayHandle(handle), writable=False)  # ours to free
 
 
@@ -396,10 +374,7 @@ def is_deferred(param: Parameter) -> bool:
 
 
 def arrays(param: Parameter) -> list[NDArray]:
-    """Return a Parameter's weight arrays, one per context, dense or sparse; an empty list before it is initialized.
-
-    The arrays of a ``LowParameter``, which mxmp stores in float16, are float16. Unlike ``list_data`` this never raises.
-    """
+    """Return a Parameter's weight arrays, one per context, dense or sparse; an empty list before it is initialized."""
     return list(param._data or ())
 
 
@@ -416,8 +391,7 @@ def with_gradients(param: Parameter) -> list[tuple[NDArray, NDArray]]:
 def data(param: Parameter) -> NDArray:
     """Return a Parameter's weight array on the current context; float16 for a ``LowParameter``, which mxmp stores so.
 
-    For mxmp's own reads: ``LowParameter.data`` would record that a user has the array and may write into it. Raises as
-    MXNet does if the Parameter is not initialized, or not on this context.
+    ``LowParameter.data`` would record that a user has the array. Raises as MXNet does if there is none here.
     """
     return param._check_and_get(param._data, None)
 
@@ -428,10 +402,7 @@ def contexts(param: Parameter) -> Sequence[mx.Context]:
 
 
 def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
-    """Make the FP32 ``arrays``, one per context, the weight arrays of ``param``, with new gradient arrays of zeros.
-
-    With ``grad_req="null"`` there are no gradient arrays.
-    """
+    """Make the FP32 ``arrays``, one per context, the weight arrays of ``param``, with new gradients of 0, if any."""
     param._data = arrays
     param._init_grad()
 
@@ -439,9 +410,8 @@ def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
 def fresh_weights(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
     """Return ``(parameter, weight array)`` for each weight array, on all contexts, that MXNet has marked as fresh.
 
-    The mark says that a backward has written the gradient of this array since the mark was last removed; MXNet's
-    Trainer removes it in each step. Parameters without gradient arrays are left out. ``clear=True`` removes the marks
-    of the returned arrays. Runs in every backward, so it must be fast.
+    The mark says that a backward has written the gradient of this array; MXNet's Trainer removes it in each step, and
+    ``clear=True`` here. Runs in every backward, so it must be fast.
     """
     found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
     for _, array in found if clear else ():
@@ -461,24 +431,14 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
     """Return, for each output of calls of hybridized blocks, whether the backward of the call reads its head gradient.
 
     A loss head writes its own gradient, so a block that ends in one does not read the head gradient of that output.
-    Python cannot see the operators inside a ``_CachedOp`` node of a recorded graph; but MXNet's gradient pass
-    (``MXGradient``) tells which arrays the node's backward reads. If the pass fails, as for a graph with an output that
-    has no gradient, it runs on a copy of the graph that is cut off at the node's inputs. Raises ``MXNetError`` if it
-    fails there too.
+    Python cannot see the operators inside a ``_CachedOp`` node of ``recorded``, a graph that autograd recorded; but
+    MXNet's gradient pass (``MXGradient``) tells which arrays the node's backward reads. If the pass fails, as for a
+    graph with an output that has no gradient, it runs on a copy of the graph that is cut off at the node's inputs.
+    Raises ``MXNetError`` if it fails there too.
 
-    Parameters
-    ----------
-    recorded : Symbol
-        A graph that autograd recorded, from ``mx.autograd.get_symbol(loss)``.
-    nodes : sequence of str
-        The names of ``_CachedOp`` nodes in it: one node is one call of a hybridized block.
-
-    Returns
-    -------
-    dict of str to dict of str to bool
-        From the name of a node to a dict from the name of each of its outputs (``<node>_<name inside the block>``) to
-        True (the head gradient is read) or False. A node is missing if this cannot be found out, because each of its
-        inputs is passed to it more than once or is a running statistic.
+    The result maps the name of each of ``nodes`` to a dict from the name of each of its outputs (``<node>_<name inside
+    the block>``) to True (the head gradient is read) or False. A node is missing if this cannot be found out, because
+    each of its inputs is passed to it more than once or is a running statistic.
     """
     found: dict[str, dict[str, bool]] = {}
     for node in nodes:
@@ -492,9 +452,8 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
 def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> dict[str, bool]:
     """Return for each output of the ``_CachedOp`` called ``node`` whether the node's backward reads its head gradient.
 
-    The result maps the output's name to True or False; it is empty if the answer cannot be found out (see
-    ``outputs_of_cached_ops``). ``recorded`` is the graph that autograd recorded. With ``cut=True`` it must be a copy:
-    the node's inputs in it are replaced by variables, so that MXNet's gradient pass sees this node only. Raises
+    The result is that of ``outputs_of_cached_ops`` for one node, or empty. With ``cut=True``, ``recorded`` must be a
+    copy: the node's inputs in it are replaced by variables, so that MXNet's gradient pass sees this node only. Raises
     ``MXNetError`` if the pass fails.
     """
     inner = recorded.get_internals()
@@ -531,8 +490,7 @@ def _cut_off_inputs(block: mx.sym.Symbol) -> None:
 def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, head_gradients: mx.sym.Symbol) -> mx.sym.Symbol:
     """Return the graph that computes the gradients of ``inputs``, given the head gradients of ``outputs``.
 
-    Each argument is a Symbol with one or more outputs; ``head_gradients`` has one for each of ``outputs``. Runs
-    ``MXGradient``, the pass with which autograd makes its backward graph.
+    Runs ``MXGradient``, the pass with which autograd makes its backward graph.
     """
     graph, made, symbol = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     _check_nnvm(_LIB.NNGraphCreate(outputs.handle, ctypes.byref(graph)))
@@ -549,10 +507,7 @@ def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, head_gradients: mx
 
 
 def _check_nnvm(status: int) -> None:
-    """Raise ``MXNetError`` with NNVM's message unless ``status``, what a function of NNVM's C interface returned, is 0.
-
-    MXNet's ``check_call`` reads the messages of MXNet only.
-    """
+    """Raise ``MXNetError`` with NNVM's message, which MXNet's ``check_call`` does not read, unless ``status`` is 0."""
     if status != 0:
         _LIB.NNGetLastError.restype = ctypes.c_char_p
         raise mx.MXNetError(py_str(_LIB.NNGetLastError()))

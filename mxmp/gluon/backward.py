@@ -42,11 +42,7 @@ _trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def add_trainer(trainer: Any) -> None:
-    """Add ``trainer``, an mxmp.Trainer, to the trainers whose parameters each scaled backward examines.
-
-    A backward of one trainer may reach parameters of another, and must not overwrite gradients that the other has yet
-    to apply. The reference is weak and does not keep the trainer alive.
-    """
+    """Add ``trainer``, by a weak reference, to the trainers whose parameters each scaled backward examines."""
     _trainers.add(trainer)
 
 
@@ -124,10 +120,8 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     """Do the checks of ``scaled_backward`` that come before the backward, then note it in the trainers that it serves.
 
     ``peers`` are ``trainer`` and those with its scaler object whose gradients the backward writes; ``others`` are the
-    mxmp.Trainers with other scalers. ``record`` has the graphs of the losses. Raises ``ValueError`` or ``RuntimeError``
-    as ``scaled_backward`` says. Each peer notes the backward in its ``progress`` (what it has done since its last
-    step), and watches (copies, so that the step can restore them) the running statistics that the backward may write.
-    The loss scale does not change until all peers have stepped.
+    mxmp.Trainers with other scalers. Each peer notes the backward in its ``progress``, and watches the running
+    statistics that the backward may write. The loss scale does not change until all peers have stepped.
     """
     scale = trainer.loss_scale
     if scale != 1.0:
@@ -153,10 +147,7 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
 
 
 def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]:
-    """Yield those of ``params`` whose gradients a backward from the losses of ``record`` would write.
-
-    These are the parameters with a gradient among the variables of the graphs that autograd recorded of the losses.
-    """
+    """Yield those of ``params`` whose gradients a backward from the losses of ``record`` would write."""
     for param in params:
         arrays = _mxnet.arrays(param) if param.grad_req != "null" else ()
         if any(recorded_name(array) in record.leaves for array in arrays):
@@ -169,10 +160,8 @@ def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]
 def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Update]:
     """Return an ``Update`` for each weight array, on each device, with a gradient written since the last step.
 
-    An ``Update`` holds what the optimizer needs: the parameter's position in ``params``, the device's number, the name,
-    the weight and the gradient. For a gradient that no backward has written since the last step, raises
-    ``UserWarning``, as ``gluon.Trainer`` does; with ``ignore_stale`` its weight is left out instead. Parameters with
-    ``grad_req="null"`` are always left out.
+    For a gradient that no backward has written since, raises ``UserWarning``, as ``gluon.Trainer`` does; with
+    ``ignore_stale`` its weight is left out instead. Parameters with ``grad_req="null"`` are always left out.
     """
     found = []
     for index, param in enumerate(params):
@@ -191,8 +180,7 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
 def zero_stale(params: Sequence[Parameter]) -> None:
     """Set a device's gradient of a parameter to zero if it is of an earlier step, but another device's is of this one.
 
-    This happens where the batch on some devices leaves out a part of the net. The gradients are summed over devices
-    next, and the sum must not contain those of an earlier step. Does not wait for the device.
+    So it is where the batch on some devices leaves out a part of the net. The gradients are summed over devices next.
     """
     for param in params:
         pairs = _mxnet.with_gradients(param)
@@ -202,11 +190,7 @@ def zero_stale(params: Sequence[Parameter]) -> None:
 
 
 def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
-    """Mark the gradients of ``updates`` as used up, so that the next step does not apply them again.
-
-    For gradients that a step has applied or skipped, and for those that ``load_states`` drops. ``Update.index`` is a
-    position in ``params``.
-    """
+    """Mark the gradients of ``updates`` as used up, so that the next step does not apply them again."""
     for update in updates:
         _mxnet.set_fresh(update.weight, fresh=False)
         vars(params[update.index]).pop("mxmp_scaled", None)
@@ -236,8 +220,7 @@ def _is_due(param: Parameter, weight: NDArray) -> bool:
 def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) -> None:
     """Raise ``RuntimeError`` if a backward without the loss scale wrote a gradient of ``params`` that is not all zeros.
 
-    The step would divide that gradient by the loss scale, which it does not contain; ``loss_scale`` is for the message.
-    Waits for the device only if there was such a backward, to read the gradient.
+    The step would divide it by the loss scale. Waits for the device only if there was such a backward.
     """
     for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():

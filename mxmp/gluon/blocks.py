@@ -105,9 +105,8 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
 def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
     """Return a filter ``(name, block) -> bool``: True if the block is to run as Python code under ``policy``.
 
-    That is so for a block of a class from outside MXNet, if a pattern of ``policy.exclude`` names it: it may do what no
-    graph can, such as branch on an array's values. MXNet's own layers can all be traced: a pattern that names one keeps
-    its operators in FP32 within the graph, and so does any pattern that ends in ``*``.
+    A block of a class from outside MXNet may do what no graph can, such as branch on an array's values. MXNet's own
+    layers can all be traced: a pattern that names one keeps its operators in FP32 within the graph.
     """
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 
@@ -120,9 +119,7 @@ def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
 def with_names_of(net: Block, plan: Plan) -> Plan:
     """Return ``plan``, which was made for a net that the same code built, with the names of the operators in ``net``.
 
-    Gluon numbers blocks through a process, so the same layer may be ``dense0`` where the plan was made and ``dense2``
-    here. The plan is returned unchanged if it lists more or fewer blocks than ``net`` has, or if two blocks, or two
-    operators, would get one name.
+    Gluon numbers blocks through a process. A plan whose names cannot be changed is returned as it is (see ``renamed``).
     """
     outermost = net
     while not isinstance(outermost, HybridBlock) and len(_mxnet.children(outermost)) == 1:

@@ -87,8 +87,7 @@ class NetConversion(Conversion):
     def _check_parameters(self, net: Block) -> None:
         """Raise ``ValueError`` if a parameter is float16 or bfloat16, or its device cannot run the policy or plan.
 
-        Also if the policy's ``low_ops`` or ``full_ops`` has an operator that MXNet lacks, or ``low_ops`` one that
-        cannot run in low precision.
+        Also if ``check_policy`` refuses the policy's ``low_ops`` or ``full_ops``.
         """
         params = list(net.collect_params().values())
         _check_dtypes(params)
@@ -104,9 +103,8 @@ class NetConversion(Conversion):
     def _await_first_graphs(self) -> None:
         """Prepare the checks that are made as each root builds its next graph.
 
-        They are: whether a Plan is of this net, and whether any operator computes in low precision; not whether the
-        patterns of ``exclude`` match. A root is a block that runs as a graph and is called from Python code. Called
-        when the net is converted, and when ``exclude`` has changed the policy.
+        They are: whether a Plan is of this net, and whether any operator computes in low precision. Called when the net
+        is converted, and when ``exclude`` has changed the policy.
         """
         self._waiting = set(self._roots)
         self._any_low = False
@@ -122,18 +120,14 @@ class NetConversion(Conversion):
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep the operators named ``nodes``, and those excluded before, in FP32 in graphs that are made from now on.
 
-        For ``mxmp.guard``. The new graphs also decide anew whether each parameter is stored in float16. The caller must
-        delete the graphs that the blocks have.
+        The caller, ``mxmp.guard``, must delete the graphs that the blocks have.
         """
         super().exclude(nodes)
         self._unmatched = []
         self._await_first_graphs()
 
     def note_training_forward(self) -> None:
-        """Record that a block of this net begins a forward in training mode, as the latest one of all converted nets.
-
-        This tells ``running_statistics_of`` which nets ran since a trainer's last update.
-        """
+        """Record that a block of this net begins a forward in training mode, the latest one of all converted nets."""
         _last_forward[self] = next(_forwards)
 
     def warn_of_unscaled_training(self, plan: Plan, requested: Iterable[tuple[Parameter, str]]) -> None:
@@ -171,32 +165,18 @@ class NetConversion(Conversion):
         What an earlier graph of this net, or else of another net, has decided about a parameter stays. Otherwise the
         parameter becomes a ``LowParameter`` (float16 with FP32 master weights) if the policy stores parameters in
         float16 and all operators that read it compute in float16; but a Constant, and a parameter of a block that runs
-        as Python code, stays in FP32.
+        as Python code, stays in FP32. A tuned plan must have exactly the operators of the first graph that Python code
+        calls in the mode (training or inference) for which it was tuned; another plan, those of the first in any mode.
+        Any other graph follows the plan where it has operators of the same names and types.
 
-        Parameters
-        ----------
-        block : HybridBlock
-            The block to which the graph belongs.
-        symbol : Symbol
-            The block's FP32 graph.
-        params : dict of str to Parameter
-            The parameters that ``symbol`` reads, by name.
-        device : str
-            ``"cpu"`` or ``"gpu"``.
-        large_inputs : bool
-            True if the graph will run only at input shapes that are large beside the padding of its convolutions, so
-            that workarounds for kernels that are wrong at small inputs can be left out; see ``LargeInputs``.
-        shapes : mapping of str to tuple
-            The shapes of the inputs in this call, by name.
+        ``symbol`` is the FP32 graph of ``block``, ``params`` are the parameters that it reads, and ``shapes`` those of
+        the inputs in this call, by name. ``large_inputs`` as for ``Conversion.build``.
 
         Raises
         ------
         ValueError
             A parameter is float16, bfloat16 or a float64 that is trained, or is needed in FP32 here and stored in
-            float16 for another net. Or the conversion has a Plan that was made for another net. A tuned plan must have
-            exactly the operators of the first graph that Python code calls in the mode (training or inference) for
-            which it was tuned; another plan, those of the first in any mode. Any other graph follows the plan where it
-            has operators of the same names and types.
+            float16 for another net. Or the conversion has a Plan that was made for another net.
         TypeError
             A parameter would be stored in float16, and MXNet's own Trainer holds it.
         """
@@ -229,11 +209,7 @@ class NetConversion(Conversion):
         return graph, plan
 
     def _note_first_graph(self, block: HybridBlock, plan: Plan) -> None:
-        """Record that the root ``block`` has its first graph, which follows ``plan``; warn when all roots have theirs.
-
-        A root is a block that runs as a graph and is called from Python code. The warnings: nothing in the net computes
-        in low precision; or a pattern of ``exclude`` matches no operator and no block.
-        """
+        """Record that the root ``block`` has its first graph, by ``plan``; warn when all roots have theirs."""
         self._waiting.discard(id(block))
         self._unmatched = [pattern for pattern in self._unmatched if pattern in plan.unmatched]
         # A tuned plan without operators in low precision says that FP32 is faster.
@@ -252,10 +228,8 @@ class NetConversion(Conversion):
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one graph, which may read parameters that another converted net has stored in float16.
 
-        ``decided(how, undecided, low)`` returns the graph's plan under the Policy or Plan ``how``. ``low`` are the
-        names of the parameters that are stored in float16 already, by whichever net, ``undecided`` of those that may
-        be. A parameter of another net in ``low`` stays float16, even if this net's policy stores its own in FP32.
-        Raises ``ValueError`` unless all operators that read it can compute in float16 here.
+        A parameter of another net in ``low`` stays float16, even if this net's policy stores its own in FP32. Raises
+        ``ValueError`` unless all operators that read it can compute in float16 here.
         """
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self.stored_low)}
@@ -278,8 +252,7 @@ class NetConversion(Conversion):
 def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) -> None:
     """Raise ``ValueError`` for a float16 or bfloat16 parameter, and unless ``allow_float64`` for a trained float64 one.
 
-    Trained means that its ``grad_req`` is not ``"null"``. A ``LowParameter``, which mxmp stores in float16, passes, as
-    its ``dtype`` is float32.
+    The ``dtype`` of a ``LowParameter``, which mxmp stores in float16, is float32.
     """
     for param in params:
         dtype = np.dtype(param.dtype)
@@ -298,8 +271,7 @@ _RUNNING = ("running_mean", "running_var")
 def next_forward_number() -> int:
     """Return the next number of the one count of training forwards that all converted nets share.
 
-    A trainer keeps the number that it got at its last update, and passes it to ``running_statistics_of`` to find the
-    nets that ran since: their last forward has a larger number.
+    A trainer passes the number of its last update to ``running_statistics_of``, to find the nets that ran since.
     """
     return next(_forwards)
 

@@ -56,10 +56,7 @@ class LowParameter(gluon.Parameter):
         return self._masters
 
     def exposed_pairs(self) -> list[MasterPair]:
-        """Return ``(master, float16 array)`` per context; none if no user has called ``data`` or ``list_data``.
-
-        A user who has the array may have written into it, so an update compares the two.
-        """
+        """Return ``(master, float16 array)`` per context; none if no user has called ``data`` or ``list_data``."""
         return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
 
     def master(self, device: int) -> NDArray:
@@ -69,20 +66,15 @@ class LowParameter(gluon.Parameter):
         return self._masters[device]
 
     def list_data(self) -> list[NDArray]:
-        """Return the float16 arrays, one per context.
-
-        If user code calls this, and not MXNet or mxmp, later updates and saves compare the arrays with the masters, to
-        find what the user wrote into them.
-        """
+        """Return the float16 arrays, one per context, and note if user code, not MXNet or mxmp, calls this."""
         self._exposed = self._exposed or is_called_by_user()
         return super().list_data()
 
     def data(self, ctx: mx.Context | None = None) -> NDArray:
-        """Return the float16 array on the context ``ctx``, by default the current one.
+        """Return the float16 array on ``ctx``, by default the current context, and note if user code calls this.
 
-        If user code calls this, and not MXNet or mxmp, later updates and saves compare the array with the master, to
-        find what the user wrote into it. Raises ``ValueError`` if the forward of an unconverted block calls this, which
-        shares the Parameter and computes in FP32.
+        Raises ``ValueError`` if the forward of an unconverted block calls this, which shares the Parameter and computes
+        in FP32.
         """
         reader = _mxnet.unconverted_reader()
         if reader is not None:
@@ -113,19 +105,12 @@ class LowParameter(gluon.Parameter):
         assign(data, self._masters, self._data)
 
     def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
-        """Record the Trainer that will update this Parameter; MXNet calls this whenever a Trainer is made over it.
-
-        Raises ``TypeError`` for any Trainer but an mxmp.Trainer, which alone updates the masters; None is accepted.
-        """
+        """Record the Trainer that will update this Parameter; raise ``TypeError`` for any but an mxmp.Trainer."""
         _check_trainer(self, trainer, self._low_dtype)
         super()._set_trainer(trainer)
 
     def cast(self, dtype: str) -> None:
-        """Raise ``ValueError`` unless ``dtype`` is float32, for which nothing changes. ``Block.cast`` calls this.
-
-        The Parameter's ``dtype`` is float32 already, that of the master, which must stay FP32. ``data()`` stays
-        float16.
-        """
+        """Raise ``ValueError`` unless ``dtype`` is float32, for which nothing changes. ``Block.cast`` calls this."""
         if dtype not in ("float32", np.float32):
             raise ValueError(
                 f"Parameter {self.name!r} has an FP32 master and cannot be cast to {dtype}: call "
@@ -211,10 +196,7 @@ def _full_class(low: type) -> type:
 
 
 def _empty(kind: type) -> gluon.Parameter:
-    """Return a Parameter of the class ``_low_class(kind)`` without attributes, for ``copy`` and ``pickle`` to fill.
-
-    ``kind`` is the class of the Parameter before it was stored in float16, ``_low_class(kind)`` its class since.
-    """
+    """Return a Parameter of the class ``_low_class(kind)`` without attributes, for ``copy`` and ``pickle`` to fill."""
     return object.__new__(_low_class(kind))
 
 
@@ -231,8 +213,7 @@ def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
 def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
     """Remove the conversions ``old``, and those of deleted nets, from those that ``param`` lists, and add ``new``.
 
-    A Parameter lists the conversions (calls of ``convert``) of the nets that it belongs to. If none of these is left,
-    it is stored in FP32 again, even if there are ``new`` ones: the next graph that reads it decides anew.
+    If none of the listed ones is left, it is stored in FP32 again: the next graph that reads it decides anew.
     """
     kept = [conversion for conversion in conversions_of([param]) if conversion not in old]
     if not kept:
@@ -248,10 +229,7 @@ def is_scaling(trainer: Any) -> bool:
 
 
 def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:
-    """Raise ``TypeError`` unless ``trainer`` is an mxmp.Trainer or None: no other updates FP32 masters.
-
-    ``param`` and ``dtype`` are for the message.
-    """
+    """Raise ``TypeError`` unless ``trainer`` is an mxmp.Trainer or None: no other updates FP32 masters."""
     if trainer is not None and not is_scaling(trainer):
         raise TypeError(
             f"Parameter {param.name!r} is stored in {dtype} with an FP32 master, which a "
@@ -267,19 +245,12 @@ def master_at(params: Sequence[gluon.Parameter], device: int, index: int) -> NDA
 
 
 def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
-    """Return ``(master, float16 array)``, per context, of each LowParameter whose ``data()`` a user has called.
-
-    A user who has the array may have written into it, so an update compares the two. ``params`` must be initialized.
-    """
+    """Return ``(master, float16 array)``, per context, of each LowParameter whose ``data()`` a user has called."""
     return [pair for param in params if isinstance(param, LowParameter) for pair in param.exposed_pairs()]
 
 
 def weight_of(param: gluon.Parameter) -> Weight:
-    """Return ``param`` as a ``Weight``: its name, shape, arrays and FP32 masters, and a function that sets its value.
-
-    States files, kvstores and diagnostics use a Weight, which is the same for Gluon and Module. The function sets FP32
-    values on all contexts; if ``initialize`` was never called for ``param``, it does nothing.
-    """
+    """Return ``param`` as a ``Weight``, whose ``assign`` does nothing if ``initialize`` was never called."""
     ready = _mxnet.is_initialized(param)
     masters = param.masters() if ready and isinstance(param, LowParameter) else None
     assign = param.set_data if ready or _mxnet.is_deferred(param) else lambda value: None

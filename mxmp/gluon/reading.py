@@ -51,10 +51,7 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
 
 
 def unconverted_blocks(net: Block) -> list[str]:
-    """Return the names of those blocks of a converted net that run as Python code, in FP32.
-
-    They are those that are no HybridBlock, those that the user excluded, and all around or inside an excluded one.
-    """
+    """Return the names of those blocks of a converted net that run as Python code, in FP32."""
     converted = {id(block) for block, hook in hooks(net) if not hook.runs_as_python}
     found, stack = [], [net]
     while stack:
@@ -120,10 +117,7 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
 
 
 def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
-    """Return the FP32 inference graph of ``block`` for a call with ``args``, traced without running an operator.
-
-    The result also has the shapes and dtypes of the graph's inputs, and of those Parameters whose shape is known.
-    """
+    """Return the FP32 inference graph of ``block`` for a call with ``args``, traced without running an operator."""
     symbol, arrays, params = traced_alone(block, args, training=False)
     known = {name: (tuple(p.shape), p.dtype) for name, p in params.items() if _is_known(p.shape)}
     known.update({name: (array.shape, array.dtype) for name, array in arrays.items()})

@@ -359,11 +359,7 @@ class Trainer(StepView, gluon.Trainer):
     # -- inside -------------------------------------------------------------------------------------
 
     def _begin_backward(self, loss: Any) -> tuple[list[NDArray], list[NDArray], Record]:
-        """Return the losses as a list, a head gradient full of the loss scale for each, and their Record.
-
-        The Record tells what autograd recorded of the losses. Raises ``TypeError`` or ``ValueError`` for a loss that
-        ``backward`` does not take.
-        """
+        """Return the losses as a list, a head gradient full of the loss scale for each, and their Record."""
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         if not losses:
             raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
@@ -375,8 +371,7 @@ class Trainer(StepView, gluon.Trainer):
     def _warn_of_other_trainer(self) -> None:
         """Warn, once, if a Trainer of MXNet's own was made over one of the parameters after this trainer.
 
-        Its ``step``, called by mistake, would apply gradients that still contain the loss scale. Does nothing at a loss
-        scale of 1.
+        Its ``step``, called by mistake, would apply gradients that still contain the loss scale.
         """
         if self._warned or self.loss_scale == 1.0:
             return
@@ -406,11 +401,7 @@ class Trainer(StepView, gluon.Trainer):
         backward.note_scaled(_mxnet.fresh_weights(self._params, clear=True))
 
     def _refuse_unscaled_gradients(self) -> None:
-        """Raise ``RuntimeError`` if a backward without the loss scale, by ``loss.backward()``, has written gradients.
-
-        The update would divide them by the loss scale, which they do not contain. Does nothing in three cases: the loss
-        scale is 1, no scaled backward has run since the last step, or ``unscale`` was called.
-        """
+        """Raise ``RuntimeError`` if a backward without the loss scale, ``loss.backward()``, has written gradients."""
         if self.loss_scale != 1.0 and self.progress.phase is not Phase.READY and not self.progress.unscaled:
             backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 
@@ -468,20 +459,14 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def _gradient_factor(self) -> float:
-        """Return the factor that turns the stored gradients into true, clipped ones: ``clip / loss_scale``.
-
-        After ``unscale``, which has divided by the loss scale, it is ``clip``, the factor of ``clip_global_norm`` (1
-        without it). The batch size is not part of it.
-        """
+        """Return the factor that turns the stored gradients into true, clipped ones, but for the batch size."""
         return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
         """Raise an error if no update may come now; otherwise set the optimizer's ``rescale_grad`` for ``batch_size``.
 
         After a plain backward, at a loss scale of 1, also watch the running statistics that this step may restore.
-
-        ``RuntimeError`` if no scaled backward has run, unless the loss scale is 1; ``ValueError`` if ``batch_size`` is
-        not positive. ``called`` is the name of the method that the user called, for the message.
+        ``called`` is the name of the method that the user called, for the message.
         """
         self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
@@ -491,12 +476,7 @@ class Trainer(StepView, gluon.Trainer):
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
-        """Do what must come before gradients are summed: check them, restore overflows, open the kvstore.
-
-        Raises ``RuntimeError`` if ``loss.backward()`` has written some of them, which lack the loss scale. A gradient
-        that had an inf or NaN when the user called ``unscale``, and that the user may have changed since, gets a NaN
-        again, so that every worker finds the overflow and skips this step.
-        """
+        """Do what must come before gradients are summed: check them, restore overflows, open the kvstore."""
         self._refuse_unscaled_gradients()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
         overflows, self.progress.overflows = self.progress.overflows, None
@@ -521,8 +501,7 @@ class Trainer(StepView, gluon.Trainer):
     def _init_params(self) -> None:
         """Send the parameters to the kvstore; with several workers, wait until this one has the weights of worker 0.
 
-        MXNet sends the arrays of the parameters. With several workers this method also sends the FP32 masters, and
-        rounds them into the float16 arrays.
+        MXNet sends the arrays of the parameters; the FP32 masters are sent here, and rounded into the float16 arrays.
         """
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
@@ -535,8 +514,7 @@ class Trainer(StepView, gluon.Trainer):
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
         """Return the ``Weight`` (arrays, FP32 masters) of each of ``params``, by the kvstore's key of its FP32 arrays.
 
-        This is the parameter's index in the trainer if it is stored in FP32. For a float16 parameter, MXNet uses the
-        index for the float16 arrays, and the key of the masters is the index plus the number of all parameters.
+        For a float16 parameter, MXNet uses its index for the float16 arrays: the masters get keys behind all indices.
         """
         weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
         return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}
@@ -572,11 +550,7 @@ class Trainer(StepView, gluon.Trainer):
             self._last_update = next_forward_number()
 
     def watch_statistics(self) -> RunningStatistics:
-        """Watch all running statistics that the next backward may overwrite; return the object that does it.
-
-        This RunningStatistics keeps a finite copy of each. If the backward leaves an inf or NaN in one of them, the
-        step restores its last finite value.
-        """
+        """Watch all running statistics that the next backward may overwrite; return the object that does it."""
         return self._statistics.watch(running_statistics_of(self._params, self._last_update))
 
 

@@ -53,24 +53,18 @@ class TrainedNet:
 
     @property
     def policy(self) -> Policy:
-        """Return the policy of the net's present conversion; if a Plan decides, the Plan's."""
         return self._hooks[0][1].conversion.policy
 
     @property
     def is_planned(self) -> bool:
-        """Return whether the net was converted by a Plan, and not by a policy alone."""
         return any(hook.conversion.plan is not None for _, hook in self._hooks)
 
     @property
     def gradient_scale(self) -> float:
-        """Return the factor that the stored gradients contain: the loss scale, or 1 after ``Trainer.unscale``."""
         return 1.0 if self._trainer.progress.unscaled else self._trainer.loss_scale
 
     def weights(self, *, frozen: bool = False) -> list[Weight]:
-        """Return a ``Weight`` (arrays and FP32 masters on all devices) for each parameter that the trainer updates.
-
-        With ``frozen=True``, those of trainer and net follow that have no gradient only because the user froze them.
-        """
+        """Return the parameters that the trainer updates; with ``frozen=True``, also those that the user froze."""
         found = [param for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
         if frozen:
             found += [p for p in self._params() if p.grad_req == "null" and _mxnet.is_differentiable(p)]
@@ -88,9 +82,8 @@ class TrainedNet:
     def unchanged(self) -> Iterator[None]:
         """Set all gradients to zero; when the ``with`` block ends, restore them and the running statistics.
 
-        Backwards may run within the block without changing what the next step does, so MXNet's fresh marks, which say
-        that a backward has written a gradient, are restored too; and the running statistics of other trainers' nets
-        that the loss of ``replay`` has called. Waits for the device at the end.
+        MXNet's fresh marks, which say that a backward has written a gradient, are restored too; and the running
+        statistics of other trainers' nets that the loss of ``replay`` has called. Waits for the device at the end.
         """
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
@@ -129,22 +122,12 @@ class TrainedNet:
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
         """Run one forward and backward of ``batch``; pass its inputs, the loss and the loss's gradient to ``note``.
 
-        These are the arrays that no operator of the net makes, so that listeners do not get them. Net and loss get a
-        backward each, because the gradient of the loss with respect to the net's output can be read in no other way.
-        The gradients of the trainer's and the net's parameters are written as in any backward, and no others.
-
-        Parameters
-        ----------
-        batch : sequence
-            The arguments of the net: arrays, None and nested lists of them.
-        loss : callable
-            Takes the net's output and returns a loss or a list of losses. Must not be None here.
-        loss_scale : float
-            Multiplies all gradients.
-        note : callable
-            Called with a name and an array: ``"the input"`` (or ``"input 0"``, ``"input 1"`` if there are several),
-            ``"the loss"`` (once per loss, not scaled), ``"the gradient of the loss"`` (once per output of the net,
-            scaled), ``"the gradient of the loss with respect to fc_weight"`` (for each parameter that ``loss`` reads).
+        Net and loss get a backward each, because the gradient of the loss with respect to the net's output can be read
+        in no other way. The gradients of the trainer's and the net's parameters are written as in any backward, and no
+        others. ``loss``, which must not be None here, may also return a list of losses. The names for ``note`` are
+        ``"the input"`` (or ``"input 0"``, ``"input 1"`` if there are several), ``"the loss"`` (once per loss, not
+        scaled), ``"the gradient of the loss"`` (once per output of the net, scaled), and ``"the gradient of the loss
+        with respect to fc_weight"`` (for each parameter that ``loss`` reads).
         """
         flat, structure = _mxnet.flatten(tuple(batch))
         flat = [array if array is None else array.detach() for array in flat]
@@ -181,10 +164,6 @@ class TrainedNet:
             autograd.backward(outs, gradients, retain_graph=True)
 
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
-        """Yield a ``GraphRun`` for each graph for training that the block whose hook is ``place`` has built so far.
-
-        It holds the Symbol that runs, with casts, the plan, and a key, which is the same object for the same graph.
-        """
         for key, built in list(place.graphs.items()):
             if key.training:
                 yield GraphRun(built, built.op.symbol, built.plan)
@@ -193,12 +172,6 @@ class TrainedNet:
         return sum(key.training for key in place.graphs)
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
-        """Call ``listener_at(hook)`` once per block; pass each operator's outputs to the listener that it returns.
-
-        The outputs are those of later forwards and backwards, in training only. A listener is called with the name that
-        MXNet's monitor gives (``"fc1_output"``) and the array. Raises ``ValueError`` if a user has registered an op
-        hook on a block, as MXNet calls one callback only.
-        """
         monitors = [_mxnet.monitor(block) or (Listeners(), False) for block, _ in self._hooks]
         for (block, _), monitor in zip(self._hooks, monitors):
             if not isinstance(monitor[0], Listeners):
@@ -222,17 +195,14 @@ class TrainedNet:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether blocks were converted again or restored since ``listen``, so that not all call a listener."""
         return [hook for _, hook in self._hooks] != [hook for _, hook, _, _ in self._listening]
 
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if the method ``exclude`` cannot be used on this net.
 
-        That is so if several workers train, as each has other data, finds other overflows and would exclude other
-        operators; or if a block of this net also belongs to another converted net, unless that net is a part of this
-        one. Also if Parameters are stored in float16 and another converted net reads one of them, or another trainer
-        updates one: ``exclude`` stores them anew, which that net's graphs do not know, and its trainer may have
-        gradients to apply.
+        Besides the protocol's cases: if Parameters are stored in float16 and another converted net reads one of them,
+        or another trainer updates one. ``exclude`` stores them anew, which that net's graphs do not know, and its
+        trainer may have gradients to apply.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
@@ -259,8 +229,7 @@ class TrainedNet:
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep the operators named ``nodes`` in FP32 too, from the next forward on. Call this between two steps.
 
-        A float16 parameter that one of these operators reads is stored in FP32 from then on, and so is its gradient. A
-        kvstore accepts the gradient of a parameter only in the dtype of the first one, so all trainers of the net's
+        A kvstore accepts the gradient of a parameter only in the dtype of the first one, so all trainers of the net's
         parameters get new kvstores.
         """
         exclude_more(self._net, nodes)

@@ -48,9 +48,6 @@ def fit_to_device(
 
     Parameters
     ----------
-    casted : CastGraph
-        The converted graph; ``casted.graph`` is what this function returns.
-    device : {"cpu", "gpu"}
     grad_req : mapping of str to str
         From the name of a variable to its requested gradient: "write", "add" or "null". For a variable that is not in
         it, every workaround is applied that one of the three requests would need.

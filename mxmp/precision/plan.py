@@ -386,17 +386,11 @@ def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
 def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
     """Return ``plan`` with the names that its operators have in another Gluon net, which the same code built.
 
-    Gluon numbers the blocks of a process: ``"dense0_fwd"`` of one net is ``"dense2_fwd"`` in the next. The names of
-    operators and parameters and the ``exclude`` patterns are changed, not the texts of reasons. ``plan`` is returned
-    as it is if the names are the same or cannot be changed: it has no ``blocks``, the other net has more or fewer, or
-    two blocks or operators would get one name. Whether the result fits is not checked (see ``check_fit``).
-
-    Parameters
-    ----------
-    plan : Plan
-        A plan of a Gluon net.
-    blocks : sequence of str
-        The name prefixes of the other net's blocks, ``"dense2_"``, in the order of ``plan.blocks``.
+    Gluon numbers the blocks of a process: ``"dense0_fwd"`` of one net is ``"dense2_fwd"`` in the next. ``blocks`` are
+    the name prefixes of the other net's blocks, ``"dense2_"``, in the order of ``plan.blocks``. The names of operators
+    and parameters and the ``exclude`` patterns are changed, not the texts of reasons. ``plan`` is returned as it is if
+    the names are the same or cannot be changed: it has no ``blocks``, the other net has more or fewer, or two blocks or
+    operators would get one name. Whether the result fits is not checked (see ``check_fit``).
     """
     pairs = {(old, new) for old, new in zip(plan.blocks, blocks) if old and new}
     prefixes = dict(pairs)

@@ -137,15 +137,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def note_gradients(self, zeros: float, largest: float) -> None:
         """Record a measurement of this step's gradients, by which the next ``adjust`` changes the loss scale.
 
-        If several trainers share the scaler, each calls it before the one ``adjust``, which takes the largest
+        ``zeros`` is the share of elements that are 0, from 0 to 1, computed for each gradient and averaged over the
+        gradients. ``largest`` is the largest absolute value of an element of any gradient, multiplied by the loss
+        scale. If several trainers share the scaler, each calls it before the one ``adjust``, which takes the largest
         ``largest`` and the mean of ``zeros``.
-
-        Parameters
-        ----------
-        zeros : float
-            The share of elements that are 0, from 0 to 1, computed for each gradient and averaged over the gradients.
-        largest : float
-            The largest absolute value of an element of any gradient, multiplied by the loss scale.
         """
         self._measured.append((float(zeros), float(largest)))
 

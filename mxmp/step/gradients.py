@@ -244,10 +244,7 @@ def is_finite(array: NDArray) -> NDArray:
 def unscale(gradients: Sequence[Gradient], factor: float) -> None:
     """Multiply every gradient in place by ``factor``, the inverse of the loss scale. Does not wait for a device.
 
-    Raises
-    ------
-    ValueError
-        A gradient is float16, in which small unscaled values would become 0. No gradient has been changed.
+    Raises ``ValueError``, with nothing changed, for float16, in which small unscaled values would become 0.
     """
     for gradient in gradients:
         if gradient.array.dtype == np.float16:

@@ -74,7 +74,6 @@ class Progress:
     Attributes
     ----------
     phase : Phase
-        What has been done with the gradients.
     clip : float
         The factor by which the update multiplies the gradients to clip their global norm; 1 without clipping.
     accumulates : bool

@@ -209,17 +209,9 @@ def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, 
     counting. So a schedule that the file does not have starts at the present update, which it counts as
     ``begin_num_update``.
 
-    Parameters
-    ----------
-    optimizer : mx.optimizer.Optimizer
-        Has the user's schedule, and the saved update counts.
-    own : object
-        The user's schedule before its first update, as ``describe`` returned it.
-    saved : list
-        The saved schedule as ``describe`` returned it, twice: before its first update (missing if the file is MXNet's),
-        and last, when it was saved. If ``own`` equals one of them, the user's schedule is the saved one.
-    start : int
-        The number of the update at which the saved schedule started.
+    ``own`` is the user's schedule before its first update, as ``describe`` returned it. ``saved`` has the saved one
+    likewise, twice: before its first update (missing if the file is MXNet's), and last, when it was saved. ``start`` is
+    the number of the update at which that started.
     """
     if own in saved:
         restore_schedule(optimizer, saved[-1], start)

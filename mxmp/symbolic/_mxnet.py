@@ -41,11 +41,8 @@ def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
     """Yield a kvstore that denies, within the ``with`` block, that it can update weights (``is_capable`` is False).
 
     ``mx.mod.Module.init_optimizer``, called in the block, then lets the module update the weights in its own process.
-    Otherwise the kvstore would update them, with "dist_sync" on the servers, before mxmp could check the gradients.
-
-    ``kvstore`` is a KVStore, which is yielded itself, a name or None. For a name that contains "dist", or any name if
-    there are several ``devices``, a kvstore is created, as in ``mx.mod.Module``. Any other name, and None, means no
-    kvstore and is yielded unchanged.
+    Otherwise the kvstore would update them before mxmp could check the gradients. ``kvstore`` is a KVStore, a name or
+    None; of a name one is created where ``mx.mod.Module`` does. What is no kvstore then is yielded unchanged.
     """
     if isinstance(kvstore, str) and (devices > 1 or "dist" in kvstore):
         kvstore = mx.kv.create(kvstore)
@@ -62,9 +59,8 @@ def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
 def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], devices: int) -> None:
     """Change ``optimizer.idx2name``, from index to name, so that weight ``i`` has the index ``i`` on every device.
 
-    ``mx.mod.Module`` has set it up with the index ``i * devices + k`` for weight ``i`` on device ``k``, but mxmp
-    updates weight ``i`` under the index ``i`` on every device. A mapping that the user gave the optimizer is left
-    alone. ``names`` has the name of weight ``i`` at position ``i``; ``devices`` is the number of devices.
+    ``mx.mod.Module`` has set it up with the index ``i * devices + k`` for weight ``i`` on device ``k``. A mapping that
+    the user gave the optimizer is left alone.
     """
     by_device = {i * devices + k: name for i, name in enumerate(names) for k in range(devices)}
     if optimizer.idx2name == by_device:
@@ -77,10 +73,7 @@ def group(module: mx.mod.Module) -> Any:
 
 
 def mark_dirty(module: mx.mod.BaseModule) -> None:
-    """Tell a module that its executors have newer parameters than the CPU copies that it keeps.
-
-    ``get_params`` and ``save_params`` then copy the parameters from the devices before they use the CPU copies.
-    """
+    """Tell a module that its executors have newer parameters than the CPU copies that it keeps."""
     module._params_dirty = True
 
 
@@ -102,17 +95,9 @@ def symbol_of(executor: mx.executor.Executor) -> mx.sym.Symbol:
 class Monitored:
     """Wraps an executor so that a ``mx.mon.Monitor`` sees the user's FP32 network, without the casts that run in it.
 
-    ``Module.install_monitor`` gives this object to the monitor in place of the executor. Attributes that are not
-    defined here are those of the executor.
-
-    Parameters
-    ----------
-    executor : mxnet.executor.Executor
-        Runs the Symbol with casts.
-    symbol : Symbol
-        The user's FP32 Symbol.
-    plan : Plan
-        The plan, the dtype of every operator, by which the Symbol with casts was made.
+    ``Module.install_monitor`` gives this object to the monitor. Attributes that are not defined here are those of
+    ``executor``, which runs the Symbol with casts; ``symbol`` is the user's, and ``plan`` that by which it was
+    converted.
     """
 
     def __init__(self, executor: mx.executor.Executor, symbol: mx.sym.Symbol, plan: Plan) -> None:
@@ -147,25 +132,18 @@ class Monitored:
 class _MonitoredExecutor(mx.executor.Executor):
     """An executor with a monitor callback, which delays Ctrl-C until the forward or backward that runs has returned.
 
-    Otherwise Ctrl-C would raise ``KeyboardInterrupt`` within the callback, and ctypes, which calls it, drops
-    exceptions.
-
-    Attributes
-    ----------
-    is_training : bool
-        Whether the last forward was called with ``is_train=True``.
+    Otherwise it would raise ``KeyboardInterrupt`` within the callback, and ctypes, which calls it, drops exceptions.
+    ``is_training`` is whether the last forward was called with ``is_train=True``.
     """
 
     is_training = False
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> Any:
-        """Run forward; ``KeyboardInterrupt`` for a Ctrl-C during it is raised when it has ended."""
         self.is_training = bool(is_train)
         with hold_interrupts():
             return super().forward(is_train, **kwargs)
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        """Run backward; ``KeyboardInterrupt`` for a Ctrl-C during it is raised when it has ended."""
         with hold_interrupts():
             super().backward(*args, **kwargs)
 

@@ -66,10 +66,7 @@ def cast_symbol(
 
 
 def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
-    """Warn of patterns of ``exclude`` in the plan's policy that match no node of the graph, if there are any.
-
-    ``stacklevel`` is that of ``warnings.warn``: it selects the caller whose line the warning shows.
-    """
+    """Warn of patterns of ``exclude`` in the plan's policy that match no node of the graph, if there are any."""
     if plan.unmatched:
         warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=stacklevel)
 

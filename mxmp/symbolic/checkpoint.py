@@ -45,8 +45,7 @@ class SavesParams(mx.mod.BaseModule):
 def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> None:
     """Write a Symbol as JSON, the same text as ``symbol.save``; raise ``OSError`` if that fails, as on a full disk.
 
-    ``symbol.save`` itself raises nothing then. Either may leave a truncated file. With ``remove_amp_cast``, all
-    operators ``amp_cast`` are left out, also the casts that ``cast_symbol`` inserted.
+    ``symbol.save`` itself raises nothing then. With ``remove_amp_cast``, all operators ``amp_cast`` are left out.
     """
     with open(path, "w", encoding="utf-8") as file:
         file.write(symbol.tojson(remove_amp_cast=remove_amp_cast))
@@ -56,12 +55,8 @@ def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -
     """Write arrays with ``mx.nd.save``, by name or as a list, and check that the file is complete.
 
     ``mx.nd.save`` does not notice a full disk when it closes the file. It writes the names last, so a file that ends
-    with them is complete. A file of a list has no names; it is read back instead. Waits for the device.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written, or is incomplete; an incomplete file is not removed.
+    with them is complete. A file of a list has no names; it is read back instead. Waits for the device. Raises
+    ``OSError`` if the file cannot be written, or is incomplete; an incomplete file is not removed.
     """
     names = [name.encode() for name in arrays] if isinstance(arrays, Mapping) else []
     end = struct.pack("=Q", len(names)) + b"".join(struct.pack("=Q", len(name)) + name for name in names)
@@ -81,12 +76,8 @@ def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -
 def read_symbol(path: str) -> mx.sym.Symbol:
     """Return the Symbol in a JSON file. The file is checked first, since MXNet's reader crashes on some damaged files.
 
-    Raises
-    ------
-    ValueError
-        There is no such file, or it holds no valid Symbol; names the file.
-    OSError
-        The file cannot be read.
+    Raises ``ValueError``, which names the file, if there is none or it holds no valid Symbol, and ``OSError`` if it
+    cannot be read.
     """
     if not os.path.isfile(path):
         raise ValueError(f"no file {path!r}; expected a Symbol in JSON, NAME-symbol.json")
@@ -134,10 +125,7 @@ def _check_outputs(symbol: mx.sym.Symbol) -> None:
 
 
 def _list_at(raw: Any, key: str) -> list:
-    """Return the list under the name ``key`` in ``raw``, a JSON object; an empty list if there is no such name.
-
-    Raises ``ValueError`` if ``raw`` is no JSON object or the value is no list.
-    """
+    """Return the list ``raw[key]``, or ``[]`` without it; raise ``ValueError`` if ``raw`` is no dict, or it no list."""
     found = raw.get(key, []) if isinstance(raw, dict) else None
     if not isinstance(found, list):
         raise ValueError(f"it has no list of {key}, but {shorten(raw if found is None else found)}")
@@ -147,9 +135,8 @@ def _list_at(raw: Any, key: str) -> list:
 def _check_references(entries: list, count: int) -> None:
     """Raise ``ValueError`` unless each entry is a list of whole numbers from 0, the first of them below ``count``.
 
-    In Symbol JSON such an entry, for example ``[3, 0, 0]``, is an input of a node or an output of the graph, and its
-    first number that of the node that makes it. ``count`` is the number of nodes before the node that has this input;
-    for an output, of all.
+    In Symbol JSON such an entry, ``[3, 0, 0]``, is an input of a node or an output, and its first number that of the
+    node that makes it.
     """
     for entry in entries:
         places = entry if isinstance(entry, list) and entry else [-1]
@@ -158,14 +145,9 @@ def _check_references(entries: list, count: int) -> None:
 
 
 def read_parameters(path: str) -> dict[str, NDArray]:
-    """Return the parameters and auxiliary states in a file of a checkpoint, such as ``NAME-0000.params``.
+    """Return the parameters and auxiliary states in a file of a checkpoint, by ``"arg:NAME"`` and ``"aux:NAME"``.
 
-    The keys of the result are ``"arg:NAME"`` for parameters and ``"aux:NAME"`` for auxiliary states.
-
-    Raises
-    ------
-    ValueError
-        There is no such file, it is damaged, or it holds arrays without such names; names the file.
+    Raises ``ValueError``, which names the file, if there is none, it is damaged, or it holds arrays without such names.
     """
     if not os.path.isfile(path):
         raise ValueError(f"no file {path!r}; expected parameters, NAME-0000.params")

@@ -27,13 +27,10 @@ __all__ = ["Core"]
 class Core:
     """The state of mixed precision that modules share: the conversion, the master weights, and the loss-scaled step.
 
-    Every ``Module`` makes one; a module that is bound with ``shared_module`` takes that module's, and the modules of a
-    ``BucketingModule`` share one.
-
-    Parameters
-    ----------
-    policy, exclude, loss_scale
-        The arguments of the ``Module`` or ``BucketingModule``, which documents them.
+    Every ``Module`` makes one, of its arguments ``policy``, ``exclude`` and ``loss_scale``; a module that is bound with
+    ``shared_module`` takes that module's, and the modules of a ``BucketingModule`` share one. The argument ``arrays``
+    of the methods maps each parameter's name to its arrays in the executors, one per device; a bucket may lack
+    parameters of the default one.
 
     Attributes
     ----------
@@ -99,30 +96,13 @@ class Core:
         ``conversion.exclude``, by which ``guard`` moves operators to FP32: the next call decides anew. The very first
         call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
-        Parameters
-        ----------
-        symbol : Symbol
-            The user's FP32 Symbol.
-        device : {"cpu", "gpu"}
-            The device that will run it.
-        parameters : collection of str
-            The names of the Symbol's parameters.
-        for_training : bool
-            If True and the Symbol has loss heads, the returned Symbol has one more argument, ``heads.SCALE_NAME``, by
-            which the gradients of the loss heads are multiplied.
-        grad_req : mapping of str to str
-            From each parameter's name to ``"write"``, ``"add"`` or ``"null"``, for workarounds that depend on it. If
-            empty, the Symbol gets every workaround that one of the values would need.
-        shapes : mapping of str to tuple
-            The shapes of data and labels, by name.
-        dtypes : mapping of str to dtype
-            Their dtypes, by name.
+        ``parameters`` are the names of the Symbol's parameters, and ``grad_req`` maps them to ``"write"``, ``"add"`` or
+        ``"null"``; if it is empty, the Symbol gets every workaround that one of the values would need. ``shapes`` and
+        ``dtypes`` are those of data and labels, by name. If ``for_training`` and the Symbol has loss heads, the
+        returned one has one more argument, ``heads.SCALE_NAME``, by which their gradients are multiplied.
 
-        Raises
-        ------
-        ValueError
-            The policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or a Plan is of another
-            device or Symbol (after the first call: has no operator of the Symbol).
+        Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or
+        a Plan is of another device or Symbol (after the first call: has no operator of the Symbol).
         """
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
@@ -150,9 +130,8 @@ class Core:
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """Create the master weights of all parameters that are stored in float16, and number all parameters.
 
-        ``values`` maps the name of every parameter to its FP32 value. ``arrays`` maps each parameter's name to its
-        arrays in the executors, one per device. A parameter's position in ``arrays`` is its number, its index in the
-        optimizer on all workers.
+        ``values`` maps the name of every parameter to its FP32 value. A parameter's position in ``arrays`` is its
+        number, its index in the optimizer on all workers.
         """
         self._names = list(arrays)
         self.numbers = {name: number for number, name in enumerate(arrays)}
@@ -163,19 +142,14 @@ class Core:
         }
 
     def master(self, device: int, index: int) -> NDArray | None:
-        """Return the FP32 master weight of a parameter on a device; None for a parameter that is stored in FP32.
-
-        ``index`` is the parameter's index in the optimizer, ``device`` the device's position among those of the module.
-        """
+        """Return the FP32 master weight of a parameter, by its index, on a device; None if it is stored in FP32."""
         masters = self.masters.get(self._names[index])
         return None if masters is None else masters[device]
 
     def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
         """Return each master weight with its float16 array on the same device, if a user may have written into that.
 
-        A user writes into the float16 array alone, so a step compares the two. The list is empty if no user has
-        accessed the executors (``exposed`` is False). ``arrays`` maps each parameter's name to its arrays in the
-        executors, one per device.
+        A user writes into the float16 array alone, so a step compares the two.
         """
         names = self.masters.keys() & arrays.keys() if self.exposed else ()
         return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
@@ -183,8 +157,7 @@ class Core:
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """Set master weights to the FP32 arrays in ``values``, by name, and round them into the float16 arrays.
 
-        Names of parameters without a master weight are skipped. ``arrays`` maps each parameter's name to its arrays in
-        the executors, one per device.
+        Names of parameters without a master weight are skipped.
         """
         for name in self.masters.keys() & values.keys():
             assign(values[name], self.masters[name], arrays[name])
@@ -192,18 +165,16 @@ class Core:
     def mean_masters(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
         """Return the mean over the devices of each master weight, as an FP32 array on the CPU, by parameter name.
 
-        ``mx.mod.Module`` takes the same mean of other parameters for its CPU copies. ``arrays`` maps each parameter's
-        name to its arrays in the executors, one per device.
+        ``mx.mod.Module`` takes the same mean of other parameters for its CPU copies.
         """
         held = {weight.name: weight.masters for weight in self.weights(arrays) if weight.masters}
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
-        """Return a ``Weight``, its arrays and master weights, for each parameter in ``arrays``.
+        """Return a ``Weight`` for each parameter in ``arrays``, in the order of ``numbers``.
 
-        They are in the order of their indices in the optimizer (``numbers``). Empty before ``make_masters``. What a
-        user has written into float16 arrays is copied into the master weights first. ``arrays`` maps each parameter's
-        name to its arrays in the executors, one per device; a bucket may lack parameters of the default one.
+        What a user has written into float16 arrays is copied into the master weights first. Empty before
+        ``make_masters``.
         """
         for pair in self.exposed_pairs(arrays):
             take_over(*pair)

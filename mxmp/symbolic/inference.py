@@ -31,16 +31,9 @@ class InferenceGraph:
     """A fused graph for inference on one device, with BatchNorm folded and bfloat16 weights stored as such.
 
     Its parameters are computed from those of the module's executor: when first needed, and again after ``forget``.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        The user's FP32 Symbol.
-    how : Policy or Plan
-        A policy of bfloat16: the rules decide each operator's dtype in the folded graph, where more operators may be in
-        bfloat16 than in the module's plan. A Plan: its operators keep their dtypes, the rules decide for all others.
-    parameters : collection of str
-        The names of the parameters and auxiliary states, in contrast to inputs.
+    ``symbol`` is the user's FP32 Symbol, ``parameters`` the names of its parameters and auxiliary states. If ``how`` is
+    a policy of bfloat16, the rules decide each operator's dtype in the folded graph, where more operators may be in
+    bfloat16 than in the module's plan. If it is a Plan, its operators keep their dtypes.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, how: Policy | Plan, parameters: Collection[str]) -> None:
@@ -90,9 +83,6 @@ class InferenceGraph:
 class InferenceExecutor:
     """Stands in for a module's executor, and runs forwards in inference mode in its faster ``InferenceGraph``.
 
-    That graph is fused. It reads parameters of its own: the module's, with BatchNorm folded into them and cast once.
-    When the module's change, ``InferenceGraph.forget`` must drop them.
-
     Parameters
     ----------
     executor : Executor
@@ -120,11 +110,7 @@ class InferenceExecutor:
         return self._latest.outputs
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
-        """Run forward, in inference mode by the fused InferenceGraph; takes the arguments of ``Executor.forward``.
-
-        The module's executor runs instead for inputs as keyword arguments, and where its parameters may have changed
-        without ``InferenceGraph.forget`` (``is_safe`` returns False).
-        """
+        """Run forward, in inference mode by the fused InferenceGraph; takes the arguments of ``Executor.forward``."""
         if is_train:
             self._graph.forget()
         self._latest = self._executor

@@ -225,11 +225,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._fuse_inference()
 
     def _make_inference_graphs(self) -> list[InferenceGraph]:
-        """Return an InferenceGraph per device, faster in inference than the executors' graph, or an empty list.
-
-        There are such graphs only if the module is bound for inference, on CPUs, in bfloat16, without model parallelism
-        (``group2ctxs``) and ``state_names``, and if ``MXNET_SUBGRAPH_BACKEND`` is not set in the environment.
-        """
+        """Return an InferenceGraph per device, faster in inference than the executors' graph, or an empty list."""
         if (
             self.for_training
             or self._device != "cpu"
@@ -254,15 +250,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Return whether parameters can change by ``init_params`` and ``set_params`` only, and no Monitor is installed.
 
         Only then do forwards run an InferenceGraph: it has copies of the parameters, and no Monitor sees its tensors.
-        False once a user has accessed the executors, another module may share their arrays, or there is an optimizer.
         """
         return not (self._monitored or self.core.exposed or self.core.shared or self.optimizer_initialized)
 
     def _forget_copies(self) -> None:
-        """Let the InferenceGraphs take the module's parameters anew, and the next backward the running statistics.
-
-        Called when a user has set them.
-        """
+        """Let the InferenceGraphs and the next backward take anew what a user has set."""
         self.core.statistics.renew()
         for graph in self._inference_graphs:
             graph.forget()
@@ -271,12 +263,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Install a ``mx.mon.Monitor``, which then reports the tensors of the user's operators.
 
         Operators that mxmp inserted, such as casts, are not reported. All values are FP32 arrays; those of operators in
-        low precision were rounded to the compute dtype. Gradients are multiplied by the loss scale.
-
-        Raises
-        ------
-        RuntimeError
-            The module is not bound.
+        low precision were rounded to the compute dtype. Gradients are multiplied by the loss scale. Raises
+        ``RuntimeError`` if the module is not bound.
         """
         if self.plan is None:
             raise RuntimeError("call bind() first: a monitor is installed in executors")
@@ -339,8 +327,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _exec_group(self) -> Any:
         """Return MXNet's ``DataParallelExecutorGroup``, which holds the executors and their arrays.
 
-        Sets ``core.exposed`` if a user's code, not MXNet's or mxmp's, reads this property. It may then write into
-        float16 arrays of parameters, so later steps copy what was written into the master weights.
+        Sets ``core.exposed`` if a user's code, which may then write into float16 arrays, reads this property.
         """
         if is_called_by_user():
             self.core.exposed = True
@@ -404,10 +391,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.load_optimizer_states(preload)
 
     def _weights_by_key(self) -> dict[str, Weight]:
-        """Return all weights by the keys of a kvstore under which rank 0 sends them to all workers in FP32.
+        """Return all weights by the keys of a kvstore, ``"fc_weight:initial"``, under which rank 0 sends them in FP32.
 
-        ``"fc_weight"`` has the key ``"fc_weight:initial"``, since the kvstore has the key ``"fc_weight"`` for the
-        gradient. That may be float16, and a key keeps the dtype of its first array.
+        The key ``"fc_weight"`` is that of the gradient, which may be float16; a key keeps the dtype of its first array.
         """
         return {f"{weight.name}:initial": weight for weight in self.core.weights(self.arrays())}
 
@@ -416,8 +402,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Cast the module's CPU copies of parameters to the dtype of their gradients within the ``with`` block.
 
         In the block, MXNet initializes the keys of a kvstore with these copies. Gradients are pushed under the same
-        keys, and a float16 gradient that is pushed to an FP32 key of a distributed store hangs the job. After the block
-        the FP32 copies are back.
+        keys, and a float16 gradient that is pushed to an FP32 key of a distributed store hangs the job.
         """
         original = self._arg_params
         self._arg_params = {
@@ -449,8 +434,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def remake_masters(self, weights: Mapping[str, Sequence[NDArray]]) -> None:
         """Create the master weights anew after ``rebind``, since other parameters may be stored in float16 now.
 
-        ``weights`` maps the name of each parameter to its FP32 values, one per device, to which the master weights and,
-        in their own dtype, the executors' arrays are set.
+        ``weights`` maps the name of each parameter to its FP32 values, one per device, which all arrays get.
         """
         arrays = self.arrays()
         self.core.make_masters(self._arg_params, arrays)
@@ -508,10 +492,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         super().backward(out_grads)
 
     def set_head_scale(self, scale: float) -> None:
-        """Set the loss scale by which the executors' backward multiplies the gradients that loss heads write.
-
-        Loss heads ignore ``out_grads``, so a factor in ``out_grads`` would not reach these gradients.
-        """
+        """Set the loss scale by which the executors' backward multiplies the gradients that loss heads write."""
         for executor in self._exec_group.execs:
             if SCALE_NAME in executor.arg_dict:
                 executor.arg_dict[SCALE_NAME][:] = scale
@@ -627,10 +608,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
 
 def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
-    """Raise ``RuntimeError``, which names the methods to call first, unless ``module`` is bound and has parameters.
-
-    If ``optimizer`` is True, it must have an optimizer too.
-    """
+    """Raise ``RuntimeError``, which names the methods to call first, unless ``module`` is ready for the call."""
     done = {
         "bind": module.binded,
         "init_params": module.params_initialized,

@@ -31,23 +31,13 @@ def check_parameters(
 ) -> bool:
     """Check that a checkpoint's parameters are those of a Symbol; return whether their shapes could be checked too.
 
-    Names are always checked. Shapes are compared with those that MXNet infers from ``shapes``. If that is empty, the
-    first input is tried with one to five axes, and sizes that depend on the input may be any. The result is False if
-    the Symbol accepts neither ``shapes`` nor any trial, for example because it takes images of one size only.
+    Names are always checked. Shapes are compared with those that MXNet infers from ``shapes``, the inputs' by name. If
+    that is empty, the first input is tried with one to five axes, and sizes that depend on the input may be any. The
+    result is False if the Symbol accepts neither ``shapes`` nor any trial, for example because it takes images of one
+    size only. ``params`` has parameters by ``"arg:NAME"`` and auxiliary states by ``"aux:NAME"``.
 
-    Parameters
-    ----------
-    symbol : Symbol
-    params : mapping of str to NDArray
-        The parameters by ``"arg:NAME"`` and the auxiliary states by ``"aux:NAME"``.
-    shapes : mapping of str to tuple of int
-        The shapes of the Symbol's inputs by name; empty if they are not known.
-
-    Raises
-    ------
-    ValueError
-        A parameter is missing, is none of the Symbol's, has the wrong prefix (``arg:`` for an auxiliary state), or has
-        another shape than the Symbol gives it.
+    Raises ``ValueError`` if a parameter is missing, is none of the Symbol's, has the wrong prefix (``arg:`` for an
+    auxiliary state), or has another shape than the Symbol gives it.
     """
     kinds = dict.fromkeys(symbol.list_arguments(), "arg")
     kinds.update(dict.fromkeys(symbol.list_auxiliary_states(), "aux"))
@@ -73,13 +63,9 @@ def check_parameters(
 def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArray]:
     """Return a checkpoint's FP32 parameters in the dtypes in which a Symbol of ``cast_symbol`` stores them.
 
-    Parameters that the Symbol ``low`` declares as float16 are returned as new float16 arrays, all others as they are.
-    The keys of ``params`` and of the result are ``"arg:NAME"`` and ``"aux:NAME"``. Waits for the device.
-
-    Raises
-    ------
-    ValueError
-        A finite value is beyond float16's range; names the parameter.
+    Parameters that the Symbol ``low`` declares as float16 are new float16 arrays. The keys are ``"arg:NAME"`` and
+    ``"aux:NAME"``. Waits for the device. Raises ``ValueError``, which names the parameter, for a finite value beyond
+    float16's range.
     """
     attrs = low.attr_dict()
     found = {}
@@ -122,16 +108,12 @@ def _expected_sizes(
     A trial infers them twice: from a small and a large shape of the first input, such as (512, 576) and (1024, 1088).
     Other inputs get the shapes that MXNet infers. An item maps a parameter's name to one pair of sizes, small and
     large, per axis. For example, ``{"fc_weight": [(10, 10), (576, 1088)]}`` says that the weight has 10 rows. The
-    number of columns depends on the input, so in the checkpoint it may be any.
+    number of columns depends on the input, so in the checkpoint it may be any. A trial that the Symbol does not accept
+    yields no item.
 
-    Parameters
-    ----------
-    symbol : Symbol
-    saved : mapping of str to tuple of int
-        The shapes of all parameters in the checkpoint; arguments of the Symbol that are not in it are inputs.
-    shapes : mapping of str to tuple of int
-        The shapes of the inputs by name: the one trial, for both sizes of a pair. If empty, there is a trial of the
-        first input with each of one to five axes. A trial that the Symbol does not accept yields no item.
+    ``saved`` are the shapes of all parameters in the checkpoint; other arguments are inputs. ``shapes``, the inputs' by
+    name, is the one trial, for both sizes of a pair; if it is empty, there is one for each of one to five axes of the
+    first input.
     """
     inputs = [name for name in symbol.list_arguments() if name not in saved]
     if shapes:
@@ -161,8 +143,7 @@ def _expected_sizes(
 def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all arguments and auxiliary states, by name, that MXNet infers from the given input shapes.
 
-    A shape that cannot be inferred is ``()``, and an unknown size in a shape is 0. Raises ``mxnet.MXNetError`` if the
-    Symbol cannot have inputs of these shapes.
+    A shape that cannot be inferred is ``()``, and an unknown size in a shape is 0.
     """
     arguments, _, states = symbol.infer_shape_partial(**shapes)
     return dict(zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*arguments, *states]))
@@ -171,9 +152,8 @@ def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> d
 def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
     """Return an error message for the first parameter whose saved shape is not the expected one; empty if all fit.
 
-    ``sizes``, from ``_expected_sizes``, maps a parameter's name to one pair of sizes per axis, inferred from two input
-    shapes. If the two are equal, the saved size must be that number. Otherwise it depends on the input and may be any,
-    but the same in all parameters that have this pair. ``saved`` has the shapes in the checkpoint.
+    If the two sizes of a pair are equal, the saved size must be that number. Otherwise it depends on the input and may
+    be any, but the same in all parameters that have this pair.
     """
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():

@@ -12,13 +12,8 @@ __all__ = ["bound_graphs"]
 def bound_graphs(target: Module | BucketingModule) -> list[ConvertedGraph]:
     """Return the FP32 graph of a bound module with its plan and input shapes; of a ``BucketingModule`` one per bucket.
 
-    ``explain`` and ``advise`` report on them; no operator runs. Buckets that were not used yet have no graph. The name
-    of a bucket's graph is, for example, ``"softmax, bucket 10"``: the Symbol's name and the bucket's key.
-
-    Raises
-    ------
-    ValueError
-        The module is not bound.
+    Buckets that were not used yet have no graph. The name of a bucket's graph is, for example, ``"softmax, bucket
+    10"``: the Symbol's name and the bucket's key. Raises ``ValueError`` if the module is not bound.
     """
     modules = target.modules if isinstance(target, BucketingModule) else {None: target}
     found = []
