@@ -110,7 +110,7 @@ class TrainedNet:
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
-        """Call net and loss once in inference where a net has no graphs, or a parameter of a trainer waits for its shape.
+        """Call net and loss once in inference where a net has no graphs or a trainer's parameter has no shape yet.
 
         ``unchanged`` must find all arrays, as they are stored then. Autograd records, as a loss may need it.
         """
