@@ -15,7 +15,7 @@ from pathlib import Path
 
 HELP = (["-h"], ["--help"], ["--list"])
 COMMANDS = {  # by name: the module whose main() runs it, and what it does
-    "bench models": ("bench.models", "times whole steps of well-known networks: FP32, mxmp, contrib.amp, PyTorch"),
+    "bench models": ("bench.models", "times whole steps of well-known networks: FP32, mxmp, contrib.amp"),
     "bench inference": ("bench.inference", "times and compares graphs for inference: FP32 fused, bfloat16, INT8"),
     "bench modules": (
         "bench.inference:modules",

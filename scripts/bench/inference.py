@@ -8,13 +8,17 @@ what ``--results`` has.
 from __future__ import annotations
 
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
+from mxnet import autograd
 from support.options import parse
 from support.results import DOCS, read, write
 
+import mxmp
 from bench.networks import images, network
 from bench.turns import bench
 
@@ -46,10 +50,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measured(name: str, batch: int, size: int) -> dict[str, Any]:
     """Return each candidate's milliseconds, SQNR and verdict, and the seconds that the search took."""
-    import time
-
-    import mxmp
-
     net = warmed(name, size)
     data = [network(name).inputs(batch, size)[0] * scale for scale in (1.0, 0.9, 1.1)]
     start = time.perf_counter()
@@ -60,9 +60,6 @@ def measured(name: str, batch: int, size: int) -> dict[str, Any]:
 
 def warmed(name: str, size: int, steps: int = 10) -> Any:
     """Return a network whose running statistics saw data: without, some networks' outputs are denormal."""
-    import mxnet as mx
-    from mxnet import autograd
-
     mx.random.seed(0)
     net = network(name).make()
     net.initialize(mx.init.Xavier("gaussian", "in", 2), force_reinit=True)
@@ -97,10 +94,6 @@ def modules(arguments: list[str] | None = None) -> None:
 
 def predictions(name: str, batch: int, size: int) -> dict[str, Any]:
     """Return a call that predicts a batch, for each kind of module."""
-    import mxnet as mx
-
-    import mxmp
-
     net = warmed(name, size)
     (data,) = images(batch, size)
     with tempfile.TemporaryDirectory() as folder:

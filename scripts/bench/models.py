@@ -1,4 +1,4 @@
-"""Training and inference of well-known networks, time and peak memory: FP32, mxmp, ``mxnet.contrib.amp``, PyTorch.
+"""Training and inference of well-known networks, time and peak memory: FP32, mxmp, ``mxnet.contrib.amp``.
 
 Each variant is a process of its own (``contrib.amp`` patches MXNet for good). They take turns, one whole step each,
 which ends with ``mx.nd.waitall()``, in an order that alternates; kept are the seconds of every step. Peak memory is
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from bench.turns import Worker, WorkerError, gain, milliseconds, take_turns
 RESULTS = DOCS / "model-benchmarks.json"
 TASKS = ("training", "inference")
 VARIANTS = ("float32", "rules", "tuned", "contrib.amp")
-TORCH = ("torch.float32", "torch.autocast")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -39,7 +37,6 @@ def main(arguments: list[str] | None = None) -> None:
         networks=([str], f"of {', '.join(NETWORKS)}, or GluonCV's names (default: these)"),
         tasks=(list(TASKS), "", TASKS),
         variants=(list(VARIANTS), f"of {', '.join(VARIANTS)}, or policies as float16-fast (default: these)"),
-        torch=(str, "a Python with torch and torchvision, to compare with"),
         dtype=("bfloat16", "", ("bfloat16", "float16")),
         policy=("", "added to the dtype, for example norm=float32"),
         rounds=15,
@@ -53,16 +50,15 @@ def main(arguments: list[str] | None = None) -> None:
         again=(False, "measure again what has a result"),
     )
     for name in args.networks or NETWORKS:
-        variants = [*args.variants, *(TORCH if args.torch and network(name).torch else ())]
         for task in args.tasks:
             how = [args.dtype] * (args.dtype != "bfloat16" or bool(args.policy)) + [args.policy] * bool(args.policy)
             how += [args.device] * (args.device != "cpu") + [f"{args.threads} threads"] * (args.threads != default)
             key = ", ".join([name, task, *how])
             done = read(args.results).get(key, {})
-            if not args.again and done.get("variants", {}).keys() >= set(variants):
+            if not args.again and done.get("variants", {}).keys() >= set(args.variants):
                 continue
             print(f"{key}: ", end="", flush=True)
-            found = measure(name, task, variants, args)
+            found = measure(name, task, args)
             write(args.results, {**read(args.results), key: found})
             shown = found["variants"]
             print(", ".join(f"{v} {summary(f, shown.get('float32', {}))}" for v, f in shown.items()), flush=True)
@@ -78,7 +74,7 @@ def summary(figures: dict[str, Any], plain: dict[str, Any]) -> str:
     return f"{milliseconds(figures['seconds']):.1f} ms{faster}"
 
 
-def measure(name: str, task: str, variants: list[str], args: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, task: str, args: argparse.Namespace) -> dict[str, Any]:
     """Measure all variants of one network and task, side by side."""
     chosen = network(name)
     batch, size = args.batch or chosen.batch, args.size or chosen.size
@@ -90,13 +86,12 @@ def measure(name: str, task: str, variants: list[str], args: argparse.Namespace)
     config.update(plan=str(Path(folder.name, "plan.json")), policy=f"compute={args.dtype},{args.policy}".rstrip(","))
 
     def start(variant: str) -> Worker:
-        python = args.torch if variant in TORCH else sys.executable
-        script, limits = Path(__file__).with_name("worker.py"), {"threads": args.threads, "seconds": args.seconds}
-        return Worker(script, {**config, "variant": variant}, python=python, **limits)
+        script = Path(__file__).with_name("worker.py")
+        return Worker(script, {**config, "variant": variant}, threads=args.threads, seconds=args.seconds)
 
     tuning = None
     try:
-        for variant in variants:
+        for variant in args.variants:
             try:
                 if variant == "tuned":
                     tuner = start("tuning")
@@ -122,7 +117,7 @@ def measure(name: str, task: str, variants: list[str], args: argparse.Namespace)
             worker.stop()
         folder.cleanup()
     machine = {"cpu": cpu(), "threads": args.threads, "python": platform.python_version()}
-    ordered = {variant: found[variant] for variant in variants}
+    ordered = {variant: found[variant] for variant in args.variants}
     dtype = ",".join(filter(None, [args.dtype, args.policy]))
     return {"title": chosen.title, "task": task, "dtype": dtype, "batch": batch, "size": size, **machine,
             "variants": ordered}  # fmt: skip

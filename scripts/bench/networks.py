@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable
 
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
 
 @dataclass(frozen=True)
 class Network:
-    """One network. ``size``: of an image's side, or of a sequence; ``torch``: its name in torchvision, if any.
-
-    ``make``, ``inputs`` (of batch and size) and ``loss`` (of outputs and batch) import MXNet when they are called:
-    the list of networks is read by processes without it.
-    """
+    """One network. ``size``: of an image's side, or of a sequence; ``inputs`` are of batch and size."""
 
     title: str
     batch: int
@@ -21,7 +21,6 @@ class Network:
     make: Callable[[], Any]
     inputs: Callable[[int, int], list]
     loss: Callable[[Any, int], Any]
-    torch: str | None = None
     optimizer: str = "sgd"
     options: dict[str, Any] = field(default_factory=lambda: {"learning_rate": 1e-4, "momentum": 0.9})
 
@@ -31,8 +30,6 @@ def images(batch: int, size: int) -> list:
 
     Not noise: what a cast to float16 takes depends on whether zeros behind a relu come in runs.
     """
-    import mxnet as mx
-    import numpy as np
     from sklearn.datasets import load_sample_images
 
     rng, photographs, crops = np.random.RandomState(0), load_sample_images().images, []
@@ -44,16 +41,10 @@ def images(batch: int, size: int) -> list:
 
 
 def words(batch: int, length: int) -> list:
-    import mxnet as mx
-    import numpy as np
-
     return [mx.nd.array(np.random.RandomState(0).randint(0, WORDS, (length, batch)))]
 
 
 def sequences(batch: int, length: int) -> list:
-    import mxnet as mx
-    import numpy as np
-
     return [mx.nd.array(np.random.RandomState(0).normal(0, 1, (length, batch, 768)))]
 
 
@@ -73,8 +64,6 @@ def bert_base() -> Any:
 
 
 def lstm() -> Any:
-    from mxnet import gluon
-
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Embedding(WORDS, 650), gluon.rnn.LSTM(650, num_layers=2), gluon.nn.Dense(WORDS, flatten=False))
     return net
@@ -82,9 +71,6 @@ def lstm() -> Any:
 
 def classified(outputs: Any, batch: int) -> Any:
     """Return softmax cross entropy of the first output, and of auxiliary heads with 0.4 of the weight."""
-    import mxnet as mx
-    from mxnet import gluon
-
     outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     labels = mx.nd.arange(batch) % outputs[0].shape[1]
     losses = [gluon.loss.SoftmaxCrossEntropyLoss()(out, labels) for out in outputs]
@@ -93,10 +79,8 @@ def classified(outputs: Any, batch: int) -> Any:
 
 def detected(outputs: Any, batch: int) -> Any:
     """Return SSD's own loss, of two boxes in each picture."""
-    import mxnet as mx
     from gluoncv.loss import SSDMultiBoxLoss
     from gluoncv.model_zoo.ssd.target import SSDTargetGenerator
-    from mxnet import autograd
 
     scores, offsets, anchors = outputs
     with autograd.pause(train_mode=False):
@@ -107,9 +91,6 @@ def detected(outputs: Any, batch: int) -> Any:
 
 
 def next_word(outputs: Any, batch: int) -> Any:
-    import mxnet as mx
-    from mxnet import gluon
-
     flat = outputs.reshape((-1, outputs.shape[-1]))
     return gluon.loss.SoftmaxCrossEntropyLoss()(flat, mx.nd.arange(flat.shape[0]) % WORDS).mean()
 
@@ -119,27 +100,25 @@ def squared(outputs: Any, batch: int) -> Any:
     return (outputs**2).mean()
 
 
-def classifier(title: str, name: str, batch: int = 8, size: int = 112, torch: str | None = None) -> Network:
-    return Network(title, batch, size, partial(gluoncv, name), images, classified, torch)
+def classifier(title: str, name: str, batch: int = 8, size: int = 112) -> Network:
+    return Network(title, batch, size, partial(gluoncv, name), images, classified)
 
 
 NETWORKS: dict[str, Network] = {
-    "resnet50": classifier("ResNet-50", "resnet50_v1b", 16, 112, "resnet50"),
-    "vgg16": classifier("VGG-16", "vgg16", 8, 112, "vgg16"),
-    "mobilenetv2": classifier("MobileNetV2", "mobilenetv2_1.0", 16, 112, "mobilenet_v2"),
-    "mobilenetv3": classifier("MobileNetV3", "mobilenetv3_large", 16, 112, "mobilenet_v3_large"),
-    "densenet121": classifier("DenseNet-121", "densenet121", 4, 224, "densenet121"),
-    "inceptionv3": classifier("Inception v3", "inceptionv3", 4, 299, "inception_v3"),
-    "resnext50": classifier("ResNeXt-50", "resnext50_32x4d", 8, 112, "resnext50_32x4d"),
-    "alexnet": classifier("AlexNet", "alexnet", 16, 224, "alexnet"),
-    "squeezenet": classifier("SqueezeNet", "squeezenet1.0", 8, 224, "squeezenet1_0"),
+    "resnet50": classifier("ResNet-50", "resnet50_v1b", 16, 112),
+    "vgg16": classifier("VGG-16", "vgg16", 8, 112),
+    "mobilenetv2": classifier("MobileNetV2", "mobilenetv2_1.0", 16, 112),
+    "mobilenetv3": classifier("MobileNetV3", "mobilenetv3_large", 16, 112),
+    "densenet121": classifier("DenseNet-121", "densenet121", 4, 224),
+    "inceptionv3": classifier("Inception v3", "inceptionv3", 4, 299),
+    "resnext50": classifier("ResNeXt-50", "resnext50_32x4d", 8, 112),
+    "alexnet": classifier("AlexNet", "alexnet", 16, 224),
+    "squeezenet": classifier("SqueezeNet", "squeezenet1.0", 8, 224),
     "ssd300": Network(
         *("SSD-300", 2, 300, partial(gluoncv, "ssd_300_vgg16_atrous_voc", pretrained_base=False), images, detected)
     ),
-    "bert": Network(
-        *("BERT-base, 12 layers", 4, 128, bert_base, sequences, squared, "bert", "adam", {"learning_rate": 1e-4})
-    ),
-    "lstm": Network("LSTM language model", 20, 35, lstm, words, next_word, "lstm"),
+    "bert": Network(*("BERT-base, 12 layers", 4, 128, bert_base, sequences, squared, "adam", {"learning_rate": 1e-4})),
+    "lstm": Network("LSTM language model", 20, 35, lstm, words, next_word),
 }
 
 

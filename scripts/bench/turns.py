@@ -13,8 +13,9 @@ import time
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TextIO
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
+import mxnet as mx
 from support.pages import show
 
 
@@ -56,8 +57,6 @@ def take_turns(
 
 def in_turns(calls: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
     """Return the seconds of each call of each function, MXNet's work included, in this process."""
-    import mxnet as mx
-
     return take_turns({name: partial(timed, call, mx.nd.waitall) for name, call in calls.items()}, warmup, rounds)[0]
 
 
@@ -106,8 +105,6 @@ def _folder() -> tempfile.TemporaryDirectory:
 
 def operators(run: Callable[[], Any]) -> dict[str, tuple[int, float]]:
     """Return how often MXNet runs each operator in ``run``, and milliseconds in all; frees and waits are none."""
-    import mxnet as mx
-
     options = {"profile_symbolic": True, "profile_imperative": True, "aggregate_stats": True}
     # MXNet deletes this file, and a thread of its own writes it anew at any time.
     mx.profiler.set_config(filename=os.path.join(_folder().name, "profile.json"), **options)
@@ -131,12 +128,12 @@ class Worker:
     It gets its configuration as an argument, and answers each line that it reads with a line of JSON.
     """
 
-    def __init__(self, script: Path, config: dict[str, Any], *, python: str, threads: int, seconds: float) -> None:
+    def __init__(self, script: Path, config: dict[str, Any], *, threads: int, seconds: float) -> None:
         path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
         settings = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore", "PYTHONPATH": path}
         self._seconds = seconds
         self._process = subprocess.Popen(
-            [python, str(script), json.dumps(config)],
+            [sys.executable, str(script), json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -186,35 +183,27 @@ def serve(run: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> None:
     os.dup2(2, 1)
     try:
         for found in run(json.loads(sys.argv[1])):
-            _answer(answers, **found)
+            print(json.dumps(found), file=answers, flush=True)
     except Exception as error:  # whatever a variant cannot do is its result
         lines = str(error).strip().splitlines() or [""]
-        _answer(answers, error=f"{type(error).__name__}: {lines[-1][:200]}")
+        print(json.dumps({"error": f"{type(error).__name__}: {lines[-1][:200]}"}), file=answers, flush=True)
 
 
 def answers(
-    make: Callable[[], tuple[Callable[[], Any], Callable[[], dict]]],
-    wait: Callable[[], Any],
-    peak: Callable[[], int] | None = None,
+    make: Callable[[], tuple[Callable[[], Any], Callable[[], dict]]], peak: Callable[[], int]
 ) -> Iterator[dict[str, Any]]:
     """Yield that the step is prepared, then an answer to each command; ``make`` returns the step and its profile."""
-    peak = peak or peak_bytes
     before, started = peak(), time.perf_counter()
     step, profile = make()
-    timed(step, wait)
+    timed(step, mx.nd.waitall)
     yield {"prepared": time.perf_counter() - started}
     for command in map(str.strip, sys.stdin):
         if command == "step":
-            yield {"seconds": timed(step, wait)}
+            yield {"seconds": timed(step, mx.nd.waitall)}
         elif command == "memory":
             yield {"peak": peak(), "before": before}
         elif command == "profile":
             yield profile()
-
-
-def _answer(answers: TextIO, **found: Any) -> None:
-    answers.write(json.dumps(found) + "\n")
-    answers.flush()
 
 
 def peak_bytes() -> int:

@@ -1,7 +1,4 @@
-"""One variant of one network, a step at a time: see ``turns.Worker``.
-
-A variant of PyTorch's is run by a Python that has torch and torchvision; MXNet needs an older NumPy than theirs.
-"""
+"""One variant of one network, a step at a time: see ``turns.Worker``."""
 
 from __future__ import annotations
 
@@ -9,8 +6,12 @@ import time
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, Tuple
 
-from bench.networks import WORDS, Network, network
-from bench.turns import answers, operators, serve, timed
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+from bench.networks import Network, network
+from bench.turns import answers, operators, peak_bytes, serve, timed
 
 PROFILED = 3  # steps
 Step = Tuple[
@@ -21,24 +22,17 @@ Step = Tuple[
 def run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the answers: that it is prepared, and to each command."""
     chosen = network(config["network"])
-    if config["variant"].startswith("torch"):
-        yield from answers(partial(torch_step, chosen, **config), lambda: None)
-        return
-    import mxnet as mx
-
     on_gpu = config.get("device") == "gpu"
     if on_gpu:
         mx.test_utils.set_default_context(mx.gpu())
     if config["variant"] == "tuning":
         yield tune(chosen, **config)
     else:
-        yield from answers(partial(mxnet_step, chosen, **config), mx.nd.waitall, gpu_bytes if on_gpu else None)
+        yield from answers(partial(variant_step, chosen, **config), gpu_bytes if on_gpu else peak_bytes)
 
 
 def gpu_bytes() -> int:
     """Return the bytes of the GPU that are in use. MXNet's pool gives none back, so this is its peak so far."""
-    import mxnet as mx
-
     mx.nd.waitall()
     free, total = mx.context.gpu_memory_info()
     return total - free
@@ -58,9 +52,6 @@ def tune(net_of: Network, *, task: str, policy: str, batch: int, size: int, plan
 
 
 def initialized(net_of: Network) -> Any:
-    import mxnet as mx
-    import numpy as np
-
     mx.random.seed(0)
     np.random.seed(0)
     net = net_of.make()
@@ -68,11 +59,9 @@ def initialized(net_of: Network) -> Any:
     return net
 
 
-def mxnet_step(
+def variant_step(
     net_of: Network, *, variant: str, task: str, dtype: str, policy: str, batch: int, size: int, plan: str, **_: Any
 ) -> Step:
-    from mxnet import autograd, gluon
-
     if variant == "contrib.amp":
         from mxnet.contrib import amp
 
@@ -111,74 +100,10 @@ def mxnet_step(
 
 def profile(net: Any, step: Callable[[], Any]) -> dict[str, dict]:
     """Return of each operator that one step runs how often, and milliseconds in all."""
-    import mxnet as mx
-
     net.hybridize(static_alloc=False, static_shape=False)  # a static graph runs in bulks of many operators
     step()
     found = operators(lambda: [timed(step, mx.nd.waitall) for _ in range(PROFILED)])
     return {"operators": {name: [count / PROFILED, ms / PROFILED] for name, (count, ms) in found.items()}}
-
-
-def torch_step(net_of: Network, *, variant: str, task: str, dtype: str, batch: int, size: int, **_: Any) -> Step:
-    """On a CPU: PyTorch's kernels are done when a step returns. It is not profiled."""
-    import torch
-
-    torch.manual_seed(0)
-    net, x, classes = torch_network(str(net_of.torch), batch, size)
-    low = torch.autocast("cpu", dtype=getattr(torch, dtype), enabled=variant == "torch.autocast")
-    if task != "training":
-        net.eval()
-
-        def predict() -> None:
-            with torch.no_grad(), low:
-                net(x)
-
-        return predict, lambda: {"operators": {}}
-
-    net.train()
-    options = dict(net_of.options, lr=net_of.options["learning_rate"])
-    del options["learning_rate"]
-    optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[net_of.optimizer](net.parameters(), **options)
-
-    def train() -> None:
-        optimizer.zero_grad()
-        with low:
-            out = net(x)
-            out, *auxiliary = out if isinstance(out, tuple) else (out,)
-            if classes is None:
-                loss = (out.float() ** 2).mean()
-            else:
-                labels, entropy = torch.arange(out.shape[0]) % classes, torch.nn.functional.cross_entropy
-                loss = entropy(out, labels) + 0.4 * sum(entropy(each, labels) for each in auxiliary)
-        loss.backward()
-        optimizer.step()
-
-    return train, lambda: {"operators": {}}
-
-
-def torch_network(name: str, batch: int, size: int) -> tuple[Any, Any, int | None]:
-    """Return the network, its input, and how many classes it tells apart."""
-    import torch
-    from torch import nn
-
-    if name == "bert":
-        layer = nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, activation="gelu")
-        return nn.TransformerEncoder(layer, 12, enable_nested_tensor=False), torch.randn(size, batch, 768), None
-    if name == "lstm":
-
-        class LanguageModel(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.embedding, self.lstm = nn.Embedding(WORDS, 650), nn.LSTM(650, 650, 2)
-                self.out = nn.Linear(650, WORDS)
-
-            def forward(self, x: Any) -> Any:
-                return self.out(self.lstm(self.embedding(x))[0]).flatten(0, 1)
-
-        return LanguageModel(), torch.randint(0, WORDS, (size, batch)), WORDS
-    import torchvision
-
-    return getattr(torchvision.models, name)(weights=None), torch.randn(batch, 3, size, size), 1000
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ LABELS = {  # by variant: in words, and a colour (Okabe and Ito's)
     "rules": ("mxmp, rules", "#0072B2"),
     "tuned": ("mxmp, tuned", "#009E73"),
     "contrib.amp": ("`mxnet.contrib.amp`", "#000000"),
-    "torch.autocast": ("PyTorch's autocast", "#D55E00"),
 }
-OURS = [variant for variant in LABELS if not variant.startswith("torch")]
 MATRIX = ("Convolution", "Deconvolution", "FullyConnected", "RNN", "dot", "batch_dot")
 Result = Dict[str, Any]
 
@@ -43,12 +41,6 @@ def page(results: dict[str, Any]) -> str:
     ]
     plans = [(r, plan) for r in found if (plan := r["variants"].get("tuned", {}).get("tuning"))]
     off = [abs(plan["predicted"] / plan["measured"] - 1) for _, plan in plans]
-    by_torch = [
-        [shape(r), r["task"], ms(r, torch), *(spread(ratios(r, v, torch)) for v in ("torch.autocast", "float32"))]
-        for torch in ("torch.float32",)
-        for r in found
-        if "seconds" in r["variants"].get(torch, {})
-    ]
     failures = [
         [result["title"], result["task"], variant, figures["error"].replace("|", "\\|")]
         for result in found
@@ -58,14 +50,12 @@ def page(results: dict[str, Any]) -> str:
     heads = {
         "emulated": "network | | FP32, ms | emulated float16, times as long",
         "tuning": "network | | operators | tuning, s | chosen | predicted | measured by tune | whole steps",
-        "torch": "network | | PyTorch FP32, ms | autocast | PyTorch's FP32 / MXNet's",
         "roofline": "network | share | gain | Amdahl | best | rules | tuned | reached",
         "failures": "network | | variant | why",
     }
     rows: tuple[Any, ...] = (
         emulated,
         map(tuning, plans),
-        by_torch,
         map(roofline, filter(bounds, of_task(found, TASKS[0]))),
         failures,
     )
@@ -93,9 +83,9 @@ def seconds(result: Result, variant: str) -> list[float | None]:
     return result["variants"].get(variant, {}).get("seconds", [])
 
 
-def ratios(result: Result, variant: str, to: str = "float32") -> list[float]:
-    """Return ``to``'s time over the variant's, by round; none where one has no figures."""
-    both = zip(seconds(result, to), seconds(result, variant))
+def ratios(result: Result, variant: str) -> list[float]:
+    """Return FP32's time over the variant's, by round; none where one has no figures."""
+    both = zip(seconds(result, "float32"), seconds(result, variant))
     return [a / b for a, b in both if a is not None and b is not None]
 
 
@@ -134,8 +124,8 @@ def bounds(result: Result) -> dict[str, float] | None:
     return {"share": share, "rate": rate, "amdahl": 1 / (1 - share + share / rate), "best": total / best}
 
 
-def present(results: list[Result], variants: Any) -> list[str]:
-    return [v for v in variants if any(v in result["variants"] for result in results)]
+def present(results: list[Result]) -> list[str]:
+    return [v for v in LABELS if any(v in result["variants"] for result in results)]
 
 
 def labels(variants: list[str]) -> str:
@@ -143,7 +133,7 @@ def labels(variants: list[str]) -> str:
 
 
 def times(results: list[Result]) -> str:
-    variants = present(results, OURS)
+    variants = present(results)
     rows = [[shape(r), ms(r, "float32"), *(spread(ratios(r, v)) for v in variants)] for r in results]
     means = [[median(r) for result in results if (r := ratios(result, variant))] for variant in variants]
     cells = [f"{geometric_mean(m):.2f}, of {len(m)}" if m else "-" for m in means]
@@ -158,7 +148,7 @@ def tuning(plan: tuple[Result, dict[str, Any]]) -> list[Any]:
 
 
 def memory(results: list[Result]) -> str:
-    variants, rows = present(results, OURS), []
+    variants, rows = present(results), []
     for result in results:
         peak = {name: found["peak"] for name, found in result["variants"].items() if "peak" in found}
         if "float32" in peak:
@@ -185,19 +175,18 @@ def picture(results: dict[str, Any], path: Path) -> None:
     size = (5.8 * len(tasks) + 1, 1.6 + 0.42 * max(map(len, tasks.values())))
     figure, axes = subplots(1, len(tasks), figsize=size, layout="constrained", squeeze=False)
     for plot, (task, rows) in zip(axes[0], tasks.items()):
-        variants = present(rows, LABELS)
+        variants = present(rows)
         plot.axvline(1, color="0.6", linewidth=1.2)
         for number, variant in enumerate(variants):
             label, color = LABELS[variant]
-            own = "torch.float32" if variant.startswith("torch") else "float32"
             apart = 0.18 * ((len(variants) - 1) / 2 - number)
-            found = [(row + apart, r) for row, each in enumerate(rows) if (r := ratios(each, variant, own))]
+            found = [(row + apart, r) for row, each in enumerate(rows) if (r := ratios(each, variant))]
             if not found:
                 continue
             lows, middles, highs = zip(*(quartiles(r) for _, r in found))
             reach = [[m - low for m, low in zip(middles, lows)], [high - m for m, high in zip(middles, highs)]]
-            text = label.replace("`", "") + (", against its own FP32" if own != "float32" else "")
-            plot.errorbar(middles, [y for y, _ in found], xerr=reach, fmt="o", color=color, label=text, markersize=5)
+            style = {"fmt": "o", "color": color, "label": label.replace("`", ""), "markersize": 5}
+            plot.errorbar(middles, [y for y, _ in found], xerr=reach, **style)
         plot.set(xscale="log", yticks=range(len(rows)), xlabel="FP32's time / the variant's: right of 1 is faster")
         plot.set_yticklabels([result["title"] for result in rows])
         plot.xaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.75, 1, 1.5, 2, 3]))
