@@ -20,7 +20,7 @@ LABELS = {  # label and colour (Okabe and Ito's)
     "float16": ("mxmp, `float16`", "#D55E00"),
     "float16-fast": ("mxmp, `float16-fast`", "#0072B2"),
 }
-LAUNCH = 3.8e-6  # seconds
+HEAD = "peak, GB | launches | step | GB cast | ms on a V100 | ms on an A100"
 TENSOR_CORES = "f16, sums f32, TENSOR_OP"
 KNOWN = {
     "resnet50_v1b": "ResNet-50",
@@ -57,11 +57,7 @@ def page(results: dict[str, Any]) -> str:
         missing=f"The record is not complete: {lacking} of {len(names())} names have no result yet." * bool(lacking),
         complete=len(complete(networks)),
         summary=table(f"| {' | '.join(labels)}", summary(networks)),
-        known=table(
-            "network | | peak, GB | launches | step | library calls | on Tensor Cores | casts | GB cast "
-            "| matrix calls, V100 / A100 | casts, V100 / A100 | launches and calls",
-            known(networks),
-        ),
+        known=table(f"network | | {HEAD} | library calls | on Tensor Cores | casts", known(networks)),
         variants=" / ".join(labels),
         kinds="\n\n".join(kinds(networks)),
         failures=table("network | | why", failures(results)),
@@ -82,10 +78,6 @@ def cast_seconds(figures: Figures, gpu: str) -> float:
     return figures["bytes_cast"] / GPUS[gpu].bandwidth
 
 
-def launch_seconds(figures: Figures) -> float:
-    return (figures["launches"] + figures["step_launches"] + figures["library_calls"]) * LAUNCH
-
-
 def tensor_core_share(figures: Figures) -> float:
     """Return the share of the matrix calls that may run on Tensor Cores."""
     calls = figures["matrix_calls"]
@@ -97,23 +89,17 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}" if value >= 0.001 else "0"
 
 
-def both(seconds: Callable[[str], float]) -> str:
-    return " / ".join(number(1e3 * seconds(gpu)) for gpu in ("v100", "a100"))
-
-
 def cells(figures: Figures) -> list[str]:
-    """Return what the table of well-known networks has of one variant."""
+    """Return what both tables have of one variant."""
     if "error" in figures:
-        return ["-"] * 10
+        return ["-"] * 6
+    times = [figures["matrix_seconds"][gpu] + cast_seconds(figures, gpu) for gpu in ("v100", "a100")]
     return [
         number(figures["peak_bytes"] / 1e9),
-        *(str(figures[key]) for key in ("launches", "step_launches", "library_calls")),
-        f"{100 * tensor_core_share(figures):.0f} %",
-        str(figures["casts"]),
+        str(figures["launches"]),
+        str(figures["step_launches"]),
         number(figures["bytes_cast"] / 1e9),
-        both(lambda gpu: figures["matrix_seconds"][gpu]),
-        both(lambda gpu: cast_seconds(figures, gpu)),
-        number(1e3 * launch_seconds(figures)),
+        *(number(1e3 * seconds) for seconds in times),
     ]
 
 
@@ -131,23 +117,17 @@ def summary(networks: dict[str, Any]) -> Iterator[list[str]]:
     }
     for label, (figure, form) in rows.items():
         yield [label, *(form.format(median(figure(f[v], f["float32"]) for f in found)) for v in VARIANTS)]
-    counts: dict[str, Callable[[Figures, Figures], bool]] = {
-        "no more memory than FP32": (lambda f, all_: f["peak_bytes"] <= all_["float32"]["peak_bytes"]),
-        "no more memory than `mxnet.contrib.amp`": (
-            lambda f, all_: f["peak_bytes"] <= all_["contrib.amp"]["peak_bytes"]
-        ),
-        "no more bytes cast than `mxnet.contrib.amp`": (
-            lambda f, all_: f["bytes_cast"] <= all_["contrib.amp"]["bytes_cast"]
-        ),
-        "at most 1.1 of FP32's launches and 12": (
-            lambda f, all_: f["launches"] <= 1.1 * all_["float32"]["launches"] + 12
-        ),
+    counts: dict[str, Callable[[Figures, Figures, Figures], bool]] = {
+        "no more memory than FP32": lambda f, fp32, _: f["peak_bytes"] <= fp32["peak_bytes"],
+        "no more memory than `mxnet.contrib.amp`": lambda f, _, amp: f["peak_bytes"] <= amp["peak_bytes"],
+        "no more bytes cast than `mxnet.contrib.amp`": lambda f, _, amp: f["bytes_cast"] <= amp["bytes_cast"],
+        "at most 1.1 of FP32's launches and 12": lambda f, fp32, _: f["launches"] <= 1.1 * fp32["launches"] + 12,
         "at most 15 launches in the step more than FP32": (
-            lambda f, all_: f["step_launches"] <= all_["float32"]["step_launches"] + 15
+            lambda f, fp32, _: f["step_launches"] <= fp32["step_launches"] + 15
         ),
     }
     for label, holds in counts.items():
-        numbers = [sum(holds(each[variant], each) for each in found) for variant in VARIANTS[1:]]
+        numbers = [sum(holds(f[variant], f["float32"], f["contrib.amp"]) for f in found) for variant in VARIANTS[1:]]
         yield [label, "", *(f"{count} of {len(found)}" for count in numbers)]
 
 
@@ -156,7 +136,11 @@ def known(networks: dict[str, Any]) -> Iterator[list[str]]:
         for variant in VARIANTS:
             figures = networks[name]["variants"].get(variant, {"error": "not recorded"})
             title = f"**{KNOWN[name]}**, `{name}`" if variant == VARIANTS[0] else ""
-            yield [title, LABELS[variant][0], *cells(figures)]
+            calls = ["-"] * 3
+            if "error" not in figures:
+                share = f"{100 * tensor_core_share(figures):.0f} %"
+                calls = [str(figures["library_calls"]), share, str(figures["casts"])]
+            yield [title, LABELS[variant][0], *cells(figures), *calls]
 
 
 def kinds(networks: dict[str, Any]) -> Iterator[str]:
@@ -164,25 +148,10 @@ def kinds(networks: dict[str, Any]) -> Iterator[str]:
         rows = []
         for name in sorted(name for name, found in networks.items() if found["kind"] == kind):
             found = networks[name]
-            each = [short(found["variants"].get(variant, {"error": "not recorded"})) for variant in VARIANTS]
+            each = [cells(found["variants"].get(variant, {"error": "not recorded"})) for variant in VARIANTS]
             shape = " x ".join(map(str, max(found["inputs"], key=len, default=[])))
             rows.append([f"`{name}`", shape, *map(" / ".join, zip(*each))])
-        head = "network | inputs | peak, GB | launches | step | GB cast | ms on a V100 | ms on an A100"
-        yield f"### {kind}\n\n{table(head, rows)}"
-
-
-def short(figures: Figures) -> list[str]:
-    """Return what the table of all networks has of one variant."""
-    if "error" in figures:
-        return ["-"] * 6
-    times = [figures["matrix_seconds"][gpu] + cast_seconds(figures, gpu) for gpu in ("v100", "a100")]
-    return [
-        number(figures["peak_bytes"] / 1e9),
-        str(figures["launches"]),
-        str(figures["step_launches"]),
-        number(figures["bytes_cast"] / 1e9),
-        *(number(1e3 * seconds) for seconds in times),
-    ]
+        yield f"### {kind}\n\n{table(f'network | inputs | {HEAD}', rows)}"
 
 
 def failures(results: dict[str, Any]) -> Iterator[list[str]]:
