@@ -17,10 +17,7 @@ HELP = (["-h"], ["--help"], ["--list"])
 COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench models": ("bench.models", "times whole steps of well-known networks: FP32, mxmp, contrib.amp"),
     "bench inference": ("bench.inference", "times and compares graphs for inference: FP32 fused, bfloat16, INT8"),
-    "bench modules": (
-        "bench.inference:modules",
-        "times predictions of MXNet's Module, and of mxmp's in FP32 and bfloat16",
-    ),
+    "bench modules": ("bench.inference:modules", "times predictions of MXNet's Module, and of mxmp's in two dtypes"),
     "bench layouts": ("bench.parts:layouts", "times BatchNorm and grouped convolutions in oneDNN's slow layouts"),
     "bench products": ("bench.parts:products", "times FullyConnected in bfloat16 by the number of rows"),
     "bench volumes": ("bench.parts:volumes", "times 3-D convolutions of video networks in bfloat16"),
@@ -35,14 +32,8 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),
     "sweep operators": ("sweep.operators.run", "measures every operator that may compute low: docs/kernels.json"),
     "sweep fusion": ("sweep.fusion", "compares folded and fused graphs of every model: docs/fusion.json"),
-    "sweep quantized": (
-        "sweep.quantized",
-        "measures what trained networks lose in INT8, by calibration batches: docs/int8.json",
-    ),
-    "sweep gpu-graphs": (
-        "sweep.gpu_graphs",
-        "records a step of every network on the null GPU: docs/gpu-graphs.json",
-    ),
+    "sweep quantized": ("sweep.quantized", "measures what trained networks lose in INT8: docs/int8.json"),
+    "sweep gpu-graphs": ("sweep.gpu_graphs", "records a step of every network on the null GPU: docs/gpu-graphs.json"),
     "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: docs/parity/"),
     "pages models": ("pages.models", "writes docs/models.md and its picture"),
     "pages kernels": ("pages.kernels", "writes docs/kernels.md"),

@@ -30,18 +30,18 @@ def main(arguments: list[str] | None = None) -> None:
     commands = (
         (family, f"`python {' '.join(Job(family, 'float16', 0).command)}`", steps(runs) or "not run yet")
         for family, runs in results.items()
-        if Job(family, "float16", 0).recipe.exists()
     )
+    judged_pairs = sum(map(len, found.values()))  # one in twenty of which chance alone may get wrong
     text = filled(
         __file__,
         families=len(FAMILIES),
         margins=table("metric | better | margin", margins()),
         verdicts="\n".join(verdicts(found)),
-        chance=chance(found),
+        chance=f"{0.05 * judged_pairs:.1f} of {judged_pairs}",
         table=table(
             "family | metric | chance | float32 | dtype | value | difference | verdict | holds from", means(results)
         ),
-        pooled="\n".join(means_of_all(found)),
+        pooled=table("dtype | families | random-effects mean | each family counted alike", means_of_all(found)),
         commands=table("family | command, of one dtype and seed | steps", commands),
         probes=probes(results),
         ablations=table(
@@ -96,12 +96,6 @@ def verdicts(found: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
         yield f"The mean of {dtype} is better than that of float32 in {gains} of {len(each)} families."
 
 
-def chance(found: Mapping[str, Mapping[str, Verdict]]) -> str:
-    """Return how many wrong verdicts chance alone may give."""
-    pairs = sum(map(len, found.values()))
-    return f"{0.05 * pairs:.1f} of {pairs}"
-
-
 def means(results: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield the cells of a family and a dtype."""
     for family, runs in results.items():
@@ -115,15 +109,13 @@ def means(results: Mapping[str, Any]) -> Iterator[list[str]]:
             first = ["", "", "", ""]
 
 
-def means_of_all(found: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
-    """Yield the rows of the table of means over all families."""
-    yield "| dtype | families | random-effects mean | each family counted alike |"
-    yield "|---|---|---|---|"
+def means_of_all(found: Mapping[str, Mapping[str, Verdict]]) -> Iterator[list[Any]]:
+    """Yield the cells of a dtype's means over all families."""
     for dtype, each in found.items():
         usable = poolable(each.values())
         if len(usable) > 1:
             cells = [f"{m.mean:+.2f} ({m.low:+.2f} to {m.high:+.2f})" for m in (pooled(usable), plain_mean(usable))]
-            yield f"| {dtype} | {len(usable)} | {cells[0]} | {cells[1]} |"
+            yield [dtype, len(usable), *cells]
 
 
 def poolable(verdicts: Any) -> list[Verdict]:

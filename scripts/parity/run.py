@@ -48,11 +48,6 @@ class Job(NamedTuple):
         return [f"examples/recipes/{recipe}", *arguments, *more]
 
     @property
-    def recipe(self) -> Path:
-        """Return the file of the recipe."""
-        return RECIPES / FAMILIES[self.family].recipe.split()[0]
-
-    @property
     def key(self) -> str:
         """Return the name of the run among the results of its family."""
         return " ".join([self.dtype, str(self.seed), *self.ablation.split()])
@@ -66,7 +61,6 @@ def main(arguments: list[str] | None = None) -> int:
         list=(False, "show the verdicts on every family, and run nothing"),
         dtypes=(list(DTYPES), "", DTYPES),
         seeds=([int], "default: as many as the family's entry says"),
-        only_ablations=(False, "the runs without a safeguard alone"),
         again=(False, "runs that have a result as well"),
         jobs=(1, "runs at once; each has one core"),
         results=(RESULTS, "folder; a JSON file a family"),
@@ -91,18 +85,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def jobs_of(family: str, options: Namespace) -> Iterator[Job]:
-    """Yield the runs of a family that have no result yet; none where its recipe does not exist."""
+    """Yield the runs of a family that have no result yet."""
     entry = FAMILIES[family]
-    if not Job(family, "", 0).recipe.exists():
-        return
     known = {} if options.again else load(options.results, family)
     for seed in options.seeds if options.seeds is not None else range(entry.seeds):
-        usual = [] if options.only_ablations else [Job(family, dtype, seed) for dtype in options.dtypes]
-        changed = []
+        jobs = [Job(family, dtype, seed) for dtype in options.dtypes]
         if seed < ABLATED and "float16" in options.dtypes:
             others = [*entry.ablations, *(option for option, _ in entry.probes)]
-            changed = [Job(family, "float16", seed, option) for option in others]
-        yield from (job for job in usual + changed if job.key not in known)
+            jobs += [Job(family, "float16", seed, option) for option in others]
+        yield from (job for job in jobs if job.key not in known)
 
 
 def run(job: Job) -> tuple[Job, dict[str, Any] | str]:
@@ -151,7 +142,6 @@ def listing(folder: Path) -> Iterator[str]:
     for family, entry in FAMILIES.items():
         results = load(folder, family)
         runs = "/".join(str(len(values(results, dtype))) for dtype in DTYPES) + f" of {entry.seeds}"
-        recipe = "" if Job(family, "", 0).recipe.exists() else " (not there)"
         verdicts = {dtype: judged(results, dtype) for dtype in DTYPES[1:]}
         found = [f"{dtype} {verdict.text if verdict else 'not judged'}" for dtype, verdict in verdicts.items()]
-        yield f"{family:21} {entry.recipe + recipe:25} {runs:14} {'; '.join(found)}"
+        yield f"{family:21} {entry.recipe:25} {runs:14} {'; '.join(found)}"
