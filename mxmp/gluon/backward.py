@@ -25,7 +25,6 @@ from . import _mxnet
 from .scaling import Record, recorded_name, refuse_hidden_heads, refuse_unscaled_heads
 
 __all__ = [
-    "add_trainer",
     "due_updates",
     "living_trainers",
     "make_stale",
@@ -38,17 +37,7 @@ __all__ = [
 
 # Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
 # overwrite, and no object leads from a loss to them.
-_trainers: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def add_trainer(trainer: Any) -> None:
-    """Add ``trainer``, by a weak reference, to the trainers whose parameters each scaled backward examines."""
-    _trainers.add(trainer)
-
-
-def living_trainers() -> list[Any]:
-    """Return all trainers that were passed to ``add_trainer`` and have not been freed."""
-    return list(_trainers)
+living_trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @contextmanager
@@ -83,7 +72,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         but by a backward of other losses than the scaled ones, so they do not contain the loss scale.
     """
     group = trainer.scaler_group
-    others = [other for other in living_trainers() if other is not trainer]
+    others = [other for other in list(living_trainers) if other is not trainer]
     sharing = [other for other in others if group is not None and other.scaler_group is group]
     # A trainer of the group with a loss of its own, as in a GAN, is not concerned.
     peers = [trainer, *(other for other in sharing if any(_reached(_mxnet.parameters_of(other), record)))]

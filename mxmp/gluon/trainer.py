@@ -111,12 +111,12 @@ class Trainer(StepView, gluon.Trainer):
             if times[id(param)] > 1:
                 raise ValueError(f"params has {param.name!r} twice, so each step would update it twice: list it once")
         self.watch_statistics()
-        backward.add_trainer(self)
+        backward.living_trainers.add(self)
 
     def __setstate__(self, state: dict) -> None:
         """Restore a copy as a trainer between two steps: copied parameters have no gradients that it could apply."""
         self.__dict__.update(state, _last_update=next_forward_number(), progress=Progress())
-        backward.add_trainer(self)
+        backward.living_trainers.add(self)
 
     # -- backward -----------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class TrainedNet:
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
         stale = [array for array in trained if not _mxnet.is_fresh(array)]
         self._read = ()
-        params = [param for trainer in living_trainers() for param in _mxnet.parameters_of(trainer)]
+        params = [param for trainer in list(living_trainers) for param in _mxnet.parameters_of(trainer)]
         of_others = [array for p in params if p.grad_req == "null" for array in _mxnet.arrays(p)]
         with autograd.pause():
             before = [(array, array.copy()) for array in of_others]

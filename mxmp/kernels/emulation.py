@@ -12,9 +12,7 @@ from ..precision.graph import Entry, Node
 from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
-__all__ = [
-    *("clamp_to_lowest", "compute_in_float64", "round_every_node", "skip_needless_roundings"),
-]
+__all__ = ["clamp_to_lowest", "compute_in_float64", "round_every_node", "skip_needless_roundings"]
 
 
 def round_every_node(fitted: FittedGraph) -> list[Node]:

@@ -115,7 +115,11 @@ def copy_around_convolutions(fitted: FittedGraph) -> list[Node]:
     output channels is a multiple of 16 (for an FP32 convolution: of 8), and the plain layout otherwise. A ResNeXt's
     block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench layouts``).
     """
-    convolutions = [node for node in _grouped(fitted.graph) if _is_2d(node) and _has_small_blocks(node)]
+    convolutions = []
+    for node in _grouped(fitted.graph):
+        each = int(node.attrs["num_filter"]) // int(node.attrs["num_group"])
+        if _is_2d(node) and each % 4 == 0 and each % 16 != 0:  # 4, 8, 12, 20, ... channels of a group
+            convolutions.append(node)
 
     def copied(node: Node) -> Entry:
         low = node in fitted.low
@@ -132,12 +136,6 @@ def copy_around_convolutions(fitted: FittedGraph) -> list[Node]:
 def _grouped(graph: Graph) -> list[Node]:
     """Return the ``Convolution`` nodes with more than one group, depthwise ones included."""
     return [n for n in graph.nodes() if n.op == "Convolution" and n.attrs.get("num_group", "1") != "1"]
-
-
-def _has_small_blocks(node: Node) -> bool:
-    """Return True for a convolution with 4, 8, 12, 20, ... (not 16, 32, ...) output channels in each of its groups."""
-    each = int(node.attrs["num_filter"]) // int(node.attrs["num_group"])
-    return each % 4 == 0 and each % 16 != 0
 
 
 # -- BatchNorm in emulated float16 -------------------------------------------------------------------
