@@ -114,7 +114,7 @@ class TrainedNet:
 
         ``unchanged`` must find all arrays, as they are stored then. Autograd records, as a loss may need it.
         """
-        params = [param for trainer in living_trainers() for param in _mxnet.parameters_of(trainer)]
+        params = [param for trainer in list(living_trainers) for param in _mxnet.parameters_of(trainer)]
         if not any(hook.graphs for _, hook in self._hooks) or any(map(_mxnet.is_deferred, params)):
             with autograd.record(train_mode=False):
                 loss(self._net(*batch))  # type: ignore[misc]
