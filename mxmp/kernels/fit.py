@@ -68,7 +68,7 @@ def fit_to_device(
     left_out = _switched_off(os.environ.get(SWITCH, ""))
     for row in WORKAROUNDS:
         applies = avoid_slow_kernels or row.effect != "slow"
-        if applies and row.device == device and casted.compute in row.dtypes and row.name not in left_out:
+        if applies and device in row.devices and casted.compute in row.dtypes and row.name not in left_out:
             nodes = row.rewrite(fitted)
             if nodes:
                 casted.workarounds[row.name] = list(nodes)

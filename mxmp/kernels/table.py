@@ -225,6 +225,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         source="MXNet 1.9.1, src/operator/tensor/elemwise_binary_op_basic.cc: elemwise_add has CloneGradient",
         test=f"{_TESTS}/test_fit.py::test_a_sum_with_a_variable_to_whose_gradient_backwards_add",
         rewrite=unwritten.copy_summands,
+        devices=("cpu", "gpu"),
     ),
     # -- on a GPU -----------------------------------------------------------------------------------
     Workaround(
@@ -237,7 +238,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "src/operator/nn/cudnn/cudnn_batch_norm-inl.h: dtype_param_",
         test=f"{_TESTS}/test_cuda.py::test_the_casts_around_a_norm_are_inside_its_kernel_on_a_gpu",
         rewrite=norms.drop_casts,
-        device="gpu",
+        devices=("gpu",),
     ),
     Workaround(
         name="global_averages",
@@ -247,7 +248,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         source="MXNet 1.9.1, src/operator/contrib/adaptive_avg_pooling.cu: T sum",
         test=f"{_TESTS}/test_cuda.py::test_an_adaptive_average_of_everything_is_cudnns_on_a_gpu",
         rewrite=cuda.use_global_pooling,
-        device="gpu",
+        devices=("gpu",),
     ),
     Workaround(
         name="sums_of_float16",
@@ -258,7 +259,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         source="MXNet 1.9.1, src/operator/numpy/np_broadcast_reduce_op.h: the parameter dtype",
         test=f"{_TESTS}/test_cuda.py::test_a_sum_reads_float16_and_adds_in_fp32_on_a_gpu",
         rewrite=cuda.sum_float16,
-        device="gpu",
+        devices=("gpu",),
     ),
     Workaround(
         name="upsampling_in_steps",
@@ -269,7 +270,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         source="MXNet 1.9.1, 3rdparty/mshadow/mshadow/extension/spatial_pool.h",
         test=f"{_TESTS}/test_cuda.py::test_an_upsampling_doubles_step_by_step_on_a_gpu",
         rewrite=cuda.double_in_steps,
-        device="gpu",
+        devices=("gpu",),
     ),
     Workaround(
         name="norms_with_relu",
@@ -279,7 +280,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         source="MXNet 1.9.1, src/operator/contrib/batch_norm_relu.cc: FCompute<cpu> alone",
         test=f"{_TESTS}/test_cuda.py::test_batch_norm_with_relu_is_two_operators_on_a_gpu",
         rewrite=cuda.split_norms_with_relu,
-        device="gpu",
+        devices=("gpu",),
     ),
     Workaround(
         name="fused_slices",
@@ -291,6 +292,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         source="MXNet 1.9.1, src/operator/fusion/fused_op.cu; load_slice in fused_op-inl.h",
         test=f"{_TESTS}/test_cuda.py::test_a_step_keeps_a_slice_out_of_the_fusion_on_a_gpu",
         rewrite=cuda.write_steps,
-        device="gpu",
+        devices=("gpu",),
     ),
 )

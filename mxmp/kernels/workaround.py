@@ -68,8 +68,8 @@ class Workaround:
     rewrite : callable
         Takes the ``FittedGraph``, rewrites its graph in place around the nodes that the fault concerns, and returns
         these nodes.
-    device : {"cpu", "gpu"}
-        The device whose kernels have the fault.
+    devices : tuple of str
+        The devices that have the fault: ``"cpu"``, ``"gpu"`` or both.
     """
 
     name: str
@@ -79,4 +79,4 @@ class Workaround:
     source: str
     test: str
     rewrite: Callable[[FittedGraph], Sequence[Node]]
-    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)

@@ -27,6 +27,6 @@ def render() -> str:
 
 def _rows(device: str) -> Iterator[tuple[Any, ...]]:
     for row in WORKAROUNDS:
-        if row.device == device:
+        if device in row.devices:
             test = row.test.rpartition("::")[2]
             yield f"`{row.name}`", ", ".join(row.dtypes), row.fault, row.source, _EFFECTS[row.effect], f"`{test}`"

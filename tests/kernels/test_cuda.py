@@ -176,3 +176,24 @@ def test_another_adaptive_average_is_fp32_on_both_devices():
 def test_a_norm_with_relu_of_low_input_has_no_casts_on_a_gpu():
     norm = S.contrib.BatchNormWithReLU(convolution(), fix_gamma=False, name="norm")
     assert casts(on_a_gpu(S.FullyConnected(norm, num_hidden=2, name="dense"))) == ["data_to_float16", "dense"]
+
+
+@pytest.mark.parametrize("policy", ["params=float32", "params=float16"])
+def test_the_gradient_of_a_sum_is_not_the_array_of_a_variable_to_which_backwards_add_on_a_gpu(policy):
+    """In the graph for a GPU, as FP32 on a CPU: whose gradients share an array is decided for both devices alike."""
+    weight = S.var("w") + S.tanh(S.var("u"))
+    symbol = S.FullyConnected(S.var("data"), weight, num_hidden=4, no_bias=True, name="fc")
+    text = on_a_gpu(symbol, policy).tojson(remove_amp_cast=False)
+    found = mx.sym.load_json(text.replace('"float16"', '"float32"').replace('"__dtype__": "2"', '"__dtype__": "0"'))
+    shapes = {"data": (3, 8), "w": (4, 8), "u": (4, 8)}
+    rng = np.random.RandomState(0)
+    args = {name: mx.nd.array(rng.randn(*shape)) for name, shape in shapes.items()}
+    grads = {name: mx.nd.zeros(shape) for name, shape in shapes.items()}
+    executor = found.bind(mx.cpu(), args, grads, grad_req={"data": "null", "w": "add", "u": "write"})
+    for _ in range(2):
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones((3, 4)))
+    once = np.tile(args["data"].asnumpy().sum(axis=0), (4, 1))
+    np.testing.assert_allclose(grads["w"].asnumpy(), 2 * once, rtol=1e-5, atol=1e-5)
+    slope = 1 - np.tanh(args["u"].asnumpy()) ** 2
+    np.testing.assert_allclose(grads["u"].asnumpy(), once * slope, rtol=1e-5, atol=1e-5)
