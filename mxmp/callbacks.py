@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Iterator
 
-__all__ = ["KeptError", "hold_interrupts"]
-
 
 class KeptError:
     """A context manager that keeps the first exception of its ``with`` blocks, until ``raise_it`` raises it.

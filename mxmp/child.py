@@ -9,8 +9,6 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, Iterator
 
-__all__ = ["code_of", "prepare_to_crash", "showing", "start_python"]
-
 
 def code_of(module: str) -> str:
     """Return a line of Python code, for ``start_python``, that imports ``module`` and calls its function ``main``.

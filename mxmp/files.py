@@ -9,8 +9,6 @@ import threading
 from contextlib import contextmanager
 from typing import Any, Iterator
 
-__all__ = ["check_writable", "new_figure", "read_json", "replacing", "replacing_all", "save_figure"]
-
 
 def check_writable(path: str) -> None:
     """Raise ``OSError`` if ``path`` cannot be written: a folder or device, or in a missing or read-only folder.

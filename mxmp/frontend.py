@@ -22,19 +22,6 @@ from .step.gradients import Gradient
 from .step.masters import Weight
 from .step.step import ScaledStep
 
-__all__ = [
-    "OTHER_WORKERS",
-    "CalledGraph",
-    "ConvertedGraph",
-    "GraphRun",
-    "Listener",
-    "Listeners",
-    "Note",
-    "TrainedNetwork",
-    "in_training",
-    "unchanged",
-]
-
 # Why ``TrainedNetwork.check_excludable`` refuses a distributed job.
 OTHER_WORKERS = (
     "each worker sees batches of its own, and would move layers of its own: guard a run with one worker, and give "

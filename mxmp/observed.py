@@ -11,8 +11,6 @@ from .precision.graph import Entry, Graph, Node
 from .precision.monitoring import SUMS, network_names, place_of
 from .precision.plan import Plan
 
-__all__ = ["SUM", "Observed", "ObservedGraph"]
-
 # MXNet's sum of gradients where several operators read a tensor; it does not say which tensor.
 SUM = "a sum of gradients"
 

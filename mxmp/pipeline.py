@@ -21,8 +21,6 @@ from .precision.graph import Graph
 from .precision.plan import Plan, PlannedGraph, check_fit
 from .precision.subgraphs import Body, set_bodies
 
-__all__ = ["Conversion", "Decider", "emitted", "low_graph"]
-
 logger = logging.getLogger("mxmp")
 # Returns the plan of one graph under a policy or plan, given the names of the parameters that may be stored in float16
 # or FP32, and those of the parameters that are stored in float16 already.

@@ -8,8 +8,6 @@ from fnmatch import translate
 from typing import Collection, Dict, Iterable
 from urllib.parse import quote, unquote
 
-__all__ = ["Policy"]
-
 _ALLOWED = {
     "compute": ("float16", "bfloat16"),
     "params": (None, "float16", "float32"),

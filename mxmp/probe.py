@@ -22,8 +22,6 @@ from .frontend import Listener, TrainedNetwork
 from .observed import Observed, ObservedGraph
 from .step.step import Observer
 
-__all__ = ["Probe", "StepObserver", "values_of"]
-
 _Observer = TypeVar("_Observer", bound="StepObserver")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-__all__ = ["examples"]
-
 
 def examples(count: int) -> int:
     """Return ``count``, times what the profile in force (``tests/conftest.py``) has in place of 100 examples."""

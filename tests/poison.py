@@ -7,8 +7,6 @@ import os
 import pytest
 from processes import run_tests
 
-__all__ = ["in_poisoned_memory", "run_poisoned"]
-
 in_poisoned_memory = pytest.mark.skipif("MXMP_POISONED" not in os.environ, reason="run by the test of poisoned memory")
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["ROOT", "run_tests"]
-
 ROOT = Path(__file__).parents[1]
 
 

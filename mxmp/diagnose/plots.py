@@ -13,8 +13,6 @@ from .watching.histogram import Format, Histogram
 from .watching.snapshot import KINDS, Snapshot, TensorReport
 from .watching.watch import Watch
 
-__all__ = ["plot_histograms", "plot_loss_scale"]
-
 _TITLES = {
     "activation": "Activations",
     "gradient": "Gradients between operators, times the loss scale",

@@ -20,8 +20,6 @@ from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
 
-__all__ = ["INHERITED", "TracedGraph"]
-
 INHERITED = {
     "Trainer": (
         "_allreduce_grads _contexts _distributed _init_kvstore _init_optimizer _init_params _kv_initialized "

@@ -24,17 +24,6 @@ from ..step.updater import Update
 from . import _mxnet
 from .scaling import Record, recorded_name, refuse_hidden_heads, refuse_unscaled_heads
 
-__all__ = [
-    "due_updates",
-    "living_trainers",
-    "make_stale",
-    "mark_fresh",
-    "note_scaled",
-    "refuse_unscaled_gradients",
-    "scaled_backward",
-    "zero_stale",
-]
-
 # Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
 # overwrite, and no object leads from a loss to them.
 living_trainers: weakref.WeakSet[Any] = weakref.WeakSet()

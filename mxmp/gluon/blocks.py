@@ -11,8 +11,6 @@ from ..policy import Policy
 from ..precision.plan import Plan, renamed
 from . import _mxnet
 
-__all__ = ["Division", "blocks_of", "divide", "hybrid_blocks", "prefixes_of", "with_names_of"]
-
 
 def hybrid_blocks(net: Block) -> list[HybridBlock]:
     """Return the HybridBlocks among ``net`` and all blocks inside it, each once, depth first from the outermost."""

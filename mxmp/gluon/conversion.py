@@ -25,13 +25,6 @@ from . import _mxnet
 from .blocks import Division, prefixes_of
 from .parameter import BFLOAT16, conversions_of, is_scaling, store_low
 
-__all__ = [
-    "NetConversion",
-    "any_conversion",
-    "next_forward_number",
-    "running_statistics_of",
-]
-
 # Global: counts the training forwards of all converted nets, which puts them in an order.
 _forwards = itertools.count(1)
 # Global: the number of the last training forward of each converted net, 0 before the first. A backward writes running

@@ -18,8 +18,6 @@ from .blocks import divide, with_names_of
 from .conversion import NetConversion
 from .hook import conversions_in, install, remove
 
-__all__ = ["convert", "restore"]
-
 
 def convert(
     net: Block, policy: str | Policy | Plan = "float16", *, exclude: Iterable[str] | Callable[[str, Block], bool] = ()

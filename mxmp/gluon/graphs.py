@@ -26,20 +26,6 @@ from . import _mxnet
 from .conversion import NetConversion
 from .scaling import call_with_scale, remember_converted_call
 
-__all__ = [
-    "BUILDING",
-    "BuiltGraph",
-    "GraphKey",
-    "Graphs",
-    "UntraceableError",
-    "build",
-    "engine_lock",
-    "is_tracing",
-    "read_inputs",
-    "traced_alone",
-    "tracing",
-]
-
 # Global: one lock while a graph is made, for nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
 # Global: whether mxmp is tracing a block on this thread; see ``is_tracing``.

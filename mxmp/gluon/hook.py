@@ -21,8 +21,6 @@ from .conversion import NetConversion
 from .graphs import BUILDING, BuiltGraph, GraphKey, Graphs, UntraceableError, build, is_tracing
 from .parameter import conversions_of, replace_conversions
 
-__all__ = ["Hook", "conversions_in", "exclude_more", "hook_of", "hooks", "install", "remove"]
-
 # The attribute of a block for which ``convert`` was called: its NetConversion. A copy of the block has a copy of it.
 _CALLED = "mxmp_conversion"
 

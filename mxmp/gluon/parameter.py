@@ -13,20 +13,6 @@ from ..step._mxnet import is_called_by_user
 from ..step.masters import MasterPair, Weight, assign, take_over
 from . import _mxnet
 
-__all__ = [
-    "BFLOAT16",
-    "LowParameter",
-    "conversions_of",
-    "exposed_pairs",
-    "is_scaling",
-    "master_at",
-    "replace_conversions",
-    "store_full",
-    "store_low",
-    "weight_of",
-]
-
-
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 

@@ -14,8 +14,6 @@ from .blocks import hybrid_blocks
 from .graphs import read_inputs, traced_alone
 from .hook import hook_of, hooks
 
-__all__ = ["called_graphs", "converted_graphs", "policy_of", "unconverted_blocks"]
-
 
 def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
     """Return each FP32 graph that a converted net runs in low precision, with its plan. For ``mxmp.explain``.

@@ -30,18 +30,6 @@ from ..precision.heads import HEAD_OPERATORS, is_unscaled
 from . import _mxnet
 from .parameter import BFLOAT16
 
-__all__ = [
-    "Record",
-    "call_with_scale",
-    "explain_unrecorded",
-    "head_gradient",
-    "heads_scaled_by",
-    "recorded_name",
-    "refuse_hidden_heads",
-    "refuse_unscaled_heads",
-    "remember_converted_call",
-]
-
 # -- what autograd recorded --------------------------------------------------------------------------
 
 _OPERATOR = re.compile(r'"op": "(\w+)"')

@@ -32,8 +32,6 @@ from .graphs import engine_lock
 from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
 from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by
 
-__all__ = ["BatchProcessor", "Trainer"]
-
 logger = logging.getLogger("mxmp")
 
 

@@ -21,8 +21,6 @@ from .parameter import conversions_of, weight_of
 from .scaling import Record, head_gradient, heads_scaled_by, recorded_name
 from .trainer import Trainer
 
-__all__ = ["TrainedNet"]
-
 
 class TrainedNet:
     """A converted net and the mxmp.Trainer that updates it, for ``watch``, ``blame`` and ``guard``.

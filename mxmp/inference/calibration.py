@@ -8,8 +8,6 @@ import mxnet as mx
 import numpy as np
 from mxnet.contrib.quantization import combine_histogram
 
-__all__ = ["CALIBRATORS", "Statistics", "sqnr"]
-
 # Bins of a histogram. With MXNet's 8001, its search for the range of least entropy takes a second per tensor.
 _BINS = 2001
 # With a later batch of larger values the histogram gets more bins, of the same width, up to so many.

@@ -17,8 +17,6 @@ from .runner import Runner
 from .search import BFLOAT16, FLOAT16, INT8, Limits, Search
 from .targets import Batch, OptimizedBlock, OptimizedSymbol, Subject, read_target, refusal, served
 
-__all__ = ["optimize_for_inference"]
-
 
 def optimize_for_inference(
     target: HybridBlock | mx.sym.Symbol,

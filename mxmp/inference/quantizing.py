@@ -11,8 +11,6 @@ from mxnet.contrib import quantization
 from ..precision.graph import Entry, Graph, Node
 from ..serving.folding import Params, by_kind
 
-__all__ = ["QUANTIZED", "Ranges", "quantize", "tensors_to_calibrate"]
-
 # From the name of a tensor to the smallest and the largest value that INT8 represents; values beyond are clipped.
 Ranges = Mapping[str, Sequence[float]]
 # MXNet puts this in front of the name of an operator that it replaces by an INT8 one.

@@ -8,8 +8,6 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ..files import new_figure, replacing, save_figure
 
-__all__ = ["Candidate", "InferenceReport", "Layer"]
-
 _ROWS = 10
 
 

@@ -18,8 +18,6 @@ from ..child import code_of, start_python
 from ..precision.graph import Graph
 from ..serving.folding import Params
 
-__all__ = ["CandidateError", "Runner"]
-
 _TAIL = 300
 _START = code_of("mxmp.inference.worker")
 

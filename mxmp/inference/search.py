@@ -22,8 +22,6 @@ from .quantizing import QUANTIZED, Ranges, quantize, tensors_to_calibrate
 from .report import Candidate, InferenceReport, Layer
 from .runner import CandidateError, Runner
 
-__all__ = ["BFLOAT16", "FLOAT16", "INT8", "Found", "Limits", "Search"]
-
 INT8, BFLOAT16, FLOAT16 = "int8", "bfloat16", "float16"
 SUMS = "float16 sums"
 PLAIN, FOLDED, FUSED = "float32", "float32, folded", "float32, fused"

@@ -27,8 +27,6 @@ from ..symbolic.checkpoint import last_line, write_arrays, write_symbol
 from ..symbolic.parameters import check_parameters
 from .report import InferenceReport
 
-__all__ = ["OptimizedBlock", "OptimizedSymbol", "Subject", "read_target", "refusal", "served"]
-
 # From the names of a network's inputs to arrays.
 Batch = Mapping[str, NDArray]
 # The dtypes of inputs that are declared in the graph.

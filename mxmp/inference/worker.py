@@ -23,8 +23,6 @@ from ..child import prepare_to_crash
 from ..serving.sums import register
 from .calibration import CALIBRATORS, Statistics
 
-__all__ = ["Bound", "Worker", "main"]
-
 _KEPT_SHAPES = 2
 
 

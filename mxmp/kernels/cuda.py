@@ -12,8 +12,6 @@ from ..precision.graph import Entry, Node
 from ..precision.rule import is_true
 from .workaround import FittedGraph
 
-__all__ = ["double_in_steps", "split_norms_with_relu", "sum_float16", "use_global_pooling", "write_steps"]
-
 
 def write_steps(fitted: FittedGraph) -> list[Node]:
     """Set the attribute ``step`` of each ``slice`` without one to 1 for each axis of ``begin``; return these slices.

@@ -12,8 +12,6 @@ from ..precision.graph import Entry, Node
 from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
-__all__ = ["clamp_to_lowest", "compute_in_float64", "round_every_node", "skip_needless_roundings"]
-
 
 def round_every_node(fitted: FittedGraph) -> list[Node]:
     """Emulate each float16 operator: cast its inputs to FP32 and its outputs to float16, in place; return them all.

@@ -15,8 +15,6 @@ from ..precision.graph import Graph
 from .table import WORKAROUNDS
 from .workaround import FittedGraph
 
-__all__ = ["SWITCH", "UNKNOWN", "device_of", "fit_to_device"]
-
 # A ``grad_req`` for ``fit_to_device`` by which no variable's requested gradient is known.
 UNKNOWN: Mapping[str, str] = MappingProxyType({})
 # The environment variable that names the workarounds to leave out, separated by commas.

@@ -13,11 +13,6 @@ from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
-__all__ = [
-    *("block_inputs", "copy_around_convolutions", "copy_around_norms", "copy_inputs", "copy_reshaped", "copy_weights"),
-    *("is_cast_of_variable", "plain_copy"),
-]
-
 
 def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
     """Return the output of a new node that copies the tensor ``entry`` into the plain (row-major) layout.

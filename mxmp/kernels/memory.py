@@ -5,8 +5,6 @@ from __future__ import annotations
 from ..precision.casts import is_ours
 from ..precision.graph import Graph
 
-__all__ = ["write_gradients_early"]
-
 
 def write_gradients_early(graph: Graph) -> None:
     """Reverse the order of the inputs of a training graph, in place, so that its backward needs less memory.

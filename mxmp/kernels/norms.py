@@ -10,8 +10,6 @@ from ..precision.graph import Entry, Node
 from ..precision.rules import RULES, Kind, missing_kernel
 from .workaround import FittedGraph
 
-__all__ = ["drop_casts", "separate_casts"]
-
 
 def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
     """Return the BatchNorms between casts by mxmp: they read a cast to FP32, and a cast to float16 reads their output.

@@ -18,8 +18,6 @@ from ..precision.rule import numbers_in
 from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
-__all__ = ["LargeInputs", "least_inputs", "pad_separately", "select_used_taps"]
-
 
 def select_used_taps(fitted: FittedGraph) -> list[Node]:
     """Give the taps of 1-D and 2-D bfloat16 convolutions that read only padding the gradient 0; return these nodes.

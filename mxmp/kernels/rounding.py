@@ -9,10 +9,6 @@ from ..precision.graph import Entry, Node
 from .layouts import is_cast_of_variable, plain_copy
 from .workaround import FittedGraph
 
-__all__ = [
-    *("clip_by_two_bounds", "copy_before_casts", "replace_truncating_operators", "split_shared_casts", "use_amp_cast"),
-]
-
 
 def use_amp_cast(fitted: FittedGraph) -> list[Node]:
     """Make each ``Cast`` between FP32 and bfloat16 that mxmp inserted an ``amp_cast``, in place; return them.

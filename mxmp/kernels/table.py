@@ -8,8 +8,6 @@ from __future__ import annotations
 from . import cuda, emulation, layouts, norms, padding, rounding, unwritten
 from .workaround import Workaround
 
-__all__ = ["WORKAROUNDS"]
-
 _BFLOAT16 = ("bfloat16",)
 _FLOAT16 = ("float16",)
 _ALL = ("float32", "bfloat16", "float16")

@@ -8,8 +8,6 @@ from ..precision.casts import FULL, PASSED, inserted, is_ours, replace_heads
 from ..precision.graph import Entry, Node
 from .workaround import FittedGraph
 
-__all__ = ["copy_summands", "request_both_gradients", "zero_unassigned_regions"]
-
 # From an operator to the positions of two inputs. MXNet's CPU kernel writes the gradient of the second one only where
 # that of the first one is requested.
 _WRITTEN_TOGETHER = {

@@ -9,8 +9,6 @@ from ..precision.casts import CastGraph
 from ..precision.graph import Graph, Node
 from ..precision.rules import Rule
 
-__all__ = ["FittedGraph", "Workaround"]
-
 
 @dataclass
 class FittedGraph:

@@ -8,8 +8,6 @@ from typing import Mapping
 import mxnet as mx
 from mxnet.base import _LIB, c_str, check_call
 
-__all__ = ["custom_op_reads_gradient", "has_operator", "is_numpy", "name_in_graphs"]
-
 
 def is_numpy(symbol: mx.sym.Symbol) -> bool:
     """Return whether ``symbol`` was made by MXNet's NumPy interface (``mx.sym.np``), not by ``mx.sym``."""

@@ -11,24 +11,6 @@ from .plan import PlannedGraph
 from .rules import RULES, Rule
 from .subgraphs import bodies, set_bodies
 
-__all__ = [
-    "APART",
-    "FULL",
-    "MARK",
-    "PASSED",
-    "CastGraph",
-    "casts_to",
-    "declare_full",
-    "insert_casts",
-    "inserted",
-    "is_ours",
-    "passed_on",
-    "replace_heads",
-    "replace_operator",
-    "source_of",
-    "strip",
-]
-
 # The attribute that marks a node that mxmp inserted: "cast", or "head" where the node is a graph output and has the
 # name of the network's operator that it follows. MXNet keeps attributes of the form __name__ on any operator.
 MARK = "__mxmp__"

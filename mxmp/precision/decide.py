@@ -14,8 +14,6 @@ from .plan import Decision, Plan, low_inputs, rule_under
 from .rules import RULES, Kind, Rule, missing_kernel
 from .subgraphs import Body, bodies
 
-__all__ = ["NO_SHAPES", "check_policy", "decide", "may_compute_low"]
-
 # A variable's dtype is a code, an operator's a name.
 _FLOAT32 = (TYPE_CODES["float32"], "float32", "None", "-1")
 _NAMES = {code: name for name, code in TYPE_CODES.items()}

@@ -13,8 +13,6 @@ import numpy as np
 
 from . import _mxnet
 
-__all__ = ["TYPE_CODES", "VARIABLE", "Entry", "Graph", "Node", "as_shape", "check_shapes", "output_shapes"]
-
 VARIABLE = "null"
 # From the name of a dtype to MXNet's code for it (mshadow/base.h). Symbol JSON writes the dtype of a variable, its
 # attribute ``__dtype__``, as a code, and the dtype of an operator as a name.

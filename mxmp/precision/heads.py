@@ -21,8 +21,6 @@ from .graph import TYPE_CODES, Entry, Graph, Node
 from .rules import RULES, Kind, rule_of
 from .subgraphs import bodies, feed_bodies
 
-__all__ = ["HEAD_OPERATORS", "SCALE_NAME", "is_unscaled", "scale_heads"]
-
 SCALE_NAME = "mxmp_loss_scale"
 
 # Operators that are heads with some attributes, or always.

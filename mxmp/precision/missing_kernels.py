@@ -14,11 +14,6 @@ from typing import Callable, Mapping, NamedTuple
 
 from .rule import is_true, numbers_in
 
-__all__ = [
-    *("BFLOAT16_CPU", "CHANNEL_BLOCK", "TABLE", "Call", "HasAttribute", "MissingKernel", "is_global_average"),
-    "spatial_axes",
-]
-
 
 class Call(NamedTuple):
     """One operator of a graph, with all that the conditions in the table of missing kernels may depend on.

@@ -22,8 +22,6 @@ from .graph import Entry, Graph, Node
 from .heads import SCALE_NAME
 from .plan import Plan, rule_under
 
-__all__ = ["SUMS", "GraphListener", "NetworkView", "Place", "in_full", "network_names", "place_of"]
-
 # The names under which a monitor reports MXNet's own sums of gradients, of a tensor that several operators read.
 SUMS = re.compile(r"_?(sum|add)_grad")
 # What follows a node's name where the tensor is an output: ``_output``, ``_output1``, ``_1``.

@@ -20,8 +20,6 @@ from .rules import REFUSED, RULES, Kind, Rule, rule_of
 from .subgraphs import Body, bodies
 from .tuned import CONVERTED, Tuned, texts
 
-__all__ = ["Decision", "Plan", "PlannedGraph", "check_fit", "low_inputs", "read_policy", "renamed", "rule_under"]
-
 FORMAT = "mxmp-plan-1"
 
 

@@ -8,8 +8,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Mapping
 
-__all__ = ["Kind", "Rule", "When", "is_true", "numbers_in"]
-
 _FLOAT16_MAX = 65504.0
 _FLOAT16_TINY = 2.0**-24  # the smallest subnormal
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from .rule import Kind, Rule, When
 
-__all__ = ["BACKWARD", "CUDA_BUILD_ONLY", "REFUSED", "TABLE"]
-
 TABLE: tuple[Rule, ...] = (
     # -- Convolutions and matrix products -------------------------------------------------------------
     Rule(

@@ -8,8 +8,6 @@ from typing import Iterator, NamedTuple
 
 from .graph import Entry, Graph, Node
 
-__all__ = ["Body", "bodies", "feed_bodies", "has_control_flow", "set_bodies"]
-
 
 class Body(NamedTuple):
     """One of the graphs that a control-flow node runs: a loop's body or condition, or a branch of ``cond``.

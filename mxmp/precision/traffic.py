@@ -8,8 +8,6 @@ from typing import Mapping, NamedTuple
 from .casts import FULL, CastGraph
 from .graph import Entry, Graph, output_shapes
 
-__all__ = ["CastSize", "cast_sizes"]
-
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Mapping
 
-__all__ = ["CONVERTED", "FULL", "Tuned", "texts"]
-
 # Names of the two candidates in which everything computes in FP32: the graph as it is, and with the workarounds against
 # slow kernels.
 FULL, CONVERTED = "float32", "float32, converted"

@@ -13,8 +13,6 @@ from ..precision.casts import is_ours
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node
 from ..precision.rule import is_true
 
-__all__ = ["Params", "by_kind", "copied", "fold_constants", "fold_norms", "without_identities"]
-
 # Parameters and running statistics together, by the name of their variable.
 Params = Dict[str, NDArray]
 

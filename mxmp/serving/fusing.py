@@ -15,8 +15,6 @@ from __future__ import annotations
 from ..precision.graph import VARIABLE, Entry, Graph, Node
 from .folding import copied
 
-__all__ = ["FUSED", "fuse", "inner_operators"]
-
 # The fused operators that MXNet's pass makes.
 FUSED = ("_sg_mkldnn_conv", "_sg_mkldnn_fully_connected")
 _LAYERS = ("Convolution", "FullyConnected")

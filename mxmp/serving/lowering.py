@@ -14,8 +14,6 @@ from .folding import Params, fold_constants
 from .fusing import fuse, inner_operators
 from .sums import with_float16_sums
 
-__all__ = ["lower", "lower_to_float16"]
-
 _BFLOAT16, _FLOAT16 = Policy("bfloat16"), Policy("float16")
 _KEPT = "kept in FP32 for accuracy"
 

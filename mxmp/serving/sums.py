@@ -16,8 +16,6 @@ import numpy as np
 from ..precision.graph import Graph
 from ..precision.rule import is_true
 
-__all__ = ["register", "with_float16_sums"]
-
 _NAME = "mxmp_float16_sums"
 _PRODUCTS = 4
 

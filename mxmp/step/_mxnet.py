@@ -8,8 +8,6 @@ from typing import Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-__all__ = ["is_called_by_user", "replicate_update_counts", "update_by_momentum"]
-
 
 def is_called_by_user() -> bool:
     """Return whether the function that calls this one was called by user code: by a module outside mxnet and mxmp.

@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 from .scaler import DynamicLossScaler, check_count, check_integer, check_scale, is_number, require
 
-__all__ = ["AdaptiveLossScaler"]
-
 _LARGEST = 65504.0  # of float16
 # A rise was useful if at most this part of the zeros remains.
 _USEFUL = 0.98

@@ -16,22 +16,6 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-__all__ = [
-    "FiniteSums",
-    "Gradient",
-    "Overflows",
-    "Scalars",
-    "concatenated",
-    "fetch",
-    "is_finite",
-    "largest_on_cpu",
-    "non_finite",
-    "norm",
-    "square_sums",
-    "unscale",
-    "zeros_and_peaks",
-]
-
 # On a CPU ``dot`` sums squares at 0.2 ns an element. ``multi_sum_sq`` needs 1 ns, and is less exact, since it adds one
 # element after the other; but it is one operator for many arrays. A norm must be exact, so it uses ``dot`` for smaller
 # arrays, too; the check only needs to know whether a sum is finite, and each operator takes time as well.

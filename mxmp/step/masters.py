@@ -19,17 +19,6 @@ from .gradients import Scalars
 from .multi_tensor import FlatCopies, copy_all, subtract_all
 from .stores import from_rank_zero, is_distributed
 
-__all__ = [
-    "MasterPair",
-    "Weight",
-    "assign",
-    "distances",
-    "round_master",
-    "share_drawn",
-    "share_initial",
-    "take_over",
-]
-
 
 class Weight(NamedTuple):
     """One parameter: its arrays on all devices of this worker, its FP32 masters, and a function that sets its value.

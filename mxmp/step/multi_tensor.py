@@ -11,8 +11,6 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-__all__ = ["FlatCopies", "copy_all", "round_all", "subtract_all", "widen_all"]
-
 # The number of weights that one kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h).
 _KERNEL_LIMIT = 60
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-__all__ = ["Event", "Phase", "Progress"]
-
 
 class Phase(enum.Enum):
     """What has been done with the gradients of a Gluon Trainer since its last step, as in the table above."""

@@ -17,19 +17,6 @@ from mxnet.ndarray import NDArray
 
 from .state_layout import map_leaves
 
-__all__ = [
-    "InitialOptimizer",
-    "class_names",
-    "continue_schedule",
-    "describe",
-    "equal",
-    "is_data",
-    "restore_schedule",
-    "savable_attributes",
-    "to_host",
-    "without_start",
-]
-
 # Attributes that a resumed run never takes from a file: they belong to its process, or to its caller's arguments.
 _NOT_STATE = {"param_dict", "idx2name", "sym_info", "lr_scheduler", "rescale_grad", "aggregate_num", "multi_precision"}
 # Attributes in which MXNet's base class keeps arguments that have other names (``learning_rate`` is ``lr``).

@@ -19,22 +19,6 @@ from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping, TypeVar
 
-__all__ = [
-    "DynamicLossScaler",
-    "NoLossScaler",
-    "Scaler",
-    "ScalerGroup",
-    "StaticLossScaler",
-    "as_scaler",
-    "check_count",
-    "check_integer",
-    "check_positive",
-    "check_scale",
-    "group_of",
-    "is_number",
-    "require",
-]
-
 T = TypeVar("T")
 # Scales multiply FP32 gradients and must be normal numbers there, and so must their inverses.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127

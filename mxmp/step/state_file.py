@@ -20,8 +20,6 @@ from mxnet.ndarray import NDArray
 
 from ..files import replacing
 
-__all__ = ["read", "read_pickle", "write"]
-
 FORMAT = "mxmp-states-1"
 
 

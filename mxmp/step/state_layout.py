@@ -11,8 +11,6 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-__all__ = ["Layout", "check_shapes", "check_states", "for_weight", "map_leaves", "positions", "with_attributes"]
-
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Return a copy of nested dicts, lists and tuples, with every other value in them replaced by ``function(value)``.

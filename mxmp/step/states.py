@@ -26,8 +26,6 @@ from .state_layout import Layout, check_shapes, check_states, for_weight, map_le
 from .step import ScaledStep
 from .updater import Updaters
 
-__all__ = ["OptimizerStates", "load", "read", "save"]
-
 
 class OptimizerStates(NamedTuple):
     """The content of a states file: optimizer, scaler and master weights, with NumPy arrays in place of NDArrays.

@@ -17,8 +17,6 @@ from mxnet.ndarray import NDArray
 from .gradients import Gradient, Scalars, concatenated, is_finite, square_sums
 from .multi_tensor import FlatCopies, copy_all
 
-__all__ = ["RunningStatistics"]
-
 
 class RunningStatistics:
     """Keeps a finite copy of each of BatchNorm's running means and variances, to restore them after an overflow.

@@ -23,8 +23,6 @@ from .masters import MasterPair, distances, take_over
 from .scaler import Scaler, group_of
 from .statistics import RunningStatistics
 
-__all__ = ["FLOOR_PATIENCE", "Observer", "ScaleEvent", "ScaledStep", "StepView"]
-
 logger = logging.getLogger("mxmp")
 
 # Skips in a row at the lowest scale after which the gradients are at fault, not the scale.

@@ -18,16 +18,6 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-__all__ = [
-    "Horovod",
-    "check_kvstore",
-    "from_rank_zero",
-    "is_distributed",
-    "open_store",
-    "refuse_compression",
-    "refuse_sparse_weight",
-]
-
 _WITHIN = ("local", "device", "nccl", "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu")
 _HOROVOD = (
     'kvstore="horovod" needs Horovod with its MXNet part, which is built on installation, with cmake, g++ and MXNet '

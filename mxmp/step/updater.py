@@ -18,8 +18,6 @@ from .masters import round_master
 from .multi_tensor import round_all, widen_all
 from .resume import InitialOptimizer
 
-__all__ = ["Update", "Updater", "Updaters", "rescaled"]
-
 
 class Update(NamedTuple):
     """The weight of one parameter on one device, and the gradient to update it by.

@@ -14,16 +14,6 @@ from ..callbacks import hold_interrupts
 from ..precision.monitoring import NetworkView, in_full
 from ..precision.plan import Plan
 
-__all__ = [
-    "INHERITED",
-    "Monitored",
-    "copy_with_callback",
-    "is_training",
-    "number_weights_plainly",
-    "symbol_of",
-    "without_optimizer",
-]
-
 INHERITED = {
     "Module": (
         "_arg_params _aux_params _compression_params _context _exec_group _grad_req _group2ctxs _kvstore _optimizer "

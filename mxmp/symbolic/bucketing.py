@@ -14,8 +14,6 @@ from .checkpoint import SavesParams, write_arrays, write_symbol
 from .core import Core
 from .module import Module
 
-__all__ = ["BucketingModule"]
-
 
 class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     """``mx.mod.BucketingModule`` in mixed precision: the same constructor and methods, with three more keywords.

@@ -14,8 +14,6 @@ from ..precision.casts import declare_full
 from ..precision.graph import Graph
 from ..precision.plan import Plan, read_policy
 
-__all__ = ["cast_symbol", "message_if_nothing_low", "warn_of_unmatched"]
-
 
 def cast_symbol(
     sym: mx.sym.Symbol,

@@ -14,15 +14,6 @@ from mxnet.ndarray import NDArray
 
 from ..files import read_json, replacing
 
-__all__ = [
-    "SavesParams",
-    "last_line",
-    "read_parameters",
-    "read_symbol",
-    "write_arrays",
-    "write_symbol",
-]
-
 
 class SavesParams(mx.mod.BaseModule):
     """A base class of ``Module`` and ``BucketingModule``, whose ``save_params`` raises an error if the disk is full.

@@ -21,8 +21,6 @@ from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep
 from .cast import message_if_nothing_low, warn_of_unmatched
 
-__all__ = ["Core"]
-
 
 class Core:
     """The state of mixed precision that modules share: the conversion, the master weights, and the loss-scaled step.

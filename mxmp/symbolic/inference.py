@@ -22,8 +22,6 @@ from ..precision.plan import Plan
 from ..serving.folding import Params, fold_constants, fold_norms, without_identities
 from ..serving.lowering import lower
 
-__all__ = ["InferenceExecutor", "InferenceGraph"]
-
 logger = logging.getLogger("mxmp")
 
 

@@ -32,8 +32,6 @@ from .checkpoint import SavesParams, write_symbol
 from .core import Core
 from .inference import InferenceExecutor, InferenceGraph
 
-__all__ = ["Module"]
-
 
 class Module(SavesParams, StepView, mx.mod.Module):
     """``mx.mod.Module`` in mixed precision: the same constructor and methods, with three more keywords.

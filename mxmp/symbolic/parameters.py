@@ -10,8 +10,6 @@ from mxnet.ndarray import NDArray
 from ..precision.graph import TYPE_CODES, Graph
 from ..step.gradients import is_finite
 
-__all__ = ["cast_parameters", "check_parameters"]
-
 # Operators whose inputs after the first are parameters; and those whose inputs at some positions are.
 _AFTER_DATA = frozenset(
     [

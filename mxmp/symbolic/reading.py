@@ -6,8 +6,6 @@ from ..frontend import ConvertedGraph
 from .bucketing import BucketingModule
 from .module import Module
 
-__all__ = ["bound_graphs"]
-
 
 def bound_graphs(target: Module | BucketingModule) -> list[ConvertedGraph]:
     """Return the FP32 graph of a bound module with its plan and input shapes; of a ``BucketingModule`` one per bucket.

@@ -17,8 +17,6 @@ from . import _mxnet
 from .bucketing import BucketingModule
 from .module import Module
 
-__all__ = ["TrainedModule"]
-
 
 class TrainedModule:
     """A module in training, as ``watch``, ``blame`` and ``guard`` use it; implements ``frontend.TrainedNetwork``.

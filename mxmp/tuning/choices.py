@@ -16,8 +16,6 @@ from ..precision.rules import Kind, Rule
 from .cut import Choice, Costs, cheapest
 from .stand_ins import with_stand_ins
 
-__all__ = ["Task", "cast_bytes", "shapes_of", "signature"]
-
 
 class Task:
     """What ``tune`` plans in one run: a graph, the policy for it, and the plans among which it can choose.

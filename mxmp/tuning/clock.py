@@ -29,8 +29,6 @@ from ..precision.plan import Plan, PlannedGraph
 from ..precision.rules import rule_of
 from .stand_ins import put_stand_ins, with_stand_ins
 
-__all__ = ["Arrays", "Cast", "Owner", "Timed"]
-
 
 class Cast(NamedTuple):
     """The cast of a tensor of the FP32 graph, forward and backward: to FP32 if ``to_fp32``, else to low precision."""

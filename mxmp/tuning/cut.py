@@ -14,8 +14,6 @@ from typing import Any, Collection, Iterator, Mapping, NamedTuple
 from ..precision.graph import Entry, Node
 from ..precision.plan import PlannedGraph
 
-__all__ = ["Choice", "Costs", "Tensor", "cheapest"]
-
 
 class Tensor(NamedTuple):
     """What decides whether one tensor of a graph is cast: the node that it comes from, and the operators that read it.

@@ -17,8 +17,6 @@ from ..precision.casts import strip
 from ..precision.graph import Graph, as_shape
 from .stand_ins import described
 
-__all__ = ["Crash", "Job", "job_of"]
-
 
 class Crash(NamedTuple):
     """One crash of the process in which ``tune`` measures: the plan that ran, where in it, and how the process ended.

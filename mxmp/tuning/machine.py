@@ -15,8 +15,6 @@ import mxnet as mx
 
 from ..kernels.fit import SWITCH
 
-__all__ = ["cache_file", "describe", "processors"]
-
 # Environment variables that change the kernels that MXNet and oneDNN pick, or their threads.
 _VARIABLES = (
     SWITCH,

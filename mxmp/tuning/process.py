@@ -27,8 +27,6 @@ from ..precision.plan import Plan
 from .job import Crash, Job
 from .search import measured
 
-__all__ = ["START", "main", "measured_apart"]
-
 START = code_of("mxmp.tuning.process")
 
 # Signals that come from outside, not from a kernel that crashes.

@@ -22,8 +22,6 @@ from .job import Crash, Job
 from .stand_ins import replaced, with_stand_ins
 from .table import Table
 
-__all__ = ["Search", "Tell", "fastest", "fewest_bytes", "measured", "quartiles", "without_waiting"]
-
 RULES, BYTES = "rules", "fewest bytes cast"
 CUT, CUT_AGAIN = "least time", "least time, cut again"
 

@@ -16,8 +16,6 @@ from ..precision.casts import FULL, MARK
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import RULES
 
-__all__ = ["described", "put_stand_ins", "replaced", "with_stand_ins"]
-
 _SHAPES = "__mxmp_shapes__"
 _PYTHON = ("Custom", "_npi_Custom", "_NDArray", "_Native")
 

@@ -13,9 +13,6 @@ from .choices import Task, signature
 from .clock import Cast, Owner
 from .cut import Costs
 
-__all__ = ["Table", "read", "write"]
-
-
 _DAY = 86400.0
 _CAST = " -> "  # in the keys of casts only
 

@@ -20,8 +20,6 @@ from .process import measured_apart
 from .search import fewest_bytes
 from .table import read, write
 
-__all__ = ["tune"]
-
 
 def tune(
     target: Block | mx.sym.Symbol,

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-__all__ = ["pytest_runtest_protocol", "pytest_sessionfinish"]
-
 SECONDS = 180  # for one test; then SIGALRM ends its process
 
 

@@ -7,8 +7,6 @@ from typing import Iterable
 
 from .record import Event, Record
 
-__all__ = ["no_tensor_cores", "plain_float16_sums", "sums_in_float16", "updates", "wrong_matrix_calls"]
-
 HALF = "mshadow::half::half_t"
 # MXNet 1.9.1's kernels that add many values up in their own dtype, and the sources that show it.
 PLAIN_SUMS = {

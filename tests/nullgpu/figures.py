@@ -31,8 +31,6 @@ from .networks import FAMILIES, bert
 from .record import Event, Record, peak_bytes, recording
 from .training import AMP, FP32, Training
 
-__all__ = ["VARIANTS", "figures"]
-
 VARIANTS = (FP32, AMP, "float16", "float16-fast")
 STEPS = 3
 OTHERS: dict[str, Callable[[], Case]] = {"bert_4_base": lambda: bert(4, 768, 12, 48, 128, 30522)}

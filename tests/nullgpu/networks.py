@@ -11,8 +11,6 @@ from mxnet.gluon import nn, rnn
 from zoo.case import Case, images, uniform, whole
 from zoo.catalogue import CASES
 
-__all__ = ["FAMILIES", "bert"]
-
 WORDS = 200
 
 

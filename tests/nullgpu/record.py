@@ -13,8 +13,6 @@ import math
 import re
 from typing import Any, Iterator, NamedTuple
 
-__all__ = ["Event", "Record", "is_present", "overflow", "peak_bytes", "recording"]
-
 LIBRARY = "libnullgpu.so"
 MATRIX = re.compile(r"cublas[SDH]?[Gg]emm|cudnnConvolution(Forward|BackwardData|BackwardFilter)$|cudnnRNN")
 # MXNet's kernels of identity from one dtype to another: Cast and amp_cast, a copy between dtypes, amp_multicast.

@@ -11,8 +11,6 @@ from zoo.running import without_drop_blocks
 
 import mxmp
 
-__all__ = ["AMP", "FP32", "Training"]
-
 FP32, AMP = "float32", "contrib.amp"
 
 

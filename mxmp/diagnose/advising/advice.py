@@ -10,8 +10,6 @@ from ..shared.report import section, some, table
 from .gemm import Gemm, Size
 from .gpus import Gpu, gpu_named
 
-__all__ = ["Advice", "Joinable", "MatrixReport", "Padding"]
-
 _ITEMSIZE = {"float16": 2, "int8": 1, "tf32": 4, "float32": 4}
 _LONGEST = 20
 # NVIDIA, Convolutional Layers User's Guide, "Tensor Layouts In Memory: NCHW vs NHWC".

@@ -21,8 +21,6 @@ from .gemm import Products
 from .gpus import gpu_named
 from .machine import slowed_by
 
-__all__ = ["advise"]
-
 # Matrix operators whose products are not counted.
 _UNCOUNTED = {"Convolution_v1", "Correlation", "Custom", "khatri_rao", "_npi_einsum", "_contrib_quantized_rnn"}
 _UNCOUNTED |= {"_sg_mkldnn_conv", "_sg_mkldnn_fully_connected"}

@@ -15,8 +15,6 @@ from ...precision.graph import Graph, Node
 from ...precision.subgraphs import Body, bodies
 from .gemm import Products, is_matrix, products
 
-__all__ = ["ShapedNode", "Tensor", "dtype_name", "numpy_dtype", "shaped_nodes"]
-
 
 class Tensor(NamedTuple):
     """The shape of a tensor, and the name of its dtype: ``"float32"``, ``"bfloat16"`` and so on."""

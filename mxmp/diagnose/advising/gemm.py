@@ -8,8 +8,6 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from ...precision.rule import is_true, numbers_in
 
-__all__ = ["Gemm", "Products", "Size", "is_matrix", "products"]
-
 Shape = Sequence[int]
 
 

@@ -7,8 +7,6 @@ from typing import Mapping
 
 from ...tuning.machine import processors as available
 
-__all__ = ["slowed_by"]
-
 
 def slowed_by(environment: Mapping[str, str] | None = None, processors: int | None = None) -> tuple[str, ...]:
     """Return a sentence for each of ``OMP_NUM_THREADS`` and ``OMP_WAIT_POLICY`` that slows MXNet down on a CPU.

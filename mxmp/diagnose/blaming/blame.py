@@ -13,8 +13,6 @@ from .recording import Recording
 from .report import Blame
 from .verdict import verdict
 
-__all__ = ["blame"]
-
 
 def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale: float | None = None) -> Blame:
     """Replay a training step and name the first operator, in forward or backward order, that made an inf or NaN.

@@ -17,8 +17,6 @@ from ...step.masters import Weight
 from .report import Range
 from .verdict import Record
 
-__all__ = ["Recording"]
-
 
 class Recording:
     """The value ranges of the tensors of one step, with the operators that made them, in the order of recording.

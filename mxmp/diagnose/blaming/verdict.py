@@ -10,8 +10,6 @@ from ...precision.graph import VARIABLE
 from ..watching.histogram import FORMATS
 from .report import Blame, Range
 
-__all__ = ["Record", "verdict"]
-
 _OF_LOSS = "the gradient of the loss"
 
 

@@ -20,8 +20,6 @@ from ...precision.traffic import CastSize, cast_sizes
 from ..shared.targets import Network, converted_graphs, is_network
 from .report import Explanation, GraphReport, NodeReport
 
-__all__ = ["explain"]
-
 
 def explain(
     target: Network | mx.sym.Symbol,

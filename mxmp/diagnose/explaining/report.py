@@ -10,8 +10,6 @@ from ...precision.plan import Plan
 from ...precision.traffic import CastSize
 from ..shared.report import some, table
 
-__all__ = ["Explanation", "GraphReport", "NodeReport"]
-
 
 @dataclass(frozen=True)
 class NodeReport:

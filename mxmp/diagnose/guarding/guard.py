@@ -22,8 +22,6 @@ from ..blaming.verdict import Record, verdict
 from ..shared.report import some
 from ..shared.targets import Network, Trainer, trained_network
 
-__all__ = ["Guard", "Moved", "guard"]
-
 logger = logging.getLogger("mxmp")
 
 

@@ -17,8 +17,6 @@ from .report import CAST, TENSOR, KernelReport, Profile, is_cast, kind_of_kernel
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["profile"]
-
 
 def profile(path: str) -> Profile:
     """Read a recording of Nsight Systems: the time of GPU kernels on Tensor Cores, in casts and in everything else.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ..shared.report import section
 
-__all__ = ["CAST", "TENSOR", "KernelReport", "Profile", "is_cast", "kind_of_kernel", "reads_low_precision"]
-
 TENSOR, MATRIX, CAST, OTHER = KINDS = "tensor", "matrix", "cast", "other"
 
 # Parts of the names of Tensor Core kernels, by source. A number is the shape of the mma instruction, the letter

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Iterable, Sequence
 
-__all__ = ["section", "some", "table"]
-
 
 def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
     """Return the lines of a text table, one for each row, in which every column has the width of its longest cell.

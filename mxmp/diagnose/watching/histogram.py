@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["FORMATS", "Format", "Histogram"]
-
 # FP32's own range, subnormal numbers included: 2**-149 to below 2**128.
 _LOWEST, _HIGHEST = -149, 127
 _COUNT = _HIGHEST - _LOWEST + 1

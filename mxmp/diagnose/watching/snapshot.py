@@ -9,8 +9,6 @@ from typing import Iterable
 from ..shared.report import table
 from .histogram import FORMATS, Format, Histogram
 
-__all__ = ["KINDS", "Snapshot", "TensorReport", "merged"]
-
 KINDS = ("activation", "gradient", "parameter gradient", "weight", "update")
 _SCALED = ("gradient", "parameter gradient")
 

@@ -19,8 +19,6 @@ from ..shared.targets import Network, Trainer, trained_network
 from .histogram import Histogram
 from .snapshot import Snapshot, TensorReport, merged
 
-__all__ = ["Watch", "watch"]
-
 
 class Watch(StepObserver):
     """Records a histogram of each tensor's values in some training steps of a net or module; ``watch`` makes it.
