@@ -15,6 +15,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from sklearn.datasets import load_digits
 from support.options import parse
 from support.pages import show
 
@@ -55,8 +56,6 @@ class Towers(gluon.HybridBlock):
 
 def train(weight: float, scaler: Callable[[], Any] | None, steps: int, batch: int) -> tuple:
     """Return the mean share of zero gradients, skipped steps, the last scale, both last losses; no scaler: FP32."""
-    from sklearn.datasets import load_digits
-
     mx.random.seed(1)
     np.random.seed(1)
     digits = load_digits()

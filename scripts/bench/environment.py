@@ -7,9 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from typing import Any
 
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
 from support.options import parse
 from support.pages import show
 
@@ -65,12 +69,8 @@ def a_process(threads: int, waiting: str, workers: int, *network: Any) -> float:
 
 def trained(workers: int, model: str, batch: int, size: int) -> float:
     """Train on the batches of a DataLoader; return the mean seconds of a step after the first ones."""
-    import time
 
-    import mxnet as mx
-    import numpy as np
     from gluoncv.model_zoo import get_model
-    from mxnet import autograd, gluon
 
     images = np.random.RandomState(0).normal(size=(64, 3, size, size)).astype("float32")
     dataset = gluon.data.SimpleDataset([(image, number % 10) for number, image in enumerate(images)])

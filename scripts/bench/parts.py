@@ -94,22 +94,30 @@ def volumes(arguments: list[str]) -> None:
 
     def rows() -> Iterator[tuple[list[str], Steps]]:
         for where, data, filters, kernel, stride in LAYERS:
-            steps = {}
-            for name in ("FP32", "bfloat16"):
-                net = gluon.nn.Conv3D(filters, kernel, stride, [size // 2 for size in kernel], in_channels=data[1])
-                net.initialize()
-                net.hybridize()
-                if name == "bfloat16":
-                    mxmp.convert(net, name)
-                steps[name] = trained(net, mx.nd.random.normal(shape=data))
-            yield [where, *("x".join(map(str, each)) for each in (data, (filters,), kernel, stride))], steps
+            pad = [size // 2 for size in kernel]
+            layer = partial(gluon.nn.Conv3D, filters, kernel, stride, pad, in_channels=data[1])
+            yield [where, *("x".join(map(str, each)) for each in (data, (filters,), kernel, stride))], both(layer, data)
 
     bench("layer | data | filters | kernel | stride", rows(), args.rounds)
 
 
+def both(layer: Callable[[], gluon.HybridBlock], shape: tuple[int, ...]) -> Steps:
+    """Return forward and backward of a layer in FP32, and in bfloat16 with casts from and to FP32."""
+    steps = {}
+    for dtype in ("FP32", "bfloat16"):
+        net = layer()
+        net.initialize()
+        net.hybridize(static_alloc=True, static_shape=True)
+        if dtype == "bfloat16":
+            mxmp.convert(net, dtype)
+        steps[dtype] = trained(net, mx.nd.random.normal(shape=shape))
+    return steps
+
+
 def trained(net: gluon.HybridBlock, data: mx.nd.NDArray) -> Callable[[], None]:
     data.attach_grad()
-    head = mx.nd.random.normal(shape=net(data).shape)
+    with autograd.train_mode():
+        head = mx.nd.random.normal(shape=net(data).shape)
 
     def step() -> None:
         with autograd.record():
@@ -130,15 +138,9 @@ def products(arguments: list[str]) -> None:
     def rows() -> Iterator[tuple[tuple[str, str], Steps]]:
         for inputs, outputs in PRODUCTS:
             for number in (16, 32, 64, 96, 128, 256):
-                data, nets = mx.nd.random.normal(shape=(number, inputs)), {}
-                for name in ("FP32", "bfloat16"):
-                    nets[name] = gluon.nn.Dense(outputs, in_units=inputs)
-                    nets[name].initialize()
-                    nets[name].hybridize(static_alloc=True, static_shape=True)
-                mxmp.convert(nets["bfloat16"], "bfloat16")
-                with mock.patch.object(missing_kernels, "_FEW_ROWS", 0), autograd.train_mode():
-                    nets["bfloat16"](data)
-                yield (f"{inputs}x{outputs}", str(number)), {name: trained(net, data) for name, net in nets.items()}
+                with mock.patch.object(missing_kernels, "_FEW_ROWS", 0):
+                    steps = both(partial(gluon.nn.Dense, outputs, in_units=inputs), (number, inputs))
+                yield (f"{inputs}x{outputs}", str(number)), steps
 
     bench("weights | rows", rows(), args.rounds)
 

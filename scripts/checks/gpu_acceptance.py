@@ -16,12 +16,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
 from bench import models
 from bench.turns import gain, milliseconds
 from support.options import parse
 from support.pages import table
 from support.results import ROOT, read
 
+import mxmp
 from checks import tensor_core
 
 SIZES = {"resnet50": (64, 224), "ssd300": (16, 300), "bert": (16, 128)}
@@ -35,14 +37,15 @@ def main(arguments: list[str] | None = None) -> int:
         output=(ROOT / "gpu-acceptance.json", "the file to send"),
         quick=(False, "one network at a small batch"),
     )
-    import mxnet as mx
 
     if not mx.context.num_gpus():
         sys.exit("error: MXNet sees no GPU. Its wheels run on V100, T4 and A100; see nvidia-smi for what is here.")
     found: dict[str, Any] = {"machine": machine(), "started": time.strftime("%Y-%m-%d %H:%M")}
     recording = args.output.with_suffix(".npz")
     found["gpu tests"] = tests("-m", "gpu", "tests/gpu")
-    found["recording"] = ran("check", "tensor-core", "--by", "mxnet", "--output", str(recording))
+    found["recording"] = called(
+        [sys.executable, "scripts/dev.py", "check", "tensor-core", "--by", "mxnet", "--output", str(recording)], {}
+    )
     found["emulation"] = tests("tests/kernels/test_tensor_core.py", MXMP_TENSOR_CORE=str(recording))
     found["networks"] = networks(QUICK if args.quick else SIZES, args.output)
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -52,10 +55,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def machine() -> dict[str, Any]:
-    import mxnet as mx
-
-    import mxmp
-
     versions = {"mxmp": mxmp.__version__, "mxnet": mx.__version__, "python": platform.python_version()}
     return {**tensor_core.nvidia_smi(), **versions, "cpu": models.cpu()}
 
@@ -63,10 +62,6 @@ def machine() -> dict[str, Any]:
 def tests(*arguments: str, **environment: str) -> dict[str, Any]:
     """Return how pytest ended, its last line, and the lines of what failed."""
     return called([sys.executable, "-m", "pytest", "-q", "-rfE", *arguments], environment)
-
-
-def ran(*arguments: str) -> dict[str, Any]:
-    return called([sys.executable, str(ROOT / "scripts" / "dev.py"), *arguments], {})
 
 
 def called(command: list[str], environment: dict[str, str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterable, Iterator
 
 from bench.models import RESULTS, TASKS
 from bench.turns import milliseconds, quartiles, spread
@@ -47,28 +47,25 @@ def page(results: dict[str, Any]) -> str:
         for variant, figures in result["variants"].items()
         if "error" in figures
     ]
-    heads = {
-        "emulated": "network | | FP32, ms | emulated float16, times as long",
-        "tuning": "network | | operators | tuning, s | chosen | predicted | measured by tune | whole steps",
-        "roofline": "network | share | gain | Amdahl | best | rules | tuned | reached",
-        "failures": "network | | variant | why",
-    }
-    rows: tuple[Any, ...] = (
-        emulated,
-        map(tuning, plans),
-        map(roofline, filter(bounds, of_task(found, TASKS[0]))),
-        failures,
-    )
-    parts = {name: table(heads[name], each) if (each := list(some)) else "" for name, some in zip(heads, rows)}
+    tuned = "network | | operators | tuning, s | chosen | predicted | measured by tune | whole steps"
+    allowed = "network | share | gain | Amdahl | best | rules | tuned | reached"
     return filled(
         __file__,
         **{task: times(of_task(found, task)) for task in TASKS},
         parallel=times(of_task(parallel, TASKS[0])) if parallel else "",
-        **parts,
+        emulated=some("network | | FP32, ms | emulated float16, times as long", emulated),
+        tuning=some(tuned, map(tuning, plans)),
+        roofline=some(allowed, map(roofline, filter(bounds, of_task(found, TASKS[0])))),
+        failures=some("network | | variant | why", failures),
         off=f"{100 * median(off):.0f}" if off else "",
         memory=memory(found),
         machines="\n".join(f"- {cpu}, {n} OpenMP thread{'s' * (n > 1)}, {dtype}" for cpu, n, dtype in machines),
     )
+
+
+def some(head: str, rows: Iterable[Any]) -> str:
+    """Return a table; empty where it has no rows."""
+    return table(head, found) if (found := list(rows)) else ""
 
 
 def of_task(results: list[Result], task: str) -> list[Result]:

@@ -6,6 +6,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from sklearn.datasets import load_digits
 from support.options import parse
 from support.results import DOCS
 
@@ -24,8 +25,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def train(steps: int) -> tuple:
     """Train a small convolutional network on scikit-learn's digits, at a scale that is too small at first."""
-    from sklearn.datasets import load_digits
-
     mx.random.seed(0)
     digits = load_digits()
     images, labels = mx.nd.array(digits.images[:, None] / 16.0), mx.nd.array(digits.target)

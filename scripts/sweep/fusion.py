@@ -13,8 +13,17 @@ import os
 from multiprocessing.connection import Connection
 from typing import Any
 
+import mxnet as mx
+import numpy as np
 from support.results import DOCS
 
+import mxmp
+from mxmp.inference.calibration import sqnr
+from mxmp.inference.targets import read_target
+from mxmp.kernels.fusion import Unfused
+from mxmp.serving.folding import copied, fold_constants, fold_norms, without_identities
+from mxmp.serving.fusing import FUSED, fuse
+from mxmp.symbolic import _mxnet
 from sweep.models import Run, sweep_zoo, with_model
 
 RESULTS = DOCS / "fusion.json"
@@ -48,12 +57,7 @@ def measured(name: str, _: dict[str, Any], run: Run, __: str | None) -> dict[str
 
 def compared(pipe: Connection, model: Any) -> None:
     """Send the SQNR to plain FP32, in dB, of the fused FP32 graph and of a bfloat16 module by both its graphs."""
-    import numpy as np
     from zoo.running import cause
-
-    from mxmp.inference.targets import read_target
-    from mxmp.serving.folding import fold_constants, fold_norms, without_identities
-    from mxmp.serving.fusing import FUSED, fuse
 
     os.environ.pop("MXNET_SUBGRAPH_BACKEND", None)
     model.warm_up()
@@ -86,10 +90,6 @@ def compared(pipe: Connection, model: Any) -> None:
 
 def outputs(graph: Any, arrays: dict[str, Any]) -> list[Any]:
     """Return the outputs of a graph as NumPy arrays, without MXNet's own fusion."""
-    import mxnet as mx
-
-    from mxmp.kernels.fusion import Unfused
-
     symbol = graph.to_symbol()
     args, states = (
         {n: arrays[n] for n in names} for names in (symbol.list_arguments(), symbol.list_auxiliary_states())
@@ -100,8 +100,6 @@ def outputs(graph: Any, arrays: dict[str, Any]) -> list[Any]:
 
 def in_float64(subject: Any) -> list[Any]:
     """Return the outputs of a network that computes in float64."""
-    from mxmp.serving.folding import copied
-
     graph = copied(subject.graph)
     for node in graph.nodes():
         if node.is_variable:
@@ -114,11 +112,6 @@ def in_float64(subject: Any) -> list[Any]:
 
 def by_module(pipe: Connection, subject: Any, plain: list[Any]) -> None:
     """Send how far a bfloat16 module is from ``plain``: by its graph for inference, then by its graph with casts."""
-    import mxnet as mx
-
-    import mxmp
-    from mxmp.symbolic import _mxnet
-
     symbol, (batch,) = subject.graph.to_symbol(), subject.batches
     names = [name for name in symbol.list_arguments() if name in batch]
     if not names:
@@ -149,6 +142,4 @@ def by_module(pipe: Connection, subject: Any, plain: list[Any]) -> None:
 
 def worst(plain: list[Any], found: list[Any]) -> float:
     """Return the lowest SQNR of the outputs, in dB; infinite elements must be equal."""
-    from mxmp.inference.calibration import sqnr
-
     return min((min(sqnr(*pair), 999.0) for pair in zip(plain, found)), default=999.0)

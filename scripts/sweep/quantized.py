@@ -15,10 +15,13 @@ import sys
 from importlib import import_module
 from typing import Any, Callable, NamedTuple
 
+import mxnet as mx
 from parity.verdict import METRICS
 from support.options import parse
 from support.pages import table
 from support.results import DOCS, ROOT, read, write
+
+import mxmp
 
 RESULTS = DOCS / "int8.json"
 BATCHES, BATCH = (5, 10, 50), 8
@@ -88,7 +91,6 @@ def run(name: str, metric: str, epochs: int) -> Any:
 def classifier(name: str) -> Trained:
     """Return a network by the recipe of image classifiers, which lacks the learning rate of some."""
     classify, common = import_module("classify"), import_module("common")
-    import mxnet as mx
     from gluoncv import model_zoo
 
     others = {
@@ -113,7 +115,6 @@ def classifier(name: str) -> Trained:
 def ssd() -> Trained:
     """Return the detector of digits on canvases."""
     recipe = import_module("ssd")
-    import mxnet as mx
 
     net, data, held = recipe.train(run("ssd", "mAP, %", recipe.EPOCHS))
     rest = type(data)(*(array[MOST * BATCH :] for array in data))
@@ -159,8 +160,6 @@ def lstm() -> Trained:
 
 def quantized(trained: Trained, count: int, max_drop: float) -> dict[str, Any]:
     """Return the metric with every operator in INT8 that can be, and with as many as lose no more than ``max_drop``."""
-    import mxmp
-
     sign, judged = 1 if METRICS[trained.metric].higher else -1, []
 
     def evaluate(served: Any) -> float:
