@@ -20,7 +20,6 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench modules": ("bench.inference:modules", "times predictions of MXNet's Module, and of mxmp's in two dtypes"),
     "bench layouts": ("bench.parts:layouts", "times BatchNorm and grouped convolutions in oneDNN's slow layouts"),
     "bench products": ("bench.parts:products", "times FullyConnected in bfloat16 by the number of rows"),
-    "bench volumes": ("bench.parts:volumes", "times 3-D convolutions of video networks in bfloat16"),
     "bench update": ("bench.parts:update", "times the check of FP32 gradients and SGD's update on a CPU"),
     "bench rewrite": ("bench.parts:rewrite", "times deciding and rewriting of graphs, up to 100,000 nodes"),
     "bench trainer": ("bench.trainer:trainer", "times mxmp.Trainer against a plain gluon.Trainer on the same net"),

@@ -1,4 +1,4 @@
-"""Parts of a step, each alone: slow layouts, 3-D convolutions, products of few rows, the update, and rewriting."""
+"""Parts of a step, each alone: slow layouts, products of few rows, the update, and rewriting."""
 
 from __future__ import annotations
 
@@ -76,44 +76,6 @@ def executed(symbol: mx.sym.Symbol) -> Callable[[], None]:
     return step
 
 
-# Where it stands, data, filters, kernel, stride: at the sizes of a clip of 32 frames of 112x112.
-LAYERS = [
-    ("I3D's stem", (1, 3, 32, 112, 112), 64, (5, 7, 7), (2, 2, 2)),
-    ("R(2+1)D's stem", (1, 3, 16, 112, 112), 64, (1, 7, 7), (1, 2, 2)),
-    ("C3D", (2, 64, 8, 28, 28), 128, (3, 3, 3), (1, 1, 1)),
-    ("halving all axes", (2, 64, 8, 28, 28), 128, (3, 3, 3), (2, 2, 2)),
-    ("halving the picture", (2, 128, 8, 28, 28), 128, (1, 3, 3), (1, 2, 2)),
-    ("halving time", (2, 144, 8, 28, 28), 128, (3, 1, 1), (2, 1, 1)),
-    ("shortcut", (2, 256, 8, 28, 28), 512, (1, 1, 1), (1, 2, 2)),
-]
-
-
-def volumes(arguments: list[str]) -> None:
-    """Time layers of video networks, forward and backward, in FP32 and in bfloat16 with casts from and to FP32."""
-    args = parse(volumes.__doc__, arguments, rounds=11)
-
-    def rows() -> Iterator[tuple[list[str], Steps]]:
-        for where, data, filters, kernel, stride in LAYERS:
-            pad = [size // 2 for size in kernel]
-            layer = partial(gluon.nn.Conv3D, filters, kernel, stride, pad, in_channels=data[1])
-            yield [where, *("x".join(map(str, each)) for each in (data, (filters,), kernel, stride))], both(layer, data)
-
-    bench("layer | data | filters | kernel | stride", rows(), args.rounds)
-
-
-def both(layer: Callable[[], gluon.HybridBlock], shape: tuple[int, ...]) -> Steps:
-    """Return forward and backward of a layer in FP32, and in bfloat16 with casts from and to FP32."""
-    steps = {}
-    for dtype in ("FP32", "bfloat16"):
-        net = layer()
-        net.initialize()
-        net.hybridize(static_alloc=True, static_shape=True)
-        if dtype == "bfloat16":
-            mxmp.convert(net, dtype)
-        steps[dtype] = trained(net, mx.nd.random.normal(shape=shape))
-    return steps
-
-
 def trained(net: gluon.HybridBlock, data: mx.nd.NDArray) -> Callable[[], None]:
     data.attach_grad()
     with autograd.train_mode():
@@ -138,8 +100,15 @@ def products(arguments: list[str]) -> None:
     def rows() -> Iterator[tuple[tuple[str, str], Steps]]:
         for inputs, outputs in PRODUCTS:
             for number in (16, 32, 64, 96, 128, 256):
-                with mock.patch.object(missing_kernels, "_FEW_ROWS", 0):
-                    steps = both(partial(gluon.nn.Dense, outputs, in_units=inputs), (number, inputs))
+                data, steps = mx.nd.random.normal(shape=(number, inputs)), {}
+                for dtype in ("FP32", "bfloat16"):
+                    net = gluon.nn.Dense(outputs, in_units=inputs)
+                    net.initialize()
+                    net.hybridize(static_alloc=True, static_shape=True)
+                    if dtype == "bfloat16":
+                        mxmp.convert(net, dtype)
+                    with mock.patch.object(missing_kernels, "_FEW_ROWS", 0):
+                        steps[dtype] = trained(net, data)
                 yield (f"{inputs}x{outputs}", str(number)), steps
 
     bench("weights | rows", rows(), args.rounds)

@@ -94,12 +94,8 @@ def run_mxnet(name: str, case: Case, device: str) -> Case:
     return {"out": out.asnumpy(), "data_grad": data.grad.asnumpy(), "weight_grad": weight.grad.asnumpy()}
 
 
-def find_tensor_core(by: str) -> dict[str, Any]:
-    """Return what the recording runs on; exits with one line where there is no Tensor Core."""
-    return {"library": by, **{"torch": find_torch, "mxnet": find_mxnet}[by]()}
-
-
 def find_torch() -> dict[str, Any]:
+    """Return what the recording runs on; exits with one line where there is no Tensor Core."""
     try:
         import torch
     except ImportError:
@@ -143,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
         output=ROOT / "tests" / "data" / "tensor_core.npz",
         by=("torch", "what runs the products", ("torch", "mxnet")),
     )
-    meta = find_tensor_core(args.by)
+    meta = {"library": args.by, **{"torch": find_torch, "mxnet": find_mxnet}[args.by]()}
     arrays = record(args.by, "cuda")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(args.output, meta=json.dumps(meta), **arrays)
