@@ -5,8 +5,8 @@
 
 Data: Django's manual, 640 pages of 1.5 million words (BSD licence); every tenth page is held out. The loss is the mean
 over the 8,192 words of a batch, and most of the 8,000 scores of each word have a probability below 1e-4: such a score's
-gradient is below 1.3e-8, and float16's smallest number is 6e-8. A step takes seconds of one core, a run an hour: with
-``--state`` one that was ended goes on after its last epoch of 20 steps. Metric: perplexity of the words held out.
+gradient is below 1.3e-8, and float16's smallest number is 6e-8. A step takes three seconds of one core. With
+``--state`` a run that was ended goes on after its last epoch of 20 steps. Metric: perplexity of the words held out.
 Chance is that of one who knows how frequent each word is.
 """
 

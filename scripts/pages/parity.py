@@ -316,11 +316,13 @@ def draw_large(path: Path) -> None:
             if run["dtype"] == "float32":  # the others lie on it
                 style.update(linewidth=6, alpha=0.3)
             axes.plot(*zip(*run["curve"]), color=COLOURS[run["dtype"]], **style)
-        axes.set_yscale("log")
+        axes.set_yscale("log", subs=(2, 3, 4, 6))
         axes.set_title(family, fontsize=9)
         axes.set_xlabel("step", fontsize=8)
         axes.set_ylabel("training loss (lower is better)", fontsize=8)
-        axes.tick_params(labelsize=7)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.tick_params(which="both", labelsize=7)
     places.flat[0].legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=90)
 
