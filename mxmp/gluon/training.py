@@ -108,14 +108,20 @@ class TrainedNet:
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
-        """Call net and loss once in inference where a net has no graphs or a trainer's parameter has no shape yet.
+        """Call a net without graphs once in inference, and the loss once if a trainer's parameter has no shape yet.
 
-        ``unchanged`` must find all arrays, as they are stored then. Autograd records, as a loss may need it.
+        ``unchanged`` must find all arrays, as they are stored then. The loss gets what the net returns in training,
+        which may be nested otherwise than in inference, and autograd records, as it may need that.
         """
+        if not any(hook.graphs for _, hook in self._hooks):
+            with autograd.pause(train_mode=False):
+                self._net(*batch)
         params = [param for trainer in list(living_trainers) for param in _mxnet.parameters_of(trainer)]
-        if not any(hook.graphs for _, hook in self._hooks) or any(map(_mxnet.is_deferred, params)):
-            with autograd.record(train_mode=False):
-                loss(self._net(*batch))  # type: ignore[misc]
+        if any(map(_mxnet.is_deferred, params)):
+            with self.unchanged(), autograd.record():
+                out = self._net(*batch)
+                with autograd.predict_mode():
+                    loss(out)  # type: ignore[misc]
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
         """Run one forward and backward of ``batch``; pass its inputs, the loss and the loss's gradient to ``note``.

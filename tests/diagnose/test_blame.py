@@ -343,6 +343,36 @@ def test_asked_before_the_first_forward_it_changes_nothing(grad_req, inputs, pol
     assert trained(True) == trained(False)
 
 
+class Modes(gluon.HybridBlock):
+    """Returns two arrays in training and one in inference, as a detector does."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.kind, self.box = nn.Dense(4), nn.Dense(2)
+
+    def hybrid_forward(self, ops, x):
+        found = self.kind(x), self.box(x)
+        return found if autograd.is_training() else ops.concat(*found)
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["net", "net and loss"])
+def test_asked_before_the_first_forward_the_loss_gets_what_the_net_returns_in_training(waiting):
+    net, judge = Modes(prefix="net_"), nn.Dense(1, in_units=0 if waiting else 2, prefix="judge_")
+    net.initialize()
+    judge.initialize()
+    mxmp.convert(net, "float16")
+    params = [*net.collect_params().values(), *judge.collect_params().values()]
+    trainer = mxmp.Trainer(params, "sgd", loss_scale=8)
+    x, y = batch()
+
+    def loss(out):
+        kind, box = out
+        return LOSS(kind, y) + judge(box).reshape((-1,))
+
+    assert not blame(net, trainer, x, loss=loss).reproduced
+
+
 @pytest.mark.parametrize("trainers", ["one", "of its own"])
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_a_loss_with_parameters_without_shapes_is_as_if_nobody_had_asked(grad_req, trainers):
