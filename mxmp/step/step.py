@@ -111,14 +111,17 @@ class ScaledStep:
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for ``copy`` and ``pickle``, without ``group``, observers and the check of gradients.
 
-        A copy joins the group of its own scaler, where its count of skips at the lowest scale begins at 0, and prepares
-        its check for overflows in its first step.
+        A copy joins the group of its own scaler, with the count of skips at the lowest scale that it has in ``group``,
+        and prepares its check for overflows in its first step.
         """
-        return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
+        own = {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
+        return {**own, "skips_at_floor": self.group.skips_at_floor.get(self, 0)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy: it joins the group of the scaler in ``state``, and has no gradients and no observers yet."""
-        vars(self).update(state, group=group_of(state["scaler"]), scaled_by=None, _sums=None, observers=[])
+        own = {name: value for name, value in state.items() if name != "skips_at_floor"}
+        vars(self).update(own, group=group_of(state["scaler"]), scaled_by=None, _sums=None, observers=[])
+        self.group.skips_at_floor[self] = state["skips_at_floor"]
 
     @property
     def loss_scale(self) -> float:

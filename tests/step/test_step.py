@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
+import pickle
 
 import mxnet as mx
 import pytest
@@ -150,6 +152,18 @@ def test_the_count_towards_the_floors_error_is_part_of_the_state():
         run(step, SPOILED)
     other = ScaledStep(mxmp.DynamicLossScaler())
     other.load_state_dict(step.state_dict())
+    with pytest.raises(FloatingPointError):
+        run(other, SPOILED)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda step: pickle.loads(pickle.dumps(step))], ids=["copy", "pickle"]
+)
+def test_a_copy_goes_on_with_the_count_towards_the_floors_error(copied):
+    step = ScaledStep(mxmp.DynamicLossScaler(init_scale=1))
+    for _ in range(FLOOR_PATIENCE - 1):
+        run(step, SPOILED)
+    other = copied(step)
     with pytest.raises(FloatingPointError):
         run(other, SPOILED)
 
