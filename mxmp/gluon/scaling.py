@@ -221,8 +221,9 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
 def remember_converted_call(out: NDArray) -> None:
     """Remember the call of a converted block that has returned ``out``, so that ``refuse_hidden_heads`` ignores it.
 
-    Any one of the block's outputs will do. The loss heads of a converted block take the loss scale, so they are no
-    error. Does nothing if ``out`` was not recorded.
+    That function raises an error for a recorded call of a block with a loss head that the loss scale cannot reach. It
+    reaches the loss heads of a converted block. Any one of the block's outputs will do. Does nothing if ``out`` was not
+    recorded.
     """
     _remember(_converted_calls, out, None)
 

@@ -474,7 +474,11 @@ class Trainer(StepView, gluon.Trainer):
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _prepare(self) -> None:
-        """Do what must come before gradients are summed: check them, restore overflows, open the kvstore."""
+        """Do what must come before gradients are summed over devices and workers.
+
+        Raises an error if gradients of a backward without the loss scale are among them. If ``unscale`` has replaced an
+        inf or NaN in a gradient, puts it back, so that all workers see the overflow. Opens the kvstore at first use.
+        """
         self._refuse_unscaled_gradients()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
         overflows, self.progress.overflows = self.progress.overflows, None

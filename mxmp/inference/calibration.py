@@ -70,7 +70,8 @@ class Statistics:
 def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
     """Return the range for INT8 with which rounded values are distributed most like the exact values.
 
-    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence.
+    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence. It reaches equally far to both
+    sides of 0, but not below ``low`` or above ``high``. The arguments are the items of ``Statistics.histograms[name]``.
     """
     bins = _UINT8_BINS if low >= 0 else _INT8_BINS
     threshold, _ = mx.nd.contrib.calibrate_entropy(mx.nd.array(counts), mx.nd.array(edges), num_quantized_bins=bins)

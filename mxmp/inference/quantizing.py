@@ -66,6 +66,7 @@ def quantize(
 def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: bool) -> tuple[mx.sym.Symbol, Any]:
     """Return MXNet's INT8 Symbol for a graph, in which no ranges are set yet, and MXNet's collector of ranges.
 
+    Operators named in ``excluded`` keep their dtype; ``every`` also quantizes those without a neighbor in INT8.
     The collector's ``include_layer`` names the tensors that need ranges, and its ``min_max_dict`` is to get these.
     """
     # MXNet's pass also quantizes operators in bfloat16, whose inputs it cannot convert.

@@ -163,7 +163,10 @@ class Search:
     # -- bfloat16 -----------------------------------------------------------------------------------
 
     def _try_bfloat16(self) -> None:
-        """Run graphs in bfloat16: with all layers that the rules allow, or with as few in FP32 as accuracy needs."""
+        """Add candidates in bfloat16: first with all layers that the rules allow in bfloat16.
+
+        If that one is not within the ``Limits`` of accuracy, others follow, to find how few layers must be in FP32.
+        """
         self._tell(BFLOAT16)
         build = partial(lower, *self._base)
         try:
@@ -371,7 +374,11 @@ class Search:
         return order[:count]
 
     def _by_cost(self, dtype: str, layers: Sequence[str]) -> list[str]:
-        """Return the layers by their SQNR alone in ``dtype``, lowest first; as given before ``_measure_alone`` ran."""
+        """Return the layers in the order in which they go to FP32: those first that cost most accuracy.
+
+        A layer costs much if the SQNR of a graph in which it alone is in ``dtype`` is low. Before ``_measure_alone``
+        has measured this, the order stays as it is in ``layers``.
+        """
         alone = self._alone.get(dtype, {})
         return sorted(layers, key=lambda name: alone.get(name, -np.inf))
 

@@ -330,7 +330,7 @@ class OptimizedBlock(_Served, SymbolBlock):
     Parameters
     ----------
     graph, params, report
-        The graph for inference, its parameters by name, and how it was found.
+        The graph for inference, its parameters by name, and the InferenceReport of the search that found it.
     inputs : mapping of str to dtype
         The dtypes of the graph's inputs by name, in the order in which calls take them.
     places : list of int

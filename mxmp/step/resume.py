@@ -54,8 +54,8 @@ class InitialOptimizer(NamedTuple):
         """Return the sorted names of the optimizer's attributes that differ from the initial ones (``"m_schedule"``).
 
         Updates have changed them, so a resumed run continues from them. MXNet's update counts are always included;
-        arguments of the constructor (``"wd"``) never, as they are settings. If ``attributes`` is empty, all other
-        attributes are included.
+        arguments of the constructor (``"wd"``) never, as they are settings. If the optimizer had made updates before it
+        was recorded, so that ``attributes`` is empty, all other attributes are included.
         """
         now = to_host(savable_attributes(optimizer))
         settings = _SETTINGS | _arguments(type(optimizer))

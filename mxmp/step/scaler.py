@@ -49,7 +49,7 @@ def _check_finite(name: str, value: Any) -> float:
 def check_scale(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a number from 2**-126 to 2**127.
 
-    In FP32 such a loss scale and its inverse are normal numbers. ``name``: the argument that the error names.
+    Such a loss scale and its inverse are positive and finite in FP32. ``name``: the argument that the error names.
     """
     _check_finite(name, value)
     require(_SMALLEST <= value <= _LARGEST, name, value, "a positive number within FP32's range, 2**-126 to 2**127")

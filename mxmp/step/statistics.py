@@ -41,7 +41,7 @@ class RunningStatistics:
         present values, so that ``restore`` can be called at once. An inf or NaN in a copy is replaced by the value kept
         so far if the array was watched before. Otherwise it is replaced by BatchNorm's initial value: 1 where the name
         ends in ``"var"``, else 0. Does nothing if the arrays are the same objects as in the last call and ``keep`` was
-        called since the last ``renew``; until then a user may still load pretrained values.
+        called since the last ``renew``. A trainer calls ``renew`` when the user may have set running statistics.
         """
         arrays = [item.array for item in statistics]
         same = len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched))

@@ -52,8 +52,8 @@ class Updater(mx.optimizer.Updater):
     MXNet's own Updater would update the float16 weights, or keep FP32 copies in the optimizer's states. Here the
     masters belong to the parameters, and states are those of FP32 weights. The optimizer divides the loss scale out, as
     ``rescaled`` has multiplied its ``rescale_grad`` by the inverse. LBSGD, where it reads gradients before it applies
-    ``rescale_grad``, receives unscaled copies instead, and so does any optimizer at a ``rescale_grad`` below 1e-10, of
-    which MXNet loses digits.
+    ``rescale_grad``, receives unscaled copies instead. So does any optimizer where the multiplied
+    ``rescale_grad`` is below 1e-10: MXNet passes it to operators as text of 19 decimals.
 
     ``master`` is a function from a weight's index to its FP32 master on this device, or to None if it has none.
     """

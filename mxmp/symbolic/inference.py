@@ -108,7 +108,11 @@ class InferenceExecutor:
         return self._latest.outputs
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
-        """Run forward, in inference mode by the fused InferenceGraph; takes the arguments of ``Executor.forward``."""
+        """Run forward, with the arguments of ``Executor.forward``: by the InferenceGraph, in which operators are fused.
+
+        The module's executor runs instead in training, for inputs as keyword arguments, and where its parameters may
+        have changed without ``InferenceGraph.forget``.
+        """
         if is_train:
             self._graph.forget()
         self._latest = self._executor

@@ -606,7 +606,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
 
 def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
-    """Raise ``RuntimeError``, which names the methods to call first, unless ``module`` is ready for the call."""
+    """Raise ``RuntimeError``, which names the methods to call first, unless ``module`` is bound and has parameters.
+
+    If ``optimizer`` is True, it must have an optimizer too.
+    """
     done = {
         "bind": module.binded,
         "init_params": module.params_initialized,

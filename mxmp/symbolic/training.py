@@ -88,7 +88,8 @@ class TrainedModule:
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
         """Switch a ``BucketingModule`` to the bucket of a batch; do nothing for a ``Module``.
 
-        ``batch`` is a list of one ``DataBatch``. Call this before ``listen``, which acts on the current bucket only.
+        ``batch`` is a list of one ``DataBatch``; ``loss`` is not used: a module's loss is in its Symbol. Call it before
+        ``listen``, which acts on the current bucket only.
         """
         if isinstance(self._target, BucketingModule):
             (data,) = batch

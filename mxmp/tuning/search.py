@@ -151,7 +151,9 @@ class Search:
         return self._end(fastest(times), times)
 
     def _learn(self, low: frozenset[Node]) -> None:
-        """Time each operator and cast of the plan with the operators ``low`` in low precision, for the table.
+        """Time each operator and cast of the plan with the operators ``low`` in low precision.
+
+        The times go into the ``Table``, from which the times of other plans are predicted.
 
         Does nothing if the table has all of these times already. The time of an operator or cast is the least of 4 to
         12 runs, without what it takes to wait for the device after each operator (``without_waiting``). The runs end
@@ -263,7 +265,10 @@ class Search:
         return len({tuple(casted.workarounds) for casted in with_and_without}) > 1
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
-        """Return the plan of the candidate ``chosen``, with ``times`` and all other measurements in its ``tuned``."""
+        """Return the plan of the candidate named ``chosen``, with all measurements in its ``tuned``.
+
+        ``times`` has the seconds of the timed training steps by candidate; it is empty if no step was timed.
+        """
         low = self.candidates.get(chosen, frozenset())
         compute = self._task.policy.compute
         if times and not low:

@@ -192,7 +192,14 @@ def test_the_page_shows_who_fails_and_what_is_missing(monkeypatch, tmp_path):
         for seed in range(5)
     }
     parity.save(tmp_path / "parity", "ssd", results)
-    large = {**of_all, "dtype": "float16", "loss_scale": "none", "skipped": 0, "value": 7.5}
+    large = {
+        **of_all,
+        "family": "segmentation_large",
+        "dtype": "float16",
+        "loss_scale": "none",
+        "skipped": 0,
+        "value": 7.5,
+    }
     (tmp_path / "parity" / "large").mkdir()
     (tmp_path / "parity" / "large" / "float16.json").write_text(json.dumps(large))
     monkeypatch.setattr(make_parity_page, "RESULTS", tmp_path / "parity")
@@ -208,5 +215,5 @@ def test_the_page_shows_who_fails_and_what_is_missing(monkeypatch, tmp_path):
     assert "| 1e+10 |" in page  # of refinement
     assert "`python examples/recipes/ssd.py --dtype float16 --seed 0` | 9 |" in page
     pictures = {f"parity-{name}.png" for name in ("forest", "curves", "values", "large")}
-    assert "| float16 | none | 9 | 0 | 0.5000 | 7.50 |" in page
+    assert "| segmentation_large | float16 | none | 9 | 0 | 0.5000 | 7.50 mAP, % |" in page
     assert {path.name for path in tmp_path.glob("*.png")} == pictures

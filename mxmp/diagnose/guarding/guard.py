@@ -67,7 +67,12 @@ class Guard(StepObserver):
     """
 
     def __init__(self, network: TrainedNetwork, patience: int, low_scale: float) -> None:
-        """Start to guard a network; ``patience``, ``low_scale`` and the errors are those of ``guard``."""
+        """Start to watch the training of a network for operators whose overflows make it skip steps.
+
+        An operator is moved to FP32 when it was at fault in ``patience`` steps, in a row or not; where a gradient
+        overflowed, a step counts only at a loss scale of at most ``low_scale`` or one that the scaler cannot lower. The
+        errors are those of ``guard``.
+        """
         network.check_excludable()
         self.moved: list[Moved] = []
         self.overflows: dict[str, int] = {}
