@@ -13,8 +13,7 @@ from typing import Any, Callable
 
 def prepare_processes() -> None:
     """Have what every process needs imported once."""
-    needed = ["zoo.catalogue", "zoo.measure", "sweep.operators.measure"]
-    multiprocessing.get_context("forkserver").set_forkserver_preload(needed)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["zoo.catalogue", "zoo.measure"])
     share_path()  # Python before 3.13 does not: what the server cannot import each process would import anew
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from typing import Any, Container
-from unittest import mock
 
 import numpy as np
 import pytest
 from pages import kernels as page
-from sweep.operators import errors, runner
+from sweep.operators import errors
 from sweep.operators import run as sweep_operators
 from sweep.operators.case import CASES, DTYPES, Case, digest, emitted, is_allowed
+from sweep.operators.runner import Runner
 from test_rules import FORWARD
 
 from mxmp.precision.missing_kernels import TABLE
@@ -93,18 +92,17 @@ def test_the_page_is_the_one_of_the_results():
 
 
 @pytest.fixture(scope="module")
-def measured():
-    with mock.patch.dict(os.environ):
-        runner.prepare()
-        yield runner.measured
+def runner():
+    with Runner() as made:
+        yield made
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["sigmoid", "elemwise_mul", "_npi_true_divide_scalar", "FullyConnected"])
-def test_a_fresh_measurement_says_what_the_results_say(measured, op):
+def test_a_fresh_measurement_says_what_the_results_say(runner, op):
     """``elemwise_mul`` truncates in bfloat16; ``_npi_true_divide_scalar`` fails there."""
     wanted = [(case.name, dtype) for case, dtype in KEYS if case.op == op and not case.empty][:4]
-    for (name, dtype), found in measured(op, wanted).items():
+    for (name, dtype), found in runner.measured(op, wanted).items():
         verdicts = [r["verdict"] for r in (found, RESULTS[op][f"{name} [{dtype}]"])]
         assert verdicts[0] == verdicts[1] or all(v in UNWRITTEN for v in verdicts), (name, dtype, found)
 

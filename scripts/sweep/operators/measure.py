@@ -6,20 +6,20 @@ forked from one that has imported MXNet and computed nothing.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
+import json
+import os
 import re
+import signal
+import sys
 import time
-from multiprocessing.connection import Connection
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
-from support.processes import silence
 
 from mxmp.precision.graph import Node
 
-from . import arithmetic, layout  # noqa: F401  (they fill CASES)
 from .case import CASES, Case, digest, forced_graph
 from .errors import Errors, rounded, ulp
 
@@ -27,7 +27,7 @@ _VALUES, _DRAWS = 512, (12, 32)  # per tensor: drawn again until there are as ma
 _COPY, _DOUBLE = Node("_copy", ""), Node("Cast", "", {"dtype": "float64"})
 # FP32's own gradient leaves memory unwritten where a kernel meets only padding; MXNet's float64 kernel does not.
 _BY_FLOAT64 = ("Convolution", "Deconvolution")
-_PERTURB = -6  # of mallopt, as MALLOC_PERTURB_ in the environment
+_SECONDS = 60  # for one case; then SIGALRM ends the process
 _BEFORE = 0.5  # what a gradient buffer holds that is added to
 _STALE = 13.0  # what it holds where it is written
 
@@ -98,11 +98,8 @@ def requests_of(case: Case) -> Iterator[dict[int, str]]:
         yield from ({wanted[0]: a, wanted[1]: b} for a, b in (("write", "add"), ("add", "write")))
 
 
-def measure(case: Case, dtype: str, tell: Callable[[str], None], once: bool) -> dict[str, Any]:
-    """The record of one case in one dtype, from many draws of its values or just ``once``, to compare bits.
-
-    ``tell`` is called with the name of what is tried next, in which the process may end.
-    """
+def measure(case: Case, dtype: str, once: bool = False) -> dict[str, Any]:
+    """The record of one case in one dtype, from many draws of its values or just ``once``, to compare bits."""
     tell("reference")
     plain, double = case.graph().to_symbol(), case.graph(_DOUBLE).to_symbol()
     references = [double] * (case.op in _BY_FLOAT64) + [plain]
@@ -218,14 +215,37 @@ def _first_line(error: Exception) -> str:
     return re.sub(r"\[\d+:\d+:\d+\] \S+ ", "", last.split("Error: ")[-1]).strip()[:160]
 
 
-def work(pipe: Connection, op: str, wanted: list[tuple[str, str]], poison: int, once: bool) -> None:
-    """Send what is tried next, and the records of the wanted (case, dtype) pairs of ``op``, over poisoned memory."""
-    silence()
-    ctypes.CDLL(None).mallopt(_PERTURB, poison)
+def tell(stage: str) -> None:
+    """Leave word of what is tried next, for the parent to read where this process ends in it."""
+    print(json.dumps({"stage": stage}), flush=True)
+
+
+def work(op: str, wanted: list[tuple[str, str]], once: bool) -> None:
+    """Measure the wanted (case, dtype) pairs of ``op``; one line of JSON each, on stdout."""
     cases = {case.name: case for case in CASES[op]}
     for name, dtype in wanted:
         case = cases[name]
-        pipe.send(("start", (name, dtype)))
+        print(json.dumps({"start": [name, dtype]}), flush=True)
+        signal.alarm(_SECONDS)
         with mx.util.np_shape(case.empty or op.startswith("_np")):
-            found = measure(case, dtype, lambda stage: pipe.send(("stage", stage)), once)
-        pipe.send(((name, dtype), {"graph": digest(case, dtype), **found}))
+            record = {"graph": digest(case, dtype), **measure(case, dtype, once)}
+        print(json.dumps({"done": [name, dtype], "record": record}), flush=True)
+
+
+def serve() -> None:
+    """For every line on stdin, an operator and its cases, a process of its own, which may end as it likes."""
+    for line in sys.stdin:
+        op, wanted, once = json.loads(line)
+        child = os.fork()
+        if not child:
+            work(op, [tuple(pair) for pair in wanted], once)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        end = f"exit status {os.WEXITSTATUS(status)}" if os.WIFEXITED(status) else signal.Signals(status & 127).name
+        print(json.dumps({"end": end}), flush=True)
+
+
+if __name__ == "__main__":
+    from . import arithmetic, layout  # noqa: F401  (they fill CASES)
+
+    serve()

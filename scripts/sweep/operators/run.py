@@ -7,14 +7,16 @@ design. What is done is kept after every operator, so a sweep that was cut off g
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from pages import kernels
 from support.options import parse
 from support.results import DOCS, in_parallel, read, write
 
+from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
 from sweep.operators.case import CASES, DTYPES, digest, is_allowed
-from sweep.operators.runner import measured, prepare
+from sweep.operators.runner import Runner
 
 RESULTS, PAGE = DOCS / "kernels.json", DOCS / "kernels.md"  # operator -> "case [dtype]" -> record
 
@@ -52,11 +54,20 @@ def sweep(results: dict[str, dict[str, dict[str, Any]]], operators: list[str], j
         pairs = wanted(op, results[op])
         if pairs:
             todo[op] = pairs
-    prepare()
-    for op, records in in_parallel(lambda op: measured(op, list(todo[op])), todo, jobs, "operator"):
-        for (name, dtype), record in records.items():
-            results[op][f"{name} [{dtype}]"] = {"graph": todo[op][name, dtype], **record}
-        save(results)
+    with contextlib.ExitStack() as runners:
+        free = [runners.enter_context(Runner()) for _ in range(min(jobs, len(todo)))]
+
+        def measure(op: str) -> dict[tuple[str, str], dict[str, Any]]:
+            runner = free.pop()
+            try:
+                return runner.measured(op, list(todo[op]))
+            finally:
+                free.append(runner)
+
+        for op, records in in_parallel(measure, todo, jobs, "operator"):
+            for (name, dtype), record in records.items():
+                results[op][f"{name} [{dtype}]"] = {"graph": todo[op][name, dtype], **record}
+            save(results)
     save(results)
 
 
