@@ -45,12 +45,15 @@ class GraphKey(NamedTuple):
         ``"cpu"`` or ``"gpu"``.
     lacks_states : bool or None
         For a recurrent layer, True if the call passes no initial states, else False. None for other blocks.
+    dtypes : tuple of type, or None
+        For a graph with loss heads, the dtypes of the inputs, for which the heads are scaled; else None.
     """
 
     training: bool
     structure: str
     device: str
     lacks_states: bool | None
+    dtypes: tuple | None = None
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
@@ -86,8 +89,8 @@ class BuiltGraph(NamedTuple):
     only_for : LargeInputs or None
         None: the graph is right for all shapes. Otherwise it lacks workarounds that a convolution needs whose input is
         small beside its padding, and is right only for shapes with which ``only_for.at(shapes)`` is True.
-    dtypes : list of type, or None
-        For a graph with loss heads, the dtypes of the inputs in that call, for which the heads are scaled; else None.
+    dtypes : tuple of type, or None
+        As in ``GraphKey``.
     types : nested tuples and lists, or None
         The types of the namedtuples in the block's output, from ``_types_of_tuples``, so that ``run`` can restore them.
     """
@@ -98,19 +101,16 @@ class BuiltGraph(NamedTuple):
     shapes: dict[str, tuple]
     requested: list[tuple[Parameter, str]]
     only_for: LargeInputs | None
-    dtypes: list[type] | None
+    dtypes: tuple | None
     types: Any
 
     def serves(self, inputs: list) -> bool:
         """Return whether the graph is right for ``inputs``, and no parameter's ``grad_req`` has changed.
 
         A graph that has ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
-        and is right only for shapes with which ``only_for.at`` returns True. One that has ``dtypes`` is right only for
-        inputs of these. ``grad_req`` is compared with the one for which the graph was built. If False, the hook builds
-        a graph in its place.
+        and is right only for shapes with which ``only_for.at`` returns True. ``grad_req`` is compared with the one for
+        which the graph was built. If False, the hook builds a graph in its place.
         """
-        if self.dtypes is not None and self.dtypes != [array.dtype for array in inputs]:
-            return False
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
         return all(param.grad_req == request for param, request in self.requested)
@@ -202,7 +202,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     if has_control_flow(graph):  # with static_shape, MXNet may run what reads a loop's outputs before the loop
         flags = [flag for flag in flags if flag[0] != "static_shape"]
     op = _LowPrecisionOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), flags)
-    built_for = list(dtypes.values()) if has_heads else None
+    built_for = tuple(dtypes.values()) if has_heads else None
     return BuiltGraph(traced, op, plan, shapes, requested, only_for, built_for, _types_of_tuples(answer))
 
 

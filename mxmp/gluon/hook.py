@@ -140,12 +140,13 @@ class Hook:
         if key.training:
             conversion.note_training_forward()
         graphs = self._ensure_graphs()
-        built = graphs.get(key)
-        if built is None or not built.serves(inputs):
+        built = _serving(graphs, key, inputs)
+        if built is None:
             with BUILDING:
-                built = graphs.get(key)
-                if built is None or not built.serves(inputs):
-                    built = graphs[key] = self._build(args, key.device)
+                built = _serving(graphs, key, inputs)
+                if built is None:
+                    built = self._build(args, key.device)
+                    graphs[key._replace(dtypes=built.dtypes)] = built
         if autograd.is_recording():
             conversion.warn_of_unscaled_training(built.plan, built.requested)
         self._set_exported(built, graphs)
@@ -221,6 +222,12 @@ class Hook:
                 f"{self._block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
                 f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
             )
+
+
+def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
+    """Return the graph for a call with ``inputs``; None if it must be built. ``key`` is without the inputs' dtypes."""
+    built = graphs.get(key) or graphs.get(key._replace(dtypes=tuple(array.dtype for array in inputs)))
+    return built if built is not None and built.serves(inputs) else None
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:

@@ -119,6 +119,21 @@ def test_a_head_that_reads_an_input_takes_another_dtype_at_a_later_call(head, dt
     compare(one_head_by_dtypes, "bfloat16", head, dtypes)
 
 
+def test_a_monitor_gets_the_backwards_of_two_calls_with_inputs_of_different_dtypes():
+    names = []
+    for dtypes in (["float32", "float32"], ["float32", "float64"]):
+        net, seen = whole(HEADS["MakeLoss"]), []
+        mxmp.convert(net, "float16")
+        net.register_op_hook(lambda name, op, array: seen.append(name.split(b"_", 1)[1]))  # noqa: B023
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=8)
+        with autograd.record():
+            losses = [net(array(0, 4, 6), label().astype(dtype)) for dtype in dtypes]
+        trainer.backward(losses)
+        mx.nd.waitall()
+        names.append(sorted(seen))
+    assert names[0] == names[1]
+
+
 def through_a_critic(policy, head, flags):
     generator, critic = dense(4, 6), whole(HEADS[head], 4)
     convert(policy, generator, critic, flags=flags)
