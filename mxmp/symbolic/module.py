@@ -167,8 +167,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         Raises
         ------
         ValueError
-            An operator has no rule, the Plan is of another Symbol or device, or ``grad_req`` is a list with another
-            number of values than the Symbol has arguments.
+            An operator has no rule, the Plan is of another Symbol or device, ``shared_module`` is MXNet's own, or
+            ``grad_req`` is a list with another number of values than the Symbol has arguments.
         """
         fresh, binds = self._arg_params is None, force_rebind or not self.binded
         if binds and isinstance(grad_req, (list, tuple)):
@@ -180,6 +180,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 )
             grad_req = dict(zip(arguments, grad_req))  # executors have one argument more, the loss scale
         if shared_module is not None and binds:
+            if not isinstance(shared_module, Module):
+                raise ValueError(f"shared_module: got {type(shared_module)}; expected an mxmp.Module, for its policy")
             self.core = shared_module.core
             self.core.shared = True
         elif binds and self.binded and self.params_initialized and self._params_dirty:

@@ -238,3 +238,11 @@ def test_a_list_of_too_few_requests_is_refused_and_changes_nothing():
         module.bind(*SHAPES, grad_req=["write", "null"])
     assert not module.binded
     assert module.plan is None
+
+
+def test_a_module_cannot_share_the_arrays_of_mxnets_own():
+    plain, low = bound(kind=mx.mod.Module, policy=None), mxmp.Module(residual(), policy=FULL)
+    with pytest.raises(ValueError, match="expected an mxmp\\.Module"):
+        low.bind(*SHAPES, shared_module=plain)
+    assert not low.binded
+    low.bind(*SHAPES)
